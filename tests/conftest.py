@@ -20,6 +20,7 @@ from typing import TypeVar
 import pytest
 
 from skypool.agent.processes import descendants
+from tests import needs
 from tests.interrupts import hear_signals, pytest_runtest_call, pytest_timeout_set_timer
 from tests.lab import fixtures
 from tests.lab.fixtures import (
@@ -40,6 +41,7 @@ from tests.lab.fixtures import (
     verda,
     verda_api,
 )
+from tests.needs import pytest_addoption, pytest_configure, pytest_runtest_setup, pytest_terminal_summary
 from tests.nvml import built_nvml, library, nvml
 
 Server = TypeVar("Server", bound=socketserver.BaseServer)
@@ -69,8 +71,9 @@ def pytest_collection() -> Iterator[None]:
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the markers
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     fixtures.mark(items)
+    needs.pytest_collection_modifyitems(config, items)
     node = {f"test_{name}.py": place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: node.get(item.path.name, len(node)))
 
@@ -108,6 +111,7 @@ def _own_place() -> Iterator[None]:
     """Nodes of this run live in a folder of their own, as its ledger does; its path is short, as Unix sockets need."""
     place = tempfile.mkdtemp(prefix="sp-")
     with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PYTHONUNBUFFERED", raising=False)  # programs of users write to pipes without it
         patch.setenv("XDG_RUNTIME_DIR", place)
         patch.setenv("XDG_STATE_HOME", f"{place}/state")
         yield
@@ -226,7 +230,11 @@ __all__ = [
     "nvml",
     "own_state",
     "processes_of",
+    "pytest_addoption",
+    "pytest_configure",
     "pytest_runtest_call",
+    "pytest_runtest_setup",
+    "pytest_terminal_summary",
     "pytest_timeout_set_timer",
     "runpod",
     "runpod_api",

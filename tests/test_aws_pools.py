@@ -42,7 +42,10 @@ CLIENT = Client(
     who=lambda call: call.key,
     shares_prices=True,
 )
-pytestmark = pytest.mark.usefixtures("own_state")
+pytestmark = [
+    pytest.mark.needs("openssh"),
+    pytest.mark.usefixtures("own_state"),
+]
 
 
 def provider(region: str = "us-east-1") -> sky.AWS:

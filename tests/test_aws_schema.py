@@ -27,6 +27,8 @@ from tests.lab.aws import AWS as World
 from tests.lab.aws_schema import SOURCE, Schema
 from tests.lab.aws_wire import Call, answer
 
+pytestmark = pytest.mark.needs("openssh")
+
 HERE = "us-east-1"
 Sent = dict[str, Call]
 

@@ -1306,8 +1306,7 @@ def test_a_large_argument_does_not_stop_another_calls_result(pool: sky.ComputePo
     assert large.result() == len(data)
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root: it mounts a small file system")
-@pytest.mark.root
+@pytest.mark.needs("root")
 def test_a_full_disk_in_the_spool_fails_the_call_and_not_the_pool(tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()

@@ -227,6 +227,7 @@ def test_a_long_step_is_no_silence(tmp_path: Path) -> None:
     assert python
 
 
+@pytest.mark.needs("openssh")
 def test_a_machine_that_is_not_there_is_waited_for_as_long_as_it_may_boot(tmp_path: Path) -> None:
     nobody = SSH("127.0.0.1", port=1, known_hosts=(str(tmp_path / "none"),))
     began = time.monotonic()

@@ -279,6 +279,7 @@ def test_a_ledger_that_cannot_be_read_is_told_and_gc_goes_on(
     assert cloud.count() == 0
 
 
+@pytest.mark.needs("openssh")
 @pytest.mark.parametrize("command", ["ps", "cost", "gc", "doctor"])
 def test_a_damaged_ledger_is_set_aside_and_the_command_goes_on(
     skypool: Run, cloud: FakeCloud, client: Callable[..., Client], command: str
@@ -513,6 +514,7 @@ def test_a_pool_that_ended_itself_is_over_in_the_ledger_then(
 # --- doctor --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.needs("openssh")
 def test_doctor_is_content_with_this_machine_and_what_is_set_up(skypool: Run, cloud: FakeCloud) -> None:
     done = skypool("doctor")
     assert done.returncode == 0, done.stdout
@@ -533,6 +535,7 @@ def test_doctor_is_content_with_this_machine_and_what_is_set_up(skypool: Run, cl
     ]
 
 
+@pytest.mark.needs("openssh")
 @pytest.mark.parametrize("named", ["fake", "ssh"])
 def test_doctor_fails_where_what_was_named_cannot_work(skypool: Run, tmp_path: Path, named: str) -> None:
     locked = tmp_path / "locked"
@@ -594,6 +597,7 @@ def normal(text: str) -> str:
     return text
 
 
+@pytest.mark.needs("openssh")
 def test_the_page_shows_what_the_commands_print(
     skypool: Run, cloud: FakeCloud, client: Callable[..., Client], state: Path
 ) -> None:

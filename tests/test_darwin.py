@@ -66,6 +66,7 @@ def test_the_disguise_takes_away_what_macos_lacks_and_nodes_do_not_wear_it() -> 
     assert told.splitlines() == ["('linux', 'Linux', True)", "PollTurns"]
 
 
+@pytest.mark.needs("ps")
 def test_pools_of_this_computer_are_refused_before_anything_begins(tmp_path: Path) -> None:
     program = """
     import sys
@@ -107,6 +108,7 @@ def test_renting_can_be_rehearsed_where_no_node_can_run(tmp_path: Path) -> None:
     assert out_of(program, str(tmp_path / "cloud"), SKYPOOL_STRICTLY_DARWIN="1") == "2 0\n"
 
 
+@pytest.mark.needs("ps")
 def test_who_a_process_is_does_not_depend_on_language_and_time_zone() -> None:
     program = """
     import os, subprocess, sys
@@ -128,6 +130,7 @@ def test_who_a_process_is_does_not_depend_on_language_and_time_zone() -> None:
     assert one[0] == "True True"
 
 
+@pytest.mark.needs("ps")
 def test_a_mac_keeps_the_name_that_its_machines_are_tagged_with(tmp_path: Path) -> None:
     scutil = tmp_path / "scutil"
     scutil.write_text('#!/bin/sh\n[ "$*" = "--get LocalHostName" ] && echo Annas-Mac\n')
@@ -181,6 +184,7 @@ def test_calls_of_many_threads_and_of_the_engine_all_come_back() -> None:
     assert out_of(program) == ""
 
 
+@pytest.mark.needs("ps")
 def test_large_values_pass_through_small_buffers() -> None:
     program = """
     import numpy as np
@@ -193,6 +197,7 @@ def test_large_values_pass_through_small_buffers() -> None:
     assert out_of(program) == ""
 
 
+@pytest.mark.needs("openssh")
 def test_state_in_a_folder_with_a_space_in_its_path_is_good_for_ssh(tmp_path: Path) -> None:
     """As ~/Library/Application Support has one."""
     program = """

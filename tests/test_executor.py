@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any
 
 import skypool as sky
-from tests.lab.fixtures import skip_or_fail
+from tests.needs import skip_or_fail
 
 PLACES = [Path(folder) / "test" / "test_concurrent_futures.py" for folder in (os.path.dirname(os.__file__),)]
 PLACES.append(Path(f"/usr/lib/python3.{sys.version_info[1]}/test/test_concurrent_futures.py"))
@@ -46,11 +46,8 @@ def _theirs() -> ModuleType | None:
 theirs: Any = _theirs() if sys.version_info < (3, 12) else None  # later ones are a package of other parts
 
 
-def test_cpythons_tests_are_there_in_ci() -> None:
-    if theirs is None and sys.version_info < (3, 12):
-        where = " or ".join(map(str, PLACES))
-        skip_or_fail(f"no {where}: run tests/lab/setup, or apt-get install libpython3.11-testsuite")
-
+if theirs is None and sys.version_info < (3, 12):
+    skip_or_fail(f"libpython3.{sys.version_info[1]}-testsuite is not installed", whole_module=True)
 
 if theirs is not None:
 

@@ -165,6 +165,7 @@ def test_a_full_disk_behind_standard_output_is_one_line(args: list[str]) -> None
     )
 
 
+@pytest.mark.needs("openssh")
 @pytest.mark.parametrize("args", [["accelerators"], ["doctor"], ["ps"], ["plan", "-p", "local"], ["--help"]])
 def test_a_terminal_that_knows_ascii_only_gets_all_of_it(args: list[str]) -> None:
     done = heard(*args, LC_ALL="C", PYTHONIOENCODING="ascii", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0", TERM="dumb")
@@ -173,6 +174,7 @@ def test_a_terminal_that_knows_ascii_only_gets_all_of_it(args: list[str]) -> Non
     assert done.stdout.isascii()
 
 
+@pytest.mark.needs("openssh")
 def test_the_doctor_says_one_fact_once() -> None:
     nothing = {"AWS_CONFIG_FILE": "/nowhere", "AWS_SHARED_CREDENTIALS_FILE": "/nowhere"}
     told = heard("doctor", "-p", "aws", AWS_EC2_METADATA_DISABLED="true", **nothing).stdout

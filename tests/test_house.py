@@ -18,7 +18,7 @@ import pytest
 
 import skypool
 from skypool.shipping import bundle as ship
-from tests.lab.fixtures import skip_or_fail
+from tests.needs import SHELLCHECK
 
 ROOT = Path(__file__).parent.parent
 
@@ -632,12 +632,8 @@ def test_what_is_allowed_is_not_told_of(house: Path, rule: Rule, file: str, text
 
 
 def test_shellcheck_finds_nothing_in_shell_scripts() -> None:
-    here = Path(sys.executable).parent / "shellcheck"
-    shellcheck = str(here) if here.exists() else shutil.which("shellcheck")
-    if shellcheck is None:
-        skip_or_fail("shellcheck is not installed")
     scripts = sorted(str(path) for root in ("skypool", "providers", "images") for path in (ROOT / root).rglob("*.sh"))
-    got = subprocess.run([shellcheck, "--shell=sh", *scripts], capture_output=True, text=True)
+    got = subprocess.run([SHELLCHECK, "--shell=sh", *scripts], capture_output=True, text=True)
     assert got.stdout == ""
 
 

@@ -19,10 +19,10 @@ import pytest
 from skypool_images import Image, ImageError, Step, assemble
 from skypool_images.steps import shell
 from tests.conftest import served
-from tests.lab.fixtures import skip_or_fail
+from tests.needs import SHELLCHECK
 
 MINOR = "{}.{}".format(*sys.version_info)
-SHELLS = [["dash"], ["bash"], ["busybox", "sh"]]
+SHELLS = [["dash"], ["bash"], pytest.param(["busybox", "sh"], marks=pytest.mark.needs("busybox"))]
 PYTHON = Step("python", f"keep SKYPOOL_PYTHON {sys.executable}")
 
 
@@ -491,8 +491,6 @@ def test_a_step_whose_check_does_not_hold_has_failed(machine: Machine) -> None:
 
 @pytest.mark.parametrize("sh", SHELLS, ids=lambda sh: sh[0])
 def test_every_shell_runs_it(machine: Machine, sh: list[str]) -> None:
-    if shutil.which(sh[0]) is None:
-        pytest.skip(f"no {sh[0]} here")
     image = Image(pip="six==1.16.0", files={"a": b"1"}, run=["printf 'no newline'", "false || echo 'b\\c' $0"])
     machine.sh = sh
     ran = machine(image)
@@ -519,14 +517,12 @@ LINTED = [
 
 @pytest.mark.parametrize("image", LINTED, ids=range(len(LINTED)))
 def test_shellcheck_finds_nothing(image: Image, tmp_path: Path) -> None:
-    if shutil.which("shellcheck") is None:
-        skip_or_fail("shellcheck is not installed")
     head = f'#!/bin/sh\nset -eu\n: "${{B=}}"\n{shell("prelude")}{shell("python")}'
     texts = [image.script(), *(head + text for step in image.steps() for text in (step.script, step.check))]
     for number, text in enumerate(texts):
         (tmp_path / f"{number}.sh").write_text(text + "\n")
     found = subprocess.run(
-        ["shellcheck", "-s", "sh", *(f"{number}.sh" for number in range(len(texts)))],
+        [SHELLCHECK, "-s", "sh", *(f"{number}.sh" for number in range(len(texts)))],
         cwd=tmp_path,
         capture_output=True,
         text=True,

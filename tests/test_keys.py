@@ -12,6 +12,8 @@ import pytest
 from skypool.errors import UsageError
 from skypool.wire.keys import Keys
 
+pytestmark = pytest.mark.needs("openssh")
+
 
 def test_a_key_opens_what_its_public_part_locks(tmp_path: Path) -> None:
     keys = Keys(tmp_path / "train" / "keys")

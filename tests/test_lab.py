@@ -20,6 +20,7 @@ from tests.lab import kernel, network, runs, userdata
 from tests.lab.kernel import wait_until
 from tests.lab.machines import SETUP, Lab, Machine, make_key
 from tests.lab.userhost import UserHost
+from tests.needs import SHELLCHECK
 from tests.test_image_script import wheel
 
 
@@ -138,6 +139,7 @@ def test_packages_install_as_on_the_host(machine: Machine) -> None:
     assert machine.run(["/opt/v/bin/python", "-c", "import cloudpickle, sys; print(sys.version_info[:2])"]).stdout
 
 
+@pytest.mark.lab
 def test_pip_reads_on_a_machine_what_its_settings_on_the_host_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,12 +353,13 @@ def test_setting_up_again_is_quick_also_at_the_same_time(lab: Lab) -> None:
     racers = [subprocess.Popen([SETUP]) for _ in range(2)]
     assert [racer.wait(30) for racer in racers] == [0, 0]  # a root alone takes a minute
     scripts = [SETUP, *(SETUP.parent / "inside" / name for name in ("launch", "power"))]
-    subprocess.run(["shellcheck", *scripts], check=True)
+    subprocess.run([SHELLCHECK, *scripts], check=True)
 
 
 # --- without root --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.needs("sshd")
 def test_a_user_host_is_reached_by_ssh(tmp_path: Path) -> None:
     key = make_key(tmp_path / "client")
     with UserHost(keys=[key.with_suffix(".pub").read_text().strip()]) as host:

@@ -164,6 +164,7 @@ WRONG: list[tuple[str, Change, str, str]] = [
 ]
 
 
+@pytest.mark.needs("openssh")
 def test_wrong_requests_made_of_a_real_one_are_refused_in_googles_format(gce_api: GCE) -> None:
     """Each differs from a request of the driver in one point."""
     right = launched(gce_api, Need(accelerators=(parse("L4"),)))
@@ -178,6 +179,7 @@ def test_wrong_requests_made_of_a_real_one_are_refused_in_googles_format(gce_api
     assert len(gce_api.rentals) == 2
 
 
+@pytest.mark.needs("openssh")
 def test_a_machine_without_gpus_is_neither_placed_nor_ended_for_maintenance_against_its_kind(gce_api: GCE) -> None:
     right = launched(gce_api, Need())
     assert right["machineType"].endswith("/e2-highcpu-2")
@@ -422,6 +424,7 @@ def test_googles_client_reads_zones_regions_networks_and_images(gce_api: GCE, cl
 # --- the schema ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.needs("openssh")
 def test_all_requests_of_the_driver_and_all_replies_fit_googles_schema(
     gce_api: GCE, record_property: Callable[[str, object], None]
 ) -> None:

@@ -15,6 +15,7 @@ from skypool_vastai import _api
 from tests.conftest import eventually
 
 pytestmark = [
+    pytest.mark.needs("openssh"),
     pytest.mark.usefixtures("own_state"),
     pytest.mark.filterwarnings("ignore:who may log in to the hosts of TPUs"),  # Compute Engine is not enabled there
 ]

@@ -33,7 +33,7 @@ from skypool.samples.health import DeviceHealth, NodeHealth
 from skypool.samples.values import DeviceSample, NodeSample
 from skypool.testing import FakeCloud, Stock
 from tests.conftest import eventually
-from tests.lab.fixtures import skip_or_fail
+from tests.needs import skip_or_fail
 from tests.nvml import FakeNvml, Library, build, fake_and_real
 from tests.test_idle import Script
 from tests.watched import Watched

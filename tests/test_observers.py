@@ -263,7 +263,7 @@ def test_a_forked_child_does_not_keep_the_socket(still: Still) -> None:
     assert client.info("still") == {"pool": "still"}
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.needs("root")
 def test_another_user_is_refused_even_where_the_modes_let_him_in(still: Still) -> None:
     there = (place.folder() / "still").resolve()  # it is elsewhere if the path is long
     there.parent.chmod(0o711)

@@ -100,6 +100,7 @@ def bad(told: str) -> list[str]:
 # --- levels that cost nothing --------------------------------------------------------------------------------
 
 
+@pytest.mark.needs("openssh")
 def test_read_asks_and_rents_nothing(prove: Run, cloud: FakeCloud) -> None:
     done = prove()
     assert done.returncode == 0, done.stdout
@@ -111,6 +112,7 @@ def test_read_asks_and_rents_nothing(prove: Run, cloud: FakeCloud) -> None:
     assert cloud.control.calls("create") == []
 
 
+@pytest.mark.needs("openssh")
 def test_write_sends_creates_that_are_refused(prove: Run, cloud: FakeCloud) -> None:
     done = prove("--level", "write")
     assert done.returncode == 0, done.stdout
@@ -120,6 +122,7 @@ def test_write_sends_creates_that_are_refused(prove: Run, cloud: FakeCloud) -> N
     assert cloud.count() == 0
 
 
+@pytest.mark.needs("openssh")
 def test_credentials_that_are_not_accepted_are_one_line_and_end_the_proof(prove: Run, home: Path) -> None:
     cloud_in(home / "locked", key="right", machines=False)
     done = prove("--level", "cents", "--yes", SKYPOOL_FAKE_CLOUD=str(home / "locked"), SKYPOOL_FAKE_KEY="expired")
@@ -131,6 +134,7 @@ def test_credentials_that_are_not_accepted_are_one_line_and_end_the_proof(prove:
     assert "not all is good: 1 step failed" in done.stdout
 
 
+@pytest.mark.needs("openssh")
 def test_a_quota_of_0_is_told_with_the_next_step(prove: Run, cloud: FakeCloud) -> None:
     cloud.control.limit("gpus", 0)
     done = prove()
@@ -140,6 +144,7 @@ def test_a_quota_of_0_is_told_with_the_next_step(prove: Run, cloud: FakeCloud) -
     ]
 
 
+@pytest.mark.needs("openssh")
 def test_a_clock_that_was_set_back_is_told_with_the_next_step(prove: Run, cloud: FakeCloud) -> None:
     ledger = Ledger.here()
     ledger.begin("p", "s", lease=600)
@@ -160,12 +165,14 @@ def test_a_wrong_clock_explains_why_the_credentials_are_not_accepted(
     assert [each.what for each in reading.findings] == ["ssh", "API: clock"]
 
 
+@pytest.mark.needs("openssh")
 def test_prices_that_drifted_from_the_list_are_told_with_the_next_step(prove: Run, cloud: FakeCloud) -> None:
     cloud.control.reprice("small", 0.2)
     (told,) = bad(prove().stdout)
     assert told.startswith("price list: small in north-a costs 0.2 USD/h, not 0.1\n       what to do: trust the offers")
 
 
+@pytest.mark.needs("openssh")
 def test_a_missing_permission_is_one_line(prove: Run, cloud: FakeCloud) -> None:
     cloud.control.refuse(AccessError, "create", times=None)
     done = prove("--level", "write")
@@ -258,6 +265,7 @@ def test_the_minimum_time_that_is_billed_counts() -> None:
         select([sold(1.2, least_billed=3600.0)], max_usd=1.0, lifetime=1200.0, with_guard=True)
 
 
+@pytest.mark.needs("openssh")
 def test_too_little_money_is_one_line_and_rents_nothing(prove: Run, cloud: FakeCloud) -> None:
     done = prove("--level", "cents", "--max-usd", "0.001", "--yes")
     assert done.returncode == 1
@@ -267,6 +275,7 @@ def test_too_little_money_is_one_line_and_rents_nothing(prove: Run, cloud: FakeC
     assert cloud.control.calls("make") == []
 
 
+@pytest.mark.needs("openssh")
 def test_nothing_for_sale_is_one_line(prove: Run, cloud: FakeCloud) -> None:
     done = prove("--level", "cents", "--accelerator", "A100", "--yes")
     assert done.returncode == 1
@@ -347,6 +356,7 @@ def test_cents_rents_ends_watches_and_compares_the_bill(prove: Run, cloud: FakeC
     assert step["advice"].startswith("look at the provider's billing page")
 
 
+@pytest.mark.needs("openssh")
 def test_json_is_all_there_is_on_stdout(prove: Run, cloud: FakeCloud) -> None:
     told = json.loads(prove("--level", "write", "--json").stdout)
     assert told["good"] is True

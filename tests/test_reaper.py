@@ -71,6 +71,7 @@ def rent(cloud: FakeCloud, nodes: int = 2, pool: str = "p", ledger: Ledger | Non
 # --- here ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.needs("openssh")
 def test_all_of_a_pool_is_ended_and_nothing_of_another(cloud: FakeCloud, ledger: Ledger) -> None:
     rent(cloud, ledger=ledger)
     rent(cloud, 1, "other", ledger)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from skypool_images.steps import Step, assemble, shell
 from tests.lab import repository
 from tests.lab.kernel import wait_until
 from tests.lab.machines import Lab, Machine
+from tests.needs import SHELLCHECK
 
 CLOSED = "http://127.0.0.1:9"
 """Nobody listens there."""
@@ -147,13 +147,12 @@ def test_no_recipe_redefines_what_every_step_has() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not installed")
 def test_shellcheck_has_nothing_to_say(tmp_path: Path) -> None:
     steps = [step for runtime in RUNTIMES for step in recipe(runtime, cuda="12.8", mig="1g.10gb", neuron="2.29")]
     for step in steps:
         (tmp_path / step.name).write_text(f"{shell('prelude')}set -eu\n{step.script}{step.check.splitlines()[-1]}\n")
     unused = "--exclude=SC2317,SC2329"  # a recipe need not use all that recipes share
-    command = ["shellcheck", "--shell=sh", unused, *sorted(map(str, tmp_path.iterdir()))]
+    command = [str(SHELLCHECK), "--shell=sh", unused, *sorted(map(str, tmp_path.iterdir()))]
     got = subprocess.run(command, capture_output=True, text=True, check=False)
     assert got.stdout == ""
 
@@ -652,7 +651,7 @@ def test_a_machine_is_made_ready_or_says_why_not(case: Case, outcomes: dict[str,
         assert got.audit == ""
         assert protocol(got.again) == [line.replace("@done", "@skip") for line in lines]
         assert got.apt_again == []
-        assert got.seconds < 5
+        assert got.seconds < 60  # 0.25 s on a quiet computer
 
 
 def test_a_machine_that_lost_its_power_in_the_middle_is_made_ready_by_the_next_run(

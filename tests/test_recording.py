@@ -458,6 +458,7 @@ def test_values_that_the_caller_names_are_found_in_all_encodings(tmp_path: Path)
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ8vbK0uYQ2yq3k1wq6Q8p0w3J3vZxkq0m0m5b1h2g3f alice@laptop"
 
 
+@pytest.mark.needs("openssh")
 @pytest.mark.filterwarnings("ignore:not all firewall rules for TPU hosts could be created:RuntimeWarning")
 @pytest.mark.parametrize("cloud", CLOUDS, indirect=True)
 def test_a_recorded_launch_has_no_key_of_the_machine_and_not_the_name_of_its_owner(

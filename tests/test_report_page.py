@@ -21,7 +21,7 @@ from skypool.samples.session_file import path_of
 from skypool.samples.store import history
 from skypool.testing import FakeCloud, Stock
 from tests.conftest import eventually
-from tests.lab.fixtures import skip_or_fail
+from tests.needs import skip_or_fail
 from tests.nvml import FakeNvml, build
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, eventually
-from tests.lab.fixtures import skip_or_fail
+from tests.needs import lacking, skip_or_fail
 from tests.screen_work import prepare
 
 PAGE = ROOT / "docs" / "screens.md"
@@ -198,8 +197,8 @@ def words(text: str) -> list[list[str]]:
 @pytest.fixture(scope="module")
 def screens() -> dict[str, str]:
     pytest.importorskip("textual", reason="textual is not installed")
-    if shutil.which("tmux") is None:
-        skip_or_fail("tmux is not installed")
+    if reason := lacking("tmux"):
+        skip_or_fail(reason)
     return captured()
 
 

@@ -241,6 +241,7 @@ def abandoned(cloud: FakeCloud, ledger: Ledger) -> None:
     assert Path(Keys.of("p").identity).exists()
 
 
+@pytest.mark.needs("openssh")
 def test_a_pool_of_which_nothing_is_left_is_over(cloud: FakeCloud) -> None:
     ledger = Ledger.here()
     abandoned(cloud, ledger)
@@ -282,6 +283,7 @@ def test_a_local_pool_that_is_not_seen_from_here_is_not_over_before_its_lease_is
     assert reconcile(ledger, gc.survey([local], ledger)) == ["p"]
 
 
+@pytest.mark.needs("openssh")
 @pytest.mark.parametrize("silent", [True, False], ids=["not asked", "failed"])
 def test_a_pool_is_not_over_where_its_provider_said_nothing(cloud: FakeCloud, silent: bool) -> None:
     ledger = Ledger.here()

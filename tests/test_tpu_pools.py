@@ -108,6 +108,7 @@ def test_a_slice_that_does_not_come_is_had_in_another_zone(tpu: TPU, waits: bool
     assert tpu.left() == {}
 
 
+@pytest.mark.needs("openssh")
 @pytest.mark.timeout(120)
 def test_where_no_zone_has_chips_it_says_what_each_said_and_nothing_is_left(tpu_api: TPU) -> None:
     tpu_api.capacity(0)
@@ -117,6 +118,7 @@ def test_where_no_zone_has_chips_it_says_what_each_said_and_nothing_is_left(tpu_
     assert tpu_api.left() == {}
 
 
+@pytest.mark.needs("openssh")
 @pytest.mark.timeout(120)
 def test_one_thread_waits_for_a_slice_however_many_hosts_it_has(tpu_api: TPU, monkeypatch: pytest.MonkeyPatch) -> None:
     waiting, most, ready = list[str](), list[int](), Tpu._ready

@@ -21,6 +21,7 @@ from skypool.wire import host_keys, transport
 from skypool.wire.keys import Keys
 from tests.lab.kernel import wait_until
 from tests.lab.machines import Lab, Machine
+from tests.needs import SHELLCHECK
 
 LEASE = 6.0
 LATE = 8.0
@@ -92,6 +93,7 @@ def all_at_once(jobs: dict[str, Callable[[], float]]) -> dict[str, float]:
 # --- what is said --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.needs("openssh")
 def test_user_data_is_cloud_config_that_arms_the_guard_before_anything_else(keys: Keys) -> None:
     text = userdata.cloud_config(order(lease=600, lifetime=3600.5), user="ubuntu")
     assert text.startswith("#cloud-config\n")
@@ -110,12 +112,14 @@ def test_user_data_is_cloud_config_that_arms_the_guard_before_anything_else(keys
     assert set(config) == {"bootcmd", "ssh_keys", "ssh_deletekeys", "ssh_authorized_keys", "disable_root"}
 
 
+@pytest.mark.needs("openssh")
 def test_user_data_leaves_half_of_its_room() -> None:
     longest = order(token="a" * 64)
     assert len(userdata.cloud_config(longest, user="ubuntu").encode()) < 10_000  # of 16,384
     assert len(userdata.start_script(longest, end="shutdown -P now").encode()) < 10_000
 
 
+@pytest.mark.needs("openssh")
 def test_the_only_secret_is_the_machines_own_host_key(keys: Keys) -> None:
     for text in (
         userdata.cloud_config(order(), user="ubuntu").replace("\\n", "\n"),
@@ -126,11 +130,13 @@ def test_the_only_secret_is_the_machines_own_host_key(keys: Keys) -> None:
         assert Path(keys.identity).read_text().splitlines()[3] not in text
 
 
+@pytest.mark.needs("openssh")
 def test_another_label_is_another_host_key(keys: Keys) -> None:
     text = userdata.cloud_config(order(), user="root", label="abc-1-0.7")
     assert yaml.safe_load(text)["ssh_keys"]["ed25519_public"] == keys.host("abc-1-0.7")[1] != keys.host("abc-1-0")[1]
 
 
+@pytest.mark.needs("openssh")
 def test_a_packed_script_runs_as_it_is_and_those_it_starts_do_not_see_it() -> None:
     script = userdata.start_script(order(), end="kill 1")
     assert len(userdata.packed(script)) < 0.7 * len(script)
@@ -141,6 +147,7 @@ def test_a_packed_script_runs_as_it_is_and_those_it_starts_do_not_see_it() -> No
     assert done.stdout.splitlines() == ['a  "b" é \\n $HOME', "after"], done
 
 
+@pytest.mark.needs("openssh")
 @pytest.mark.parametrize(
     ("lease", "lifetime", "told"),
     [
@@ -163,6 +170,7 @@ def before_arming(script: str) -> str:
     return text
 
 
+@pytest.mark.needs("openssh")
 def test_shellcheck_finds_nothing_in_what_runs(tmp_path: Path) -> None:
     config = yaml.safe_load(userdata.cloud_config(order(), user="ubuntu", end="echo 'it is over'; poweroff"))
     texts = [*(words[2] for words in config["bootcmd"]), userdata.start_script(order(), end="kill 1")]
@@ -176,7 +184,7 @@ def test_shellcheck_finds_nothing_in_what_runs(tmp_path: Path) -> None:
     for number, text in enumerate([*texts, guard.stdout]):
         (tmp_path / f"{number}.sh").write_text(text)
     allowed = "--exclude=SC2016,SC2034,SC2089,SC2090,SC2154"  # settings in one script are used in another
-    command = ["shellcheck", "-s", "sh", allowed, *map(str, sorted(tmp_path.glob("*.sh")))]
+    command = [str(SHELLCHECK), "-s", "sh", allowed, *map(str, sorted(tmp_path.glob("*.sh")))]
     assert subprocess.run(command, capture_output=True, text=True).stdout == ""
 
 

@@ -148,6 +148,7 @@ def test_an_image_that_nobody_has_ends_the_pool_and_says_so(vastai: World) -> No
     assert blocklist.known("vastai") == {}
 
 
+@pytest.mark.needs("openssh")
 def test_where_all_offers_are_stale_it_is_told_of_each(vastai_api: World) -> None:
     words = "error 404/3603: no_such_ask Instance type by id 1 is not available."
     vastai_api.fail(CREATE, 404, {"success": False, "error": "no_such_ask", "msg": words}, times=None)

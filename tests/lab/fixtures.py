@@ -7,28 +7,22 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
 from skypool.rental import reaper
-from tests.lab.machines import Lab, Machine, unavailable
+from tests.lab.machines import Lab, Machine
+from tests.needs import lacking, skip_or_fail
 
 
 @pytest.fixture(scope="session")
 def lab() -> Iterator[Lab]:
     """One lab for the whole run, or its process; each test makes machines of its own in it."""
-    if reason := unavailable():
+    if reason := lacking("lab"):  # asked for by name, it is no fixture of the test
         skip_or_fail(reason)
     with Lab() as made:
         yield made
-
-
-def skip_or_fail(reason: str) -> NoReturn:
-    """Skip the test, as something is missing on this machine. In CI it fails instead."""
-    if os.environ.get("CI"):
-        pytest.fail(f"{reason}, and CI must not skip what needs it")
-    pytest.skip(reason)
 
 
 @pytest.fixture(scope="session")

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 from pathlib import Path
 
 from skypool.agent.processes import descendants
 from tests.lab.machines import make_key
 from tests.lab.userhost import UserHost
-
-
-def unavailable() -> str:
-    """Why there can be no such host here; empty if there can."""
-    return "" if shutil.which("sshd") or os.path.exists("/usr/sbin/sshd") else "no sshd: apt-get install openssh-server"
 
 
 class HomeHost(UserHost):

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from skypool.samples.values import DeviceSample
+from tests.needs import lacking, skip_or_fail
 
 
 class FakeNvml:
@@ -227,9 +228,8 @@ def number(cell: str) -> float | None:
 def build(folder: Path) -> None:
     """Compile the library into a folder. Skip the test if there is no compiler, or no nvidia-ml-py to load it."""
     pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
-        pytest.skip("there is no C compiler to build a libnvidia-ml.so.1 with")
+    if reason := lacking("compiler"):
+        skip_or_fail(reason)
     source = Path(__file__).with_name("nvml.c")
     target = folder / "libnvidia-ml.so.1"
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", target, source], check=True, timeout=120)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", target, source], check=True, timeout=120)

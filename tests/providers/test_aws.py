@@ -48,6 +48,8 @@ from tests.lab.launches import LATER, LEASE_OVER
 from tests.providers.on_machines import OnMachines
 from tests.providers.strings import PagedStrings
 
+pytestmark = pytest.mark.needs("openssh")
+
 HERE = "us-east-1"
 H100 = Need(accelerators=(parse("H100:8"),))
 EXTRAS_30, EXTRAS_120 = 30 * 0.08 / 730 + 0.005, 120 * 0.08 / 730 + 0.005

@@ -498,6 +498,7 @@ def test_the_policy_ends_and_changes_only_what_skypool_made(aws_api: World, test
     ec2.terminate_instances(InstanceIds=[ours["InstanceId"]])
 
 
+@pytest.mark.needs("openssh")
 def test_what_has_ended_already_is_not_a_refusal_by_the_policy(aws_api: World, tester: User) -> None:
     """What is gone has no tags, and so may not be ended by somebody who may end only what has them."""
     driver = AWS(region=HERE, ssh_from="203.0.113.7")
@@ -515,6 +516,7 @@ def test_what_has_ended_already_is_not_a_refusal_by_the_policy(aws_api: World, t
     assert aws_api.left() == {}
 
 
+@pytest.mark.needs("openssh")
 def test_an_end_that_the_policy_does_not_allow_is_still_told(aws_api: World, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = AWS(region=HERE, ssh_from="203.0.113.7")
     launched = rented(driver, placed(1, NEED, (0, 1)))
@@ -531,6 +533,7 @@ def test_an_end_that_the_policy_does_not_allow_is_still_told(aws_api: World, mon
         driver.tidy([each for each in driver.leftovers() if each.kind == "key-pair"])
 
 
+@pytest.mark.needs("openssh")
 @pytest.mark.parametrize(
     ("missing", "does"),
     [

@@ -19,6 +19,8 @@ from tests.lab import aws_facts, aws_schema
 from tests.lab.aws import AWS as World
 from tests.lab.aws_wire import Call, rewritten
 
+pytestmark = pytest.mark.needs("openssh")
+
 HERE = "us-east-1"
 DLAMI = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
 NEURON = "/aws/service/neuron/dlami/multi-framework/ubuntu-24.04/latest/image_id"

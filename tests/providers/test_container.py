@@ -23,9 +23,9 @@ from skypool_container import Container
 from tests.conftest import eventually, served
 from tests.lab import docker as lab_docker
 from tests.lab.docker import Docker
-from tests.lab.fixtures import skip_or_fail
 from tests.lab.image_registry import ImageRegistry
 from tests.lab.work import serve_a_page
+from tests.needs import lacking, skip_or_fail
 from tests.providers.on_nodes import fail, where
 from tests.test_cli_shell import typed
 from tests.test_forward import answers
@@ -35,7 +35,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 @pytest.fixture(scope="module")
 def docker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Docker]:
-    if reason := lab_docker.unavailable():
+    if reason := lacking("docker"):
         skip_or_fail(reason)
     with Docker() as daemon:
         daemon.import_root()
@@ -245,9 +245,8 @@ def test_an_images_own_base_comes_first(there: Docker) -> None:
         pool(container(), image=asked).start()
 
 
+@pytest.mark.needs("docker")
 def test_a_daemon_that_does_not_run_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if lab_docker.unavailable():
-        pytest.skip(lab_docker.unavailable())
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/sock")
     with pytest.raises(UsageError, match="the daemon is not running: `sudo systemctl start docker`"):
         pool(container(runtime="docker")).start()

@@ -42,6 +42,8 @@ from tests.lab.gce_things import error
 from tests.providers.on_machines import OnMachines
 from tests.providers.strings import PagedStrings
 
+pytestmark = pytest.mark.needs("openssh")
+
 FORBIDDEN = "Required 'compute.instances.create' permission for 'projects/lab-project/zones/us-central1-a/instances/a'"
 NO_QUOTA = "Quota 'GPUS_ALL_REGIONS' exceeded.  Limit: 0.0 globally."
 CODES: dict[type[ProviderError], tuple[int, str, str]] = {

@@ -30,6 +30,8 @@ from tests.lab.gce_groups import WAITING
 from tests.providers.test_gcp_compute import CODES
 from tests.providers.test_gcp_compute import Strings as Single
 
+pytestmark = pytest.mark.needs("openssh")
+
 SINGLE, SLICE = (Need(accelerators=(parse(each),)) for each in ("tpu7x-8", "tpu7x-16"))
 RATES = billing.Rates({"tpu7x": {("us-central1", "on-demand"): 12.0, ("us-central1", "spot"): 6.0}}, "2026-11-22")
 KINDS = [each for each in tables.slices().values() if each.generation == "tpu7x"]

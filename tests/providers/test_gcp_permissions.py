@@ -30,6 +30,8 @@ from tests.lab.gcp_iam import ACT_AS, Role
 from tests.lab.tpu import TPU
 from tests.lab.tpu_grpc import grpc_of
 
+pytestmark = pytest.mark.needs("openssh")
+
 L4, TPU7X, V5P = (Need(accelerators=(parse(each),)) for each in ("L4", "tpu7x-16", "v5p-16"))
 ROBOT = "robot@lab-project.iam.gserviceaccount.com"
 DEFAULT = f"{gcp_iam.NUMBER}-compute@developer.gserviceaccount.com"

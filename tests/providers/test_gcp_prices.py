@@ -177,6 +177,7 @@ def test_a_machine_with_gpus_that_are_not_told_has_no_price(prices: Billing) -> 
     assert rates.machine("n4-standard-4", "us-central1", "spot", 4, 16) is None
 
 
+@pytest.mark.needs("openssh")
 def test_the_newest_machines_are_sold_by_the_catalogue_and_as_spot_alone(prices: Billing, gce_api: GCE) -> None:
     (ultra,) = sold(need("H200:8"))
     ssd = 8 * 1500 * 0.048 / 730
@@ -322,6 +323,7 @@ def test_every_pair_that_is_sold_is_one_that_google_takes(gce_api: GCE, model: s
             gce_wares.equipped(gce_wares.sold()[zone][kind], zone, [told])
 
 
+@pytest.mark.needs("openssh")
 def test_it_is_asked_for_with_its_gpus_and_an_image_whose_driver_knows_them(prices: Billing, gce_api: GCE) -> None:
     t4 = min(sold(need("T4:4", market="on-demand")), key=lambda each: each.usd_per_hour)
     told = inserted(gce_api, t4)
@@ -340,6 +342,7 @@ def test_it_is_asked_for_with_its_gpus_and_an_image_whose_driver_knows_them(pric
     assert "guestAccelerators" not in inserted(gce_api, sold(need("L4"))[0])
 
 
+@pytest.mark.needs("openssh")
 @pytest.mark.parametrize(
     ("kind", "cards", "says"),
     [

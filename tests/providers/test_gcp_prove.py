@@ -148,6 +148,7 @@ def test_an_api_that_is_not_enabled_is_one_fact(gce_api: GCE) -> None:
 # --- Cloud TPU, by creates that must be refused --------------------------------------------------------------
 
 
+@pytest.mark.needs("openssh")
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "after it was accepted"])
 def test_slices_that_cannot_be_are_refused_as_the_driver_expects_and_nothing_is_left(either: TPU, late: bool) -> None:
     either.late = late
@@ -175,6 +176,7 @@ def _leaves(told: Any, at: str = "") -> Iterator[tuple[str, Any]]:
         yield at, told
 
 
+@pytest.mark.needs("openssh")
 def test_a_slice_that_google_makes_all_the_same_is_ended_and_named(
     tpu_api: TPU, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +187,7 @@ def test_a_slice_that_google_makes_all_the_same_is_ended_and_named(
     assert tpu_api.left() == {}
 
 
+@pytest.mark.needs("openssh")
 def test_another_refusal_than_the_expected_one_is_a_fault(tpu_api: TPU) -> None:
     tpu_api.refuse("POST queuedResources", "PERMISSION_DENIED", "Permission 'tpu.nodes.create' denied on '…'", None)
     found = bad(slices().prove_creates())
@@ -203,6 +206,7 @@ def test_a_create_without_an_answer_leaves_nothing(tpu_api: TPU, monkeypatch: py
     assert tpu_api.left() == {}
 
 
+@pytest.mark.needs("openssh")
 def test_what_a_killed_proof_leaves_is_found_by_gc(tpu_api: TPU, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its tags say who made it, and that it is needed for some minutes at most."""
     monkeypatch.setattr(_proof, "_UNKNOWN", wares.RUNTIMES["v5e"])
@@ -219,6 +223,7 @@ def test_what_a_killed_proof_leaves_is_found_by_gc(tpu_api: TPU, monkeypatch: py
     assert tpu_api.left() == {}
 
 
+@pytest.mark.needs("openssh")
 def test_the_whole_driver_proves_both_apis(
     gce_api: GCE, tpu_api: TPU, prices: Billing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -326,6 +331,7 @@ def test_a_wrong_clock_is_told_in_one_line(both: tuple[GCE, TPU], monkeypatch: p
     assert "set the clock" in finding.advice
 
 
+@pytest.mark.needs("openssh")
 def test_a_quota_of_zero_is_told_in_one_line_when_a_slice_is_asked_for(both: tuple[GCE, TPU]) -> None:
     """Cloud TPU does not tell it before."""
     _, tpu = both

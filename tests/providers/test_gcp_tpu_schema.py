@@ -25,7 +25,10 @@ V5P = Need(accelerators=(parse("v5p-16"),))
 ROBOT = "robot@lab-project.iam.gserviceaccount.com"
 AT = f"/v2/projects/{PROJECT}/locations/us-east5-a"
 
-pytestmark = pytest.mark.filterwarnings("ignore:not all firewall rules for TPU hosts")  # no Compute Engine there
+pytestmark = [
+    pytest.mark.needs("openssh"),
+    pytest.mark.filterwarnings("ignore:not all firewall rules for TPU hosts"),  # no Compute Engine there
+]
 
 
 def settings(**more: Any) -> google.Settings:

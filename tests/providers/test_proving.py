@@ -29,6 +29,8 @@ from tests.lab.runpod import RunPod as RunPodWorld
 from tests.lab.vastai import VastAI as VastAIWorld
 from tests.lab.verda import Verda as VerdaWorld
 
+pytestmark = pytest.mark.needs("openssh")
+
 NEEDS = {
     "verda": Need(accelerators=(parse("V100"),)),
     "vastai": Need(accelerators=(parse("RTX 4090"),)),

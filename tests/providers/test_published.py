@@ -27,6 +27,8 @@ from tests.lab import runpod, vastai, verda
 from tests.lab.cloud import Cloud
 from tests.lab.openapi import Document
 
+pytestmark = pytest.mark.needs("openssh")
+
 PAGE = Path(__file__).parents[2] / "docs" / "lab.md"
 
 

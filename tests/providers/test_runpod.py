@@ -45,6 +45,8 @@ from tests.lab.runpod import RunPod as World
 from tests.providers.on_machines import OnMachines
 from tests.providers.strings import PagedStrings
 
+pytestmark = pytest.mark.needs("openssh")
+
 CREATE = "POST /v2/pods"
 RENT, BID = "podFindAndDeployOnDemand", "podRentInterruptable"
 """The creations of the GraphQL API."""

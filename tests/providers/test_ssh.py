@@ -33,13 +33,13 @@ from skypool.model import Instance, Need, Offer, Order
 from skypool.testing import DriverContract
 from skypool_ssh import SSH, Host
 from tests.conftest import eventually, processes_of
-from tests.lab import homehost, kernel
+from tests.lab import kernel
 from tests.lab.homehost import HomeHost
 from tests.lab.machines import Lab, Machine
 from tests.lab.work import hostname
 from tests.providers.on_nodes import fail, parent, stop_keeper, where
 
-pytestmark = pytest.mark.skipif(bool(homehost.unavailable()), reason=homehost.unavailable())
+pytestmark = pytest.mark.needs("sshd")
 ROOT = Path(__file__).parent.parent.parent
 LOCK = f"host.{os.uname().nodename}.lock"
 

@@ -47,6 +47,8 @@ from tests.lab.vastai import VastAI as World
 from tests.providers.on_machines import OnMachines
 from tests.providers.strings import PagedStrings
 
+pytestmark = pytest.mark.needs("openssh")
+
 CREATE = "PUT /api/v0/asks/{id}/"
 DESTROY = "DELETE /api/v0/instances/{id}/"
 RTX_4090 = Need(accelerators=(parse("RTX_4090"),))

@@ -38,6 +38,8 @@ from tests.lab.verda import Verda as World
 from tests.providers.on_machines import OnMachines
 from tests.providers.strings import LabStrings
 
+pytestmark = pytest.mark.needs("openssh")
+
 NO_ROOM = "Not enough resources to deploy a 1 GPU instance type 1V100.6V in FIN-01"
 CODES: dict[type[ProviderError], tuple[str, str, int]] = {
     CredentialsError: ("unauthorized_request", "Access token is missing or invalid", 2),
