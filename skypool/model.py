@@ -377,12 +377,15 @@ class Finding:
         good: True if the check passed.
         text: what was found.
         advice: what to do about a failure; "" if there is nothing to do.
+        open: True if the check did not fail, but also does not show that all is well: for example, a limit of zero for
+            machines that nobody asked for. `good` is then True.
     """
 
     what: str
     good: bool
     text: str
     advice: str = ""
+    open: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -437,12 +437,19 @@ def _extras(account: Account) -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class _Impossible:
-    """A launch that EC2 must refuse: in words, the changed request, and the expected code and class of the error."""
+    """A launch that EC2 must refuse.
+
+    Attributes:
+        what: the launch in words.
+        request: the changed request.
+        code: the expected code of the error.
+        named: what does not exist; the text of the refusal must have it.
+    """
 
     what: str
     request: _requests.InstanceRequest
     code: str
-    kind: type[ProviderError]
+    named: str
 
 
 def refusals(account: Account) -> Iterator[Finding]:
@@ -477,35 +484,21 @@ def _impossible(account: Account) -> list[_Impossible]:
     def launch() -> _requests.InstanceRequest:
         return account.launch(least, _order(Need()))
 
-    nothing, name = "0" * 17, f"{_requests.TRIAL_NAME}-{secrets.token_hex(4)}"
+    kind, name = "p99.skypool", f"{_requests.TRIAL_NAME}-{secrets.token_hex(4)}"
+    image, subnet, group = (f"{each}-{'0' * 17}" for each in ("ami", "subnet", "sg"))
     return [
+        _Impossible("an unknown instance type", replace(launch(), instance_type=kind), "InvalidParameterValue", kind),
+        _Impossible("an unknown image", replace(launch(), ami=image), "InvalidAMIID.NotFound", image),
+        _Impossible("an unknown subnet", replace(launch(), subnet=subnet), "InvalidSubnetID.NotFound", subnet),
+        _Impossible("an unknown key pair", replace(launch(), key_name=name), "InvalidKeyPair.NotFound", name),
         _Impossible(
-            "an unknown instance type",
-            replace(launch(), instance_type="p99.skypool"),
-            "InvalidParameterValue",
-            ProviderError,
-        ),
-        _Impossible(
-            "an unknown image", replace(launch(), ami=f"ami-{nothing}"), "InvalidAMIID.NotFound", ProviderError
-        ),
-        _Impossible(
-            "an unknown subnet",
-            replace(launch(), subnet=f"subnet-{nothing}"),
-            "InvalidSubnetID.NotFound",
-            ProviderError,
-        ),
-        _Impossible("an unknown key pair", replace(launch(), key_name=name), "InvalidKeyPair.NotFound", ProviderError),
-        _Impossible(
-            "an unknown security group",
-            replace(launch(), security_group=f"sg-{nothing}"),
-            "InvalidGroup.NotFound",
-            ProviderError,
+            "an unknown security group", replace(launch(), security_group=group), "InvalidGroup.NotFound", group
         ),
         _Impossible(
             "an unknown placement group",
             replace(launch(), placement_group=name),
             "InvalidPlacementGroup.Unknown",
-            ProviderError,
+            name,
         ),
     ]
 
@@ -521,14 +514,14 @@ def _refused(account: Account, launch: _Impossible) -> Iterator[Finding]:
     try:
         made = _requests.run_instances(account.client(account.region), launch.request)
     except ProviderError as e:
-        if type(e) is launch.kind and e.code == launch.code:
+        if type(e) is ProviderError and e.code == launch.code and launch.named in e.text:
             yield Finding(f"{launch.what} is refused", True, f"{e.text.strip()} ({e.code})")
             return
         if isinstance(e, (AccessError, CredentialsError, NoAnswer, RateLimitError)):
             raise
         raise ProviderError(
             f"{e.text.strip()} ({e.code}), raised as {type(e).__name__}, but skypool expects {launch.code} as "
-            f"{launch.kind.__name__}; report this message to skypool's authors",
+            f"ProviderError, with a text that names {launch.named}; report this message to skypool's authors",
             provider="aws",
             code=e.code,
         ) from e

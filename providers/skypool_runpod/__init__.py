@@ -65,11 +65,15 @@ _NO_GPU = "NVIDIA NoSuchGPU 0GB"
 _NO_PLACE = "XX-NONE-1"
 """An id that no data centre has, for requests that RunPod must refuse."""
 
-_NOT_THERE = ("create-400", "422", "404", "SUPPLY_CONSTRAINT", "BAD_USER_INPUT", "200")
-"""Codes of the errors with which RunPod may refuse a GPU type or a data centre that does not exist.
+_NAMES_GPU = "NoSuchGPU|gpu[ ._]?(type|id)"
+_NAMES_PLACE = rf"{_NO_PLACE}|data ?cent(er|re)"
+"""Regular expressions of texts that name an unknown GPU type or data centre."""
 
-The documents do not tell which one it is, except that 400 means both a broken rule and no stock. 200 is the HTTP status
-of an error of the GraphQL API without a code.
+_VAGUE = ("create-400", "SUPPLY_CONSTRAINT", "200")
+"""Codes of refusals that may mean an unknown GPU type or data centre, or no stock.
+
+The documents do not tell what RunPod answers for these. 400 means both a broken rule and no stock. 200 is the HTTP
+status of an error of the GraphQL API without a code.
 """
 
 _TOLERANCE = 1.01
@@ -362,16 +366,18 @@ class RunPod(Regional):
             yield Finding("GPU types", True, "no pod was asked for, because no GPU type is sold in the secure cloud")
             return
         gpu = {**offer.detail, "gpu": _NO_GPU}
-        impossible = {
-            "an unknown GPU type": replace(offer, detail=gpu),
-            "an unknown data centre": replace(offer, region=_NO_PLACE),
-        }
+        impossible = [
+            ("an unknown GPU type", replace(offer, detail=gpu), _NAMES_GPU),
+            ("an unknown data centre", replace(offer, region=_NO_PLACE), _NAMES_PLACE),
+        ]
         if self.graphql:
-            impossible["an unknown GPU type, by GraphQL,"] = replace(offer, detail={**gpu, "graphql": True})
-        for what, each in impossible.items():
+            by_graphql = replace(offer, detail={**gpu, "graphql": True})
+            impossible.append(("an unknown GPU type, by GraphQL,", by_graphql, _NAMES_GPU))
+        for what, each, names in impossible:
             order = preflight.impossible_order(Need(accelerators=(offer.accelerator,)))
             create = partial(self._made, each, order, order.nodes[0])
-            yield preflight.refusal(what, create, (CapacityError, ProviderError), self.terminate, _NOT_THERE)
+            kinds = (CapacityError, ProviderError)
+            yield preflight.refusal(what, create, kinds, self.terminate, names=names, vague=_VAGUE)
 
     def billed(self, instances: Sequence[str], since: datetime, until: datetime) -> Bill:
         """Return the sum of what RunPod bills for pods, from its records of each hour.
@@ -585,7 +591,7 @@ class RunPod(Regional):
         )
         api = self._api()
         if not offer.detail["graphql"]:
-            return partial(api.create, _requests.pod(offer, start, cuda=cuda, volume=self.volume), what)
+            return partial(api.create, _requests.pod(offer, start, cuda=cuda, volume=self.volume), start, what)
         last = None
         if order.lifetime is not None:
             last = datetime.now(UTC) + timedelta(seconds=order.lifetime + _BOOT)
@@ -618,8 +624,8 @@ class RunPod(Regional):
         """Ask RunPod to end pods, without waiting, and return those that have not ended.
 
         A pod that RunPod does not know has ended, unless RunPod's list still contains the pod, or the pod was created
-        less than 6 s ago, when RunPod may not know it yet. If the list has several pages, each pod that it lacks is also
-        requested by its id.
+        less than 6 s ago, when RunPod may not know it yet. If the list has several pages, each pod that it lacks is
+        also requested by its id.
 
         Args:
             region: not used, because RunPod has one list for all places.

@@ -7,6 +7,7 @@ table errors.csv translates such an error by its code or its text.
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 import tomllib
@@ -21,7 +22,7 @@ from skypool.drivers.pages import WholeList
 from skypool.drivers.refusals import Refusals
 from skypool.drivers.retry import patiently, quietly
 from skypool.errors import ProviderError
-from skypool_runpod._requests import Pod
+from skypool_runpod._requests import Pod, Start, StartField
 
 REFUSALS = Refusals("skypool_runpod", "runpod", "RunPod")
 
@@ -33,6 +34,9 @@ Record = Mapping[str, Any]
 
 _UNREAD: tuple[float, WholeList[Record]] = (-float("inf"), WholeList())
 """A list of pods that was never read: the time on the monotonic clock, and the records."""
+
+_INVALID = "422"
+"""The error code for a request whose body is not valid. RunPod's text names the fields."""
 
 _GONE = "404"
 """The error code for a pod that does not exist."""
@@ -93,6 +97,7 @@ class Api:
         self._rest = rest.Rest(base, REFUSALS, lambda: headers, said=_said, apart=_RENAMES, private=PRIVATE)
         self._lock = threading.Lock()  # held while the list of pods is read; guards _pods and _created
         self._pods = _UNREAD  # when pods were listed, and their records
+        self._start_field: StartField = "args"
         self._created: dict[str, float] = {}  # when each pod was created by this client, by id
 
     # --- API REST v2 -----------------------------------------------------------------------------------------
@@ -118,27 +123,43 @@ class Api:
         found: Record | None = quietly(ask, _GONE)
         return found
 
-    def create(self, body: Pod, what: str) -> Record:
-        """Create a pod, and return its record. The request is sent once, because RunPod cannot recognize a repetition.
+    def create(self, body: Pod, start: Start, what: str) -> Record:
+        """Create a pod, and return its record.
+
+        A request that may have created a pod is not repeated, because RunPod cannot recognize a repetition. But RunPod
+        may not know the field that has the start command. If it refuses the body for this field, the request is sent
+        once more with the other field. The field that RunPod took is tried first for later pods.
 
         The errors for the HTTP statuses 400 and 403 have the codes "create-400" and "create-403", because these
         statuses mean something else here than for other requests: RunPod has no such pod now, or the account may not
         rent it.
 
         Args:
-            body: the body of the request.
+            body: the body of the request, without the start command.
+            start: has the start command.
             what: what the request does, for error messages.
         """
+        field = self._start_field
         try:
-            made = self._rest.once("POST", "/v2/pods", what=what, json=body)
+            made = self._create({**body, **start.command(field)}, what)
         except ProviderError as e:
-            if e.code in ("400", "403"):
-                raise REFUSALS.error(what, f"create-{e.code}", e.text) from e
-            raise
+            if e.code != _INVALID or not re.search(rf"\b{field}\b", e.text):
+                raise
+            self._start_field = "args" if field == "cmd" else "cmd"
+            made = self._create({**body, **start.command(self._start_field)}, what)
         if not isinstance(made, Mapping) or "id" not in made:
             raise self._rest.error(what, "502", f"the answer has no pod: {str(made)[:300]}")
         self.created(made["id"])
         return made
+
+    def _create(self, body: Mapping[str, object], what: str) -> Any:
+        """Send one request to create a pod, and return the parsed answer. See `create` for the errors."""
+        try:
+            return self._rest.once("POST", "/v2/pods", what=what, json=body)
+        except ProviderError as e:
+            if e.code in ("400", "403"):
+                raise REFUSALS.error(what, f"create-{e.code}", e.text) from e
+            raise
 
     def created(self, id: str) -> None:
         """Note that a pod was created now."""

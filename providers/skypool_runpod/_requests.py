@@ -8,13 +8,24 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NotRequired, TypedDict
+from typing import ClassVar, Literal, NotRequired, TypedDict
 
 from skypool.drivers import userdata
 from skypool.model import Offer
 
 PORT = "22/tcp"
 """The port of a pod that RunPod maps to a public port."""
+
+
+StartField = Literal["args", "cmd"]
+"""The field of the request that has the start command."""
+
+
+class Command(TypedDict, total=False):
+    """The start command of a pod in a request: one of the two fields."""
+
+    args: str
+    cmd: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +62,17 @@ class Start:
         """
         return json.dumps({"entrypoint": ["sh", "-c"], "cmd": [userdata.UNPACK]})
 
+    def command(self, field: StartField) -> Command:
+        """Return the part of the request that has the start command, in one of the forms that RunPod may take.
+
+        Args:
+            field: "args" is the field of RunPod's document of 2026-08-20. Programs that others wrote since
+                (read 2026-11-26) send "cmd" instead, a list of words. RunPod may give these to the image's entry point.
+        """
+        if field == "cmd":
+            return {"cmd": ["sh", "-c", userdata.UNPACK]}
+        return {"args": self.args}
+
 
 class Gpu(TypedDict):
     """The GPUs of a pod. `minCudaVersion` is what the driver of the pod's machine must support."""
@@ -81,12 +103,14 @@ class Mounts(TypedDict):
 
 
 class Pod(TypedDict):
-    """The body of `POST /v2/pods`, which creates a pod. Either `gpu` or `cpu` is set. `disk` is in GB."""
+    """The body of `POST /v2/pods`, which creates a pod. Either `gpu` or `cpu` is set. `disk` is in GB.
+
+    `Start.command` has the rest of it.
+    """
 
     name: str
     image: str
     cloud: str
-    args: str
     disk: int
     ports: list[str]
     env: Mapping[str, str]
@@ -98,7 +122,7 @@ class Pod(TypedDict):
 
 
 def pod(offer: Offer, start: Start, *, cuda: str | None, volume: str | None) -> Pod:
-    """Return the body of the request that creates one pod in a data centre of RunPod, on demand.
+    """Return the body of the request that creates one pod in a data centre, on demand, without the start command.
 
     Args:
         offer: the offer that is rented.
@@ -110,7 +134,6 @@ def pod(offer: Offer, start: Start, *, cuda: str | None, volume: str | None) -> 
         "name": start.name,
         "image": start.image,
         "cloud": "SECURE",
-        "args": start.args,
         "disk": offer.detail["disk"],
         "ports": [PORT],
         "env": start.env,

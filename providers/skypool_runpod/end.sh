@@ -1,32 +1,39 @@
 # Ends the pod in which it runs, and its cost: RunPod gives each pod a key that may do so, and its id. $url is the address
-# of RunPod's API. The API REST v2 is asked first, and the GraphQL API if that fails. Python is asked if curl cannot do
-# it. The User-Agent is "skypool", because RunPod refuses Python's own.
+# of RunPod's API. It is asked in three ways, one after the other: REST v2 to delete the pod, REST v2 to perform the
+# action "terminate", and GraphQL. Python asks if curl cannot. The User-Agent is "skypool", because RunPod refuses
+# Python's own.
 # shellcheck shell=sh disable=SC2154
 key="Authorization: Bearer $RUNPOD_API_KEY"
+pod="$url/v2/pods/$RUNPOD_POD_ID"
+action='{"action":"terminate"}'
 id="{\"id\":\"$RUNPOD_POD_ID\"}"
 asked="{\"query\":\"mutation(\$id:String!){podTerminate(input:{podId:\$id})}\",\"variables\":$id}"
+ask() { # arguments of curl
+    said=$(echo "$key" | curl -sS -m 30 -A skypool -H @- -H "Content-Type: application/json" -o /dev/null \
+        -w '%{http_code}' "$@")
+    case $said in 2*) ;; *) return 1 ;; esac
+}
 ended=
 if command -v curl > /dev/null; then
-    said=$(echo "$key" | curl -sS -m 30 -A skypool -H @- -o /dev/null -w '%{http_code}' -X DELETE \
-        "$url/v2/pods/$RUNPOD_POD_ID")
-    case $said in
-        2*) ended=yes ;;
-        *)
-            echo "$key" | curl -fsS -m 30 -A skypool -H @- -H "Content-Type: application/json" -d "$asked" \
-                "$url/graphql" && ended=yes
-            ;;
-    esac
+    if ask -X DELETE "$pod" || ask -d "$action" "$pod/action" || ask -d "$asked" "$url/graphql"; then ended=yes; fi
 fi
 if [ -z "$ended" ] && command -v python3 > /dev/null; then
-    url=$url key=$key asked=$asked python3 -c '
+    url=$url pod=$pod key=$key action=$action asked=$asked python3 -c '
 import os, sys, urllib.request as web
-url = os.environ["url"]
 name, value = os.environ["key"].split(": ", 1)
 said = {name: value, "Content-Type": "application/json", "User-Agent": "skypool"}
-pod = url + "/v2/pods/" + os.environ["RUNPOD_POD_ID"]
-try:
-    web.urlopen(web.Request(pod, None, said, method="DELETE"), timeout=30)
-except Exception as e:
-    print(e, file=sys.stderr)
-    web.urlopen(web.Request(url + "/graphql", os.environ["asked"].encode(), said), timeout=30)'
+action, asked = os.environ["action"].encode(), os.environ["asked"].encode()
+pod = os.environ["pod"]
+for address, body, method in (
+    (pod, None, "DELETE"),
+    (pod + "/action", action, "POST"),
+    (os.environ["url"] + "/graphql", asked, "POST"),
+):
+    try:
+        web.urlopen(web.Request(address, body, said, method=method), timeout=30)
+        break
+    except Exception as e:
+        print(e, file=sys.stderr)
+else:
+    sys.exit(1)'
 fi

@@ -54,13 +54,16 @@ _NO_ASK = 1
 _NO_BID = 0.0001
 """A bid in USD per hour that Vast.ai does not accept. The lowest one that it accepts is 0.001."""
 
-_IMPOSSIBLE: tuple[tuple[str, Market, dict[str, object], tuple[type[ProviderError], ...]], ...] = (
-    ("a machine that does not exist", "on-demand", {"ask": _NO_ASK}, (OfferGone,)),
-    ("a bid for a machine that does not exist", "spot", {"ask": _NO_ASK}, (OfferGone,)),
-    ("a bid below the lowest one", "spot", {"price": _NO_BID}, (errors.CapacityError, ProviderError)),
+_NAMES_ASK = rf"no_such_ask|\bid {_NO_ASK}\b"
+"""Regular expression of refusals that name a machine that does not exist."""
+
+_IMPOSSIBLE: tuple[tuple[str, Market, dict[str, object], tuple[type[ProviderError], ...], str], ...] = (
+    ("a machine that does not exist", "on-demand", {"ask": _NO_ASK}, (OfferGone,), _NAMES_ASK),
+    ("a bid for a machine that does not exist", "spot", {"ask": _NO_ASK}, (OfferGone,), _NAMES_ASK),
+    ("a bid below the lowest one", "spot", {"price": _NO_BID}, (errors.CapacityError, ProviderError), r"\bbid|price"),
 )
-"""Requests that Vast.ai must refuse: what is impossible, the market, the changed detail of an offer, and the classes of
-the error.
+"""Requests that Vast.ai must refuse: what is impossible, the market, the changed detail of an offer, the classes of the
+error, and a regular expression for its text.
 """
 
 _UNUSABLE = ("broken", "offline", "pending", "unmapped")
@@ -260,7 +263,7 @@ class VastAI:
         Each request is that of a pool with one field changed. An instance that Vast.ai makes all the same is destroyed.
         Does not raise.
         """
-        for what, market, changes, kinds in _IMPOSSIBLE:
+        for what, market, changes, kinds, names in _IMPOSSIBLE:
             order = preflight.impossible_order(Need(market=market))
             try:
                 offer = next(iter(self.offers(order.need)), None)
@@ -271,7 +274,8 @@ class VastAI:
                 yield Finding(f"{what} is refused", True, "not tried, because no machine is for rent")
                 continue
             impossible = replace(offer, detail={**offer.detail, **changes})
-            yield preflight.refusal(what, partial(self._create, impossible, order), kinds, self.terminate)
+            create = partial(self._create, impossible, order)
+            yield preflight.refusal(what, create, kinds, self.terminate, names=names)
 
     def billed(self, instances: Sequence[str], since: datetime, until: datetime) -> Bill:
         """Return the sum of what Vast.ai charges for instances: GPU, disk and traffic.

@@ -89,12 +89,23 @@ _KEPT = (
 _SETTLED = timedelta(minutes=10)
 """Time after which Verda has charged what a machine used. Verda charges for ten minutes in advance."""
 
-_IMPOSSIBLE: tuple[tuple[str, _requests.Changes, tuple[type[ProviderError], ...]], ...] = (
-    ("an unknown instance type", {"instance_type": "1NOSUCHGPU.1V"}, (ProviderError, CapacityError)),
-    ("an unknown image", {"image": "ubuntu-00.00-no-such-image"}, (CapacityError, ProviderError)),
-    ("an unknown location", {"location_code": "XXX-99"}, (ProviderError, CapacityError)),
+_IMPOSSIBLE: tuple[tuple[str, _requests.Changes, tuple[type[ProviderError], ...], str], ...] = (
+    (
+        "an unknown instance type",
+        {"instance_type": "1NOSUCHGPU.1V"},
+        (ProviderError, CapacityError),
+        "NOSUCHGPU|instance[ _]type",
+    ),
+    (
+        "an unknown image",
+        {"image": "ubuntu-00.00-no-such-image"},
+        (CapacityError, ProviderError),
+        "no-such-image|operating system|image",
+    ),
+    ("an unknown location", {"location_code": "XXX-99"}, (ProviderError, CapacityError), "XXX-99|location"),
 )
-"""Requests that Verda must refuse: what is impossible, the changed field, and the classes of the error.
+"""Requests that Verda must refuse: what is impossible, the changed field, the classes of the error, and a regular
+expression for its text.
 
 Verda's words for an unknown image are known from reports of users, those for a type and a location are not.
 """
@@ -259,10 +270,10 @@ class Verda(Regional):
         except Exception as e:  # noqa: BLE001 - any error is a finding to show
             yield preflight.failure("requests for machines", e)
         else:
-            for what, changes, kinds in _IMPOSSIBLE:
+            for what, changes, kinds, names in _IMPOSSIBLE:
                 request = _requests.changed(real, changes)
                 create = partial(self._made, order, order.nodes[0], request)
-                yield preflight.refusal(what, create, kinds, self.terminate)
+                yield preflight.refusal(what, create, kinds, self.terminate, names=names)
         try:
             self.tidy(self.leftovers(pool=order.pool))
         except Exception as e:  # noqa: BLE001 - any error is a finding to show

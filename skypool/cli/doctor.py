@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -75,14 +76,14 @@ def _show(told: dict[str, list[Finding]]) -> None:
     for name, several in told.items():
         output.say(name)
         for each in several:
-            verdict = "BAD" if not each.good else "–" if each.what == _NOT_SET_UP else "ok"
+            verdict = "BAD" if not each.good else "–" if each.open or each.what == _NOT_SET_UP else "ok"
             output.say(f"  {verdict:<4} {each.what}: {each.text}")
             if each.advice:
                 output.say(f"       what to do: {each.advice}")
 
 
 def _data(finding: Finding) -> dict[str, object]:
-    return {"what": finding.what, "good": finding.good, "text": finding.text, "advice": finding.advice}
+    return asdict(finding)
 
 
 def _said(error: Exception) -> str:

@@ -100,8 +100,8 @@ def _down(name: str, ledger: Ledger | None, yes: bool) -> None:
     unseen = [e for driver, e in seen.failures if not noted and not isinstance(e, _NOT_SET_UP)]
     if unseen:
         raise ErrorGroup(
-            f"what the other providers list of pool {name!r} has ended, but a provider that could not be asked may have "
-            "more of it; correct the cause, and run the same command again",
+            f"what the other providers list of pool {name!r} has ended, but a provider that could not be asked may "
+            "have more of it; correct the cause, and run the same command again",
             unseen,
         )
     output.say(f"pool {name} has ended")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import shutil
 import subprocess
@@ -120,10 +121,14 @@ def refusal(
     create: Callable[[], Instance],
     kinds: Sequence[type[ProviderError]],
     end: Callable[[Sequence[Instance]], None],
-    codes: Sequence[str] = ("*",),
+    *,
+    names: str,
+    vague: Sequence[str] = (),
 ) -> Finding:
     """Send a create request that the provider must refuse, and return the finding.
 
+    The refusal is good only if the provider's text names what is impossible about the request. Another refusal may have
+    any cause, such as a field that the provider does not know: it does not show that a possible request would succeed.
     If a machine was made all the same, it is ended. This function does not raise.
 
     Args:
@@ -131,20 +136,28 @@ def refusal(
         create: sends the request, and returns the machine if one was made.
         kinds: the classes of error as which the refusal may be raised. Their subclasses do not count.
         end: the driver's method that terminates machines.
-        codes: shell-style patterns of the error codes that the refusal may have. "*" fits any code.
+        names: regular expression that the provider's error text or error code must contain, in upper or lower case. It
+            is the impossible value, or the provider's words for it.
+        vague: shell-style patterns of error codes with which the provider may refuse without a reason, for example as
+            if there were no stock. Such a refusal gives an open finding.
     """
     title = f"{what} is refused"
     try:
         made = create()
     except ProviderError as e:
+        text = f"{e.text.strip()} ({e.code}), raised as {type(e).__name__}"
         is_expected = type(e) in kinds
-        if is_expected and any(fnmatchcase(e.code, code) for code in codes):
-            return Finding(title, True, f"{e.text.strip()} ({e.code}), raised as {type(e).__name__}")
-        if is_expected or isinstance(e, _OTHER_REASONS):
+        if is_expected and re.search(names, f"{e.code} {e.text}", re.IGNORECASE):
+            return Finding(title, True, text)
+        if is_expected and any(fnmatchcase(e.code, code) for code in vague):
+            return Finding(title, True, f"{text}; the text does not name {what}, so this shows little", open=True)
+        if is_expected:
+            finding = failure(title, e, _REPORT)
+            return replace(finding, text=f"{finding.text}, which does not name {what}")
+        if isinstance(e, _OTHER_REASONS):
             return failure(title, e)
         expected = " or ".join(kind.__name__ for kind in kinds)
-        text = f"{e.text.strip()} ({e.code}), raised as {type(e).__name__}, but skypool expects {expected}"
-        return Finding(title, False, text, _REPORT)
+        return Finding(title, False, f"{text}, but skypool expects {expected}", _REPORT)
     except Exception as e:  # noqa: BLE001 - any error is a finding to show
         return failure(title, e, _REPORT)
     try:

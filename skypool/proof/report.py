@@ -46,7 +46,7 @@ class Step:
     @classmethod
     def of(cls, level: Level | Literal["bill"], finding: Finding, seconds: float | None = None) -> Step:
         """Return a finding as a step."""
-        result: Result = "good" if finding.good else "bad"
+        result: Result = "open" if finding.open else "good" if finding.good else "bad"
         return cls(level, finding.what, result, one_line(finding.text), one_line(finding.advice), seconds)
 
 

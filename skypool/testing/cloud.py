@@ -364,10 +364,10 @@ class FakeCloud:
         try:
             made = self._api().create(stock, order, order.nodes, token)
             self.terminate([self._instance(each) for each in made])
-        except OfferGone as e:
-            return Finding(title, True, f"refused: {e.text} ({e.code})")
         except (ProviderError, StillRunning) as e:
-            return preflight.failure(title, e)
+            if isinstance(e, OfferGone) and f"no {stock.instance_type} is sold in {stock.zone}" in e.text:
+                return Finding(title, True, f"refused: {e.text} ({e.code})")
+            return preflight.failure(title, e, "report this message to skypool's authors")
         ids = ", ".join(each.id for each in made)
         return Finding(title, False, f"the cloud made {ids}, which has ended again", "ask the cloud why it sells it")
 

@@ -12,11 +12,11 @@ import itertools
 import json
 import math
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from graphql import (
     DocumentNode,
@@ -111,6 +111,7 @@ class RunPod(Cloud[Pod]):
         spoilt: fields of pods, with what is said of them: each time a pod is told of, the last one fails, and is null
             in data that come with that error.
         odd: fields of pods that REST v2 tells otherwise than they are.
+        takes: the field of a create that has the start command: "args", or "cmd" as it is seen since October 2026.
     """
 
     name: ClassVar[str] = "runpod"
@@ -136,6 +137,7 @@ class RunPod(Cloud[Pod]):
         for kind, usd in on_demand.items():
             for cloud in ("SECURE", "COMMUNITY"):
                 self.prices[kind, cloud] = usd, spot.get(kind)
+        self.takes: Literal["args", "cmd"] = "args"
         self.schema = published()
         rest = {
             "GET /v2/pods": self._pods,
@@ -143,6 +145,7 @@ class RunPod(Cloud[Pod]):
             "GET /v2/pods/{id}": lambda request: self._v2(self._there(request)),
             "PATCH /v2/pods/{id}": self._patch,
             "DELETE /v2/pods/{id}": self._delete,
+            "POST /v2/pods/{id}/action": self._act,
             "GET /v2/billing/pods": self._billing,
             "GET /v2/network-volumes": self._volumes,
             "GET /v2/catalog/gpus": self._catalog_gpus,
@@ -152,6 +155,9 @@ class RunPod(Cloud[Pod]):
         self.routes = {"POST /graphql": self._graphql}
         checker = Checker(self.schema, _unfit, self.errors)
         self.routes |= {route: checker.checked(route, do) for route, do in rest.items()}
+        later = Checker(with_cmd(), _unfit, self.errors).checked("POST /v2/pods", self._create)
+        create = self.routes["POST /v2/pods"]
+        self.routes["POST /v2/pods"] = lambda request: (later if self.takes == "cmd" else create)(request)
         self._asking, self._nobody = "", False
         self._numbers = itertools.count(1)
 
@@ -222,7 +228,8 @@ class RunPod(Cloud[Pod]):
         if key in self.read_only and request.path != "/graphql" and request.method != "GET":
             raise _problem(403, "Forbidden", "this key may not do that")
         own = f"/v2/pods/{self._asking}"
-        if self._asking and request.path != "/graphql" and (request.path, request.method) != (own, "DELETE"):
+        ends = ((own, "DELETE"), (f"{own}/action", "POST"))
+        if self._asking and request.path != "/graphql" and (request.path, request.method) not in ends:
             raise _problem(403, "Forbidden", "this key may not do that")
 
     def throttled(self, request: Request) -> Refused:
@@ -559,7 +566,7 @@ class RunPod(Cloud[Pod]):
         if len(body.get("env") or {}) > MOST_VARIABLES:
             raise _problem(400, TITLES[400], "too many environment variables")
         asked = {
-            "name": body["name"], "imageName": body["image"], "dockerArgs": body.get("args", ""),
+            "name": body["name"], "imageName": body["image"], "dockerArgs": body.get("args") or _words(body.get("cmd")),
             "env": [{"key": key, "value": value} for key, value in (body.get("env") or {}).items()],
             "ports": ",".join(body.get("ports") or ()), "containerDiskInGb": body.get("disk"),
             "cloudType": body.get("cloud", "SECURE"), "dataCenterIds": body.get("dataCenterIds"),
@@ -592,6 +599,17 @@ class RunPod(Cloud[Pod]):
         if not pod.survives():
             self._terminate(pod)
         return Answer(None, 204)
+
+    def _act(self, request: Request) -> Answer:
+        """The end is 204, which was also seen with the pod's own key (public programs, read 2026-11-26)."""
+        pod, action = self._there(request), request.body["action"]
+        if action == "terminate":
+            return self._delete(request)
+        try:
+            self._stopped(pod.id) if action == "stop" else self._resumed(pod.id)
+        except GraphQLError as e:
+            raise _problem(400, TITLES[400], e.message) from e
+        return Answer(self._v2(pod))
 
     def _billing(self, request: Request) -> dict[str, Any]:
         """Costs by pod and hour or day; times are widened to whole ones.
@@ -754,6 +772,25 @@ def published() -> Document:
         "properties": {"nextCursor": {"type": ["string", "null"]}, "hasNextPage": {"type": "boolean"}},
     }
     return Document(told)
+
+
+@functools.cache
+def with_cmd() -> Document:
+    """The same, where a create has `cmd`, a list of words, in the place of `args`.
+
+    As public programs send it (one says "checked 2026-10-09"; read 2026-11-26).
+    """
+    told = json.loads((Path(__file__).parent / "runpod_v2.json").read_text())
+    schemas = told["components"]["schemas"]
+    fields = schemas["BaseContainerConfig"]["properties"]
+    schemas["Pod"]["allOf"][1]["properties"]["args"] = fields.pop("args")  # what a pod is told of is not known
+    fields["cmd"] = {"type": "array", "items": {"type": "string"}}
+    return Document(told)
+
+
+def _words(cmd: Sequence[str] | None) -> str:
+    """Words for the image's entry point, as `_command` reads them: the lab's images have none."""
+    return shlex.join(cmd or ())
 
 
 def _unfit(wrong: list[str]) -> Refused:

@@ -316,9 +316,20 @@ def test_a_refusal_for_another_reason_is_told_with_both_reasons(aws_api: World) 
     assert bad.what == "an unknown image"
     assert bad.text == (
         "no such thing (Unsupported), raised as CapacityError, "
-        "but skypool expects InvalidAMIID.NotFound as ProviderError"
+        "but skypool expects InvalidAMIID.NotFound as ProviderError, with a text that names ami-00000000000000000"
     )
     assert "report this message" in bad.advice
+
+
+def test_a_refusal_with_the_right_code_that_names_something_else_is_no_proof(aws_api: World) -> None:
+    aws_api.fail(
+        "RunInstances",
+        "InvalidParameterValue",
+        "Value (x) for parameter UserData is invalid",
+        when=lambda call: call.params["InstanceType"] == "p99.skypool",
+    )
+    bad = only_bad(proved())
+    assert (bad.what, "names p99.skypool" in bad.text) == ("an unknown instance type", True)
 
 
 def test_what_is_launched_by_mistake_is_ended_and_told(aws_api: World) -> None:

@@ -183,6 +183,21 @@ def test_creates_that_cannot_be_are_refused_for_the_expected_reason_and_leave_no
     world.wait(lambda: world.left() == {})
 
 
+def test_a_refusal_of_a_field_that_runpod_does_not_know_is_no_proof(runpod_api: RunPodWorld) -> None:
+    """As it was when RunPod no longer took the field with the start command: 422 for every create."""
+    text = "Request validation failed."
+    body = {"title": "Unprocessable Entity", "status": 422, "detail": text, "errors": ["additional properties 'x'"]}
+    runpod_api.fail("POST /v2/pods", 422, body, times=None)
+    found = list(RunPod().prove_creates())
+    assert [each.good for each in found] == [False, False]
+    assert all("does not name an unknown" in each.text for each in found)
+
+
+def test_a_refusal_without_a_reason_is_open(runpod_api: RunPodWorld) -> None:
+    found = list(RunPod().prove_creates())
+    assert [each.open for each in found] == [True, True], "RunPod says only that none is in stock"
+
+
 def test_runpods_graphql_is_asked_too_where_the_settings_allow_it(runpod_api: RunPodWorld) -> None:
     found = list(RunPod(graphql=True).prove_creates())
     assert (len(found), bad(found)) == (3, [])
@@ -231,17 +246,15 @@ def test_verdas_credentials_without_the_right_to_order_are_told(verda_api: Verda
     assert "role" in wrong.advice
 
 
-def attempt(
-    outcome: Instance | Exception, end: Callable[[Sequence[Instance]], None], codes: Sequence[str] = ("*",)
-) -> Finding:
-    """The finding about a create request with this outcome, where a CapacityError is expected."""
+def attempt(outcome: Instance | Exception, end: Callable[[Sequence[Instance]], None]) -> Finding:
+    """The finding about a create request with this outcome, where a CapacityError that names "T9" is expected."""
 
     def create() -> Instance:
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
-    return preflight.refusal("a thing", create, (CapacityError,), end, codes)
+    return preflight.refusal("a thing", create, (CapacityError,), end, names="T9", vague=("400",))
 
 
 def test_a_refusal_for_another_reason_is_bad_and_a_machine_that_cannot_be_ended_is_named() -> None:
@@ -251,14 +264,17 @@ def test_a_refusal_for_another_reason_is_bad_and_a_machine_that_cannot_be_ended_
     def nobody(instances: Sequence[Instance]) -> None:
         raise AssertionError("nothing was made")
 
-    good = attempt(CapacityError("x", provider="p", code="none", text="no stock"), nobody)
-    assert (good.good, good.text) == (True, "no stock (none), raised as CapacityError")
+    good = attempt(CapacityError("x", provider="p", code="none", text="no t9 here"), nobody)
+    assert (good.good, good.open, good.text) == (True, False, "no t9 here (none), raised as CapacityError")
+    vague = attempt(CapacityError("x", provider="p", code="400", text="no stock"), nobody)
+    assert (vague.good, vague.open, "does not name a thing" in vague.text) == (True, True, True)
+    unnamed = attempt(CapacityError("p refused it: no field 'args' (422); write", provider="p", code="422"), nobody)
+    assert (unnamed.good, unnamed.advice) == (False, "write")
+    assert unnamed.text == "p refused it: no field 'args' (422), which does not name a thing"
     other = attempt(ProviderError("x", provider="p", code="odd", text="what?"), nobody)
     assert (other.good, "skypool expects CapacityError" in other.text) == (False, True)
     quota = attempt(QuotaError("p refused it: too many (q); ask for more", provider="p"), nobody)
     assert (quota.good, quota.advice) == (False, "ask for more")
-    denied = attempt(CapacityError("p refused it: no (403); write", provider="p", code="403"), nobody, codes=("400",))
-    assert (denied.good, denied.advice) == (False, "write")
     lost = attempt(NoAnswer("no answer; look later", provider="p"), nobody)
     assert (lost.good, lost.advice) == (False, "look later")
     made = Instance("p", "i-1", "pool", 0, "running")

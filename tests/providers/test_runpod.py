@@ -596,6 +596,30 @@ def test_the_start_command_replaces_the_entry_point_of_the_image_and_runs_as_roo
         assert env["RUNPOD_POD_USER"] == "0"
 
 
+def test_where_runpod_does_not_know_the_field_of_the_start_command_the_other_one_is_tried_once(
+    runpod_api: World,
+) -> None:
+    """https://docs.runpod.io/api-reference-v2/pods/create-a-pod had `args`; programs of autumn 2026 send `cmd`."""
+    runpod_api.takes = "cmd"
+    launched, asked = rent(runpod_api, order(nodes=(0, 1)))
+    assert [each.node for each in launched] == [0, 1]
+    assert asked["cmd"] == ["sh", "-c", UNPACK]
+    sent = [set(each.body) & {"args", "cmd"} for each in runpod_api.calls(CREATE)]
+    assert sent == [{"args"}, {"cmd"}, {"cmd"}], "what it took is what it is sent next"
+    runpod_api.takes = "args"
+    rent(runpod_api, order(token="b-1"))
+    sent = [set(each.body) & {"args", "cmd"} for each in runpod_api.calls(CREATE)]
+    assert sent[3:] == [{"cmd"}, {"args"}]
+    assert runpod_api.count()["instances"] == 3
+
+
+def test_another_invalid_field_is_not_taken_for_the_start_command(runpod_api: World) -> None:
+    wrong(runpod_api)
+    with pytest.raises(ProviderError, match="422"):
+        rent(runpod_api, order())
+    assert len(runpod_api.calls(CREATE)) == 1
+
+
 def test_the_start_command_holds_the_host_key_and_no_key_of_the_account(runpod_api: World) -> None:
     placed = order()
     _, asked = rent(runpod_api, placed)
@@ -982,23 +1006,27 @@ class TestRunPodMachines(OnMachines):
         return Strings(runpod)
 
 
+WAYS = ("DELETE /v2/pods/{id}", "POST /v2/pods/{id}/action", "podTerminate")
+"""In which a pod may end itself, in the order in which they are tried."""
+
+
 @pytest.mark.parametrize("without", ["", "/usr/bin/curl"])
-@pytest.mark.parametrize("rest", [True, False], ids=["by REST v2", "by GraphQL"])
-def test_a_pod_ends_itself_with_its_own_key_by_curl_or_by_python(runpod: World, without: str, rest: bool) -> None:
+@pytest.mark.parametrize("way", range(3), ids=["by DELETE", "by an action", "by GraphQL"])
+def test_a_pod_ends_itself_with_its_own_key_by_curl_or_by_python(runpod: World, without: str, way: int) -> None:
     driver = RunPod()
     [launched] = driver.launch(next(iter(driver.offers(Need()))), order(need=Need(), lease=4.0))
-    if not rest:
-        runpod.refuse("DELETE /v2/pods/{id}", "this key may not do that", "403", times=None)
+    for closed in WAYS[:way]:
+        runpod.refuse(closed, "this key may not do that", "403", times=None)
     runpod.wait(lambda: runpod.rentals[launched.id].machine is not None)
     machine = runpod.rentals[launched.id].machine
     assert machine is not None
     if without:
         machine.path(without).unlink()
     runpod.wait(lambda: not runpod.count()["instances"], 40)
-    ended = runpod.calls("DELETE /v2/pods/{id}" if rest else "podTerminate")[-1]
+    assert [bool(runpod.calls(each)) for each in WAYS] == [number <= way for number in range(3)]
+    ended = runpod.calls(WAYS[way])[-1]
     assert ended.headers["authorization"] == f"Bearer rpp_{launched.id}"
     assert ended.headers["user-agent"] == "skypool"
-    assert bool(runpod.calls("podTerminate")) is not rest
     assert ("accept-encoding" in ended.headers) == bool(without)  # as Python's urllib says
     runpod.heal()
     driver.terminate([launched])
