@@ -23,7 +23,8 @@ from typing import Any
 
 import cloudpickle
 
-from skypool.wire.pickling import SCRIPT
+from skypool.wire.named import NAMED
+from skypool.wire.pickling import SCRIPT, pickled
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,18 +130,18 @@ def _by_value(_: ForkingPickler, thing: Any) -> Any:
         _: the pickler, not used.
         thing: the object to pickle.
     """
-    if isinstance(thing, (types.FunctionType, type)) and thing.__module__ in SCRIPT:
-        return _loaded, (cloudpickle.dumps(thing),)
+    if isinstance(thing, (types.FunctionType, type, *NAMED)) and getattr(thing, "__module__", "") in SCRIPT:
+        return _loaded, (pickled(thing),)
     return NotImplemented
 
 
-def _loaded(pickled: bytes) -> Any:
+def _loaded(data: bytes) -> Any:
     """Unpickle a function or class that a parent process sent by value, and return it.
 
     Also makes this process send such functions and classes by value.
     """
     send_script_by_value()  # a child process that was not forked may send such objects back
-    return cloudpickle.loads(pickled)
+    return cloudpickle.loads(data)
 
 
 class _First:

@@ -34,7 +34,7 @@ from skypool.agent.shield import Cancelled, Shield
 from skypool.agent.streams import Sender
 from skypool.agent.worker_channel import WorkerChannel
 from skypool.errors import PickleError, SkypoolError, SpoolFull, UntrustedResult
-from skypool.wire import codec, exceptions
+from skypool.wire import codec, exceptions, namespaces
 from skypool.wire.frames import INLINE, Buffer, Frame, Kind, encode, end_of, frame, parse_frame, seal, split_buffers
 
 _CALLS = Kind.CALLS
@@ -85,7 +85,7 @@ class Worker:
         self._page = page
         self._herald = herald
         self._process = os.getpid()
-        self._functions: dict[str, tuple[str, Callable[..., Any] | runtime.Attended]] = {}
+        self._functions: dict[str, tuple[str, Callable[..., Any] | runtime.Attended, namespaces.View]] = {}
         self._objects: dict[str, Any] = {}
         self._shield = Shield()
         self._is_stop_lost = False
@@ -154,6 +154,7 @@ class Worker:
         main = types.ModuleType("__main__")
         main.__dict__["__builtins__"] = __builtins__
         sys.modules["__main__"] = main
+        namespaces.own_main(main.__dict__)
         sys.stdout = self._out
         sys.stderr = self._err
         sys.argv = ["skypool-worker"]
@@ -292,8 +293,8 @@ class Worker:
             self._objects[key] = codec.loads(self._payload(reply, fds))
         return self._objects[key]
 
-    def _function(self, key: str) -> tuple[str, Callable[..., Any] | runtime.Attended] | None:
-        """Return (name, function) for the key of a function.
+    def _function(self, key: str) -> tuple[str, Callable[..., Any] | runtime.Attended, namespaces.View] | None:
+        """Return (name, function, values of its globals) for the key of a function.
 
         At the first use, the function is fetched from the agent and unpickled.
 
@@ -316,7 +317,9 @@ class Worker:
             *pickled, manifest = self._payload(reply, fds)
             if not self._user_modules.learn(json.loads(bytes(manifest))):
                 return None
-            self._functions[key] = (reply.header["name"], codec.loads(pickled))
+            view = namespaces.View()
+            with namespaces.loading(view):
+                self._functions[key] = (reply.header["name"], codec.loads(pickled), view)
         return self._functions[key]
 
     # --- one call --------------------------------------------------------------------------------------------
@@ -451,7 +454,8 @@ class Worker:
         if known is None:
             self._channel.send(Kind.RECALLED, {"id": self._channel.call}, [])
             os._exit(0)
-        name, function = known
+        name, function, view = known
+        namespaces.enter(view)
         runtime.begin(id_, header.get("world"))
         args, kwargs = codec.loads(payload)
         if isinstance(function, runtime.Attended):

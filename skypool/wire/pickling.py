@@ -1,6 +1,7 @@
 """The pickler for everything that skypool sends: cloudpickle with protocol 5.
 
-Functions and classes of the user's script are pickled by value, because nodes (rented machines) cannot import it.
+Functions and classes of the user's script are pickled by value, because nodes (rented machines) cannot import it. What
+cloudpickle does wrong with them is done in `definitions` and `named`.
 """
 
 from __future__ import annotations
@@ -8,10 +9,13 @@ from __future__ import annotations
 import io
 import sys
 from collections import ChainMap
-from types import ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, ClassVar, cast
 
 import cloudpickle
+
+from skypool.wire import definitions, identity, named
+from skypool.wire.namespaces import Space
 
 PROTOCOL = 5
 SCRIPT = frozenset({"__main__", "__mp_main__"})
@@ -35,14 +39,30 @@ def _no_file(file: io.TextIOWrapper) -> Any:
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """A cloudpickle pickler that refuses open text files with a TypeError.
+    """A cloudpickle pickler that sends each definition of a script once to a process.
 
-    cloudpickle itself would send the whole content of the file.
+    It refuses open text files with a TypeError. cloudpickle itself would send the whole content of the file.
     """
 
     dispatch_table: ClassVar[Any] = ChainMap(
-        {io.TextIOWrapper: _no_file}, cast(Any, cloudpickle.Pickler.dispatch_table)
+        cast(Any, {io.TextIOWrapper: _no_file, CodeType: definitions.reduce_code, **named.REDUCERS}),
+        cast(Any, cloudpickle.Pickler.dispatch_table),
     )
+
+    def reducer_override(self, thing: Any) -> Any:
+        """Return how to pickle an object: a definition of a script by value, everything else as cloudpickle does."""
+        if type(thing) is FunctionType:
+            if not identity.is_by_value(thing):
+                return NotImplemented
+            if named.is_dispatcher(thing):
+                return named.reduce_dispatcher(thing)
+            # the attribute of cloudpickle's pickler for the same purpose
+            space = self.globals_ref.setdefault(id(thing.__globals__), None) or Space(thing.__globals__)
+            self.globals_ref[id(thing.__globals__)] = space
+            return definitions.reduce_function(thing, space)
+        if issubclass(type(thing), type) and identity.is_by_value(thing):
+            return definitions.reduce_class(thing)
+        return super().reducer_override(thing)
 
 
 def pickled(value: object) -> bytes:

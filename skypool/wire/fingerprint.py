@@ -1,0 +1,85 @@
+"""Makes hashes of values, to see whether a value has changed since it was sent."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+from collections import ChainMap
+from types import CodeType, FunctionType
+from typing import Any, ClassVar, cast
+
+from cloudpickle import cloudpickle
+
+from skypool.wire import identity, named
+
+_MOST = 1 << 20
+"""The most bytes of a value that are read. A larger value counts as changed each time."""
+
+
+class _TooLarge(Exception):
+    """The value has more than `_MOST` bytes."""
+
+
+class _Hash:
+    """A file that keeps only a hash of what is written."""
+
+    def __init__(self) -> None:
+        self.hash = hashlib.blake2b(digest_size=16)
+        self._written = 0
+
+    def write(self, data: Any) -> None:
+        self._written += len(data)
+        if self._written > _MOST:
+            raise _TooLarge
+        self.hash.update(data)
+
+    def add(self, buffer: pickle.PickleBuffer) -> bool:
+        try:
+            raw = buffer.raw()
+        except BufferError:
+            return True  # memory that is not contiguous becomes a part of the pickle
+        self.write(raw)
+        return False
+
+
+class _Fingerprinter(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """A pickler for `fingerprint`: definitions are named by their ids, and functions by their parts."""
+
+    dispatch_table: ClassVar[Any] = ChainMap(
+        cast(Any, named.REDUCERS | {CodeType: lambda code: (_part, (hash(code),))}),
+        cast(Any, cloudpickle.Pickler.dispatch_table),
+    )
+
+    def reducer_override(self, thing: Any) -> Any:
+        is_class = issubclass(type(thing), type)
+        if (is_class or type(thing) is FunctionType) and identity.is_by_value(thing):
+            if is_class:
+                return _part, (identity.id_of(thing),)
+            if named.is_dispatcher(thing):
+                return _part, (thing.__qualname__,), dict(thing.registry)
+            parts = (thing.__defaults__, thing.__kwdefaults__, thing.__closure__, thing.__dict__)
+            return _part, (hash(thing.__code__),), parts
+        return super().reducer_override(thing)
+
+
+def _part(*_: object) -> object:
+    """Stand for a part of a value in a pickle that nobody reads."""
+    return object()
+
+
+def fingerprint(value: object) -> str:
+    """Return a hash of a value and of all its parts. It changes when one of them changes.
+
+    Classes, and the globals that functions use, are not looked into. Hashes of two processes cannot be compared. The
+    result is another one each time for a value of more than 1 MiB.
+
+    Raises:
+        Exception: the value cannot be pickled.
+    """
+    file = _Hash()
+    try:
+        _Fingerprinter(file, 5, buffer_callback=file.add).dump(value)
+    except _TooLarge:
+        return os.urandom(16).hex()
+    return file.hash.hexdigest()

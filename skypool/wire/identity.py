@@ -1,0 +1,160 @@
+"""Gives classes, functions and the like of scripts an id that travels with them, so that each exists once in a process.
+
+Such a definition is pickled by value, because the receiver cannot import the script. Its id tells the receiver whether
+the definition is there already: it came from here, or it was received before. A version says whether it has changed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from dataclasses import dataclass, field
+from functools import cache
+from types import FunctionType
+from typing import Any
+
+from cloudpickle import cloudpickle
+
+MOST_WRAPPERS = 8
+"""The most decorators around a function that `is_named` looks behind."""
+
+
+@dataclass(slots=True)
+class _Origin:
+    """Where a definition of this process came from.
+
+    Attributes:
+        sender: the process that sent it first. Only this process may change it here.
+        version: the version that was received; None until its content has arrived.
+        names: the names of the attributes that were received, for a class.
+    """
+
+    sender: str
+    version: str | None = None
+    names: frozenset[str] = field(default_factory=frozenset)
+
+
+_received: weakref.WeakKeyDictionary[Any, _Origin] = weakref.WeakKeyDictionary()
+_strong: dict[str, Any] = {}
+"""Definitions that have no weak references, such as a ContextVar. Python advises to create these at module level."""
+_strong_ids: dict[int, str] = {}
+
+
+@cache
+def here() -> str:
+    """Return the name of this process in versions. Processes that were forked from this one share it."""
+    return os.urandom(8).hex()
+
+
+def id_of(thing: Any) -> str:
+    """Return the id of a definition. It gets one if it has none yet.
+
+    cloudpickle's own table is used, so that objects which other libraries send with cloudpickle have the same classes.
+    """
+    if not _has_weak_references(thing):
+        if id(thing) not in _strong_ids:
+            remember(os.urandom(16).hex(), thing)
+        return _strong_ids[id(thing)]
+    return str(cloudpickle._get_or_create_tracker_id(thing))
+
+
+def _has_weak_references(thing: Any) -> bool:
+    return bool(type(thing).__weakrefoffset__)
+
+
+def remember(id_: str, thing: Any) -> None:
+    """Note that a definition without weak references has this id."""
+    _strong[id_] = thing
+    _strong_ids[id(thing)] = id_
+
+
+def known(id_: str) -> Any:
+    """Return the definition that has this id in this process, or None."""
+    found = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(id_)
+    return _strong.get(id_) if found is None else found
+
+
+def is_tracked(thing: Any) -> bool:
+    """Return True if this object was sent or received by value."""
+    return thing in cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS
+
+
+def receive(id_: str, sender: str, made: Any) -> Any:
+    """Give a definition that was just made the id with which it arrived, and return it.
+
+    If another thread has made it meanwhile, that one is returned.
+    """
+    found = cloudpickle._lookup_class_or_track(id_, made)
+    if found is made:
+        _received[made] = _Origin(sender)
+    return found
+
+
+def replace(id_: str, sender: str, made: Any) -> Any:
+    """Let a new object take the place of the one that has this id, and return it. The old object stays as it is."""
+    with cloudpickle._DYNAMIC_CLASS_TRACKER_LOCK:
+        cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID[id_] = made
+        cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS[made] = id_
+    _received[made] = _Origin(sender)
+    return made
+
+
+def is_own(thing: Any) -> bool:
+    """Return True if a definition with an id was not received, but made in this process."""
+    return thing not in _received
+
+
+def came_from(thing: Any, sender: str) -> bool:
+    """Return True if this sender is the one that sent a definition first, and so may change it."""
+    origin = _received.get(thing)
+    return origin is not None and origin.sender == sender and sender != here()
+
+
+def is_outdated(thing: Any, sender: str, version: str | None) -> bool:
+    """Return True if a definition that is here must take over what has arrived.
+
+    It must if it is empty so far, or if its first sender has another version of it now.
+    """
+    return came_from(thing, sender) and (version is None or _received[thing].version != version)
+
+
+def names_of(thing: Any) -> frozenset[str]:
+    """Return the names of the attributes with which a class was received."""
+    return _received[thing].names
+
+
+def note(thing: Any, version: str | None, names: frozenset[str] = frozenset()) -> None:
+    """Note which version of a received definition is here now."""
+    _received[thing].version = version
+    _received[thing].names = names
+
+
+def is_by_value(thing: Any) -> bool:
+    """Return True if a function or class is pickled by value, because the receiver cannot import it."""
+    if type(thing) is not FunctionType and thing in cloudpickle._BUILTIN_TYPE_NAMES:
+        return False  # such as the type of None, which has no module where its name is found
+    return not cloudpickle._should_pickle_by_reference(thing)
+
+
+def is_named(thing: Any) -> bool:
+    """Return True if a definition's module has it under its name, as `pickle` requires, or if it arrived with an id.
+
+    A function behind decorators counts, if these set `__wrapped__` as `functools.wraps` does. A lambda, and a function
+    that was made by another function, do not count: each copy of them has data of its own.
+    """
+    name = getattr(thing, "__qualname__", None) or getattr(thing, "__name__", "<locals>")
+    if "<" not in name:
+        found: Any = sys.modules.get(getattr(thing, "__module__", None) or "")
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if found is thing:
+            return True
+        if isinstance(thing, FunctionType):
+            for _ in range(MOST_WRAPPERS):
+                found = getattr(found, "__wrapped__", None)
+                if found is None:
+                    break
+                if found is thing:
+                    return True
+    return is_tracked(thing)

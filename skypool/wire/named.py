@@ -1,0 +1,197 @@
+"""Pickles what has a name in a script and is neither a class nor a function: type variables, caches, context variables.
+
+pickle sends these by name, which fails for a script. Here they are made anew from their parts, once in a process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import sys
+import typing
+import weakref
+from collections.abc import Callable
+from threading import RLock
+from types import FunctionType
+from typing import Any
+
+from cloudpickle import cloudpickle
+
+from skypool.wire import identity
+
+_Cache = functools._lru_cache_wrapper
+_VARIABLES: tuple[type, ...] = (typing.TypeVar, typing.ParamSpec, typing.TypeVarTuple)
+NAMED: tuple[type, ...] = (*_VARIABLES, typing.NewType, _Cache, contextvars.ContextVar)
+"""The types whose objects are definitions: each exists once in a process."""
+_OPTIONS = ("covariant", "contravariant", "infer_variance")
+_DISPATCHER = functools.singledispatch(lambda: None).__code__  # type: ignore[attr-defined]  # it is a function
+
+
+def _travels_by_name(thing: Any) -> bool:
+    """Return True if the receiver can import the object by its module and name."""
+    name = getattr(thing, "__qualname__", None) or thing.__name__
+    return cloudpickle._lookup_module_and_qualname(thing, name=name) is not None and not (
+        cloudpickle._is_registered_pickle_by_value(sys.modules[thing.__module__])
+    )
+
+
+def _kept(made: Any, id_: str) -> Any:
+    """Return the object that has this id here; if there is none, the one that was just made."""
+    found = identity.known(id_)
+    if found is not None:
+        return found
+    if type(made).__weakrefoffset__:
+        return identity.receive(id_, "", made)
+    identity.remember(id_, made)
+    return made
+
+
+# --- typing ------------------------------------------------------------------------------------------------------
+# https://github.com/cloudpipe/cloudpickle/issues/520 is about NewType; cloudpickle knows no ParamSpec and TypeVarTuple.
+
+
+def _reduce_variable(variable: Any) -> Any:
+    if _travels_by_name(variable):
+        return variable.__name__
+    options = {name: getattr(variable, f"__{name}__", False) for name in _OPTIONS}
+    options = {name: True for name, value in options.items() if value}
+    bound = getattr(variable, "__bound__", None)
+    if bound is not None:
+        options["bound"] = bound
+    if getattr(variable, "has_default", bool)():
+        options["default"] = variable.__default__
+    return _variable, (
+        identity.id_of(variable),
+        type(variable),
+        variable.__name__,
+        getattr(variable, "__constraints__", ()),
+        options,
+        variable.__module__,
+    )
+
+
+def _variable(id_: str, kind: Any, name: str, constraints: Any, options: dict[str, Any], module: str) -> Any:
+    made = kind(name, *constraints, **options)
+    made.__module__ = module
+    return _kept(made, id_)
+
+
+def _reduce_new_type(kind: Any) -> Any:
+    if _travels_by_name(kind):
+        return kind.__qualname__
+    return _new_type, (identity.id_of(kind), kind.__qualname__, kind.__supertype__, kind.__module__)
+
+
+def _new_type(id_: str, name: str, supertype: Any, module: str) -> Any:
+    made = typing.NewType(name, supertype)
+    made.__module__ = module
+    return _kept(made, id_)
+
+
+# --- functools ---------------------------------------------------------------------------------------------------
+
+
+def _reduce_cache(cache: Any) -> Any:
+    """Pickle a function with a cache. The values in the cache stay here.
+
+    https://github.com/cloudpipe/cloudpickle/issues/178
+    """
+    if _travels_by_name(cache):
+        return cache.__qualname__
+    id_ = identity.id_of(cache) if identity.is_named(cache) else None
+    return _cache, (id_, cache.__wrapped__, cache.cache_parameters()), dict(cache.__dict__)
+
+
+def _cache(id_: str | None, function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    found = None if id_ is None else identity.known(id_)
+    if found is not None:
+        return found
+    made = functools.lru_cache(**parameters)(function)
+    return made if id_ is None else _kept(made, id_)
+
+
+def _reduce_cached_property(prop: functools.cached_property[Any]) -> Any:
+    """Pickle a `cached_property` without its lock, which Python 3.11 still has."""
+    state = {name: value for name, value in vars(prop).items() if name != "lock"}
+    return _cached_property, (type(prop),), state
+
+
+def _cached_property(kind: type[functools.cached_property[Any]]) -> functools.cached_property[Any]:
+    made = kind.__new__(kind)
+    if sys.version_info < (3, 12):
+        made.lock = RLock()
+    return made
+
+
+def is_dispatcher(function: FunctionType) -> bool:
+    """Return True if a function was made by `functools.singledispatch`."""
+    return function.__code__ is _DISPATCHER
+
+
+def reduce_dispatcher(function: Any) -> Any:
+    """Pickle a function of `functools.singledispatch`: its implementations, without its cache."""
+    id_ = identity.id_of(function) if identity.is_named(function) else None
+    name = {key: getattr(function, key) for key in functools.WRAPPER_ASSIGNMENTS if key != "__annotations__"}
+    more = {key: value for key, value in vars(function).items() if key not in _DISPATCH_METHODS}
+    return _dispatcher, (id_,), (dict(function.registry), name, more), None, None, _fill_dispatcher
+
+
+_DISPATCH_METHODS = ("register", "dispatch", "registry", "_clear_cache")
+
+
+def _dispatcher(id_: str | None) -> Any:
+    found = None if id_ is None else identity.known(id_)
+    if found is not None:
+        return found
+
+    def nothing() -> None: ...
+
+    made: Any = functools.singledispatch(nothing)
+    made.__wrapped__ = None  # its implementations have not arrived yet
+    return made if id_ is None else _kept(made, id_)
+
+
+def _fill_dispatcher(made: Any, state: tuple[dict[type, Any], dict[str, Any], dict[str, Any]]) -> None:
+    registry, names, more = state
+    is_new = made.__wrapped__ is None
+    for kind, function in registry.items():
+        if is_new or kind not in made.registry:
+            made.register(kind, function)
+    if is_new:
+        for name, value in (names | more).items():
+            setattr(made, name, value)
+
+
+# --- others ------------------------------------------------------------------------------------------------------
+
+
+def _reduce_context_variable(variable: contextvars.ContextVar[Any]) -> Any:
+    """Pickle a ContextVar: its name and default. Its values belong to the contexts of a process."""
+    default: tuple[Any, ...] = ()
+    with contextlib.suppress(LookupError):  # it has none
+        default = (contextvars.Context().run(variable.get),)  # the default can be read in no other way
+    return _context_variable, (identity.id_of(variable), variable.name, default)
+
+
+def _context_variable(id_: str, name: str, default: tuple[Any, ...]) -> Any:
+    found = identity.known(id_)
+    if found is not None:
+        return found
+    return _kept(contextvars.ContextVar(name, default=default[0]) if default else contextvars.ContextVar(name), id_)
+
+
+def _reduce_weak_dictionary(mapping: Any) -> Any:
+    return type(mapping), (dict(mapping),)
+
+
+REDUCERS: dict[type, Callable[[Any], Any]] = {
+    **dict.fromkeys(_VARIABLES, _reduce_variable),
+    typing.NewType: _reduce_new_type,
+    _Cache: _reduce_cache,
+    functools.cached_property: _reduce_cached_property,
+    contextvars.ContextVar: _reduce_context_variable,
+    weakref.WeakKeyDictionary: _reduce_weak_dictionary,
+    weakref.WeakValueDictionary: _reduce_weak_dictionary,
+}
+"""For each type, how to pickle its objects."""

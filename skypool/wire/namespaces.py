@@ -1,0 +1,278 @@
+"""Gives the functions of a script one dict of globals on a worker (process that runs calls), as a module has.
+
+The function of a call, its helpers and the methods of classes then see the same globals. What they assign there stays
+on that worker. A value comes anew when it has changed on the client. (The client is the user's process.)
+
+Each function that is called keeps values of its own for the globals that arrived with it: see `View`.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+from skypool.wire import identity
+from skypool.wire.named import NAMED
+
+CONSTANTS = (int, float, complex, str, bytes, bool, type(None), BuiltinFunctionType)
+"""Types whose values cannot change."""
+_DEFINITIONS = (type, FunctionType, ModuleType, *NAMED)
+Key = tuple[str, str]
+"""(process, module): the module's dict of globals that functions come from."""
+
+
+class Token(str):
+    """A hash of a value that can change in place. Equal tokens of one sender mean that the value has not changed."""
+
+    __slots__ = ()
+
+
+class _Absent:
+    """The token of a global that the sender does not have or never sent, and the value of one that is not here."""
+
+
+class Space:
+    """A dict of globals on its way. Unpickling it gives the dict: one that is shared, or a new one.
+
+    Args:
+        found: the globals of a function.
+    """
+
+    __slots__ = ("base", "key")
+
+    def __init__(self, found: dict[str, Any]) -> None:
+        shared = _by_dict.get(id(found))
+        module = found.get("__name__")
+        self.key: Key | None = None
+        if shared is not None:
+            self.key = shared.key
+        elif isinstance(module, str) and getattr(sys.modules.get(module), "__dict__", None) is found:
+            self.key = (identity.here(), module)
+        # what relative imports and tracebacks need, as cloudpickle sends it
+        self.base = {name: found[name] for name in ("__package__", "__name__", "__path__", "__file__") if name in found}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return receive, (self.key, self.base)
+
+
+class _Shared:
+    """The globals that functions of one module of another process share here.
+
+    Attributes:
+        key: which module of which process.
+        values: the globals.
+        tokens: for each global that arrived: what it was when it arrived, to see whether it has changed since.
+    """
+
+    __slots__ = ("key", "tokens", "values")
+
+    def __init__(self, key: Key, values: dict[str, Any]) -> None:
+        self.key = key
+        self.values = values
+        self.tokens: dict[str, Any] = {}
+
+
+_shared: dict[Key, _Shared] = {}
+_by_dict: dict[int, _Shared] = {}
+_main: dict[str, Any] | None = None
+
+
+def own_main(values: dict[str, Any]) -> None:
+    """Use this dict, the one of the module `__main__` here, for the globals of the first script that sends functions.
+
+    pickle and typing, which look names up in `__main__`, then find those of the script.
+    """
+    global _main
+    _main = values
+
+
+def receive(key: Key | None, base: dict[str, Any]) -> dict[str, Any]:
+    """Return the dict of globals for functions that arrive. Unpickling a `Space` calls this.
+
+    It is a new dict if the functions' module is one of this process, whose globals are not changed from outside, or if
+    the functions belong to no module.
+    """
+    if key is None or key[0] == identity.here():
+        return {**base, "__builtins__": builtins.__dict__}
+    if key not in _shared:
+        _shared[key] = made = _Shared(key, _new_globals(key, base))
+        _by_dict[id(made.values)] = made
+    return _shared[key].values
+
+
+def _new_globals(key: Key, base: dict[str, Any]) -> dict[str, Any]:
+    global _main
+    if key[1] == "__main__" and _main is not None:
+        values, _main = _main, None
+        return values
+    return {**base, "__builtins__": builtins.__dict__}
+
+
+class View:
+    """The values that the globals have for one function that is called.
+
+    Two versions of a function may be called in turn, such as one that was sent before a global was assigned on the
+    client, and one that was sent after it. Each finds the values that arrived with it, or what it has assigned since.
+    Functions for which the client sent the same value of a global share it.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[_Entry] = []
+        self._before: dict[tuple[Key, str], _Entry] = {}
+
+    def leave(self) -> None:
+        """Keep the values that the globals of this view have now."""
+        self._kept = [_entry(entry.shared, entry.name) for entry in self._kept]
+
+    def enter(self) -> None:
+        """Give the globals of this view the values that they had when it was left, unless they are shared."""
+        for entry in self._kept:
+            if _differ(entry.shared.tokens.get(entry.name, _Absent), entry.token):
+                _assign(*entry)
+
+    def arrive(self, shared: _Shared, name: str, value: Any, token: Any) -> None:
+        """Let a global have the value that has just arrived with the function of this view."""
+        key = shared.key, name
+        if key not in self._before:
+            self._before[key] = _entry(shared, name)
+        _assign(shared, name, value, token)
+
+    def settle(self) -> None:
+        """Take back what has arrived and is here already, with what calls on this worker have made of it.
+
+        Values that can change in place may have parts in common. So all of those that arrived together are taken back,
+        or none of them.
+        """
+        known = {key for key, entry in self._before.items() if not self._is_new(entry)}
+        mutable = {key for key, entry in self._before.items() if type(entry.shared.tokens.get(entry.name)) is Token}
+        for key, entry in self._before.items():
+            if key in known and (key not in mutable or mutable <= known):
+                _assign(*entry)
+            elif key in known:  # other functions keep the one that they have
+                entry.shared.tokens[entry.name] = Token(f"{entry.token} {id(self)}")
+        self._kept = [_entry(entry.shared, entry.name) for entry in self._before.values()]
+        self._before = {}
+
+    def _is_new(self, before: _Entry) -> bool:
+        return _differ(before.token, before.shared.tokens.get(before.name, _Absent))
+
+
+class _Entry(NamedTuple):
+    """A global and the value that it has at some time."""
+
+    shared: _Shared
+    name: str
+    value: Any
+    token: Any
+
+
+def _entry(shared: _Shared, name: str) -> _Entry:
+    return _Entry(shared, name, shared.values.get(name, _Absent), shared.tokens.get(name, _Absent))
+
+
+_current: View | None = None
+_loading: View | None = None
+
+
+def enter(view: View) -> None:
+    """Let the globals have the values of this view from now on."""
+    global _current
+    if view is not _current:
+        if _current is not None:
+            _current.leave()
+        view.enter()
+        _current = view
+
+
+@contextlib.contextmanager
+def loading(view: View) -> Iterator[None]:
+    """Enter a new view, and let all globals that arrive meanwhile belong to it."""
+    global _loading
+    enter(view)
+    _loading = view
+    try:
+        yield
+    finally:
+        _loading = None
+        view.settle()
+
+
+def bind(
+    values: dict[str, Any], sender: str, arrived: Mapping[str, Any], tokens: Mapping[str, Token], absent: Sequence[str]
+) -> None:
+    """Give a dict of globals the values that arrived with a function.
+
+    In a shared dict, a global keeps the value that it has here if it has not changed on the sender's side.
+
+    Args:
+        values: the dict.
+        sender: the process that has sent the function.
+        arrived: the globals that the function uses.
+        tokens: the tokens of those globals that can change in place.
+        absent: the globals that the function uses and that did not exist.
+    """
+    shared = _by_dict.get(id(values))
+    if shared is None:
+        values.update(arrived)
+        return
+    if sender != shared.key[0]:  # such as a child process of a call: it may add, but not change
+        for name, value in arrived.items():
+            values.setdefault(name, value)
+        return
+    entries = [_Entry(shared, name, value, tokens.get(name, value)) for name, value in arrived.items()]
+    entries += [_Entry(shared, name, _Absent, _Absent) for name in absent]
+    if _loading is not None:
+        for entry in entries:
+            _loading.arrive(*entry)
+        return
+    changed = {entry.name for entry in entries if _differ(shared.tokens.get(entry.name, _Absent), entry.token)}
+    if not tokens.keys().isdisjoint(changed):  # they may have parts in common, which would be parted
+        changed |= tokens.keys()
+    for entry in entries:
+        if entry.name in changed:
+            _assign(*entry)
+
+
+def _differ(before: Any, token: Any) -> bool:
+    """Return True if a token says that a global has changed on the sender's side."""
+    if before is token:
+        return False
+    if type(before) is not type(token):
+        return True
+    if isinstance(token, (float, complex)):
+        return repr(before) != repr(token)  # because 0.0 == -0.0
+    return not (type(token) in (*CONSTANTS, Token) and bool(before == token))
+
+
+def _assign(shared: _Shared, name: str, value: Any, token: Any) -> None:
+    for place, each in ((shared.values, value), (shared.tokens, token)):
+        if each is _Absent:
+            place.pop(name, None)
+        else:
+            place[name] = each
+
+
+def offer(thing: Any, name: str, values: dict[str, Any] | None) -> None:
+    """Let the script's module have a definition under its name, also if no function names it."""
+    shared = None if values is None else _by_dict.get(id(values))
+    if shared is not None and "." not in name:
+        shared.values[name] = thing
+
+
+def main_of(sender: str) -> dict[str, Any] | None:
+    """Return the shared globals of another process's script; None if nothing of it has arrived."""
+    shared = _shared.get((sender, "__main__"))
+    return None if shared is None else shared.values
+
+
+def tokens_of(values: Mapping[str, Any], fingerprint: Callable[[Any], str]) -> dict[str, Token]:
+    """Return the tokens of those globals that can change in place: all but constants and definitions."""
+    return {
+        name: Token(fingerprint(value))
+        for name, value in values.items()
+        if type(value) not in CONSTANTS and not isinstance(value, _DEFINITIONS)
+    }
