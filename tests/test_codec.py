@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from skypool.calls.call import compute
 from skypool.errors import CapacityError, PickleError, RateLimitError, RemoteError, WorkerDied
-from skypool.wire import blame, codec, exceptions, pickling
+from skypool.wire import blame, codec, exceptions, pickling, rebuilt
 
 scalars = (
     st.none()
@@ -576,7 +576,7 @@ def test_a_remote_error_survives_another_trip() -> None:
 
 
 def test_an_exception_unpickled_in_a_process_without_its_class_module_never_runs_its_init() -> None:
-    made = exceptions.rebuild(OtherSignature, ("text",), {"code": 1})
+    made = rebuilt.rebuild(OtherSignature, ("text",), ("text",), {"code": 1})
     assert isinstance(made, OtherSignature)
     assert made.args == ("text",)
     assert not hasattr(made, "where")

@@ -181,7 +181,7 @@ def test_mutated_frames_raise_nothing_but_protocol_errors(
     ("magic", "version", "kind", "head", "body", "says"),
     [
         (b"HT", wire.WIRE_VERSION, 1, 2, 0, "not a message of skypool"),
-        (b"sk", wire.WIRE_VERSION + 1, 1, 2, 0, "uses version 5 of skypool's protocol"),
+        (b"sk", wire.WIRE_VERSION + 1, 1, 2, 0, f"uses version {wire.WIRE_VERSION + 1} of skypool's protocol"),
         (b"sk", wire.WIRE_VERSION, 0, 2, 0, "the unknown kind 0"),
         (b"sk", wire.WIRE_VERSION, 255, 2, 0, "the unknown kind 255"),
         (b"sk", wire.WIRE_VERSION, 1, wire.MAX_HEADER + 1, 0, r"header of \d+ bytes .* body of \d+ bytes"),

@@ -11,6 +11,7 @@ import inspect
 import json
 import sys
 import types
+import typing
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import (
@@ -37,7 +38,7 @@ from skypool.errors import UsageError
 from skypool.runtime import Attended, Interruption
 from skypool.safety.text import encodable
 from skypool.shipping import user_modules
-from skypool.wire import blame, codec, pickling
+from skypool.wire import blame, codec, identity, pickling
 from skypool.wire.frames import Buffer
 
 if TYPE_CHECKING:
@@ -282,22 +283,28 @@ class ComputeFunction(Generic[P, T]):
     def __reduce__(self) -> tuple[Any, ...] | str:
         if _is_importable(self):
             return self.function.__qualname__
-        return _rebuild_function, (self.function, *self.given)
+        id_ = identity.id_of(self) if not self.given and identity.is_named(self) else None
+        return _rebuild_function, (id_, self.function, *self.given)
 
     def __repr__(self) -> str:
         return f"<compute function {self.name}>"
 
 
-def _rebuild_function(function: Callable[..., Any], *given: Any) -> ComputeFunction[..., Any]:
-    """Return a `ComputeFunction` with default options. Unpickling calls this on a node.
+def _rebuild_function(id_: str | None, function: Callable[..., Any], *given: Any) -> ComputeFunction[..., Any]:
+    """Return the `ComputeFunction` that has this id here, or a new one with default options. Unpickling calls this.
 
     The options of the original are not part of the pickle.
 
     Args:
+        id_: the id of a function that a script has under its name; None for any other.
         function: the plain function.
         given: the bound object for a method; otherwise empty.
     """
-    return ComputeFunction(function, Options(), given)
+    found = None if id_ is None else identity.known(id_)
+    if found is not None and (found.function is function or identity.is_own(found)):
+        return typing.cast("ComputeFunction[..., Any]", found)
+    made: ComputeFunction[..., Any] = ComputeFunction(function, Options(), given)
+    return made if id_ is None else typing.cast("ComputeFunction[..., Any]", identity.replace(id_, "", made))
 
 
 class _Undecorated:

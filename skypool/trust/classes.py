@@ -26,7 +26,7 @@ from skypool.trust.cursor import FAULTY, NotData
 from skypool.trust.format import ALLOWED, ERROR, FLAGS, INSTANCE, MEMBER, NAMED
 from skypool.trust.reading import ClassShape, Reading
 from skypool.trust.refusals import short_form
-from skypool.wire import exceptions
+from skypool.wire import exceptions, rebuilt
 from skypool.wire.pickling import SCRIPT
 
 _MISSING = object()
@@ -399,7 +399,7 @@ def _error(kind: type[Exception], r: Reading, values: tuple[Any, ...]) -> Except
     state.pop("args", None)  # some built-in exceptions have their arguments there, too
     notes = state.pop("__notes__", None)
     if type(notes) is list and notes:
-        made.__notes__ = [printable(note) for note in notes if type(note) is str]
+        rebuilt.assign(made, "__notes__", [printable(note) for note in notes if type(note) is str])
     for name, value in state.items():
         place = _place(kind, name)
         if place is None:

@@ -18,6 +18,7 @@ from skypool.trust.cursor import FAULTY, NotData
 from skypool.trust.format import ALLOWED
 from skypool.trust.reading import ClassShape, Maker, Reading
 from skypool.trust.writing import JSON, MOST_JSON
+from skypool.wire import rebuilt
 from skypool.wire.exceptions import RemoteTraceback
 from skypool.wire.frames import Buffer
 
@@ -94,8 +95,8 @@ class DataReader:
         chain, text = got
         errors = [self._one(link, printable(text)) for link in chain]
         for error, cause in itertools.pairwise(errors):
-            error.__cause__ = cause
-        errors[-1].__cause__ = RemoteTraceback(printable(text))
+            rebuilt.assign(error, "__cause__", cause)
+        rebuilt.assign(errors[-1], "__cause__", RemoteTraceback(printable(text)))
         return errors[0]
 
     def _read(self, buffers: Sequence[Buffer], parent: Reading | None = None) -> Any:
@@ -184,7 +185,7 @@ class DataReader:
         if not isinstance(error, Exception):
             error = RemoteError(printable(kind), printable(text), traceback, printable(why))
         if notes and not getattr(error, "__notes__", None):
-            error.__notes__ = list(map(printable, notes))
+            rebuilt.assign(error, "__notes__", list(map(printable, notes)))
         return error
 
     def _member(self, r: Reading, link: Any) -> BaseException:

@@ -1,8 +1,8 @@
 """Pickles functions and classes by value, and makes them where they arrive, once in a process.
 
-cloudpickle makes a class anew for each pickle, sets its attributes over again, and defines it without the arguments that
-it was defined with. Here a class that exists already stays as it is, and another is copied instead of defined again:
-see https://github.com/cloudpipe/cloudpickle/issues/439 and https://github.com/cloudpipe/cloudpickle/issues/527.
+cloudpickle sets the attributes of a class over again with each pickle, and defines a class again without the arguments
+that it was defined with. Here a class that exists already stays as it is, and a new one is copied, not defined again:
+https://github.com/cloudpipe/cloudpickle/issues/439 and https://github.com/cloudpipe/cloudpickle/issues/527.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum, EnumMeta, Flag
 from types import CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from cloudpickle import cloudpickle
 
@@ -27,11 +27,21 @@ _FILE = 10
 """The position of the file's name among the arguments of `types.CodeType`."""
 _MADE_WITH = ("__module__", "__qualname__", "__slots__", "__orig_bases__", "__firstlineno__")
 """The attributes that a class must have while it is made."""
-_MADE_ANEW = frozenset(
-    ("__dict__", "__weakref__", "_abc_impl", "_abc_cache", "_abc_registry", "__annotate_func__", "__annotate__")
+_MADE_ANEW = frozenset(("__dict__", "__weakref__", "_abc_impl", "__slotnames__"))
+_MADE_ANEW |= {"__annotate_func__", "__annotate__", "__annotations_cache__"}  # Python 3.14
+"""The attributes that Python makes with each class, or when it first uses one."""
+_MADE_BY_ENUM = frozenset(
+    (
+        "_member_names_",
+        "_member_map_",
+        "_value2member_map_",
+        "_hashable_values_",
+        "_unhashable_values_",
+        "_unhashable_values_map_",
+    )
 )
-"""The attributes that Python makes with each class."""
-_MADE_BY_ENUM = frozenset(("_member_names_", "_member_map_", "_value2member_map_", "_unhashable_values_"))
+_FOLLOWING = frozenset(("__dataclass_fields__", "__dataclass_params__"))
+"""Attributes that follow from others, so that the version of a class can leave them out. They take long to hash."""
 _OF_MEMBERS = frozenset(("_name_", "_value_", "__objclass__", "_sort_order_"))
 """The attributes that `enum` gives each member."""
 
@@ -116,10 +126,10 @@ def _function(
     """Return the function that has this id here, or a new one without its attributes."""
     found = None if id_ is None else identity.known(id_)
     if found is not None and not identity.is_outdated(found, sender, version):
-        return typing.cast(FunctionType, found)
+        return cast(FunctionType, found)
     closure = None if cells is None else tuple(cloudpickle._make_empty_cell() for _ in range(cells))
     made = FunctionType(code, values, None, None, closure)
-    return made if id_ is None else typing.cast(FunctionType, identity.replace(id_, sender, made))
+    return made if id_ is None else cast(FunctionType, identity.replace(id_, sender, made))
 
 
 def _fill_function(function: FunctionType, state: tuple[Any, ...]) -> None:
@@ -167,11 +177,13 @@ def reduce_class(kind: type) -> Any:
             _Member(name, _arguments_of(member), member._value_) for name, member in kind.__members__.items()
         )
         states = tuple((name, _state_of(member)) for name, member in kind._member_map_.items())
-        boundary = kind._boundary_ if issubclass(kind, Flag) else None
+        boundary = getattr(kind, "_boundary_") if issubclass(kind, Flag) else None  # noqa: B009 - mypy knows no such name
     attributes = {
         name: value for name, value in vars(kind).items() if name not in left_out and not _is_descriptor(value, kind)
     }
-    registry = [found for ref in abc._get_dump(kind)[0] if (found := ref())] if isinstance(kind, abc.ABCMeta) else []
+    if not attributes.get("__annotations__", True):
+        del attributes["__annotations__"]  # Python makes an empty one when somebody asks
+    registry = _registered(kind) if isinstance(kind, abc.ABCMeta) else []
     head = (
         identity.id_of(kind),
         identity.here(),
@@ -183,9 +195,16 @@ def reduce_class(kind: type) -> Any:
         members,
         boundary,
     )
-    version = fingerprint((kind.__bases__, body, attributes, registry, members, states))
+    own = {name: value for name, value in attributes.items() if name not in _FOLLOWING}
+    version = fingerprint((kind.__bases__, body, own, registry, members, states))
     state = (identity.here(), version, attributes, registry, states, identity.is_named(kind))
     return _class, head, state, None, None, _fill_class
+
+
+def _registered(kind: abc.ABCMeta) -> list[type]:
+    """Return the classes that were registered with an abstract class."""
+    found: list[type | None] = [ref() for ref in cast(Any, abc)._get_dump(kind)[0]]
+    return [each for each in found if each is not None]
 
 
 def _is_descriptor(value: object, kind: type) -> bool:
@@ -221,7 +240,7 @@ def _class(
     """Return the class that has this id here, or a new one without its attributes."""
     found = identity.known(id_)
     if found is not None:
-        return typing.cast(type, found)
+        return cast(type, found)
     maker = maker or _maker(metaclass)
     with _silenced(bases):
         if issubclass(maker, EnumMeta):
@@ -230,9 +249,9 @@ def _class(
             space = maker.__prepare__(name, bases)
             for key, value in body.items():
                 space[key] = value
-            made = maker.__new__(metaclass, name, bases, space)
-            maker.__init__(made, name, bases, space)
-    return typing.cast(type, identity.receive(id_, sender, made))
+            made = cast(Any, maker).__new__(metaclass, name, bases, space)
+            cast(Any, maker).__init__(made, name, bases, space)
+    return cast(type, identity.receive(id_, sender, made))
 
 
 def _maker(metaclass: type) -> Any:
@@ -285,7 +304,7 @@ def _silent(hook: Any) -> Any:
     """Return an `__init_subclass__` that does nothing in this thread, and what `hook` does in others."""
     thread = threading.get_ident()
 
-    def silent(kind: type, **arguments: Any) -> None:
+    def silent(kind: type, /, **arguments: Any) -> None:
         if threading.get_ident() != thread:
             hook.__get__(None, kind)(**arguments)
 

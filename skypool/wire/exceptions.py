@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from skypool.errors import RemoteError
-from skypool.wire import codec
+from skypool.wire import codec, rebuilt
 from skypool.wire.blame import failure_of, name_of, short, text_of
 from skypool.wire.frames import Buffer
 from skypool.wire.pickling import PROTOCOL, pickled
@@ -130,18 +130,19 @@ class _Rebuilt:
 
     def __reduce__(self) -> tuple[Any, ...]:
         error = self.error
-        args = self.error.args
-        state = self.error.__dict__
+        kind, given, args, state = rebuilt.parts_of(error)
         if isinstance(error, BaseExceptionGroup):
-            args = (error.message, [_Member(each) for each in error.exceptions])
+            given = args = (error.message, [_Member(each) for each in error.exceptions])
         elif self.in_part:
-            args = tuple(arg if failure_of(arg) is None else short(arg) for arg in args)
+            given, args = (
+                tuple(arg if failure_of(arg) is None else short(arg) for arg in each) for each in (given, args)
+            )
         if self.in_part:
             left = [name for name, part in state.items() if failure_of(part) is not None]
             note = f"attributes left out because they cannot be pickled: {', '.join(left)}"
             notes = [*state.get("__notes__", ()), *([note] if left else [])]
             state = {name: part for name, part in state.items() if name not in left} | {"__notes__": notes}
-        return rebuild, (type(error), args, state)
+        return rebuilt.rebuild, (kind, given, args, state)
 
 
 class _Member:
@@ -157,22 +158,6 @@ class _Member:
         return _load_one, dump_one(self.error, home=False)
 
 
-def rebuild(kind: type[BaseException], args: tuple[object, ...], state: dict[str, object]) -> BaseException:
-    """Return an exception of class `kind` without calling `__init__`, which often takes other arguments than `args`.
-
-    `__new__` of the class is called with `args`. An exception that `__new__` raises is passed on.
-
-    Args:
-        kind: the class.
-        args: the value for the exception's attribute `args`.
-        state: a dict from names to values of the exception's other attributes.
-    """
-    error = kind.__new__(kind, *args)
-    error.args = args
-    error.__dict__.update(state)
-    return error
-
-
 def load_error(buffers: Sequence[Buffer]) -> BaseException:
     """Return (do not raise) the exception that `dump_error` serialized.
 
@@ -185,8 +170,8 @@ def load_error(buffers: Sequence[Buffer]) -> BaseException:
     chain, text = pickle.loads(buffers[0])
     errors = [_load_one(*link, traceback_text=text) for link in chain]
     for error, cause in itertools.pairwise(errors):
-        error.__cause__ = cause
-    errors[-1].__cause__ = RemoteTraceback(text)
+        rebuilt.assign(error, "__cause__", cause)
+    rebuilt.assign(errors[-1], "__cause__", RemoteTraceback(text))
     return errors[0]
 
 
@@ -202,5 +187,5 @@ def _load_one(
     if not isinstance(error, Exception):
         error = RemoteError(kind, text, traceback_text, why)
     if notes and not getattr(error, "__notes__", None):  # a class with a `__reduce__` of its own may lose them
-        error.__notes__ = notes
+        rebuilt.assign(error, "__notes__", notes)
     return error

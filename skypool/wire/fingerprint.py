@@ -53,14 +53,16 @@ class _Fingerprinter(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
 
     def reducer_override(self, thing: Any) -> Any:
         is_class = issubclass(type(thing), type)
-        if (is_class or type(thing) is FunctionType) and identity.is_by_value(thing):
+        if is_class or type(thing) is FunctionType:
+            if not identity.is_by_value(thing):
+                return NotImplemented if thing not in identity.UNNAMED else super().reducer_override(thing)
             if is_class:
                 return _part, (identity.id_of(thing),)
             if named.is_dispatcher(thing):
                 return _part, (thing.__qualname__,), dict(thing.registry)
             parts = (thing.__defaults__, thing.__kwdefaults__, thing.__closure__, thing.__dict__)
             return _part, (hash(thing.__code__),), parts
-        return super().reducer_override(thing)
+        return NotImplemented
 
 
 def _part(*_: object) -> object:

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from skypool.errors import ProtocolError, protocol_violation
 
-WIRE_VERSION = 4
+WIRE_VERSION = 5
 """The version of the protocol. Client and node must have the same version."""
 # 4 (2026-11): CALL may have `gang` or `service`. OUTPUT may have `rank` and `label`. WELCOME has `services`. There is
 # NOTICE.

@@ -13,8 +13,8 @@ import typing
 import weakref
 from collections.abc import Callable
 from threading import RLock
-from types import FunctionType
-from typing import Any
+from types import CodeType, FunctionType
+from typing import Any, cast
 
 from cloudpickle import cloudpickle
 
@@ -25,7 +25,7 @@ _VARIABLES: tuple[type, ...] = (typing.TypeVar, typing.ParamSpec, typing.TypeVar
 NAMED: tuple[type, ...] = (*_VARIABLES, typing.NewType, _Cache, contextvars.ContextVar)
 """The types whose objects are definitions: each exists once in a process."""
 _OPTIONS = ("covariant", "contravariant", "infer_variance")
-_DISPATCHER = functools.singledispatch(lambda: None).__code__  # type: ignore[attr-defined]  # it is a function
+_DISPATCHER: CodeType = cast(Any, functools.singledispatch(lambda _: None)).__code__
 
 
 def _travels_by_name(thing: Any) -> bool:
@@ -84,7 +84,7 @@ def _reduce_new_type(kind: Any) -> Any:
 
 
 def _new_type(id_: str, name: str, supertype: Any, module: str) -> Any:
-    made = typing.NewType(name, supertype)
+    made: Any = cast(Any, typing.NewType)(name, supertype)
     made.__module__ = module
     return _kept(made, id_)
 
@@ -118,10 +118,10 @@ def _reduce_cached_property(prop: functools.cached_property[Any]) -> Any:
 
 
 def _cached_property(kind: type[functools.cached_property[Any]]) -> functools.cached_property[Any]:
-    made = kind.__new__(kind)
+    made: Any = kind.__new__(kind)
     if sys.version_info < (3, 12):
         made.lock = RLock()
-    return made
+    return cast("functools.cached_property[Any]", made)
 
 
 def is_dispatcher(function: FunctionType) -> bool:
@@ -145,7 +145,7 @@ def _dispatcher(id_: str | None) -> Any:
     if found is not None:
         return found
 
-    def nothing() -> None: ...
+    def nothing(_: object) -> None: ...
 
     made: Any = functools.singledispatch(nothing)
     made.__wrapped__ = None  # its implementations have not arrived yet

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, cast
 
 import cloudpickle
 
-from skypool.wire import definitions, identity, named
+from skypool.wire import definitions, identity, named, rebuilt
 from skypool.wire.namespaces import Space
 
 PROTOCOL = 5
@@ -51,7 +51,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
 
     def reducer_override(self, thing: Any) -> Any:
         """Return how to pickle an object: a definition of a script by value, everything else as cloudpickle does."""
-        if type(thing) is FunctionType:
+        kind = type(thing)
+        if kind is FunctionType:
             if not identity.is_by_value(thing):
                 return NotImplemented
             if named.is_dispatcher(thing):
@@ -60,9 +61,14 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
             space = self.globals_ref.setdefault(id(thing.__globals__), None) or Space(thing.__globals__)
             self.globals_ref[id(thing.__globals__)] = space
             return definitions.reduce_function(thing, space)
-        if issubclass(type(thing), type) and identity.is_by_value(thing):
-            return definitions.reduce_class(thing)
-        return super().reducer_override(thing)
+        if issubclass(kind, type):
+            if identity.is_by_value(thing):
+                return definitions.reduce_class(thing)
+            if thing in identity.UNNAMED:
+                return super().reducer_override(thing)
+        if issubclass(kind, BaseException):
+            return rebuilt.reduce(thing)
+        return NotImplemented
 
 
 def pickled(value: object) -> bytes:

@@ -1,0 +1,64 @@
+"""Pickles exceptions so that they can be made again without their `__init__`, which often takes other arguments.
+
+Python makes an exception again by calling its class with `args`. That fails, or gives another text, for most classes
+with an `__init__` of their own: https://github.com/python/cpython/issues/44791.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_HEAP = 1 << 9
+"""The flag of a class that Python code, not C, has made."""
+_METHODS = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
+
+
+def base_of(kind: type[BaseException]) -> type[BaseException]:
+    """Return the first base class of an exception that is Python's own, such as OSError; the class itself if it is."""
+    return next(each for each in kind.__mro__ if issubclass(each, BaseException) and not each.__flags__ & _HEAP)
+
+
+def makes_itself(kind: type[BaseException]) -> bool:
+    """Return True if Python can make exceptions of this class again, or if the class says itself how to pickle them."""
+    base = base_of(kind)
+    if kind.__init__ is base.__init__ and kind.__new__ is base.__new__:
+        return True
+    return any(getattr(kind, name, None) is not getattr(base, name, None) for name in _METHODS)
+
+
+def parts_of(error: BaseException) -> tuple[type[BaseException], tuple[Any, ...], tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments with which `rebuild` makes an exception again."""
+    reduced = base_of(type(error)).__reduce__(error)
+    state = reduced[2] if len(reduced) > 2 and isinstance(reduced[2], dict) else {}
+    return type(error), tuple(reduced[1]), error.args, state
+
+
+def rebuild(
+    kind: type[BaseException], given: tuple[Any, ...], args: tuple[Any, ...], state: Mapping[str, Any]
+) -> BaseException:
+    """Return an exception without calling `__init__` and `__new__` of its class.
+
+    Args:
+        kind: the class.
+        given: the arguments for the base class that is Python's own. An OSError takes its errno and filename from them.
+        args: the value for the exception's attribute `args`.
+        state: a dict from names to values of the exception's other attributes.
+    """
+    base = base_of(kind)
+    error = base.__new__(kind, *given)
+    base.__init__(error, *given)
+    assign(error, "args", args)
+    for name, value in state.items():
+        assign(error, name, value)
+    return error
+
+
+def reduce(error: BaseException) -> Any:
+    """Return how to pickle an exception: NotImplemented if Python's own way does, else by its parts."""
+    return NotImplemented if makes_itself(type(error)) else (rebuild, parts_of(error))
+
+
+def assign(error: BaseException, name: str, value: object) -> None:
+    """Set an attribute of an exception without running code of its class. A frozen dataclass would refuse."""
+    object.__setattr__(error, name, value)

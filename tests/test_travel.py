@@ -1,0 +1,313 @@
+"""What a script defines travels to nodes and back, and exists once in each process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.timeout(180)
+LAMBDA = [False, False, True]
+"""It comes back as another function, which is never equal."""
+OURS: dict[str, Any] = {
+    # multiprocessing sends the bytes of a big-endian array, and numpy turns them round
+    "numpy >i8": ["('>i8', [0, 0, 0])", [False, True, True]],
+    # a union is made anew, and equal
+    "hint 3": ["'typing.Optional[int]'", [False, True, True]],
+    # annotations as text name globals that no code uses: these do not travel
+    "function hints": ["failed: NameError: name 'Plain' is not defined", [True, True, True]],
+    # multiprocessing cannot send these at all, or loses what they say
+    "hint 18": ["\"ForwardRef('Plain')\"", [False, True, True]],
+    "type of a function": ["\"<class 'function'>\"", [True, True, True]],
+    "module": ["'[1]'", [True, True, True]],
+    "module below a package": ["'Sized'", [True, True, True]],
+    "exception Failure of the script": [
+        "(\"Failure('code 3 at there')\", 'code 3 at there', ('code 3 at there',), ['code', 'where'])",
+        [False, False, True],
+    ],
+    "exception Fault of the script": [
+        "(\"Fault(2, 'bad')\", \"[Errno 2] bad: 'file'\", (2, 'bad'), ['extra'])",
+        [False, False, True],
+    ],
+    "exception FrozenFailure of the script": [
+        "(\"FrozenFailure(code=1, text='t')\", '1', (1,), ['code', 'text'])",
+        [False, True, True],
+    ],
+    "exception TwoArguments of the script": ["('TwoArguments(1)', '1', (1,), ['b'])", [False, False, True]],
+    "lambda": ["2", LAMBDA],
+    "lambda that names a global": ["8", LAMBDA],
+    "closure": ["(4, 7)", LAMBDA],
+    "closure over a class": ["6", LAMBDA],
+    "partial of a lambda": ["3", LAMBDA],
+    "local class": ["'local 4 Plain'", [True, True, True]],
+    "local object": ["(4, 'local 4 Plain', True)", [False, True, True]],
+    "type in a local list": ["True", [False, True, True]],
+    "context variable": ["5", [True, True, True]],
+    "weak dictionary": ["0", [False, True, True]],
+    "cached lambda": ["(True, 5)", LAMBDA],
+    "dispatcher in a function": ["'any'", LAMBDA],
+    "iterator of itertools": ["[3, 3]", [False, False, False]],  # its items travel one by one
+}
+"""What differs from multiprocessing, and why."""
+
+
+def corpus(*arguments: str, every: int = 1, path: str = "") -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.travel_corpus", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "EVERY": str(every), "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def differences(ours: dict[str, Any], peers: dict[str, Any]) -> dict[str, Any]:
+    expected = {**peers, **{name: OURS[name] for name in OURS if name in peers}}
+    return {
+        name: (value, expected[name])
+        for name, value in ours.items()
+        if value != expected[name] and name != "member Nested.FUNCTION"
+    }
+
+
+def test_a_tenth_of_what_scripts_define_travels_as_multiprocessing_sends_what_it_can_import() -> None:
+    ours = corpus(every=10)
+    assert len(ours) >= 30
+    assert differences(ours, corpus("peer", every=10)) == {}
+
+
+@pytest.mark.slow
+def test_everything_that_scripts_define_travels_as_multiprocessing_sends_what_it_can_import() -> None:
+    ours = corpus()
+    assert len(ours) >= 300
+    assert differences(ours, corpus("peer")) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["3.0.0", "3.1.3"])
+def test_everything_travels_with_the_oldest_and_the_newest_cloudpickle(version: str, tmp_path: Path) -> None:
+    install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(tmp_path)]
+    subprocess.run([*install, f"cloudpickle=={version}"], check=True, capture_output=True, timeout=120)
+    assert differences(corpus(path=str(tmp_path)), corpus("peer")) == {}
+
+
+# --- what a worker keeps -----------------------------------------------------------------------------------------
+
+SCRIPT = """
+import functools, json, sys
+import skypool as sky
+
+N = 0
+REGISTRY = []
+LOADS = []
+RATE = 1
+SETTINGS = {"rate": 1}
+MODEL = [0]
+OPTIMIZER = {"of": MODEL}
+
+class C:
+    count = 0
+    def bump(self):
+        global N
+        N += 1
+        C.count += 1
+        return N, C.count
+    def rate(self):
+        return RATE, SETTINGS["rate"]
+
+class Base:
+    def __init_subclass__(cls, table, **more):
+        if table in REGISTRY:
+            raise ValueError("registered twice")
+        REGISTRY.append(table)
+        cls.table = table
+
+class Row(Base, table="rows"):
+    pass
+
+class Single:
+    held = None
+
+@functools.cache
+def model():
+    LOADS.append(1)
+    return object()
+
+def helper():
+    return "first"
+
+@sky.compute
+def bump(c):
+    return c.bump()
+
+@sky.compute
+def bump_made_there():
+    return C().bump()
+
+@sky.compute
+def read():
+    return N, C.count
+
+@sky.compute
+def registered(*_):
+    return REGISTRY, Row.table
+
+@sky.compute
+def loads_one(*_):
+    return id(model()), len(LOADS)
+
+@sky.compute
+def loads_two(*_):
+    return id(model()), len(LOADS)
+
+@sky.compute
+def rates(c=None):
+    return (RATE, SETTINGS["rate"]) if c is None else c.rate()
+
+@sky.compute
+def same(x):
+    return x
+
+@sky.compute
+def helped():
+    return helper()
+
+@sky.compute
+def trains():
+    MODEL[0] += 1
+    return MODEL[0]
+
+@sky.compute
+def optimizes():
+    OPTIMIZER["of"][0] += 10
+    return MODEL[0]
+
+@sky.compute
+def holds(c):
+    Single.held, before = c, Single.held
+    return type(before) is type(c)
+
+@sky.compute
+def is_main():
+    import pickle, typing
+    return pickle.loads(pickle.dumps(C())).rate(), typing.get_type_hints(Typed)["a"].__name__
+
+class Typed:
+    a: "C"
+
+results = {}
+with sky.ComputePool(slots=1, console="off") as pool:
+    c = C()
+    results["state of a class"] = [bump(c) >> pool for _ in range(3)]
+    results["state here"] = (N, C.count)
+    results["another function sees it"] = read() >> pool
+    results["made there"] = bump_made_there() >> pool
+    back = same(c) >> pool
+    results["here after it came back"] = back.bump()
+    results["changed here"] = read() >> pool
+    results["registered"] = [registered(Row, Row()) >> pool for _ in range(3)]
+    results["registered here"] = REGISTRY
+    cached = [loads_one() >> pool, loads_one(c) >> pool, loads_two(Row()) >> pool]
+    results["loads"] = [len({id for id, _ in cached}), [n for _, n in cached]]
+    results["rates before"] = [rates() >> pool, rates(c) >> pool]
+    RATE = 2
+    SETTINGS["rate"] = 2
+    results["rates after"] = [rates() >> pool, rates(c) >> pool]
+    values = []
+    for RATE in (1, 2, 1, 2):
+        values.append(rates() > pool)
+    results["rates in turn"] = [value.result()[0] for value in values]
+    results["helped"] = [helped() >> pool]
+    def helper():
+        return "second"
+    results["helped"].append(helped() >> pool)
+    results["trained"] = [call() >> pool for call in (trains, trains, optimizes, trains, optimizes)]
+    results["held"] = [holds(C()) >> pool, holds(C()) >> pool]
+    results["main"] = is_main() >> pool
+    old = C
+    class C:
+        count = 7
+    results["new class"] = [holds(C()) >> pool, (same(C()) >> pool).count, type(same(old()) >> pool) is old]
+json.dump(results, sys.stdout)
+"""
+
+
+def run_script(folder: Path, source: str, *arguments: str) -> Any:
+    path = folder / "script_of_mine.py"
+    path.write_text(textwrap.dedent(source))
+    done = subprocess.run(
+        [sys.executable, str(path), *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    found: dict[str, Any] = run_script(tmp_path_factory.mktemp("state"), SCRIPT)
+    return found
+
+
+def test_a_worker_keeps_the_state_of_a_class_and_of_globals_while_the_script_does_not_change_them(
+    state: dict[str, Any],
+) -> None:
+    assert state["state of a class"] == [[1, 1], [2, 2], [3, 3]]
+    assert state["another function sees it"] == [3, 3]
+    assert state["made there"] == [4, 4]
+
+
+def test_a_result_changes_nothing_of_the_classes_and_globals_of_the_script(state: dict[str, Any]) -> None:
+    assert state["state here"] == [0, 0]
+    assert state["here after it came back"] == [1, 1]
+
+
+def test_what_the_script_changes_comes_anew(state: dict[str, Any]) -> None:
+    assert state["changed here"] == [1, 1]
+    assert state["rates before"] == [[1, 1], [1, 1]]
+    assert state["rates after"] == [[2, 2], [2, 2]]
+    assert state["helped"] == ["first", "second"]
+
+
+def test_each_call_finds_the_globals_that_it_was_sent_with(state: dict[str, Any]) -> None:
+    assert state["rates in turn"] == [1, 2, 1, 2]
+
+
+def test_a_class_is_defined_once_with_the_arguments_of_its_definition(state: dict[str, Any]) -> None:
+    assert state["registered"] == [[["rows"], "rows"]] * 3
+    assert state["registered here"] == ["rows"]
+
+
+def test_a_cached_function_keeps_its_values_between_calls_and_functions(state: dict[str, Any]) -> None:
+    assert state["loads"] == [1, [1, 1, 1]]
+
+
+def test_globals_that_share_parts_still_do_where_another_function_brings_one_of_them(state: dict[str, Any]) -> None:
+    assert state["trained"] == [1, 2, 10, 3, 20]
+
+
+def test_a_class_that_is_defined_again_is_another_class(state: dict[str, Any]) -> None:
+    assert state["held"] == [False, True]
+    assert state["new class"] == [False, 7, True]
+
+
+def test_pickle_and_typing_find_the_classes_of_the_script_on_a_node(state: dict[str, Any]) -> None:
+    assert state["main"] == [[2, 2], "C"]
