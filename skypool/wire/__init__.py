@@ -12,4 +12,20 @@
 - `keys`: makes the SSH keys of a pool; `host_keys`: verifies host keys.
 """
 
-__all__ = ["blame", "codec", "exceptions", "frames", "handshake", "host_keys", "keys", "pickling", "transport"]
+__all__ = [
+    "blame",
+    "codec",
+    "definitions",
+    "exceptions",
+    "fingerprint",
+    "frames",
+    "handshake",
+    "host_keys",
+    "identity",
+    "keys",
+    "named",
+    "namespaces",
+    "pickling",
+    "rebuilt",
+    "transport",
+]
