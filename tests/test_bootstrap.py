@@ -303,15 +303,15 @@ def test_a_client_that_does_not_answer_is_no_reason_to_live_on(tmp_path: Path) -
 
 
 def test_shell_text_that_a_node_would_read_in_part_is_refused() -> None:
-    assert bundle.staged("x" * 8192) == b"x" * 8192
-    with pytest.raises(UsageError, match="has 8193 bytes, and the limit is 8192: shorten the settings"):
-        bundle.staged("x" * 8193)
+    assert bundle.staged("x" * 12288) == b"x" * 12288
+    with pytest.raises(UsageError, match="has 12289 bytes, and the limit is 12288: shorten the settings"):
+        bundle.staged("x" * 12289)
 
 
 def test_a_setup_with_everything_leaves_room_for_settings() -> None:
-    settings = {f"UV_INDEX_{n}_USERNAME": "x" * 100 for n in range(12)}
+    settings = {f"UV_INDEX_{n}_USERNAME": "x" * 100 for n in range(24)}
     stage = SetupBundle("", settings=settings, guest="ann@laptop", guard="/run/skypool/lease", lease=900).stage()
-    assert len(stage) == 8192
+    assert len(stage) == 12288
 
 
 def test_the_loader_overhears_what_was_said_to_the_bootstrap(tmp_path: Path) -> None:

@@ -13,14 +13,18 @@ nap() {
     [ "$deadline" = 0 ] || [ "$(date +%s)" -lt "$deadline" ] || exit 0
 }
 
+# there: whether the node's folder exists. One that another user of the container has made does not count.
+there() { [ "$(stat -c %u "$folder" 2> /dev/null)" = "$(id -u)" ]; }
+
+umask 077
 cd "$home" 2> /dev/null || { mkdir -p "$home" && cd "$home"; } || exit
 trap 'exit 0' TERM INT
 alone=0
-while [ ! -d "$folder" ]; do
+while ! there; do
     nap
     alone=$((alone + 1))
     # every minute: a bootstrap that runs is company
     [ $((alone % 60)) != 0 ] || ! [ -e boot.lock ] || flock -n boot.lock true || alone=0
     [ $alone -lt $patience ] || exit 0
 done
-while [ -d "$folder" ]; do nap; done
+while there; do nap; done

@@ -12,20 +12,23 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from skypool import devices
 from skypool.agent.plan import share
-from skypool.agent.processes import descendants, started
+from skypool.agent.processes import descendants, is_keeper, started
 from skypool.drivers import settings
 from skypool.drivers.contract import Abilities
-from skypool.errors import CapacityError, StillRunning, UsageError
+from skypool.errors import CapacityError, NotPrivate, StillRunning, UsageError
 from skypool.model import Access, Instance, Need, Offer, Order
+from skypool.safety import private
 from skypool.wire.transport import Subprocess
 
+_INSTEAD = "set XDG_RUNTIME_DIR or TMPDIR to a folder of your own"
 _PATIENCE = 10.0
 """Maximum seconds to wait for a process that is starting an agent, and for a node's first process to end."""
 
@@ -92,8 +95,10 @@ class Local:
         Raises:
             CapacityError: too few accelerators are free, because other nodes of the same pool use them. Nodes of other
                 pools do not count.
+            NotPrivate: another user of this machine can change the folder of the nodes.
             StillRunning: a node that had to be ended again may still run.
         """
+        private.folder(home(), _INSTEAD, mend=False)
         there = {each.node: each for each in self.instances(pool=order.pool) if each.token == order.token}
         launched: list[Instance] = []
         try:
@@ -109,7 +114,7 @@ class Local:
         who = {"pool": order.pool, "node": node, "token": order.token, "client": os.getpid()}
         about = {**who, **self._devices(offer, order)}
         folder = home() / f"{order.pool}.{node}.{secrets.token_hex(3)}"
-        folder.mkdir(mode=0o700, parents=True)
+        private.folder(folder, _INSTEAD, mend=False)
         (folder / "node.json").write_text(json.dumps(about))
         return self._instance(folder, about)
 
@@ -151,13 +156,20 @@ class Local:
 
         Args:
             pool: the name of a pool, for its nodes only. None means all pools.
+
+        Raises:
+            NotPrivate: the folder of the nodes is this user's, and others can change it.
         """
         found = []
+        with contextlib.suppress(FileNotFoundError):
+            if os.lstat(home()).st_uid != os.geteuid():
+                return []  # no node of this user is in a folder of another one
+            private.check(home(), _INSTEAD)
         for file in sorted(home().glob("*/node.json")):
             try:
-                about = json.loads(file.read_text())
+                about = json.loads(private.read(file))
             except (OSError, ValueError):
-                continue  # the node is being created or removed
+                continue  # the node is being created or removed, or is not this user's
             if pool in (None, about["pool"]):
                 found.append(self._instance(file.parent, about))
         return found
@@ -189,27 +201,39 @@ class Local:
         exist. The nodes are ended one after the other.
 
         Raises:
-            StillRunning: processes or folders of some nodes still exist after SIGKILL. The error carries these nodes.
+            StillRunning: processes or folders of some nodes still exist after SIGKILL, or another user can change their
+                folders. The error carries these nodes.
         """
-        left = [instance for instance in instances if not _end(Path(instance.detail["folder"]))]
+        left: dict[str, Instance] = {}
+        why = f"their processes still run after SIGKILL (see `ps`), or their folders in {home()} cannot be removed"
+        for instance in instances:
+            try:
+                if _end(Path(instance.detail["folder"])):
+                    continue
+            except NotPrivate as e:  # what it says of processes is not believed
+                why = str(e)
+            left[instance.id] = instance
         if left:
-            names = ", ".join(instance.id for instance in left)
-            raise StillRunning(
-                f"the nodes {names} could not be ended: either their processes still run after SIGKILL (see `ps`), or "
-                f"their folders in {home()} cannot be removed",
-                left,
-            )
+            raise StillRunning(f"the nodes {', '.join(left)} could not be ended: {why}", [*left.values()])
 
 
 def home() -> Path:
     """Return the path of the folder with this user's nodes on this machine. The folder is not created here.
 
-    The folder is in $XDG_RUNTIME_DIR if that folder can be written, and otherwise in the folder for temporary files.
-    The path is kept short, because the path of a socket in the folder must not be long.
+    The folder is in $XDG_RUNTIME_DIR if that is this user's and can be written. Otherwise it is in the folder
+    for temporary files. The path is kept short, because the path of a socket in the folder must not be long.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    base = Path(runtime) if runtime and os.access(runtime, os.W_OK) else Path(tempfile.gettempdir())
+    base = Path(runtime) if runtime and _is_usable(runtime) else Path(tempfile.gettempdir())
     return base / f"skypool-{os.getuid()}"
+
+
+def _is_usable(runtime: str) -> bool:
+    """Return True if a folder is this user's, and can be written. After `su`, it may be that of the former user."""
+    try:
+        return os.stat(runtime).st_uid == os.geteuid() and os.access(runtime, os.W_OK)
+    except OSError:
+        return False
 
 
 def _end(folder: Path) -> bool:
@@ -220,19 +244,26 @@ def _end(folder: Path) -> bool:
 
     Args:
         folder: the folder of the node. If it does not exist, the result is True.
+
+    Raises:
+        NotPrivate: another user can change the folder.
     """
-    _wait_for_starters(folder)
+    try:
+        private.check(folder, _INSTEAD)
+        _wait_for_starters(folder)
+    except FileNotFoundError:
+        return True
     keeper = _keeper(folder)
     if keeper is not None:
-        below = descendants(keeper)
+        below = _below(keeper)
         for number, patience in ((None, 2.0), (signal.SIGTERM, 4.0), (signal.SIGKILL, 1.0)):
             if number is not None:
-                below = [*below, *descendants(keeper)]
-                _kill(keeper, number)
+                below |= _below(keeper)
+                _kill(keeper, number, lambda: _keeper(folder) == keeper)
             if _gone(folder, keeper, patience):
                 break
-        for pid in below if folder.exists() else []:  # the keeper did not end its children
-            _kill(pid, signal.SIGKILL)
+        for pid, began in below.items() if folder.exists() else ():  # the keeper did not end its children
+            _kill(pid, signal.SIGKILL, partial(_is_same, pid, began))
         if not _gone(folder, keeper, 1.0):
             return False
     shutil.rmtree(folder, ignore_errors=True)
@@ -245,35 +276,48 @@ def _wait_for_starters(folder: Path) -> None:
     """Wait until no process is starting an agent (the process that runs calls) in this folder, at most 10 s.
 
     A process that starts an agent locks the file "lock" in the folder until the agent runs. Does not raise if the 10 s
-    are over or the folder does not exist.
+    are over.
+
+    Raises:
+        FileNotFoundError: the folder does not exist.
     """
-    try:
-        with open(folder / "lock", "a") as lock:
-            until = time.monotonic() + _PATIENCE
-            while time.monotonic() < until:
-                with contextlib.suppress(BlockingIOError):
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    return
-                time.sleep(0.005)
-    except FileNotFoundError:
-        return  # the folder is gone
+    with open(private.opened(folder / "lock", os.O_RDWR | os.O_CREAT), "r+") as lock:
+        until = time.monotonic() + _PATIENCE
+        while time.monotonic() < until:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            time.sleep(0.005)
 
 
 def _keeper(folder: Path) -> int | None:
     """Return the process id of a node's keeper (the node's first process), or None if the keeper does not run.
 
-    The file keeper.json in the node's folder has the keeper's id and start time. Another process with the same id does
-    not count. If the file is missing or not valid, the result is None.
+    The file keeper.json in the node's folder has the keeper's id and start time. Another process does not count. If the
+    file is missing or not valid, the result is None.
 
     Args:
         folder: the folder of the node.
     """
     try:
-        about = json.loads((folder / "keeper.json").read_text())
-        alive = started(about["pid"]) == about["started"]
-    except (OSError, ValueError, KeyError):
+        about = json.loads(private.read(folder / "keeper.json"))
+        pid, began = int(about["pid"]), int(about["started"])
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    return about["pid"] if alive else None
+    return pid if is_keeper(pid, began, str(folder)) else None
+
+
+def _below(keeper: int) -> dict[int, int]:
+    """Return the start times of all processes below a keeper, by process id."""
+    found = {}
+    for pid in descendants(keeper):
+        with contextlib.suppress(OSError):
+            found[pid] = started(pid)
+    return found
+
+
+def _is_same(pid: int, began: int) -> bool:
+    return started(pid) == began
 
 
 def _gone(folder: Path, keeper: int, patience: float) -> bool:
@@ -292,6 +336,12 @@ def _gone(folder: Path, keeper: int, patience: float) -> bool:
     return True
 
 
-def _kill(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
+def _kill(pid: int, number: int, is_it: Callable[[], bool]) -> None:
+    """Send a signal to a process if `is_it` returns True, when the id can no longer pass to another process."""
+    with contextlib.suppress(OSError):
+        held = os.pidfd_open(pid)
+        try:
+            if is_it():
+                signal.pidfd_send_signal(held, number)
+        finally:
+            os.close(held)

@@ -21,6 +21,7 @@ from skypool.accelerators import Accelerator
 from skypool.devices import elsewhere
 from skypool.drivers import settings
 from skypool.errors import ConnectionLost, HostKeyMismatch, LoginRefused, UsageError, nearest
+from skypool.safety import private
 from skypool.safety.text import printable
 from skypool.shipping import bundle
 from skypool.wire.transport import SSH, Errand, Trouble
@@ -185,10 +186,11 @@ def _known(where: str, table: Mapping[str, Any], words: Sequence[str]) -> None:
 def _script() -> str:
     """Return the text of the shell functions that can run on a host.
 
-    These are the functions of host.sh, and `devices`, which lists accelerators. The text is read from the package once.
+    These are the functions of host.sh, `closed`, which they use, and `devices`, which lists accelerators. The text is
+    read from the package once.
     """
     questions = (files("skypool_ssh") / "host.sh").read_text("utf-8")
-    return f"{questions}\ndevices() {{\n{elsewhere.question()}\n}}"
+    return f"{private.CLOSED}\n{questions}\ndevices() {{\n{elsewhere.question()}\n}}"
 
 
 def ask(ssh: SSH, label: str, words: Sequence[str]) -> Callable[[float], list[str]]:

@@ -8,15 +8,26 @@ ours() {
     [ ! -s "${1%/claim}/host" ] || [ "$(cat "${1%/claim}/host")" = "$(uname -n)" ]
 }
 
-# living FILE: print the pid of the keeper that a keeper.json names, or fail if that process has ended
+# living FILE: print the pid of the keeper that a keeper.json names, or fail if that process has ended. It must be a
+# keeper of this user, so that no other process gets a signal.
 living() {
     [ -f "$1" ] || return 1
     # shellcheck disable=SC2046
     set -- $(tr -cs 0-9 ' ' < "$1")
-    [ $# = 2 ] || return 1
+    [ $# = 2 ] && [ "$(stat -c %u "/proc/$1" 2> /dev/null)" = "$(id -u)" ] || return 1
+    grep -qsx skypool-keeper "/proc/$1/comm" || return 1
     # shellcheck disable=SC2046
     set -- "$@" $(sed 's/.*) //' "/proc/$1/stat" 2> /dev/null)
     [ "${22:-}" = "$2" ] && [ "$3" != Z ] && echo "$1"
+}
+
+# enter: go to skypool's folder, or fail if there is none; end here if another user can change what is in it
+enter() {
+    cd "$HOME/.skypool" 2> /dev/null || return
+    why=$(closed "$HOME/.skypool")
+    [ -n "$why" ] || return 0
+    echo "its folder $HOME/.skypool is not used: $why; take the others' right to change it away (chmod go-w), or remove it" >&2
+    exit 1
 }
 
 # state FOLDER: print the state of the node there: running, starting or ended.
@@ -35,7 +46,7 @@ state() {
 
 # look: print a line for each node on this host: its state and its claim
 look() {
-    cd "$HOME/.skypool" 2> /dev/null || return 0
+    enter || return 0
     for claim in pools/*/claim; do
         [ ! -s "$claim" ] || ! ours "$claim" || echo "@node $(state "${claim%/claim}") $(cat "$claim")"
     done
@@ -43,7 +54,7 @@ look() {
 
 # take POOL RANK TOKEN OWNER: claim this host for a node: @taken, or @busy if it serves another node
 take() {
-    mkdir -p "$HOME/.skypool/pools" && cd "$HOME/.skypool" || exit
+    mkdir -p "$HOME/.skypool" && enter && mkdir -p pools || exit
     command -v flock > /dev/null || { echo "flock is missing: install util-linux" >&2; exit 1; }
     exec 7>> pools/lock
     flock 7
@@ -111,7 +122,7 @@ left() {
 
 # end POOL RANK: end a node's keeper and all processes below it: @gone, or @left with those that survive
 end() {
-    cd "$HOME/.skypool" 2> /dev/null || { echo @gone; return; }
+    enter || { echo @gone; return; }
     folder=pools/$1.$2
     [ ! -d "$folder" ] || flock -w 4 "$folder/lock" true 2> /dev/null # a process that starts an agent holds this lock
     keeper=$(living "$folder/keeper.json")

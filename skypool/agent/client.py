@@ -10,11 +10,13 @@ from __future__ import annotations
 import select
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from skypool.agent.connection import Connection
+from skypool.agent.processes import is_own
 from skypool.agent.unacknowledged import Unacknowledged
 from skypool.agent.value_storage import SpareMemory
 from skypool.clock import RunningClock
@@ -23,6 +25,8 @@ from skypool.wire.frames import Buffer, Frame, Kind, frame, header_of, long_fram
 
 OUTPUT_WINDOW = 4 << 20
 """The number of bytes of output that may wait for the client's acknowledgement. More output is dropped."""
+_BREATH = 0.01
+"""Seconds that the agent waits when it cannot accept a connection, as it is told of the connection again at once."""
 Watch = Callable[[int, int, Callable[[], None]], None]
 
 
@@ -84,9 +88,18 @@ class Client:
         """Accept a holder, and take over its connection to a client. Waits at most 2 s for the file descriptors.
 
         A holder is the process at the node's end of a connection to the client. It connects to the agent's Unix socket
-        and hands over two file descriptors of the client's connection. If it does not do so, it is disconnected.
+        and hands over two file descriptors of the client's connection. If it does not do so, it is disconnected, and so
+        is a process of another user.
         """
-        holder, _ = self._listener.accept()
+        try:
+            holder, _ = self._listener.accept()
+        except OSError as e:  # this process has too many open files, or the holder is gone
+            print(f"no process can connect to the agent now: {e}", file=sys.stderr, flush=True)
+            time.sleep(_BREATH)
+            return
+        if not is_own(holder):
+            holder.close()
+            return
         holder.settimeout(2)
         try:
             _, fds, _, _ = socket.recv_fds(holder, 16, 2)

@@ -29,9 +29,23 @@ def take(size: int) -> bytes:
 def save(archive: str, size: int) -> None:
     """Read `size` bytes from stdin, waiting for them, and save them as `archive`. Nobody sees an incomplete file."""
     part = f"{archive}.{os.getpid()}"
-    with open(part, "wb") as file:
+    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
         file.write(take(size))
     os.rename(part, archive)
+
+
+def is_private(about: os.stat_result) -> bool:
+    """Return True if this user alone can change a folder or file, so that what is in it may be run."""
+    return about.st_uid == os.geteuid() and not about.st_mode & 0o022
+
+
+def enter(folder: str) -> None:
+    """Make this folder the current one. End the program if another user can change it."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    if not is_private(os.fstat(fd)):
+        sys.exit(f"skypool does not use the folder {folder}: other users of this machine can change it; remove it")
+    os.fchdir(fd)
+    os.close(fd)
 
 
 def main() -> None:
@@ -46,7 +60,10 @@ def main() -> None:
             os.makedirs(config[name], 0o700, exist_ok=True)
     archive = os.path.join(config["folder"], f"skypool-{prelude['hash']}.zip")
     python = list(sys.version_info[:3])
-    have = os.path.exists(archive)
+    have = os.path.isdir(config["folder"])
+    if have:
+        enter(config["folder"])
+        have = os.path.lexists(archive) and is_private(os.lstat(archive))
     gone = not have and not prelude["start"]
     os.write(1, (json.dumps({"python": python, "have": have, "gone": gone}) + "\n").encode())
     if gone:

@@ -104,7 +104,7 @@ def shadow(address: str) -> bool:
     with contextlib.suppress(OSError), open(HOSTS) as file, tempfile.NamedTemporaryFile("w") as own:
         own.write(mended(file.read(), address, name))
         own.flush()
-        os.chmod(own.name, 0o644)
+        os.fchmod(own.fileno(), 0o644)
         if libc.mount(b"none", b"/", None, _MS_REC | _MS_SLAVE, None) == 0:  # no mount of this process is seen outside
             libc.mount(own.name.encode(), HOSTS.encode(), None, _MS_BIND, None)
     return found(name) == {address}

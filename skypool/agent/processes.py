@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
+import struct
 import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -26,6 +28,32 @@ def call_it(what: str) -> None:
     """
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as name:
         name.write(f"skypool-{what}")
+
+
+def is_keeper(pid: int, began: int, folder: str) -> bool:
+    """Return True if a process is the keeper (the first process) of the node in a folder.
+
+    It must belong to this user, have been started at `began`, and have the name and the current folder of a keeper. A
+    keeper leaves the folder just before it removes it.
+
+    Args:
+        pid: the process id.
+        began: the start time in clock ticks since boot.
+        folder: the folder of the node.
+    """
+    try:
+        with open(f"/proc/{pid}/comm") as name:
+            is_named = name.read() == "skypool-keeper\n"
+        is_there = os.readlink(f"/proc/{pid}/cwd") in (os.path.realpath(folder), "/")
+        return is_named and is_there and os.stat(f"/proc/{pid}").st_uid == os.geteuid() and started(pid) == began
+    except OSError:
+        return False
+
+
+def is_own(connection: socket.socket) -> bool:
+    """Return True if the process at the other end of a Unix socket belongs to this user."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return bool(struct.unpack("3i", credentials)[1] == os.geteuid())
 
 
 def usable_cpus() -> int:

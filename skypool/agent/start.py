@@ -24,7 +24,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from skypool.agent.processes import adopt_orphans, call_it, kill_descendants, started, usable_cpus
+from skypool.agent.processes import adopt_orphans, call_it, is_own, kill_descendants, started, usable_cpus
 from skypool.clock import RunningClock
 
 if TYPE_CHECKING:
@@ -110,6 +110,9 @@ def _find() -> socket.socket | None:
     except (FileNotFoundError, ConnectionRefusedError):
         agent.close()
         return None
+    if not is_own(agent):
+        agent.close()
+        raise PermissionError(f"the socket {SOCKET} of skypool's agent on this node is served by another user")
     return agent
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from skypool.safety import private
+
 REMEMBERED = 86400.0
 """Seconds for which a failed machine stays on the blocklist."""
 
@@ -24,10 +26,9 @@ def note(provider: str, machine: int, why: str) -> None:
         why: the reason, as text.
 
     Raises:
-        OSError: the blocklist, a folder with a file for each machine, cannot be written.
+        OSError: the blocklist, a folder with a file for each machine, cannot be written, or another user can change it.
     """
-    folder = place(provider)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = private.folder(place(provider), private.STATE)
     (folder / str(machine)).write_text(why, "utf-8", "backslashreplace")
 
 
@@ -35,8 +36,15 @@ def known(provider: str) -> dict[int, str]:
     """Return the blocked machines of a provider: a dict from the machine's number to the reason, {} if there are none.
 
     Machines that were blocked a day ago or earlier are removed from the blocklist, and not returned.
+
+    Raises:
+        NotPrivate: another user can change the blocklist.
     """
     found: dict[int, str] = {}
+    try:
+        private.check(place(provider), private.STATE)
+    except FileNotFoundError:
+        return {}
     for file in place(provider).glob("[0-9]*"):
         try:
             if time.time() - file.stat().st_mtime < REMEMBERED:

@@ -32,6 +32,7 @@ from skypool.drivers.recorder import EXCHANGES, NOTHING_PRIVATE, Exchange, Recor
 from skypool.drivers.scrub import Private
 from skypool.drivers.sdk import imported
 from skypool.errors import UsageError
+from skypool.safety import private
 
 if TYPE_CHECKING:
     import requests
@@ -73,13 +74,17 @@ def to(
 
     Raises:
         UsageError: another recording is on, or the folder already has a recording.
+        NotPrivate: another user can change the folder.
         OSError: the folder or a file could not be made or written.
     """
     folder = Path(directory)
     recorder = Recorder(scrub)
     begin(recorder)
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.is_dir():
+            private.check(folder, "name another folder")
+        else:
+            private.folder(folder, "name another folder")
         if (folder / EXCHANGES).exists():
             raise UsageError(f"{folder} already has a recording; name another folder")
         manifest = {

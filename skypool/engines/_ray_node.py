@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Mapping
@@ -142,7 +143,7 @@ class Daemons:
     """The settings with which the daemons of one node are started.
 
     Attributes:
-        folder: the folder of their files, which is removed at their end.
+        folder: the beginning of the path of their folder, which is removed at their end.
         name: the name of the node in Ray.
         address: the address and the port of the cluster's state, which the head keeps.
         environment: the environment variables with the token.
@@ -194,10 +195,9 @@ def _run(daemons: Daemons, words: list[str], has_to_drain: Callable[[], bool]) -
         words: further options of `ray start`.
         has_to_drain: called at SIGTERM; True if tasks of this node may end first.
     """
-    folder = Path(daemons.folder)
-    end_processes(daemons.folder)  # of a run that was killed
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(mode=0o700)
+    prefix = f"{daemons.folder}-"
+    clean(prefix)  # of a run that was killed
+    folder = Path(tempfile.mkdtemp(prefix=Path(prefix).name, dir=Path(prefix).parent))  # a name that nobody can guess
     address = sky.instance_info().address or _LOCAL
     argv = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats", *words]
     argv += [f"--node-ip-address={address}", f"--node-name={daemons.name}", f"--temp-dir={folder}"]
@@ -234,7 +234,7 @@ def _run(daemons: Daemons, words: list[str], has_to_drain: Callable[[], bool]) -
         if child is not None:
             child.kill()
             child.wait()
-        end_processes(daemons.folder)
+        end_processes(str(folder))
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -253,10 +253,10 @@ def _answers(address: str) -> bool:
 
 
 def end_processes(folder: str) -> None:
-    """Kill all processes whose command line contains a path, and wait until they are gone.
+    """Kill all processes of this user whose command line contains a path, and wait until they are gone.
 
     Args:
-        folder: the path, or its beginning. No other program may use it.
+        folder: the path, or its beginning. No other program of this user may use it.
     """
     until = time.monotonic() + _ENDING
     while time.monotonic() < until:
@@ -275,7 +275,8 @@ def _processes() -> list[int]:
 
 def _has(pid: int, folder: str) -> bool:
     try:
-        return folder.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+        is_own = os.stat(f"/proc/{pid}").st_uid == os.geteuid()
+        return is_own and folder.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 
@@ -311,8 +312,7 @@ def run_job(
     from ray.job_submission import JobSubmissionClient  # pyright: ignore[reportMissingImports]
 
     client: Any = JobSubmissionClient(address)
-    folder = Path(f"/tmp/skypool-job-{name}-{os.getpid()}")
-    folder.mkdir(mode=0o700)
+    folder = Path(tempfile.mkdtemp(prefix=f"skypool-job-{name}-", dir="/tmp"))
     said = ""
     signal.signal(signal.SIGTERM, _stop)
     try:

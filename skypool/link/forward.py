@@ -14,9 +14,10 @@ from importlib.resources import files
 from types import TracebackType
 
 from skypool.errors import SkypoolError, UsageError
+from skypool.shipping.bundle import NOT_FROM_HERE
 from skypool.wire.transport import SSH, CommandStream, Transport, refusal
 
-RELAY = (files("skypool") / "link" / "relay.py").read_text("utf-8")
+RELAY = NOT_FROM_HERE + (files("skypool") / "link" / "relay.py").read_text("utf-8")
 """The Python program that connects its stdin and stdout with a port of a node."""
 
 _HERE = "127.0.0.1"

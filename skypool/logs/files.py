@@ -18,6 +18,7 @@ from pathlib import Path
 
 from skypool.checks import seconds
 from skypool.errors import UsageError
+from skypool.safety import private
 
 SWITCH = "SKYPOOL_LOGS"
 """The variable that sets the limits, as "off" or as text such as "pool=64MB all=1GB age=30d"."""
@@ -91,17 +92,27 @@ def folder() -> Path:
 
 
 def pools() -> list[str]:
-    """Return the names of the pools of which something is kept, sorted."""
+    """Return the names of the pools of which something is kept, sorted.
+
+    Raises:
+        NotPrivate: another user can change the folder of the logs.
+    """
     with contextlib.suppress(FileNotFoundError):
+        private.check(folder(), private.STATE)
         return sorted(each for each in os.listdir(folder()) if _NAME.fullmatch(each))
     return []
 
 
 def runs(pool: str) -> list[Path]:
-    """Return the folders of the runs of a pool, the oldest first; [] if there are none."""
+    """Return the folders of the runs of a pool, the oldest first; [] if there are none.
+
+    Raises:
+        NotPrivate: another user can change the folder of the logs.
+    """
     if not _NAME.fullmatch(pool):  # a path must not lead out of the folder
         return []
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        private.check(folder(), private.STATE)
         return sorted(each for each in (folder() / pool).iterdir() if _RUN.fullmatch(each.name))
     return []
 
@@ -129,15 +140,14 @@ def make_run(pool: str, session: str) -> Path:
         session: the id of the run. A process that takes the pool over goes on in the same folder.
 
     Raises:
-        OSError: the folder cannot be made.
+        OSError: the folder cannot be made, or another user can change it.
     """
     for each in runs(pool):
         if each.name.endswith(f"-{session}"):
             return each
     made = folder() / pool / f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{session}"
-    made.mkdir(parents=True, exist_ok=True, mode=0o700)
     for each in (folder(), made.parent, made):
-        each.chmod(0o700)
+        private.folder(each, private.STATE)
     return made
 
 

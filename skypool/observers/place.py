@@ -19,6 +19,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from skypool.errors import NotPrivate
+from skypool.safety import private
+
 LONGEST = 103
 """The most bytes of the path of a Unix socket. Linux allows 107, and macOS allows 103."""
 _NAME = re.compile(r"[a-z0-9-]+")
@@ -75,11 +78,9 @@ def listen(pool: str) -> tuple[socket.socket, Place]:
     connections is always stale.
 
     Raises:
-        OSError: the folder or the socket cannot be made.
+        OSError: the folder or the socket cannot be made, or another user can change the folder.
     """
-    home = folder()
-    home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    home.chmod(0o700)
+    home = private.folder(folder(), private.STATE)
     name = home / pool
     mark = _UNFINISHED + secrets.token_hex(_MARK_LENGTH // 2)
     path, elsewhere = name.with_name(pool + mark), None
@@ -88,6 +89,8 @@ def listen(pool: str) -> tuple[socket.socket, Place]:
         path = elsewhere / "socket"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        if elsewhere is not None:
+            private.check(elsewhere)
         listener.bind(os.fspath(path))
         path.chmod(0o600)
         listener.listen(_BACKLOG)
@@ -109,8 +112,12 @@ def listen(pool: str) -> tuple[socket.socket, Place]:
 
 
 def pools() -> list[str]:
-    """Return the names of the pools that have a socket, sorted. Stale sockets of processes that were killed count."""
-    with contextlib.suppress(FileNotFoundError):
+    """Return the names of the pools that have a socket, sorted. Stale sockets of processes that were killed count.
+
+    Returns [] if another user can change the folder of the sockets.
+    """
+    with contextlib.suppress(FileNotFoundError, NotPrivate):
+        private.check(folder())
         return sorted(each for each in os.listdir(folder()) if _UNFINISHED not in each)
     return []
 
@@ -125,14 +132,19 @@ def connect(pool: str, patience: float) -> socket.socket:
     Raises:
         FileNotFoundError: the pool has no socket, or `pool` is not the name of a pool.
         ConnectionRefusedError: the pool's socket is stale: its process was killed.
+        NotPrivate: another user can change the folder of the sockets.
         PermissionError: the socket is that of another user.
         OSError: connecting failed, as after `patience` seconds (TimeoutError).
     """
     if not _NAME.fullmatch(pool):  # a path must not lead out of the folder
         raise FileNotFoundError(f"{pool!r} is not the name of a pool")
+    private.check(folder(), private.STATE)
     name = folder() / pool
     inode = os.lstat(name).st_ino
     elsewhere = _elsewhere(name)
+    if elsewhere is not None and not _is_private(elsewhere):
+        Place(name, inode, None).remove()
+        raise ConnectionRefusedError(f"{elsewhere} was removed, and another user has taken its name")
     path = name if elsewhere is None else elsewhere / "socket"
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     made.settimeout(patience)
@@ -179,10 +191,21 @@ def _elsewhere(name: Path) -> Path | None:
         return None
 
 
+def _is_private(folder: Path) -> bool:
+    """Return False if another user can change a folder. A folder that is gone is nobody's."""
+    try:
+        private.check(folder)
+    except FileNotFoundError:
+        return True
+    except NotPrivate:
+        return False
+    return True
+
+
 def _discard(folder: Path) -> None:
     """Remove a folder in /tmp with the socket in it. Does nothing if it is gone, or is not a folder of this user."""
     with contextlib.suppress(OSError):
-        told = os.lstat(folder)
-        if stat.S_ISDIR(told.st_mode) and told.st_uid == os.geteuid() and folder.name.startswith("skypool-"):
+        private.check(folder)
+        if folder.name.startswith("skypool-"):
             (folder / "socket").unlink(missing_ok=True)
             folder.rmdir()

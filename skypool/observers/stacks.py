@@ -131,7 +131,7 @@ def _asked(pool: str, node: int, native: bool, command: Callable[[int, str], lis
     """
     where = (files("skypool.observers") / "where_calls_run.sh").read_text("utf-8")
     program = (files("skypool") / "agent" / "stacks.py").read_bytes()
-    argv = command(node, f'{where}exec "$python" - "$keeper" "$folder" {"native" if native else "python"}')
+    argv = command(node, f'{where}exec "$python" -P - "$keeper" "$folder" {"native" if native else "python"}')
     patience = _NATIVE if native else _PATIENCE
     try:
         answer, complaint = _run(argv, program, patience)

@@ -22,6 +22,7 @@ from typing import TypeVar
 
 from skypool.drivers.contract import Driver
 from skypool.model import Need, Offer
+from skypool.safety import private
 
 T = TypeVar("T")
 PASSING = 300.0
@@ -131,7 +132,7 @@ def remember(key: str, value: object) -> None:
 def path() -> Path:
     """Return the path of the cache file. The file may not exist.
 
-    Its folder is made private to this user, because unpickling the file's data could run code of another user.
+    Its folder must be this user's alone, because unpickling the file's data could run code of another user.
     """
     import platformdirs  # imported here because nodes, which import this module too, do not have it
 
@@ -141,7 +142,8 @@ def path() -> Path:
 @contextmanager
 def _book() -> Iterator[sqlite3.Connection]:
     file = path()
-    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    private.folder(file.parent, private.CACHE)
+    private.check_file(file)
     try:
         book = _opened(file)
     except sqlite3.DatabaseError as e:

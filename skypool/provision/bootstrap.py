@@ -18,6 +18,7 @@ from importlib.resources import files
 from skypool import events
 from skypool.errors import BootstrapError, ConnectionLost, HostBusy, HostKeyMismatch, LoginRefused, ProtocolError
 from skypool.model import Access
+from skypool.safety import private
 from skypool.safety.text import printable
 from skypool.shipping import bundle
 from skypool.wire.transport import CommandStream, Transport, refusal
@@ -100,7 +101,7 @@ class SetupBundle:
             told["payload_blocks"] = -(-self.payload.size // _BLOCK)
             told["payload_size"] = self.payload.size
         home = f"SKYPOOL_HOME={bundle.shell_path(self.home)}\n"
-        return bundle.staged(home + bundle.assigned(told) + _script("setup"))
+        return bundle.staged(home + bundle.assigned(told) + private.CLOSED + _script("setup"))
 
     @property
     def words(self) -> bytes:

@@ -17,10 +17,11 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from skypool.errors import LedgerError
+from skypool.errors import LedgerError, NotPrivate
 from skypool.rental import ledger_damage
 from skypool.rental.ledger_schema import SHAPE, Rows, bring_up, put_back, rows_of, schema
 from skypool.rental.records import Damaged
+from skypool.safety import private
 from skypool.safety.book import Book
 
 T = TypeVar("T")
@@ -149,7 +150,7 @@ class LedgerFile:
             try:
                 return attempt()
             except _TROUBLE as e:
-                if _is_locked(e):
+                if _is_locked(e) or isinstance(e, NotPrivate):
                     raise
                 self._set_aside(patience)
                 return attempt()
@@ -239,10 +240,14 @@ class LedgerFile:
         The caller locks the descriptor with `_take`: shared to use the ledger, exclusive to make or replace the ledger.
         At its end, the context closes the descriptor, which releases the lock. The lock file and its folder are made if
         they do not exist.
+
+        Raises:
+            NotPrivate: another user can change the folder, or has put one of the files there.
         """
-        self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = os.open(self.file.with_name(self.file.name + ".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        private.folder(self.file.parent, private.STATE)
+        lock = private.opened(self.file.with_name(self.file.name + ".lock"), os.O_CREAT | os.O_RDWR)
         try:
+            private.check_file(self.file)
             yield lock
         finally:
             os.close(lock)
@@ -323,9 +328,11 @@ def _is_full(file: Path, error: BaseException) -> bool:
 def _trouble(file: Path, error: BaseException) -> str:
     """Return the message for an error of the file: what is wrong, and what to do.
 
-    There are three messages: another process locks the file, the disk is full, or the file cannot be written for
-    another reason.
+    There are four messages: others can change the file, another process locks it, the disk is full, or the file cannot
+    be written for another reason.
     """
+    if isinstance(error, NotPrivate):
+        return f"the ledger {file} is not used, and nothing is rented without it: {error}"
     if _is_locked(error):
         return f"the ledger {file} is locked by another process: see which with `fuser {file}`, and try again"
     if _is_full(file, error):

@@ -22,6 +22,7 @@ from skypool.drivers.contract import Driver
 from skypool.errors import LedgerError, SkypoolError
 from skypool.rental.ledger import Ledger
 from skypool.rental.reaper import terminate_all
+from skypool.safety import private
 
 _PATIENCE = 24 * 3600.0
 """Seconds for which the process tries. In a day the user may renew credentials, or be back at work."""
@@ -129,12 +130,12 @@ def _opened_log(file: Path) -> int:
     can read a new log.
     """
     try:
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private.folder(file.parent)
         for old in file.parent.glob("*.log"):
             with contextlib.suppress(FileNotFoundError):  # another process may have deleted it
                 if old.stat().st_mtime < time.time() - _MONTH:
                     old.unlink()
-        return os.open(file, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
+        return private.opened(file, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
     except OSError:
         return os.open(os.devnull, os.O_WRONLY)
 

@@ -11,13 +11,20 @@ So no other user can change what was checked between the check and the use.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from collections import deque
+from importlib.resources import files
 from pathlib import Path
 
 from skypool.errors import NotPrivate
 
+CLOSED = (files("skypool.safety") / "closed.sh").read_text("utf-8")
+"""The shell function `closed FOLDER`, for nodes. It prints nothing, or why another user can change the folder."""
+STATE = "set XDG_STATE_HOME to a folder of your own"
+CACHE = "set XDG_CACHE_HOME to a folder of your own"
+"""What a user can do if the folder for state, or for caches, cannot be used."""
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _MOST_LINKS = 40
@@ -150,7 +157,7 @@ def _way_to(path: str, instead: str, make: bool) -> str:
         if os.path.isabs(to):
             here = os.sep
     if not stat.S_ISDIR(about.st_mode):
-        raise _refused(here, about, "it is no folder", instead)
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), here)
     return here
 
 
@@ -174,7 +181,7 @@ def _judge_above(path: str, place: str, about: os.stat_result, instead: str) -> 
 
 
 def _judge_file(place: str, about: os.stat_result, instead: str) -> None:
-    if not stat.S_ISREG(about.st_mode):
+    if not stat.S_ISREG(about.st_mode) and not stat.S_ISDIR(about.st_mode):  # using a folder fails by itself
         raise _refused(place, about, "it is no regular file", instead)
     if about.st_uid != os.geteuid():
         raise _refused(place, about, "it belongs to another user", instead)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from skypool.safety import private
 from skypool.safety.book import Book
 
 _MOST_FILES = 200
@@ -56,13 +57,14 @@ def writing(file: Path) -> Iterator[sqlite3.Connection]:
     A file gets its name when it has its tables, so that nobody reads it before.
 
     Raises:
-        OSError: the folder cannot be made.
+        OSError: the folder cannot be made, or another user can change it.
         sqlite3.Error: the file cannot be written.
     """
     with _MAKING:
         is_new = not file.exists()
+        private.folder(file.parent, private.STATE)
+        private.check_file(file)
         if is_new:
-            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             part = file.with_suffix(".part")
             with closing(sqlite3.connect(part, timeout=_WAIT, factory=Book)) as book:
                 book.executescript("pragma auto_vacuum = incremental; pragma journal_mode = wal;" + _SCHEMA)
@@ -78,11 +80,14 @@ def reading(file: Path) -> Iterator[sqlite3.Connection | None]:
     """Open a file to read it, and close it at the end. Yield None if there is no such file.
 
     Raises:
+        NotPrivate: another user can change the file or its folder.
         sqlite3.Error: the file is damaged.
     """
     if not file.exists():
         yield None
         return
+    private.check(file.parent, private.STATE)
+    private.check_file(file)
     with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=_WAIT)) as book:
         yield book
 

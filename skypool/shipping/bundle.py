@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from skypool.errors import UsageError
+from skypool.safety import private
 from skypool.wire.handshake import AgentConfig
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ _SENT = (".py", ".csv", ".json", ".sh")
 """
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
-_STAGE_BYTES = 8192
+_STAGE_BYTES = 12288
 """The number of bytes that `STAGE` reads. It is fixed, so that `STAGE` does not read any of the data that follows."""
 STAGE = ("sh", "-c", f'eval "$(dd bs={_STAGE_BYTES} count=1 iflag=fullblock 2>/dev/null)"')
 """The command that begins a connection: a shell that runs the first `_STAGE_BYTES` of its stdin.
@@ -51,18 +52,24 @@ ALIVE = b"@alive!\n"
 Some of these lines may still be unread when the loader, the next program on the connection, starts.
 """
 
-LOADER = (files("skypool") / "agent" / "loader.py").read_text("utf-8")
+NOT_FROM_HERE = "import sys\nsys.path[:] = [each for each in sys.path if each]\n"
+"""What programs on a node begin with, so that they import nothing from the current folder, which others may fill.
+
+Python's option -P does so, too, but is an error for a Python that is too old, of which the loader tells.
+"""
+
+LOADER = NOT_FROM_HERE + (files("skypool") / "agent" / "loader.py").read_text("utf-8")
 """The Python program that starts on every connection. It asks for the zip of skypool if the node lacks the zip."""
 
 
 def staged(text: str) -> bytes:
-    """Return shell text for the beginning of a connection: encoded as UTF-8, and padded with newlines to 8192 bytes.
+    """Return shell text for the beginning of a connection: encoded as UTF-8, and padded with newlines to 12288 bytes.
 
-    A connection begins with the command `STAGE`, a shell that reads exactly 8192 bytes and runs them as a program.
+    A connection begins with the command `STAGE`, a shell that reads exactly 12288 bytes and runs them as a program.
     Bytes that are sent later are the stdin of that program.
 
     Raises:
-        UsageError: the text is longer than 8192 bytes in UTF-8.
+        UsageError: the text is longer than 12288 bytes in UTF-8.
     """
     data = text.encode()
     if len(data) > _STAGE_BYTES:
@@ -146,14 +153,15 @@ def bundle() -> Bundle:
     """
     import platformdirs  # imported here because nodes do not have it, and they may import this module
 
-    folder = Path(platformdirs.user_cache_dir("skypool"))
+    folder = Path(platformdirs.user_cache_dir("skypool")) / "bundles"
     place = repr((__file__, sys.version_info[:3])).encode()
     record = folder / f"bundle-of-{hashlib.sha256(place).hexdigest()[:16]}.json"
     # Without a usable record or a zip, or if a package is no longer found, the files are read.
     with contextlib.suppress(OSError, ValueError, TypeError, ImportError):
-        packages, stamp, key = json.loads(record.read_bytes())
+        private.check(folder)  # the zip runs on nodes, with all that is secret there
+        packages, stamp, key = json.loads(private.read(record))
         if stamp == _stamp(_files(packages)):
-            return Bundle((folder / f"bundle-{key}.zip").read_bytes(), key)
+            return Bundle(private.read(folder / f"bundle-{key}.zip"), key)
     return _made(folder, record)
 
 
@@ -179,7 +187,8 @@ def _made(folder: Path, record: Path) -> Bundle:
     key = digest.hexdigest()[:16]
     kept = folder / f"bundle-{key}.zip"
     try:
-        data = kept.read_bytes()
+        private.check(folder)
+        data = private.read(kept)
     except OSError:
         data = _pack(sources)
         _keep(kept, data)
@@ -279,12 +288,13 @@ def _entry(name: str) -> zipfile.ZipInfo:
 def _keep(path: Path, data: bytes) -> None:
     """Write a file to the cache for later processes, which see the complete file or none.
 
-    A failure is ignored. The file is then made again by the next process.
+    A failure is ignored, such as a folder that another user can change. The file is then made again by the next
+    process.
     """
     import tempfile
 
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private.folder(path.parent)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
             file.write(data)
         os.replace(file.name, path)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from skypool import processes
+from skypool.safety import private
 from skypool.testing.world import Machine, World
 
 _SIZE = struct.Struct("<Q")
@@ -79,10 +80,13 @@ class State:
 
         Raises:
             FileNotFoundError: the folder holds no cloud, and `make` is None.
+            NotPrivate: another user can change the folder.
             Overtaken: this process was stopped meanwhile, and another process took the lock away. The changes are lost.
         """
         if self._make is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            private.folder(self.folder, "name another folder")
+        else:
+            private.check(self.folder)  # what is in it is unpickled
         with self._locked() as generation:
             world = self._read(generation)
             try:
@@ -245,7 +249,7 @@ class State:
         """
         while True:
             generation = self._newest()
-            with open(os.open(self._lock(generation), os.O_RDWR | os.O_CREAT, 0o666), "r+") as lock:
+            with open(os.open(self._lock(generation), os.O_RDWR | os.O_CREAT, 0o600), "r+") as lock:
                 if not self._taken(lock, generation):
                     continue
                 _sign(lock)

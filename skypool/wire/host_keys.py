@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from skypool.errors import HostKeyMismatch, UsageError
+from skypool.safety import private
 from skypool.wire.transport import SSH
 
 
@@ -67,6 +68,7 @@ def believed(ssh: SSH, label: str, strict: bool) -> tuple[SSH, str]:
             f"{label}; log in once with `ssh` to store the key, or pass the key as host_key="
         )
     ours = str(folder() / "known_hosts")
+    private.check_file(ours)
     # pin only while no key is known: otherwise accept-new would add a key of another type
     seen = fingerprint(name, ours)
     notice = f"the host key of {label} was unknown; skypool trusts the first one seen"
@@ -78,12 +80,13 @@ def folder() -> Path:
     """Return the folder of skypool's known_hosts files in the user's state folder.
 
     If the folder does not exist, it is made with mode 0700 (only this user can read it).
+
+    Raises:
+        NotPrivate: another user can change the folder.
     """
     import platformdirs  # imported here because nodes do not have it, and they may import this module
 
-    found = Path(platformdirs.user_state_dir("skypool")) / "ssh"
-    found.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return found
+    return private.folder(Path(platformdirs.user_state_dir("skypool")) / "ssh", private.STATE)
 
 
 def fingerprint(name: str, file: str) -> str:

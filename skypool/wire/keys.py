@@ -7,6 +7,7 @@ are kept in a folder of the pool until the pool has ended. Only the user who run
 from __future__ import annotations
 
 import fcntl
+import os
 import re
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from skypool.errors import UsageError
+from skypool.safety import private
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +84,12 @@ class Keys:
 
         Raises:
             UsageError: ssh-keygen is not installed or failed.
+            NotPrivate: another user can change the folder of the keys.
         """
-        file = self.folder / name
+        file = private.folder(self.folder, private.STATE) / name
+        private.check_file(file)
         if not file.exists():
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with open(self.folder / "lock", "w") as lock:
+            with open(private.opened(self.folder / "lock", os.O_CREAT | os.O_RDWR), "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be making the same key
                 if not file.exists():
                     self._make(file)

@@ -8,7 +8,16 @@
 # shellcheck shell=sh disable=SC2154
 umask 077
 export SKYPOOL_HOME
-mkdir -p "$SKYPOOL_HOME/boot" "$SKYPOOL_HOME/payload" && cd "$SKYPOOL_HOME" || exit
+mkdir -p "$SKYPOOL_HOME" && cd "$SKYPOOL_HOME" || exit
+why=$(closed "$SKYPOOL_HOME")
+if [ -n "$why" ]; then # what is run below is in this folder
+    echo @hello
+    echo "@advice take the others' right to change it away (chmod go-w), or remove it: $why"
+    echo "@fail folder 1 use $SKYPOOL_HOME"
+    cat > /dev/null
+    exit 1
+fi
+mkdir -p boot payload || exit
 
 # ask: ask the machine's guard for a lease from now; done whenever something came from the client
 ask() {

@@ -10,7 +10,7 @@ while :; do
     echo @alive || break
 done
 flock -n 8 || exit
-step=$(cat boot/pid) && kill "$step" || exit
+step=$(cat boot/pid) && tr '\0' '\n' < "/proc/$step/environ" | grep -qxF "SKYPOOL_HOME=$SKYPOOL_HOME" && kill "$step" || exit
 for _ in 1 2 3 4 5 6 7 8 9 10 11 12; do
     kill -0 "$step" || exit
     sleep 1
