@@ -322,9 +322,9 @@ def test_connect_to_the_agent(local: Path) -> None:
         made = socket.socket(socket.AF_UNIX)
         made.settimeout(10)
         made.connect("agent.sock")
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(ConnectionError):
             socket.send_fds(made, [b"skypool"], [0, 1])
-        print(len(made.recv(1)))
+            sys.exit("it says something" if made.recv(1) else 0)
     """
     with sky.ComputePool(Local(), console="off", name="agented") as pool:
         pool.submit(abs, -1).result(60)
@@ -333,7 +333,7 @@ def test_connect_to_the_agent(local: Path) -> None:
         for each in (local, folder):
             each.chmod(0o711)
         (folder / "agent.sock").chmod(0o666)
-        assert other(connect, folder) == "0\n"  # it is closed at once
+        other(connect, folder)  # it is closed at once
         assert pool.submit(abs, -1).result(60) == 1
         for each in (local, folder):
             each.chmod(0o700)
