@@ -311,3 +311,76 @@ def test_a_class_that_is_defined_again_is_another_class(state: dict[str, Any]) -
 
 def test_pickle_and_typing_find_the_classes_of_the_script_on_a_node(state: dict[str, Any]) -> None:
     assert state["main"] == [[2, 2], "C"]
+
+
+# --- the text of scripts -----------------------------------------------------------------------------------------
+
+TEXTS = '''
+import inspect, json, linecache, os, sys
+import skypool as sky
+
+def divide(x):
+    return 1 / x  # by zero
+
+class Kernel:
+    def run(self):
+        return inspect.getsource(Kernel.run)
+
+@sky.compute
+def text():
+    return inspect.getsource(divide), Kernel().run(), inspect.getsourcefile(divide)
+
+@sky.compute
+def fail():
+    return divide(0)
+
+CELL = "def in_a_cell(x):\\n    # what a cell says\\n    return x\\n"
+linecache.cache["/tmp/ipykernel_1/2.py"] = (len(CELL), None, CELL.splitlines(keepends=True), "/tmp/ipykernel_1/2.py")
+exec(compile(CELL, "/tmp/ipykernel_1/2.py", "exec"))
+
+@sky.compute
+def text_of_cell():
+    return inspect.getsource(in_a_cell)
+
+@sky.compute
+def asleep():
+    import time
+    time.sleep(60)
+
+results = {}
+with sky.ComputePool(slots=1, console="off") as pool:
+    text.code(), fail.code()
+    os.unlink(__file__)  # so that nobody can read it there
+    results["texts"] = text() >> pool
+    results["cell"] = text_of_cell() >> pool
+    try:
+        fail() >> pool
+    except ZeroDivisionError as e:
+        results["traceback"] = str(e.__cause__)
+    future = asleep.with_options(timeout=1)() > pool
+    try:
+        future.result()
+    except sky.CallTimeout as e:
+        results["note"] = "".join(e.__notes__)
+json.dump(results, sys.stdout)
+'''
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    found: dict[str, Any] = run_script(tmp_path_factory.mktemp("texts"), TEXTS)
+    return found
+
+
+def test_inspect_finds_the_text_of_functions_of_a_script_and_of_a_cell_on_a_node(texts: dict[str, Any]) -> None:
+    divide, run, file = texts["texts"]
+    assert divide == "def divide(x):\n    return 1 / x  # by zero\n"
+    assert run.startswith("    def run(self):\n")
+    assert file.endswith("script_of_mine.py")
+    assert texts["cell"] == "def in_a_cell(x):\n    # what a cell says\n    return x\n"
+
+
+def test_a_traceback_and_a_stack_name_the_file_and_the_line_of_the_script(texts: dict[str, Any]) -> None:
+    assert 'script_of_mine.py", line 6, in divide\n    return 1 / x  # by zero\n' in texts["traceback"]
+    assert "script_of_mine.py" in texts["note"]
+    assert "<dynamic-code>" not in texts["traceback"] + texts["note"]

@@ -34,6 +34,7 @@ from skypool.agent.shield import Cancelled, Shield
 from skypool.agent.streams import Sender
 from skypool.agent.worker_channel import WorkerChannel
 from skypool.errors import PickleError, SkypoolError, SpoolFull, UntrustedResult
+from skypool.shipping import sources
 from skypool.wire import codec, exceptions, namespaces
 from skypool.wire.frames import INLINE, Buffer, Frame, Kind, encode, end_of, frame, parse_frame, seal, split_buffers
 
@@ -87,6 +88,7 @@ class Worker:
         self._process = os.getpid()
         self._functions: dict[str, tuple[str, Callable[..., Any] | runtime.Attended, namespaces.View]] = {}
         self._objects: dict[str, Any] = {}
+        self._sources: dict[str, str] = {}
         self._shield = Shield()
         self._is_stop_lost = False
         self._channel = WorkerChannel(slot, agent, folder, spool_memory, lambda key: self._objects.pop(key, None))
@@ -315,12 +317,23 @@ class Worker:
             if "full" in reply.header:
                 raise SpoolFull(reply.header["full"])
             *pickled, manifest = self._payload(reply, fds)
-            if not self._user_modules.learn(json.loads(bytes(manifest))):
+            about = json.loads(bytes(manifest))
+            if not self._user_modules.learn(about["modules"]):
                 return None
+            for file, source in about["sources"].items():
+                self._take_source(file, source)
             view = namespaces.View()
             with namespaces.loading(view):
                 self._functions[key] = (reply.header["name"], codec.loads(pickled), view)
         return self._functions[key]
+
+    def _take_source(self, file: str, key: str) -> None:
+        """Fetch the text of a script from the agent, at its first use, so that tracebacks show its lines."""
+        if self._sources.get(file) != key:
+            reply, fds = self._channel.fetch("function", key)
+            if reply.header.get("found") and "full" not in reply.header:
+                sources.take(file, bytes(self._payload(reply, fds)[0]))
+                self._sources[file] = key
 
     # --- one call --------------------------------------------------------------------------------------------
 

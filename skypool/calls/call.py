@@ -37,7 +37,7 @@ from skypool.checks import Duration
 from skypool.errors import UsageError
 from skypool.runtime import Attended, Interruption
 from skypool.safety.text import encodable
-from skypool.shipping import user_modules
+from skypool.shipping import sources, user_modules
 from skypool.wire import blame, codec, identity, pickling
 from skypool.wire.frames import Buffer
 
@@ -269,12 +269,15 @@ class ComputeFunction(Generic[P, T]):
             return self._code[1]
         target: Any = _Undecorated(self) if _is_importable(self) else self.function
         target = target if notified is None else Attended(target, notified)
-        buffers = codec.dumps(target, self.name)
-        manifest = json.dumps(user_modules.manifest(), sort_keys=True).encode()
+        codes: list[types.CodeType] = []
+        buffers = codec.dumps(target, self.name, codes)
+        texts = sources.sources_of(codes)
+        about = {"modules": user_modules.manifest(), "sources": {each.file: each.key for each in texts}}
+        manifest = json.dumps(about, sort_keys=True).encode()
         digest = hashlib.sha256(manifest)
         for buffer in buffers:
             digest.update(buffer)
-        code = Code(digest.hexdigest()[:16], self.name, (*buffers, manifest))
+        code = Code(digest.hexdigest()[:16], self.name, (*buffers, manifest), tuple(texts))
         if state is not None:
             self._code = (state, code)
             self._bare = self.function.__code__ if len(state) == 1 and not _names_globals(self.function) else None

@@ -421,10 +421,14 @@ class NodeQueue:
     def _give_function(self, pending: PendingCall, out: list[Buffer]) -> None:
         """Add the message with a call's function to `out`, unless the node has the function already.
 
-        The function is noted as one that the node has. For a large function, the frames in `out` are sent at once, and
-        the function follows in pieces.
+        The texts that it comes from are sent before it. The function is noted as one that the node has. For a large
+        function, the frames in `out` are sent at once, and the function follows in pieces.
         """
         if pending.code.key not in self.functions:
+            for source in pending.code.sources:
+                if source.key not in self.functions:
+                    self.functions.add(source.key)
+                    self._give(Kind.FUNCTION, source.key, (source.data,), out, name="a text")
             self.functions.add(pending.code.key)
             self._give(Kind.FUNCTION, pending.code.key, pending.code.buffers, out, name=pending.name)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from skypool.calls.futures import CallFuture, Items, ResultCell, Returned
 from skypool.calls.options import Options
+from skypool.shipping.sources import Source
 from skypool.wire.frames import Buffer, members
 
 if TYPE_CHECKING:
@@ -33,12 +34,14 @@ class Code:
         key: a hash of the function and of the user's modules that it may need. Messages name the function by this key.
         name: the function's name, for messages.
         buffers: the pickle, then the memory of its large arrays, if any, and last a JSON object with the user's modules
-            and their hashes.
+            and the texts of scripts, and their hashes.
+        sources: the texts of the scripts that the function and its helpers come from.
     """
 
     key: str
     name: str
     buffers: tuple[Buffer, ...]
+    sources: tuple[Source, ...] = ()
 
 
 @dataclass(slots=True, eq=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable, Mapping, Sequence
+from types import CodeType
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from skypool.errors import PickleError
@@ -26,7 +27,7 @@ _SMALL_BUFFER = 1024
 """The size in bytes from which an array's memory becomes a buffer of its own. Smaller memory stays in the pickle."""
 
 
-def dumps(value: object, what: str = "value") -> list[Buffer]:
+def dumps(value: object, what: str = "value", codes: list[CodeType] | None = None) -> list[Buffer]:
     """Serialize a value: return its pickle, and then the memory of its large arrays, which is not copied.
 
     `loads` reads these buffers.
@@ -34,6 +35,7 @@ def dumps(value: object, what: str = "value") -> list[Buffer]:
     Args:
         value: anything that cloudpickle can pickle.
         what: the name of the value in messages, such as `train(cfg=…)`. The path in a PickleError starts with it.
+        codes: a list that gets the code of the functions that were pickled by value.
 
     Raises:
         PickleError: the value cannot be pickled. The message names the part of the value that is the cause.
@@ -43,8 +45,11 @@ def dumps(value: object, what: str = "value") -> list[Buffer]:
     buffers: list[Buffer] = [b""]
     try:
         with io.BytesIO() as file:
-            Pickler(file, PROTOCOL, buffer_callback=_collector(buffers)).dump(value)
+            pickler = Pickler(file, PROTOCOL, buffer_callback=_collector(buffers))
+            pickler.dump(value)
             buffers[0] = file.getvalue()
+            if codes is not None:
+                codes += pickler.codes
     except Exception as e:
         path, reason = find_blame(value, what, e)
         raise PickleError(f"{path} cannot be sent to another process: {reason}", path) from e

@@ -41,8 +41,16 @@ def _no_file(file: io.TextIOWrapper) -> Any:
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """A cloudpickle pickler that sends each definition of a script once to a process.
 
-    It refuses open text files with a TypeError. cloudpickle itself would send the whole content of the file.
+    It refuses open text files with a TypeError. cloudpickle itself would send the whole content of the file. The
+    arguments are those of cloudpickle's.
+
+    Attributes:
+        codes: the code of the functions that were pickled by value.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.codes: list[CodeType] = []
 
     dispatch_table: ClassVar[Any] = ChainMap(
         cast(Any, {io.TextIOWrapper: _no_file, CodeType: definitions.reduce_code, **named.REDUCERS}),
@@ -55,6 +63,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
         if kind is FunctionType:
             if not identity.is_by_value(thing):
                 return NotImplemented
+            self.codes.append(thing.__code__)
             if named.is_dispatcher(thing):
                 return named.reduce_dispatcher(thing)
             # the attribute of cloudpickle's pickler for the same purpose
