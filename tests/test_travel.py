@@ -315,7 +315,7 @@ def test_pickle_and_typing_find_the_classes_of_the_script_on_a_node(state: dict[
 
 # --- the text of scripts -----------------------------------------------------------------------------------------
 
-TEXTS = '''
+TEXTS = """
 import inspect, json, linecache, os, sys
 import skypool as sky
 
@@ -363,7 +363,7 @@ with sky.ComputePool(slots=1, console="off") as pool:
     except sky.CallTimeout as e:
         results["note"] = "".join(e.__notes__)
 json.dump(results, sys.stdout)
-'''
+"""
 
 
 @pytest.fixture(scope="module")
