@@ -504,31 +504,6 @@ def test_a_worker_is_replaced_after_a_failed_call_that_left_a_library_initialise
         assert set_up(library, False) >> mine != pid
 
 
-def test_a_worker_is_replaced_after_a_failed_call_that_left_processes_and_they_are_killed() -> None:
-    @sky.compute
-    def start(fails: bool) -> tuple[int, int]:
-        child = subprocess.Popen(["sleep", "1000"])
-        if fails:
-            raise ValueError(child.pid)
-        return os.getpid(), child.pid
-
-    @sky.compute
-    def fail() -> None:
-        raise LookupError(os.getpid())
-
-    with sky.ComputePool(slots=1, console="off") as mine:
-        with pytest.raises(ValueError, match=r"\d+") as caught:
-            start(True) >> mine
-        eventually(lambda: not is_alive(int(str(caught.value))), what="the end of the process that was left")
-        worker, child = start(False) >> mine  # as a server that later calls use
-        for _ in range(2):
-            with pytest.raises(LookupError) as later:
-                fail() >> mine
-            assert later.value.args == (worker,)
-        assert is_alive(child)
-    eventually(lambda: not is_alive(child), what="the end of the node's processes")
-
-
 TWICE = """
 import os
 import skypool as sky
@@ -638,15 +613,19 @@ def test_threads_and_multiprocessing_work_inside_a_function(pool: sky.ComputePoo
     assert nested() >> pool == [1, 2, 3, 4]
 
 
-def test_children_that_a_call_leaves_behind_end_with_the_pool() -> None:
+def test_what_a_call_has_started_ends_when_the_agent_is_killed(tmp_path: Path) -> None:
     @sky.compute
-    def leave() -> int:
-        return subprocess.Popen(["sleep", "987"], start_new_session=True).pid
+    def start(file: str) -> None:
+        Path(file).write_text(str(subprocess.Popen(["sleep", "987"], start_new_session=True).pid))
+        time.sleep(987)
 
     with sky.ComputePool(slots=1, console="off") as mine:
-        pid = leave() >> mine
-        assert Path(f"/proc/{pid}").exists()
-    assert not Path(f"/proc/{pid}").exists()
+        future = start(str(tmp_path / "pid")) > mine
+        eventually(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), what="the process")
+        os.kill(agent_of(mine), signal.SIGKILL)
+        assert isinstance(future.exception(60), sky.ConnectionLost)
+        pid = int((tmp_path / "pid").read_text())
+        eventually(lambda: not is_alive(pid), what="the end of the process")
 
 
 # --- agents and links ----------------------------------------------------------------------------------------

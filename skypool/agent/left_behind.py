@@ -1,16 +1,34 @@
-"""Finds what a failed call has left in its worker process: an initialised process group, or child processes.
+"""Finds what a call has left in its worker process: child processes, which it ends, or an initialised process group.
 
 If there is something, a new process replaces the worker. `skypool.agent.slots` then kills what is left.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
+import signal
 import sys
 import time
+from collections.abc import Iterator
 
-from skypool.agent.processes import descendants, started
+from skypool.agent.processes import TRACKER, children, command_of, descendants, is_live, kill
+
+_TO_END = 1.0
+"""Seconds that a process has to end after SIGTERM. Then it is killed."""
+_TO_VANISH = 2.0
+"""Seconds after which a killed process is no longer waited for."""
+_LOOK = 0.002
+"""Seconds between two checks if processes have ended."""
+_STARTING = 0.05
+"""Seconds in which a process that was just started gets a command line."""
+_HELPERS = (TRACKER, b"multiprocessing.forkserver import main", b"torch_shm_manager", b"torch/_inductor/compile_worker")
+"""What the command lines of processes contain that libraries keep for later calls, and that do no work of their own.
+
+They end with the worker: resource trackers, the fork server of multiprocessing, and two of torch: one for the names of
+shared memory, and the compilers of `torch.compile`.
+"""
+_LOKY = ("joblib.externals.loky.reusable_executor", "loky.reusable_executor")
+"""The modules that keep an executor of loky for later uses. joblib has a copy of loky."""
 
 
 def holds_process_group() -> bool:
@@ -30,23 +48,60 @@ def _is_initialized(library: str) -> bool:
         return False
 
 
-def left_processes(since: float) -> bool:
-    """Return True if processes run in the process group of this worker that were started after a time.
+def end_processes() -> bool:
+    """End all processes that this worker's calls have started and left, also those in sessions of their own.
 
-    A worker leads a process group. Processes that its calls start are in it, unless they leave it. Processes that were
-    started before, such as a server of an earlier call, do not count.
+    They get SIGTERM, and SIGKILL a second later. Returns when they are gone. The helpers that libraries keep for later
+    calls stay. The executor that loky keeps ends, and makes new processes when it is used again.
 
-    Args:
-        since: the time, as `time.monotonic()` has it.
+    Returns:
+        True if others than loky's were left, so that objects in this process may refer to processes that are gone.
     """
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return False  # the usual case: this process has no child
-    ticks = os.sysconf("SC_CLK_TCK")
-    begun = int((time.clock_gettime(time.CLOCK_BOOTTIME) - (time.monotonic() - since)) * ticks)
-    for pid in descendants(os.getpid()):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            if os.getpgid(pid) == os.getpgrp() and started(pid) >= begun:
-                return True
-    return False
+    left = set(_left())
+    if not left:
+        return False
+    others = left - _loky_processes()
+    kill(left, signal.SIGTERM)
+    kill(left, signal.SIGCONT)
+    began = time.monotonic()
+    while left := set(_left()):
+        took = time.monotonic() - began
+        if took > _TO_END:
+            kill(left)
+        if took > _TO_END + _TO_VANISH:
+            break
+        time.sleep(_LOOK)
+    return bool(others)
+
+
+def _left() -> Iterator[int]:
+    """Yield the processes below this one, without the helpers of libraries."""
+    for child in children(os.getpid()):
+        if is_live(child):
+            if not _is_helper(child):
+                yield child
+            yield from descendants(child)
+
+
+def _is_helper(pid: int) -> bool:
+    """Return True if a process is one that libraries keep for later calls."""
+    until = time.monotonic() + _STARTING
+    while not (command := command_of(pid)) and time.monotonic() < until:
+        time.sleep(_LOOK)
+    return any(each in command for each in _HELPERS)
+
+
+def _loky_processes() -> set[int]:
+    """Return the processes of the executor that loky keeps for later uses, and have it make a new executor then."""
+    found: set[int] = set()
+    for name in _LOKY:
+        module = sys.modules.get(name)
+        executor = getattr(module, "_executor", None)
+        if executor is not None:
+            found.update(getattr(executor, "_processes", None) or ())
+            setattr(module, "_executor", None)  # noqa: B010 - the module's type does not have it
+    return found

@@ -522,7 +522,7 @@ class Agent:
         slot = None
         try:
             if member is None:
-                slot = self._slots.add_service_slot(on_cpu)
+                slot = self._slots.add_service_slot(call.id, on_cpu)
             else:
                 running = [each for each in self._slots.all if each.kind == GANG]
                 if sum(self.page.running(each.number)[0] in self._calls for each in running) >= GANG_PROCESSES:

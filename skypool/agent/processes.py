@@ -15,6 +15,8 @@ from skypool.clock import RunningClock
 
 _PR_SET_CHILD_SUBREAPER = 36
 """The option of prctl(2) that makes a process the parent of orphaned descendants."""
+TRACKER = b"resource_tracker import main"
+"""What the command lines of resource trackers contain, of Python's `multiprocessing` and of loky."""
 _TO_VANISH = 2.0
 """Seconds after which a killed process counts as one that cannot be killed."""
 _TO_CLEAN = 1.0
@@ -117,6 +119,16 @@ def children(pid: int) -> list[int]:
     return found
 
 
+def is_live(pid: int) -> bool:
+    """Return True if a process runs or is stopped. Return False if it has ended, also if nobody has waited for it."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return False
+    return fields[0] != b"Z" or int(fields[17]) > 1
+
+
 def descendants(root: int) -> list[int]:
     """Return the pids of all live children of `root`, their children and so on, in no particular order.
 
@@ -139,9 +151,11 @@ def is_tracker(pid: int) -> bool:
     """Return True if a process is a resource tracker, of Python's `multiprocessing` or of loky, which joblib uses.
 
     It removes the semaphores and the shared memory of the processes that use it from /dev/shm, once all of them have
-    ended, and then ends by itself. If it is killed, they stay.
+    ended, and then ends by itself. If it is killed, they stay. A process that has just been started may be one, too: it
+    has no command line for a moment.
     """
-    return b"resource_tracker import main" in command_of(pid)
+    command = command_of(pid)
+    return not command or TRACKER in command
 
 
 def command_of(pid: int) -> bytes:
@@ -210,9 +224,11 @@ class Orphans:
         for root in self._found(workers):
             for pid in [root, *descendants(root)]:
                 since = seen[pid] = self._seen.get(pid, now)
-                if now - since > _TO_CLEAN or not is_tracker(pid):
+                took = now - since
+                command = command_of(pid)  # empty if it has just been started, or is about to vanish
+                if took > _TO_CLEAN or (command and TRACKER not in command):
                     kill([pid])
-                    is_clean = is_clean and now - since > _TO_VANISH
+                is_clean = is_clean and (TRACKER in command or took > _TO_VANISH)
         self._seen = seen
         return is_clean
 

@@ -57,6 +57,8 @@ SERVICE is for one service. Slots of the kinds `OWN` are made for one call, and 
 
 A node without devices has no CPU slots, and all calls except those of gangs and services run on its MAIN slots.
 """
+SERVICE_MARK = "SKYPOOL_SERVICE"
+"""The variable by which who looks at a node's processes tells those of a service. Its value is the call's id."""
 
 
 @dataclass(slots=True, eq=False)
@@ -311,12 +313,13 @@ class Slots:
         self.all.append(slot)
         return slot
 
-    def add_service_slot(self, on_cpu: bool) -> Slot:
+    def add_service_slot(self, call: int, on_cpu: bool) -> Slot:
         """Add a slot for a service (a long-lived call beside all others) to `all`, and return it.
 
         The slot has no worker process yet: `start` must be called for it. The service sees all devices of the node.
 
         Args:
+            call: the id of the service's call.
             on_cpu: True if the service asks for no devices. The node's devices are then hidden from it.
 
         Raises:
@@ -326,7 +329,8 @@ class Slots:
         if number is None:
             raise UsageError("this node runs as many services as it can; close some, or use more nodes")
         on_cpu = on_cpu and len(self.counts) > 1
-        slot = Slot(number, devices.hidden() if on_cpu else {}, SERVICE, on_cpu=on_cpu)
+        env = {**(devices.hidden() if on_cpu else {}), SERVICE_MARK: str(call)}
+        slot = Slot(number, env, SERVICE, on_cpu=on_cpu)
         self.all.append(slot)
         return slot
 

@@ -24,7 +24,7 @@ from skypool import runtime
 from skypool.agent import stacks
 from skypool.agent.batch import LARGEST_END, Pipes
 from skypool.agent.capture import capture
-from skypool.agent.left_behind import holds_process_group, left_processes
+from skypool.agent.left_behind import end_processes, holds_process_group
 from skypool.agent.modules import FoundModule, UserModules
 from skypool.agent.notice import Herald
 from skypool.agent.output_stream import OutputStream
@@ -49,6 +49,8 @@ _LARGEST = LARGEST_END - len(end_of(0, True, 0, b""))
 """The greatest size in bytes of the serialized value or error of a batched call that is sent through the pipe."""
 LOADING = 60.0
 """Seconds to load a call's function, modules and arguments. Only longer loading counts towards the call's timeout."""
+_FORKING = 5e-5
+"""Seconds that a call takes at least if it starts a process."""
 _OWN_FRAMES = 2
 """The number of stack frames in a call's traceback that belong to this module."""
 
@@ -110,8 +112,8 @@ class Worker:
 
         - The agent (the node's main process) has ended.
         - A call was cancelled.
-        - A call needed a fresh process, has removed modules, or failed and left processes or an initialised process
-          group of a library. A new worker process then replaces this one.
+        - A call needed a fresh process, has removed modules, has left processes, or failed and left an initialised
+          process group of a library. A new worker process then replaces this one.
         - This is a child process that a call forked.
         """
         self._settle_in()
@@ -414,6 +416,8 @@ class Worker:
         if os.getpid() != self._process:
             return False  # this is a child that the call forked
         seconds = time.monotonic() - began
+        if seconds > _FORKING and not is_own and end_processes():
+            self._worn = True
         if part is None or len(buffers) > 1 or len(buffers[0]) > _LARGEST:
             self._answer(id_, ok, buffers, seconds)
         else:
@@ -424,7 +428,7 @@ class Worker:
         if not ok or len(sys.modules) < self._modules:
             self._worn = self._worn or self._lacks_modules()
         if not ok:
-            self._worn = self._worn or holds_process_group() or left_processes(began)
+            self._worn = self._worn or holds_process_group()
         self._modules = len(sys.modules)
         return True
 
