@@ -129,7 +129,7 @@ class BootstrapOutput(NodeEvent):
 
     Attributes:
         step: the name of the step.
-        text: the line.
+        text: the line. If lines come very fast, several of them.
     """
 
     step: str
@@ -362,6 +362,27 @@ class ServiceEnded(NodeEvent):
     error: str
     restarts: bool = False
     delay: float | None = None
+
+
+def node_of(event: Event) -> int:
+    """Return the number of the node that an event is about; -1 if it is about the pool."""
+    node: int = getattr(event, "node", -1)
+    return node
+
+
+_BESIDE_TEXTS = 200
+"""Bytes that an event takes beside its texts, about."""
+
+
+def weight(event: Event) -> int:
+    """Return about how many bytes of memory an event takes. Its texts may be those of a node, and long."""
+    if type(event) is Output:  # most events are
+        return _BESIDE_TEXTS + sys.getsizeof(event.text)
+    size = _BESIDE_TEXTS
+    for each in fields(event):
+        value = getattr(event, each.name)
+        size += sum(map(sys.getsizeof, value if type(value) is tuple else (value,)))
+    return size
 
 
 Hear = Callable[[Event], None]

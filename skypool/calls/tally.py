@@ -29,7 +29,7 @@ _SLOWEST = 500
 """The number of records that stay then."""
 _MOST_FAILED = 2000
 """The most records of failed and cancelled calls that are kept for `take`. Later calls are only counted."""
-_LONGEST_ERROR = 2000
+_LONGEST_ERROR = 1000
 """The most characters of an error in a record."""
 
 
@@ -107,7 +107,7 @@ class CallTally:
         if seconds is not None:
             self._measure(seconds)
         if len(self._unhappy) < _MOST_FAILED:
-            text = "" if pending.stopped else _text_of(error)
+            text = "" if pending.stopped else blame.told(error, _LONGEST_ERROR)
             self._unhappy.append(JournalCall(pending.code.name, node, time.time(), seconds, outcome, text))
 
     def retried(self) -> None:
@@ -156,7 +156,3 @@ def _is_skypools(pending: PendingCall) -> bool:
 def _seconds(record: tuple[Any, ...]) -> float:
     seconds: float = record[3]
     return seconds
-
-
-def _text_of(error: BaseException) -> str:
-    return f"{type(error).__name__}: {blame.text_of(error)}"[:_LONGEST_ERROR]

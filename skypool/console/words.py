@@ -107,6 +107,7 @@ class Words:
             events.CallFailed: failures,
             events.CallRetried: retries,
             events.GangFailed: failures,
+            events.HealthChanged: _Limit("changes of health"),
             events.LinkDown: links,
             events.LinkUp: links,
             events.ServiceEnded: _Limit("services ended"),

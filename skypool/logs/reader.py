@@ -190,7 +190,8 @@ class Assembler:
         kind = record["event"]
         if kind == "BootstrapOutput":
             if self._is_wanted(record):
-                yield LogLine(str(record.get("text", "")), record, f"{record.get('node', 0)} setup")
+                for text in str(record.get("text", "")).split("\n"):
+                    yield LogLine(text, record, f"{record.get('node', 0)} setup")
             return
         if kind in (MISSED, REMOVED):
             if self._node is None and self._call is None:

@@ -7,6 +7,7 @@ import json
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import partial
@@ -15,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from skypool import events
+from skypool.events import node_of
 from skypool.logs import files
 from skypool.logs.files import Limits
 from skypool.logs.masking import Masker
+from skypool.safety.quota import WAITING, Quota, Share
 
 _WAITING = 16 << 20
-"""Characters of output, about, that wait to be written. What comes beyond is dropped and counted."""
-_EVENT = 200
-"""Characters that an event counts beside its text."""
+"""Bytes of events of all nodes, about, that wait to be written. What comes beyond is dropped and counted."""
 _GATHER = 0.05
 """Seconds for which events are gathered before they are written together. A client that is killed loses no more."""
 _LARGEST = 64 << 10
@@ -38,6 +39,8 @@ LAST = "End"
 MISSED = "Missed"
 """The kind of the record that tells how many events could not be kept."""
 _Key = tuple[int, int, int, int]
+_NodeLine = tuple[int, bytes]
+"""A line of a file, and the number of the node that it is about; -1 for none."""
 
 
 class LogWriter:
@@ -50,12 +53,16 @@ class LogWriter:
         pool: the name of the pool.
         kept: the limits of size and age. With `kept.pool` 0, nothing is kept.
         notice: called with a sentence for the user, in the writer's thread.
+        quota: limits what is kept of each node. A node that is not trusted may fill half of the files of a run. Default
+            None: every node is trusted.
     """
 
-    def __init__(self, pool: str, kept: Limits, notice: Callable[[str], None]) -> None:
+    def __init__(self, pool: str, kept: Limits, notice: Callable[[str], None], quota: Quota | None = None) -> None:
         self._pool = pool
         self._limits = kept
         self._notice = notice
+        self._quota = quota or Quota(lambda node: False)
+        self._share = Share("output", kept.pool // 2, "older output is removed from its logs", strangers=True)
         self._lock = threading.Lock()  # guards _waiting, _size and _missed
         self._waiting: list[tuple[events.Event, str]] = []
         self._size = 0
@@ -68,6 +75,7 @@ class LogWriter:
         self._file: int | None = None
         self._number = 0
         self._written = 0
+        self._sizes: dict[Path, Counter[int]] = {}  # bytes of each node in each segment of this process
         self._told = False
         self._touched = 0.0
         self._last_calls: dict[tuple[int, int, int], int] = {}
@@ -82,9 +90,14 @@ class LogWriter:
         """
         if not self._limits.pool or self._closed or isinstance(event, _LEFT_OUT):
             return
-        size = _EVENT + len(getattr(event, "text", ""))
+        size = events.weight(event)
+        has_room = self._quota.take(node_of(event), WAITING, size)
         with self._lock:
+            if not has_room:
+                self._missed += 1
+                return
             if self._size + size > _WAITING:
+                self._quota.give_back(node_of(event), WAITING, size)
                 self._missed += 1
                 return
             self._size += size
@@ -116,7 +129,7 @@ class LogWriter:
             if self._run is None:
                 return
             lines = [*self._taken(), *self._unmasked()]
-            self._write([*lines, _line({"event": LAST, "pool": self._pool, "time": time.time()})])
+            self._write([*lines, (-1, _line({"event": LAST, "pool": self._pool, "time": time.time()}))])
             self._prune(self._run)  # not at the start, which would wait for it
             self._run = None
             if self._file is not None:
@@ -162,20 +175,22 @@ class LogWriter:
         except OSError as e:
             self._complain(e)
 
-    def _taken(self) -> list[bytes]:
+    def _taken(self) -> list[_NodeLine]:
         """Return all events that wait, as lines of JSON. Pieces of output of one stream become one record."""
         with self._lock:
             self._there.clear()
             taken, self._waiting = self._waiting, []
             missed, self._missed = self._missed, 0
             self._size = 0
-        lines: list[bytes] = []
+        lines: list[_NodeLine] = []
+        for event, _ in taken:
+            self._quota.give_back(node_of(event), WAITING, events.weight(event))
         at = 0
         while at < len(taken):
             event, function = taken[at]
             at += 1
             if not isinstance(event, events.Output):
-                lines.append(_line(self._masked(_record(event))))
+                lines.append((node_of(event), _line(self._masked(_record(event)))))
                 continue
             texts = [event.text]
             size = len(event.text)
@@ -185,29 +200,29 @@ class LogWriter:
                 at += 1
             lines += self._printed(event, function, "".join(texts))
         if missed:
-            lines.append(_line({"event": MISSED, "pool": self._pool, "time": time.time(), "count": missed}))
+            lines.append((-1, _line({"event": MISSED, "pool": self._pool, "time": time.time(), "count": missed})))
         return lines
 
-    def _printed(self, event: events.Output, function: str, text: str) -> list[bytes]:
+    def _printed(self, event: events.Output, function: str, text: str) -> list[_NodeLine]:
         """Return output of a call as lines of JSON, without secrets."""
         if not self._masker.is_needed:
-            return [_line_of_output(event, function, text)]
+            return [(event.node, _line_of_output(event, function, text))]
         source = event.node, event.slot, event.stream
         key = (*source, event.call)
         last = self._last_calls.get(source, event.call)
         self._last_calls[source] = event.call
         lines = [] if last == event.call else self._rest((*source, last))
         text = self._masker.feed(key, text)
-        return [*lines, _line_of_output(event, function, text)] if text else lines
+        return [*lines, (event.node, _line_of_output(event, function, text))] if text else lines
 
-    def _rest(self, key: _Key) -> list[bytes]:
+    def _rest(self, key: _Key) -> list[_NodeLine]:
         """Return a line with the end of a stream that was held back, because it may have begun a secret; or none."""
         text = self._masker.finish(key)
         node, slot, stream, call = key
         event = events.Output(pool=self._pool, node=node, slot=slot, call=call, stream=stream, text=text)
-        return [_line_of_output(event, "", text)] if text else []
+        return [(node, _line_of_output(event, "", text))] if text else []
 
-    def _unmasked(self) -> list[bytes]:
+    def _unmasked(self) -> list[_NodeLine]:
         return [line for key in self._masker.held() if isinstance(key, tuple) for line in self._rest(key)]
 
     def _masked(self, record: dict[str, Any]) -> dict[str, Any]:
@@ -220,7 +235,7 @@ class LogWriter:
 
     # --- files -----------------------------------------------------------------------------------------------
 
-    def _write(self, lines: list[bytes]) -> None:
+    def _write(self, lines: list[_NodeLine]) -> None:
         """Write lines of JSON, in as many segments as they need. If that fails, tell the user, and drop them."""
         if not lines:
             return
@@ -231,11 +246,16 @@ class LogWriter:
         most = max(1, self._limits.pool // files.SEGMENTS)
         together = bytearray()
         try:
-            for line in lines:
+            for node, line in lines:
                 if self._file is None or self._written + len(together) + len(line) > most:
                     self._put(together)
                     together.clear()
                     self._next_segment(self._run)
+                if not self._quota.take(node, self._share, len(line)):
+                    self._put(together)
+                    together.clear()
+                    self._make_room(self._run, node, len(line))
+                self._sizes[files.segment(self._run, self._number)][node] += len(line)
                 together += line
             self._put(together)
         except OSError as e:
@@ -265,9 +285,23 @@ class LogWriter:
         path = files.segment(run, self._number)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_APPEND, 0o600)
         self._written = 0
+        self._sizes[path] = Counter()
         there = list(files.segments(run).values())
         for old in there[: -files.SEGMENTS]:
-            old.unlink(missing_ok=True)
+            self._remove(old)
+
+    def _make_room(self, run: Path, node: int, size: int) -> None:
+        """Remove the oldest segments until the quota of a node has room for a line, which is then counted."""
+        self._next_segment(run)
+        for old in list(files.segments(run).values())[:-1]:
+            self._remove(old)
+            if self._quota.take(node, self._share, size):
+                return
+
+    def _remove(self, segment: Path) -> None:
+        segment.unlink(missing_ok=True)
+        for node, size in self._sizes.pop(segment, {}).items():
+            self._quota.give_back(node, self._share, size)
 
     def _complain(self, error: OSError) -> None:
         if not self._told:

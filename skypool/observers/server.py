@@ -50,8 +50,6 @@ _LOOK = 1.0
 """Seconds between two checks whether a forward or an observer is still there."""
 _HELD = 1 << 20
 """Bytes of events, about, that wait for one observer. Later ones are dropped and counted."""
-_EVENT = 200
-"""Bytes that an event counts beside its text."""
 _AT_ONCE = 64 << 10
 """Bytes that are sent before a pause of `_REST` seconds."""
 _REST = 0.02
@@ -267,7 +265,7 @@ class ObserverServer:
 
 
 class Waiting:
-    """The events that wait for one observer. Their number is bounded; events that come later are dropped and counted.
+    """The events that wait for one observer. Their size is bounded; events that come later are dropped and counted.
 
     `hear` is called in the threads that emit events, and does not block.
     """
@@ -281,7 +279,7 @@ class Waiting:
 
     def hear(self, event: events.Event) -> None:
         """Keep an event, or count it if too many wait."""
-        size = _size(event)
+        size = events.weight(event)
         with self._lock:
             if self._size + size > _HELD:
                 self._missed += 1
@@ -311,7 +309,7 @@ class Waiting:
             size = 0
             while self._events and size < most:
                 event = self._events.popleft()
-                size += 0 if isinstance(event, int) else _size(event)
+                size += 0 if isinstance(event, int) else events.weight(event)
                 taken.append(event)
                 if not self._events:
                     self._note_missed()
@@ -319,10 +317,6 @@ class Waiting:
             if not self._events:
                 self._there.clear()
         return [_line(each) for each in taken]
-
-
-def _size(event: events.Event) -> int:
-    return _EVENT + len(getattr(event, "text", ""))
 
 
 def _line(event: events.Event | int) -> bytes:

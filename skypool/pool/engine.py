@@ -62,6 +62,7 @@ from skypool.rental.budget import Receipt
 from skypool.rental.launch import Rented
 from skypool.rental.rental import Rental
 from skypool.rental.request import Terms
+from skypool.safety.quota import Quota
 from skypool.samples.journal import Journal
 from skypool.samples.session_file import path_of
 from skypool.samples.store import SampleStore
@@ -81,6 +82,8 @@ _SAY_EVERY = 1.0
 """Seconds between two events about the packing of files."""
 _CALLED = {"cuda": "GPUs", "rocm": "GPUs", "tpu": "TPU chips"}
 """The names of devices in messages, by the kind of the device."""
+_LONGEST_OTHER = 1000
+"""The most characters of the error of each further rank of a gang in an event."""
 _GROW_AGAIN = 5.0
 """Seconds until a pool that could not grow tries again. The pause doubles with every failure."""
 _TO_CLEAN_UP = 5.0
@@ -133,9 +136,10 @@ class PoolEngine:
             terms.wait,
         )
         self.rental = Rental(terms, stream.emit)
-        self._log = LogWriter(terms.name, limits(), self._notice)
-        self._unlisten = stream.listen(self._keep)
         self._trust_levels = TrustLevels(terms.trust, terms.allow_results, self._notice)
+        quota = Quota(self._trust_levels.is_known_stranger, self._notice)
+        self._log = LogWriter(terms.name, limits(), self._notice, quota)
+        self._unlisten = stream.listen(self._keep)
         self._reports = NodeReports(
             terms.name,
             self._report,
@@ -146,7 +150,7 @@ class PoolEngine:
         self.departures = Departures(lambda: self.state, self.rental.driver_of, self.apply)
         self.health = HealthWatch(
             terms.name,
-            SampleStore(lambda: path_of(self.rental.session)),
+            SampleStore(lambda: path_of(self.rental.session), quota),
             self._trust_levels.is_stranger,
             self.emit,
             self._on_unhealthy,
@@ -173,13 +177,14 @@ class PoolEngine:
         self.rental.before_prices = self.idle.record
         self.history = HistoryWatch(
             terms.name,
-            Journal(lambda: path_of(self.rental.session)),
+            Journal(lambda: path_of(self.rental.session), quota),
             self.dispatch,
             self.rental,
             self._reports,
             self._welcomes,
             self._trust_levels.is_stranger,
             self.emit,
+            quota,
         )
         self._paid: Receipt | None = None  # when machines were ended last
         self._closing: asyncio.Task[None] | None = None
@@ -645,7 +650,7 @@ class PoolEngine:
         for node, state in after.nodes.items():
             old = before.nodes.get(node)
             if old is None or old.phase is not state.phase:
-                detail = str(state.error) if state.error else ""
+                detail = blame.cut(str(state.error)) if state.error else ""
                 welcome = self._welcomes.get(node)
                 phase = events.NodePhase(
                     pool=self.terms.name,
@@ -695,7 +700,7 @@ class PoolEngine:
             case states.Terminate(nodes):
                 self._spawn(self._terminate(nodes))
             case states.Announce(phase):
-                detail = str(self.state.error) if self.state.error else ""
+                detail = blame.cut(str(self.state.error)) if self.state.error else ""
                 paid = self._paid if phase is Phase.ENDED else None
                 usd, idle_usd = (None, None) if paid is None else (paid.usd, paid.idle_usd)
                 staying = len(self._given_away or ()) if phase is Phase.ENDED else 0
@@ -897,7 +902,7 @@ class PoolEngine:
         except Exception as e:  # noqa: BLE001 - the user is told, and it is tried again
             if (words := alike(e)) not in self._told:
                 self._told.add(words)
-                self._notice(f"the pool goes on, but could not check its limits: {_text_of(e)}")
+                self._notice(f"the pool goes on, but could not check its limits: {blame.told(e)}")
 
     @property
     def _is_ending(self) -> bool:
@@ -1183,7 +1188,7 @@ class PoolEngine:
         if pending.service:
             return
         name = self.terms.name
-        self.emit(events.CallFailed(pool=name, node=pending.at, call=pending.name, error=_text_of(error)))
+        self.emit(events.CallFailed(pool=name, node=pending.at, call=pending.name, error=blame.told(error)))
 
     def _report(self, event: events.Event) -> None:
         """Emit an event of a node. The gangs keep the end of what their processes print. Any thread may call this.
@@ -1203,8 +1208,8 @@ class PoolEngine:
             node=failure.node,
             call=failure.call,
             rank=failure.rank,
-            error=_text_of(failure.error),
-            others=tuple(map(_text_of, failure.others)),
+            error=blame.told(failure.error),
+            others=tuple(blame.told(each, _LONGEST_OTHER) for each in failure.others),
             attempt=failure.attempt,
             again=failure.again,
         )
@@ -1215,7 +1220,11 @@ class PoolEngine:
         name = self.terms.name
         self.emit(
             events.CallRetried(
-                pool=name, node=pending.at, call=pending.name, attempt=pending.attempt, reason=blame.text_of(error)
+                pool=name,
+                node=pending.at,
+                call=pending.name,
+                attempt=pending.attempt,
+                reason=blame.cut(blame.text_of(error)),
             )
         )
 
@@ -1295,8 +1304,3 @@ class PoolEngine:
                 del self._feeders[key]
             feeder = self._feeders[pending.id, arg] = Feeder(self.dispatch, pending, arg)
         feeder.want(n)
-
-
-def _text_of(error: BaseException) -> str:
-    """Return an error as text: its type and its message."""
-    return f"{type(error).__name__}: {blame.text_of(error)}"

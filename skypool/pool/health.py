@@ -19,8 +19,14 @@ FIRST = 15.0
 """Seconds to wait for the first reading of a node's devices before it gets calls. Beyond it, they are unknown."""
 XidKey = tuple[str, int, str, int]
 """The kind, the index and the uuid of a device, and an XID code."""
-_MOST_CODES = 1024
+_MOST_CODES = 256
 """The most pairs of a device and an XID code that are counted for one node. A stranger's node may claim any number."""
+_MOST_DEVICES = 128
+"""The most devices of one node, by kind, index and uuid. Each has series of its own in monitoring systems."""
+_MOST_CAUSES = 32
+"""The most causes of lower clocks of one node, which have series, too."""
+_MOST_REASONS = 16
+"""The most reasons that an event or an error has."""
 _FLUSH_EVERY = 5.0
 """Seconds between two writes of samples to the file."""
 
@@ -57,6 +63,7 @@ class HealthWatch:
         self._on_unhealthy = on_unhealthy
         self._lock = threading.RLock()
         self._judges: dict[int, HealthOfNode] = {}
+        self._identities: dict[int, _Identities] = {}
         self.known: dict[int, NodeHealth] = {}
         self.xids: dict[int, dict[XidKey, int]] = {}
         self._first: dict[int, asyncio.Event] = {}
@@ -65,7 +72,10 @@ class HealthWatch:
     def arrived(self, node: int, samples: Sequence[NodeSample]) -> None:
         """Keep samples of a node, and judge its devices by them. Any thread may call this."""
         claimed = self._is_stranger(node)
-        for each in self.store.add([replace(one, node=node, claimed=claimed) for one in samples]):
+        with self._lock:
+            known = self._identities.setdefault(node, _Identities())
+            kept = [known.only(replace(one, node=node, claimed=claimed)) for one in samples]
+        for each in self.store.add(kept):
             if each.devices:
                 self._judge(each)
 
@@ -81,7 +91,11 @@ class HealthWatch:
         if before is None or (before.state, before.reasons) != (now.state, now.reasons):
             self._emit(
                 events.HealthChanged(
-                    pool=self._pool, node=node, state=now.state, reasons=now.reasons, claimed=now.claimed
+                    pool=self._pool,
+                    node=node,
+                    state=now.state,
+                    reasons=now.reasons[:_MOST_REASONS],
+                    claimed=now.claimed,
                 )
             )
         if before is None or (now.state == "unhealthy" and before.state != "unhealthy"):
@@ -101,7 +115,7 @@ class HealthWatch:
 
     def error_of(self, node: int) -> NodeUnhealthy:
         """Return (not raise) the error for an unhealthy node."""
-        return NodeUnhealthy(f"node {node} is unhealthy: {'; '.join(self.known[node].reasons)}", node)
+        return NodeUnhealthy(f"node {node} is unhealthy: {'; '.join(self.known[node].reasons[:_MOST_REASONS])}", node)
 
     async def first(self, node: int) -> NodeHealth:
         """Wait for the first reading of a node's devices, at most 15 s, and return the health of the node.
@@ -135,6 +149,29 @@ class HealthWatch:
             if str(e) != self._no_room:
                 self._no_room = str(e)
                 self._emit(events.Notice(pool=self._pool, text=f"measurements of nodes cannot be kept: {e}"))
+
+
+class _Identities:
+    """The devices of one node, and the causes of lower clocks, as far as its samples have named them."""
+
+    def __init__(self) -> None:
+        self._devices: set[tuple[str, int, str]] = set()
+        self._causes: set[str] = set()
+
+    def only(self, sample: NodeSample) -> NodeSample:
+        """Return a sample without devices and causes beyond the limits."""
+        kept = [each for each in sample.devices if self._is_known(each)]
+        return sample if len(kept) == len(sample.devices) else replace(sample, devices=tuple(kept))
+
+    def _is_known(self, device: DeviceSample) -> bool:
+        """Return True if the device and all its causes are known, or can be added. Otherwise it is left out."""
+        identity = (device.kind, device.index, device.uuid)
+        causes = self._causes.union(device.throttled or ())
+        if (identity not in self._devices and len(self._devices) >= _MOST_DEVICES) or len(causes) > _MOST_CAUSES:
+            return False
+        self._devices.add(identity)
+        self._causes = causes
+        return True
 
 
 class Samples:

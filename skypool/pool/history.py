@@ -19,12 +19,14 @@ from importlib import metadata
 from skypool import events
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.idle import Idleness
+from skypool.events import node_of
 from skypool.link.inbound import Welcome
 from skypool.link.reports import NodeReports
 from skypool.logs.masking import Masker
 from skypool.offers.ranking import Plan
 from skypool.pool.observed import hardware
 from skypool.rental.rental import Rental
+from skypool.safety.quota import WAITING, Quota
 from skypool.safety.text import encodable
 from skypool.samples.journal import MOST_SLOWEST, Journal, JournalCall, JournalEvent, WorkSpan
 
@@ -53,8 +55,8 @@ _RESTS = 200
 """How many times as long as a write took, the next look at calls is put off. So a storm of calls costs little."""
 _RESTS_AT_MOST = 30.0
 """The most seconds for which it is put off by that."""
-_MOST_WAITING = 10_000
-"""The most events that wait to be written. Beyond it, events are dropped."""
+_MOST_WAITING = 8 << 20
+"""The most bytes of events of all nodes that wait to be written. Beyond it, events are dropped."""
 _LONGEST = 1000
 """The most characters of a text in an event or an error."""
 _LONGEST_PLAN = 100_000
@@ -77,6 +79,7 @@ class HistoryWatch:
         welcomes: the first message of each node's agent (the process there that runs calls), by the node's number.
         is_stranger: returns True for a node that is not trusted.
         emit: called with a notice for the user if the history cannot be written.
+        quota: limits what is kept of each node.
     """
 
     def __init__(
@@ -89,8 +92,10 @@ class HistoryWatch:
         welcomes: Mapping[int, Welcome],
         is_stranger: Callable[[int], bool],
         emit: Callable[[events.Event], None],
+        quota: Quota,
     ) -> None:
         self.journal = journal
+        self._quota = quota
         self._pool = pool
         self._dispatch = dispatch
         self._rental = rental
@@ -99,6 +104,8 @@ class HistoryWatch:
         self._is_stranger = is_stranger
         self._emit = emit
         self._waiting: deque[events.Event] = deque()
+        self._counting = threading.Lock()  # guards _size
+        self._size = 0  # of the events that wait, in bytes
         self._writing = threading.Lock()  # guards all below
         self._masker: Masker | None = None
         self._began = time.time()
@@ -111,7 +118,12 @@ class HistoryWatch:
 
     def hear(self, event: events.Event) -> None:
         """Keep an event, if it is one of `KEPT`. Does not wait."""
-        if isinstance(event, KEPT) and len(self._waiting) < _MOST_WAITING:
+        if not isinstance(event, KEPT):
+            return
+        size = events.weight(event)
+        if self._size + size <= _MOST_WAITING and self._quota.take(node_of(event), WAITING, size):
+            with self._counting:
+                self._size += size
             self._waiting.append(event)
 
     def open(self, secrets: Mapping[str, str]) -> None:
@@ -141,7 +153,7 @@ class HistoryWatch:
         with self._writing:
             if self._masker is None:
                 return
-            made = [self._event(self._waiting.popleft()) for _ in range(len(self._waiting))]
+            made = [self._event(self._taken()) for _ in range(len(self._waiting))]
             calls = _few(self._dispatch.tally.take())
             work = self._work()
             facts = {name: value for name, value in self._known().items() if self._facts.get(name) != value}
@@ -156,9 +168,18 @@ class HistoryWatch:
             else:
                 self._facts |= facts
 
+    def _taken(self) -> events.Event:
+        """Return the event that has waited longest, which waits no more."""
+        event = self._waiting.popleft()
+        size = events.weight(event)
+        self._quota.give_back(node_of(event), WAITING, size)
+        with self._counting:
+            self._size -= size
+        return event
+
     def _event(self, event: events.Event) -> JournalEvent:
         data = {name: self._cleaned(value) for name, value in asdict(event).items() if name not in _COLUMNS}
-        return JournalEvent(event.time, type(event).__name__, getattr(event, "node", -1), data)
+        return JournalEvent(event.time, type(event).__name__, node_of(event), data)
 
     def _cleaned(self, value: object) -> object:
         """Return a value of an event without secrets, and not too long."""

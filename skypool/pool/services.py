@@ -363,7 +363,7 @@ class Services:
         restarts: bool = False,
         delay: float | None = None,
     ) -> None:
-        error = f"{type(end).__name__}: {blame.text_of(end)}" if isinstance(end, BaseException) else ""
+        error = blame.told(end) if isinstance(end, BaseException) else ""
         self._stream.emit(
             events.ServiceEnded(
                 pool=self._pool, node=node, service=service.name, error=error, restarts=restarts, delay=delay

@@ -36,6 +36,7 @@ from skypool.rental.launch import Attempts, Launcher, Rented, place
 from skypool.rental.ledger import Ledger
 from skypool.rental.planning import Pause, Planning
 from skypool.rental.request import Terms
+from skypool.wire.blame import cut
 from skypool.wire.keys import Keys
 
 _BOOT = 120.0
@@ -576,7 +577,7 @@ class Rental:
         if asked:
             reaper.terminate_all(asked, self._terms.name, ledger, self.session)
         if ledger is not None:
-            ledger.end(self.session, "" if error is None else str(error))
+            ledger.end(self.session, "" if error is None else cut(str(error)))
         Keys.of(self._terms.name).forget()
 
     def terminate_in_background(self) -> str:

@@ -15,8 +15,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from skypool.safety.quota import Quota, Share
 from skypool.samples import session_file
 
+_KEPT = Share(
+    "events", 4 << 20, "the oldest of its events are removed, so that they take at most 4 MiB", strangers=True
+)
+"""What the file has of the events of a node."""
+_ROW = 100
+"""Bytes that a row of the file takes beside its text, about."""
 _MOST_EVENTS = 50_000
 """The most events that are kept. Beyond it, the oldest ones go, those of phases last."""
 MOST_SLOWEST = 100
@@ -101,10 +108,13 @@ class Journal:
 
     Args:
         file: returns the path of the file of the pool's samples. It is called when the file is first needed.
+        quota: limits what is kept of each node. Default None: every node is trusted.
     """
 
-    def __init__(self, file: Callable[[], Path]) -> None:
+    def __init__(self, file: Callable[[], Path], quota: Quota | None = None) -> None:
         self._file_of = file
+        self._quota = quota or Quota(lambda node: False)
+        self._is_measured = False  # True once the quotas know what the file had
 
     @cached_property
     def file(self) -> Path:
@@ -126,9 +136,15 @@ class Journal:
         """
         with session_file.writing(self.file) as book, book:
             if events:
+                if not self._is_measured:
+                    for node, size in _sizes(book).items():
+                        self._quota.set(node, _KEPT, size)
+                    self._is_measured = True
                 rows = [(each.time, each.kind, each.node, json.dumps(each.data)) for each in events]
                 book.executemany("insert into event (time, kind, node, data) values (?, ?, ?, ?)", rows)
                 _keep_events(book)
+                for node in {row[2] for row in rows if not self._quota.take(row[2], _KEPT, _ROW + len(row[3]))}:
+                    self._quota.set(node, _KEPT, _make_room(book, node))
             if calls:
                 sql = "insert into call (name, node, ended, seconds, outcome, error) values (?, ?, ?, ?, ?, ?)"
                 book.executemany(sql, calls)
@@ -148,6 +164,27 @@ def _keep_events(book: sqlite3.Connection) -> None:
             "(select id from event order by kind in ('NodePhase', 'PoolPhase'), id limit ?)",
             (count - int(0.9 * _MOST_EVENTS),),
         )
+
+
+def _sizes(book: sqlite3.Connection) -> dict[int, int]:
+    """Return the size of the events of each node, in bytes, by the node's number."""
+    return dict(book.execute("select node, sum(? + length(data)) from event group by node", (_ROW,)))
+
+
+def _make_room(book: sqlite3.Connection, node: int) -> int:
+    """Remove the older half of the events of a node until they are small enough, those of phases last.
+
+    Returns:
+        Their size, in bytes.
+    """
+    while (size := _sizes(book).get(node, 0)) > _KEPT.most // 2:
+        count = book.execute("select count(*) from event where node = ?", (node,)).fetchone()[0]
+        book.execute(
+            "delete from event where id in "
+            "(select id from event where node = ? order by kind in ('NodePhase', 'PoolPhase'), id limit ?)",
+            (node, (count + 1) // 2),
+        )
+    return size
 
 
 def _keep_calls(book: sqlite3.Connection) -> None:

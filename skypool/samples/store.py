@@ -1,7 +1,8 @@
 """Keeps the samples of a pool on the client, in a SQLite file beside the ledger. Only this module reads or writes them.
 
 `session_file` opens the file. Old samples are thinned: one for each node in 10 s after an hour, and one in a minute
-after a day. Samples with an error of a driver stay. The file has a largest size, and so has the folder.
+after a day. Samples with an error of a driver stay. The file has a largest size, and so have the folder and the part of
+the file for a node that is not trusted. Beyond it, every second sample of the nodes with the most is removed.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from skypool.safety.quota import WAITING, Quota, Share
 from skypool.samples import session_file
 from skypool.samples.values import NodeSample, node_sample, to_json
 
@@ -26,9 +29,18 @@ _DAY = 24 * _HOUR
 _THIN_EVERY = 300.0
 """Seconds between two passes that thin old samples."""
 _MOST_BYTES = 64 << 20
-"""The largest size of one file. Beyond it, the oldest samples are removed."""
-_MOST_WAITING = 20_000
-"""The most samples that wait in memory to be written, if the disk does not take them."""
+"""The largest size of one file. Beyond it, samples are removed until it has `_LEFT` of that size."""
+_LEFT = 0.8
+_MOST_WAITING = 16 << 20
+"""The most bytes of samples of all nodes that wait in memory to be written, if the disk does not take them."""
+_KEPT = Share("samples", 12 << 20, "its measurements are thinned out, so that they take at most 12 MiB", strangers=True)
+"""What the file has of a node."""
+_LARGEST = Share("sample", 64 << 10, "measurements of more than 64 KiB are dropped", strangers=True)
+"""One sample."""
+_ROW = 100
+"""Bytes that a row of the file takes beside its text, about."""
+_DEVICE = 500
+"""Bytes that a device of a sample counts at least, because reading it takes as long as reading a usual one."""
 _DEVICES = 8
 """The number of devices of a node that is assumed where points are shared out."""
 _SEEN = 64
@@ -45,12 +57,16 @@ class SampleStore:
 
     Args:
         file: returns the path of the file. It is called when the file is first needed.
+        quota: limits what is kept of each node. Default None: every node is trusted.
     """
 
-    def __init__(self, file: Callable[[], Path]) -> None:
+    def __init__(self, file: Callable[[], Path], quota: Quota | None = None) -> None:
         self._file_of = file
-        self._lock = threading.Lock()  # guards the three below
-        self._waiting: list[NodeSample] = []
+        self._quota = quota or Quota(lambda node: False)
+        self._is_measured = False  # True once the quotas know what the file had
+        self._lock = threading.Lock()  # guards the four below
+        self._waiting: list[_Row] = []
+        self._size = 0
         self.newest: dict[int, NodeSample] = {}
         self._seen: dict[int, deque[float]] = {}
         self._writing = threading.Lock()
@@ -61,21 +77,37 @@ class SampleStore:
         return self._file_of()
 
     def add(self, samples: Sequence[NodeSample]) -> list[NodeSample]:
-        """Note samples, and return those that are new. A node may send samples again after a reconnection."""
+        """Note samples, and return those that are new. A node may send samples again after a reconnection.
+
+        A sample that is too large is not noted. If too many wait to be written, a sample is noted, but not written.
+        """
         new = []
-        with self._lock:
-            for each in samples:
+        for each in samples:
+            now = time.time()
+            with self._lock:
                 seen = self._seen.setdefault(each.node, deque(maxlen=_SEEN))
                 if each.time in seen:
                     continue
                 seen.append(each.time)
-                now = time.time()
-                if abs(each.time - now) > _CLOCKS:
-                    each = replace(each, time=now)
+            if abs(each.time - now) > _CLOCKS:
+                each = replace(each, time=now)
+            row = _row(each)
+            if not self._quota.take(each.node, _LARGEST, row.size):
+                continue
+            self._quota.give_back(each.node, _LARGEST, row.size)
+            new.append(each)
+            is_kept = self._quota.take(each.node, WAITING, row.size)
+            with self._lock:
                 self.newest[each.node] = each
-                new.append(each)
-            self._waiting += new
-            del self._waiting[:-_MOST_WAITING]
+                if is_kept:
+                    self._waiting.append(row)
+                    self._size += row.size
+                first = 0
+                while self._size > _MOST_WAITING:
+                    self._size -= self._waiting[first].size
+                    self._quota.give_back(self._waiting[first].node, WAITING, self._waiting[first].size)
+                    first += 1
+                del self._waiting[:first]
         return new
 
     def forget(self, node: int) -> None:
@@ -93,19 +125,32 @@ class SampleStore:
         """
         with self._lock:
             waiting, self._waiting = self._waiting, []
+            self._size = 0
+        for each in waiting:
+            self._quota.give_back(each.node, WAITING, each.size)
         if not waiting:
             return
-        rows = [
-            (each.node, each.time, any(one.xids or one.lost for one in each.devices), json.dumps(_row(each)))
-            for each in waiting
-        ]
         with self._writing, session_file.writing(self._file) as book:
+            if not self._is_measured:
+                for node, size in sizes(book).items():
+                    self._quota.set(node, _KEPT, size)
+                self._is_measured = True
             with book:
-                book.executemany("insert into sample values (?, ?, ?, ?)", rows)
+                book.executemany(
+                    "insert into sample values (?, ?, ?, ?)",
+                    [(each.node, each.time, each.error, each.data) for each in waiting],
+                )
             now = time.time()
             if now - self._thinned > _THIN_EVERY:
                 self._thinned = now
                 thin(book, now)
+            full = {each.node for each in waiting if not self._quota.take(each.node, _KEPT, each.size)}
+            if full:
+                halve(book, sorted(full))
+            if shrink(book) or full:
+                left = sizes(book)
+                for node in self.newest.keys() | full:
+                    self._quota.set(node, _KEPT, left.get(node, 0))
 
     def history(self, node: int | None = None, since: float = 0.0, until: float | None = None) -> list[NodeSample]:
         """Return samples in the order of their time, as `history` of this module."""
@@ -233,7 +278,7 @@ def _point(values: list[Any]) -> Point:
 
 
 def thin(book: sqlite3.Connection, now: float) -> None:
-    """Thin old samples, and remove the oldest if the file is too large.
+    """Thin old samples, and then others if the file is too large.
 
     Args:
         book: a connection to the file.
@@ -246,18 +291,73 @@ def thin(book: sqlite3.Connection, now: float) -> None:
                 "(select min(rowid) from sample where time < ? group by node, cast(time / ? as integer))",
                 (now - age, now - age, step),
             )
-        pages, free, size = (
-            book.execute(f"pragma {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
+    if not shrink(book):
+        _vacuum(book)
+
+
+def shrink(book: sqlite3.Connection) -> bool:
+    """Thin the samples of the nodes with the most, if the file is too large. Return True if it was."""
+    pages, free, size = (
+        book.execute(f"pragma {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
+    )
+    surplus = (pages - free) * size - _MOST_BYTES
+    if surplus <= 0:
+        return False
+    surplus += int((1 - _LEFT) * _MOST_BYTES)
+    while surplus > 0:
+        most = sorted(sizes(book).items(), key=itemgetter(1), reverse=True)
+        chosen: list[int] = []
+        for node, taken in most:
+            chosen.append(node)
+            surplus -= taken // 2
+            if surplus <= 0:
+                break
+        if not chosen:
+            break  # it is full of other things
+        halve(book, chosen)
+    return True
+
+
+def halve(book: sqlite3.Connection, nodes: Sequence[int]) -> None:
+    """Remove every second sample of some nodes. Of those with an error of a driver, remove the older half."""
+    with book:
+        book.execute(
+            "delete from sample where rowid in (select rowid from (select rowid, error, "
+            "row_number() over (partition by node, error order by time desc) as place, "
+            "count(*) over (partition by node, error) as count "
+            f"from sample where node in ({','.join('?' * len(nodes))})) "
+            "where case when error then place * 2 > count else place % 2 = 0 end)",
+            nodes,
         )
-        used = (pages - free) * size
-        if used > _MOST_BYTES:
-            count = book.execute("select count(*) from sample").fetchone()[0]
-            surplus = int(count * (1 - 0.9 * _MOST_BYTES / used))
-            book.execute(
-                "delete from sample where rowid in (select rowid from sample order by time limit ?)", (surplus,)
-            )
+    _vacuum(book)
+
+
+def sizes(book: sqlite3.Connection) -> dict[int, int]:
+    """Return the size of the samples of each node in a file, in bytes, by the node's number."""
+    return dict(
+        book.execute(
+            "select node, sum(? + max(length(data), ? * coalesce(json_array_length(data, '$.devices'), 0))) "
+            "from sample group by node",
+            (_ROW, _DEVICE),
+        )
+    )
+
+
+def _vacuum(book: sqlite3.Connection) -> None:
     book.executescript("pragma incremental_vacuum")  # `execute` would free a single page
 
 
-def _row(sample: NodeSample) -> dict[str, object]:
-    return {name: value for name, value in to_json(sample).items() if name != "node"}
+class _Row(NamedTuple):
+    """A sample as the file has it, and its size in bytes."""
+
+    node: int
+    time: float
+    error: bool
+    data: str
+    size: int
+
+
+def _row(sample: NodeSample) -> _Row:
+    data = json.dumps({name: value for name, value in to_json(sample).items() if name != "node"})
+    error = any(each.xids or each.lost for each in sample.devices)
+    return _Row(sample.node, sample.time, error, data, _ROW + max(len(data), _DEVICE * len(sample.devices)))

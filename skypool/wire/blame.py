@@ -183,6 +183,21 @@ def text_of(error: BaseException) -> str:
         return f"<its text cannot be shown: {type(e).__name__}>"
 
 
+def told(error: BaseException, most: int = 10_000) -> str:
+    """Return the type and the text of an exception, for an event. The text may be a node's, and is cut if it is long.
+
+    Args:
+        error: the exception.
+        most: the number of characters that are returned at most.
+    """
+    return cut(f"{type(error).__name__}: {text_of(error)}", most)
+
+
+def cut(text: str, most: int = 10_000) -> str:
+    """Return a text, or its beginning with a mark at the end if it has more than `most` characters."""
+    return text if len(text) <= most else f"{text[: most - 2]} …"
+
+
 def annotate(error: BaseException, note: str, attributes: Mapping[str, object], instead_of: str = "") -> None:
     """Add a note and attributes to an exception, without running code of its class, which may refuse them.
 
