@@ -23,8 +23,14 @@ from skypool.wire.frames import Buffer
 T = TypeVar("T")
 _NOTHING = pickle.dumps(None)
 """The pickled return value of a generator whose stream was closed: None."""
-_MOST_UNTAKEN = 1 << 30
-"""The most bytes of a generator's items that may wait here to be taken. A node that sends more is given up."""
+_UNTAKEN = 8
+"""How many times its `window` a generator's items may have in bytes that wait here to be taken, and `_UNTAKEN_SPARE`.
+
+A node sends no more than the window, but counts less than what is sent: characters of texts, and not their bytes.
+"""
+_UNTAKEN_SPARE = 1 << 20
+_BATCH = 512
+"""Bytes that items count beside their own, if they came in one message."""
 
 
 class Returned(NamedTuple):
@@ -322,7 +328,9 @@ class Items(Generic[T]):
         self._credit = credit
         self._stop = stop
 
-    def feed(self, seq: int, single: bool, buffers: list[Buffer], reader: Reader | None = None) -> None:
+    def feed(
+        self, seq: int, single: bool, buffers: list[Buffer], reader: Reader | None = None, window: int = 1 << 20
+    ) -> None:
         """Add items that arrived. Items that arrived before, as after a reconnection, are ignored.
 
         This never blocks. The items are decoded later, by the consumer.
@@ -333,19 +341,21 @@ class Items(Generic[T]):
             buffers: the encoded items.
             reader: decodes items from a node that is not trusted. If None, the node is trusted, and its items are
                 unpickled.
+            window: the bytes of items that the node may send before they are taken.
 
         Raises:
-            ProtocolError: more than 1 GiB of items would wait here to be taken. If no items wait, those that arrive may
-                have any size.
+            ProtocolError: far more bytes of items than `window` would wait here to be taken. If no items wait, those
+                that arrive may have any size.
         """
         if seq <= self.seen:
             return  # the node sent it again after a reconnection
         self.seen = seq
-        self._fed += sum(map(len, buffers))
-        if self._fed - self._eaten > _MOST_UNTAKEN and not self._batches.empty():
+        self._fed += _BATCH + sum(map(len, buffers))
+        most = _UNTAKEN * window + _UNTAKEN_SPARE
+        if self._fed - self._eaten > most and not self._batches.empty():
             raise protocol_violation(
                 f"the node sent {self._fed - self._eaten} bytes of items of {self._name} that were not read here yet, "
-                f"and the limit is {_MOST_UNTAKEN}"
+                f"and the limit is {most}"
             )
         self._batches.put((seq, single, Returned(buffers, reader)))
 
@@ -412,7 +422,7 @@ class Items(Generic[T]):
             self.value = self._read(got.buffers, "the return value")
             return
         self._seq, single, came = got
-        self._eaten += sum(map(len, came.buffers))
+        self._eaten += _BATCH + sum(map(len, came.buffers))
         self._reader = came.reader
         self._batch = iter([came.buffers] if single else self._read(came.buffers))
 

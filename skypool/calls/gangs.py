@@ -25,7 +25,7 @@ from skypool.calls.pending import Code, PendingCall
 from skypool.errors import CallTimeout, ConnectionLost, NodeInterrupted, PickleError, SkypoolError, WorkerDied
 from skypool.gangs import step
 from skypool.gangs.environment import Member
-from skypool.gangs.ports import free_ports
+from skypool.gangs.ports import free_ports, ports_of
 from skypool.gangs.states import (
     SETTLING,
     Action,
@@ -57,7 +57,7 @@ from skypool.gangs.states import (
     Unset,
     Verdict,
 )
-from skypool.wire.blame import annotate, text_of
+from skypool.wire.blame import annotate, told
 from skypool.wire.exceptions import STOPPED_IN
 from skypool.wire.frames import Buffer
 
@@ -71,6 +71,8 @@ _MOST_HIDDEN = 10_000
 """The most ids that are remembered of calls whose output is not shown. Output may come after a rank has ended."""
 _MOST_STACKS = 8
 """The number of different stacks that an error about a timeout shows."""
+_LONGEST_ALSO = 1000
+"""The most characters of the error of each further rank in a note."""
 _TAIL_LINES = 10
 """The number of lines of a rank's output that an error shows."""
 _ASK_AGAIN = 1.0
@@ -490,7 +492,7 @@ class GangRunner:
             if call is None or call.asked.get(node) is not answer:
                 return
             try:
-                call.ports[node] = answer.result()
+                call.ports[node] = ports_of(answer.result(), _PORTS)
             except Exception:  # noqa: BLE001 - a node that fails here is lost soon, or is asked again
                 self._apply(Answered(gang, attempt, node, ok=False))
                 _after(_ASK_AGAIN, partial(self._ask_again, node))
@@ -680,7 +682,7 @@ class GangRunner:
         first = _words(run.places[verdict.rank], self._devices(run.places[verdict.rank].node))
         lines = [f"{name} failed first on {first}, one of {len(run.places)} processes of this gang"]
         also = [
-            f"{_words(run.places[rank], self._devices(run.places[rank].node))}: {type(end).__name__}: {text_of(end)}"
+            f"{_words(run.places[rank], self._devices(run.places[rank].node))}: {told(end, _LONGEST_ALSO)}"
             for rank in verdict.others
             if isinstance(end := call.ends.get(rank), BaseException)
         ]

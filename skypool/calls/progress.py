@@ -68,8 +68,8 @@ class CallProgress:
 
         Raises:
             ProtocolError: the message does not fit the call, for example because the call is not a generator. Also
-                raised if more than 1 GiB of items wait to be taken. Also raised if the node sent more than 10,000
-                messages about calls that it does not run.
+                raised if far more items wait to be taken than the call's `window`. Also raised if the node sent more
+                than 10,000 messages about calls that it does not run.
         """
         pending = node_queue.find(said.id)
         if pending is None:
@@ -84,7 +84,8 @@ class CallProgress:
                 )
             self._on_feed(pending, said.arg, said.n)
         elif isinstance(pending.outlet, Items):
-            pending.outlet.feed(said.seq, said.single, list(buffers), node_queue.link.reader)
+            window = pending.options.window
+            pending.outlet.feed(said.seq, said.single, list(buffers), node_queue.link.reader, window)
         else:
             raise protocol_violation(f"the node sent an item of {pending.name}, which is not a generator function")
 

@@ -9,6 +9,8 @@ import contextlib
 import random
 import socket
 
+from skypool.errors import protocol_violation
+
 _LOWEST = 20_000
 """The lowest port that is tried. Services on machines seldom listen above it."""
 _EPHEMERAL = 32_768
@@ -29,6 +31,17 @@ def free_ports(count: int) -> list[int]:
     """
     with contextlib.ExitStack() as bound:
         return [_bind(bound.enter_context(_socket())) for _ in range(count)]
+
+
+def ports_of(answer: object, count: int) -> list[int]:
+    """Return the ports that a node has answered with. The node may be a stranger's.
+
+    Raises:
+        ProtocolError: the answer is not a list of so many ports.
+    """
+    if type(answer) is not list or len(answer) != count or not all(type(p) is int and 0 < p < 65536 for p in answer):
+        raise protocol_violation(f"the node answered a request for {count} free ports with something else")
+    return answer
 
 
 def _socket() -> socket.socket:

@@ -14,13 +14,13 @@ from typing import Any, Protocol
 
 from skypool.clock import RunningClock
 from skypool.errors import ConnectionLost, HostKeyMismatch, ProtocolError, SkypoolError, TakenOver
-from skypool.link.handshake import Gone, Handshake
+from skypool.link.handshake import LONGEST_WELCOME, Gone, Handshake
 from skypool.link.inbound import Welcome
 from skypool.link.inbox import Arrival, Inbox, complaint
 from skypool.link.outbox import Outbox
 from skypool.safety.text import printable
 from skypool.trust import Reader
-from skypool.wire.frames import Buffer, Decoder, Kind, frame
+from skypool.wire.frames import CHUNK, Buffer, Decoder, Kind, frame
 from skypool.wire.handshake import AgentConfig
 from skypool.wire.transport import CommandStream, Transport, refusal
 
@@ -129,7 +129,8 @@ class Link:
         self._command = command
         self._preamble = preamble
         self._liveness = liveness
-        self._handshake = Handshake(self.node, config, session, awaited, linger)
+        longest = None if reader is None else LONGEST_WELCOME
+        self._handshake = Handshake(self.node, config, session, awaited, linger, longest)
         self._epoch = 0
         self._outbox = Outbox(
             lambda: self._loop.call_soon_threadsafe(self._watch_writable),
@@ -215,6 +216,7 @@ class Link:
             async with asyncio.timeout(patience):
                 await self._loop.sock_sendall(stream.socket, preamble)
                 welcome, frames = await self._handshake.perform(stream, decoder, start, self._epoch)
+            decoder.most = CHUNK  # no other message of an agent is as long as the first one
             incoming = self._inbox.open(self._loop, stream, decoder, self.connection + 1)
         except BaseException as e:
             said = await asyncio.to_thread(stream.end)

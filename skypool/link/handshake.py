@@ -22,6 +22,8 @@ from skypool.wire.transport import CommandStream
 
 _LONGEST_LINE = 65536
 """The most bytes of a line that the loader (the program that starts the agent) sends. A longer line is refused."""
+LONGEST_WELCOME = 2 << 20
+"""The most bytes of the first message of a node that is not trusted. It can name about 20,000 calls."""
 
 
 class Gone(ConnectionLost):
@@ -44,6 +46,7 @@ class Handshake:
         session: a random name of this client. The agent uses it to recognise the client after a reconnection.
         awaited: returns the ids of the calls that this client waits for.
         linger: returns for how long the node may live without work, as `Link` has it; None for no limit.
+        longest: the most bytes of the WELCOME; None for the limit of every message.
     """
 
     node: int
@@ -51,6 +54,7 @@ class Handshake:
     session: str
     awaited: Callable[[], Collection[int]]
     linger: Callable[[], tuple[float, float] | None] = lambda: None
+    longest: int | None = None
 
     async def perform(
         self, stream: CommandStream, decoder: Decoder, start: bool, epoch: int = 0
@@ -159,6 +163,9 @@ class Handshake:
                     "check that the node has free memory and disk space"
                 )
             frames = decoder.advance(received)
+            size = len(frames[0].raw) if frames else decoder.pending
+            if self.longest is not None and size > self.longest:
+                raise protocol_violation(f"the node's first message has more than {self.longest} bytes")
         first = inbound.message_of(frames[0])
         if isinstance(first, Taken) and first.former:
             raise TakenOver(

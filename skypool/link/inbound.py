@@ -17,7 +17,7 @@ from typing import Any, NoReturn, cast
 
 from skypool.devices.device import Device
 from skypool.errors import ProtocolError, protocol_violation
-from skypool.safety.text import printable
+from skypool.safety.text import one_line, printable
 from skypool.samples.values import NodeSample, node_sample
 from skypool.wire.frames import CHUNK, INLINE, End, Frame, Kind, ends_in, header_of, total_length
 from skypool.wire.handshake import NodeHealth
@@ -32,6 +32,18 @@ _MOST_BUFFERS = 1 << 16
 """The most buffers of one value. Each large array in a value is one buffer."""
 _MOST_RUNNING = 64
 """The most names of running calls that one status report may have."""
+_SHOWN_RUNNING = 8
+"""The number of these names that are kept, which is as many as an agent sends."""
+_LONGEST_SHOWN = 200
+"""The most characters of such a name that are kept."""
+_MOST_KEYS = 20_000
+"""The most keys of functions, and of values, of one node that are kept. What has a further key is sent again."""
+_LONGEST_KEY = 128
+"""The most characters of a key that is kept. Those of skypool are shorter."""
+_MOST_DEVICES = 1 << 10
+"""The most devices that a health report may have."""
+_LONGEST_FACT = 256
+"""The most characters of a text about a machine or a device."""
 _LONGEST_NAME = 1 << 12
 """The most characters of a name or a key."""
 _LARGEST_VALUE = 1 << 48
@@ -299,7 +311,7 @@ def greeting(said: object) -> Greeting:
 
     Raises:
         ProtocolError: `said` is not a dictionary, or a field of it is missing or not valid. "python" must be a list of
-            2 to 5 integers; "have" and "gone" must be booleans.
+            2 to 5 integers below 1000; "have" and "gone" must be booleans.
     """
     if type(said) is not dict:
         raise ProtocolError(
@@ -307,7 +319,11 @@ def greeting(said: object) -> Greeting:
             "~/.profile) print nothing"
         )
     python = said.get("python")
-    if type(python) is not list or not 2 <= len(python) <= 5 or not all(type(n) is int for n in python):
+    if (
+        type(python) is not list
+        or not 2 <= len(python) <= 5
+        or not all(type(n) is int and 0 <= n < 1000 for n in python)
+    ):
         _refuse("the greeting", "python", python)
     return Greeting(tuple(python), _flag("the greeting", said, "have"), _flag("the greeting", said, "gone"))
 
@@ -417,6 +433,11 @@ def _texts(what: str, h: Mapping[str, Any], name: str) -> tuple[str, ...]:
     if type(value) is not list or not all(type(each) is str and len(each) <= _LONGEST_NAME for each in value):
         _refuse(what, name, value)
     return tuple(value)
+
+
+def _keys(what: str, h: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """Return the field `name` of a message's header as `_texts` does, without what is no key, and not too many."""
+    return tuple(key for key in _texts(what, h, name)[:_MOST_KEYS] if len(key) <= _LONGEST_KEY)
 
 
 def _buffers(what: str, f: Frame) -> tuple[list[int], bool]:
@@ -583,7 +604,7 @@ def _pong(f: Frame) -> Pong:
         _number(what, h, "busy"),
         _number(what, h, "waiting"),
         _number(what, h, "done"),
-        tuple(map(printable, running)),
+        tuple(one_line(name, _LONGEST_SHOWN) for name in running[:_SHOWN_RUNNING]),
         None if h.get("interruption") is None else _seconds(what, h, "interruption"),
         _number(what, h, "cpu_busy"),
         _samples(h["samples"]) if "samples" in h else (),
@@ -628,7 +649,9 @@ def _welcome(f: Frame) -> Welcome:
     named = h.get("names")
     if type(named) is not dict:
         _refuse(what, "names", named)
-    names = {id_: printable(name) for name in named for id_ in _numbers(what, named, name)}
+    names: dict[int, str] = {}
+    for name in named:
+        names |= dict.fromkeys(_numbers(what, named, name), one_line(name, _LONGEST_SHOWN))
     health = h.get("health")
     if type(health) is not dict:
         _refuse(what, "health", health)
@@ -637,8 +660,8 @@ def _welcome(f: Frame) -> Welcome:
         tuple(_numbers(what, h, "calls")),
         names,
         tuple(_numbers(what, h, "streams")),
-        _texts(what, h, "functions"),
-        _texts(what, h, "objects"),
+        _keys(what, h, "functions"),
+        _keys(what, h, "objects"),
         _number(what, h, "cpu_slots", 0, _MOST_SLOTS),
         _number(what, h, "devices", 0, _MOST_SLOTS),
         tuple(_numbers(what, h, "cpu_calls")),
@@ -653,11 +676,11 @@ def _welcome(f: Frame) -> Welcome:
 def _health(said: Mapping[str, Any]) -> NodeHealth:
     what = "the health report"
     devices = said.get("devices")
-    if type(devices) is not list or not all(type(each) is dict for each in devices):
+    if type(devices) is not list or len(devices) > _MOST_DEVICES or not all(type(each) is dict for each in devices):
         _refuse(what, "devices", devices)
     return NodeHealth(
         devices=tuple(_device(each) for each in devices),
-        driver=printable(_text(what, said, "driver")),
+        driver=one_line(_text(what, said, "driver"), _LONGEST_FACT),
         disk_free=_number(what, said, "disk_free"),
         time=_seconds(what, said, "time"),
         address=address(printable(_text(what, said, "address"))) if "address" in said else "",
@@ -675,7 +698,9 @@ def _device(said: Mapping[str, Any]) -> Device:
             _number(what, said, name)
         else:
             _text(what, said, name)
-    clean: dict[str, Any] = {name: printable(value) if type(value) is str else value for name, value in said.items()}
+    clean: dict[str, Any] = {
+        name: one_line(value, _LONGEST_FACT) if type(value) is str else value for name, value in said.items()
+    }
     try:
         return Device(**clean)
     except TypeError as e:

@@ -28,6 +28,15 @@ _PONGS_AHEAD = 1000
 
 A node also sends a report, unasked, when its provider announces that the machine will be taken back.
 """
+_REPORTED_AHEAD = 16 << 20
+"""The most bytes that the status reports of a node may have beyond `_REPORTED_EACH` for each that was requested.
+
+After a broken connection, a node sends up to 600 measurements that have waited.
+"""
+_REPORTED_EACH = 1 << 20
+"""The bytes that each requested status report may have, on average."""
+_MEASURED = 1 << 10
+"""Bytes that a measurement, and each device and call in it, counts in addition, because handling it takes time."""
 
 
 class Arrival(NamedTuple):
@@ -150,6 +159,7 @@ class Inbox:
         self._on_senseless = on_senseless
         self._pongs = 0
         self._pongs_expected = 0
+        self._reported = 0  # bytes of status reports
         self.current: Incoming | None = None
         self.heard = 0.0
         self.understood = 0.0
@@ -172,7 +182,7 @@ class Inbox:
     def expect_pong(self) -> None:
         """Allow the node one more status report, because the client is about to request one (PING).
 
-        A node is given up if it sends over 1000 reports more than were requested.
+        A node is given up if it sends over 1000 reports, or 16 MiB, more than were requested.
         """
         self._pongs_expected += 1
 
@@ -369,7 +379,7 @@ class Inbox:
 
         Raises:
             ProtocolError: the message is not valid. This is also raised for a WELCOME or TAKEN, which are allowed only
-                at the start of a connection. The third case is over 1000 status reports more than were requested.
+                at the start of a connection. The third case is more, or larger, status reports than were requested.
         """
         said = inbound.message_of(frame)
         pieces = incoming.pieces
@@ -391,13 +401,29 @@ class Inbox:
             )
         else:
             if isinstance(said, Pong):
-                self._pongs += 1
-                if self._pongs > self._pongs_expected + _PONGS_AHEAD:
-                    raise protocol_violation(
-                        f"the node sent {self._pongs} status reports, and the limit is "
-                        f"{self._pongs_expected + _PONGS_AHEAD} after {self._pongs_expected} requests"
-                    )
+                self._count(said, len(frame.raw))
             arrivals.append(_make_arrival((said, ())))
+
+    def _count(self, said: Pong, size: int) -> None:
+        """Count a status report, and its bytes.
+
+        Raises:
+            ProtocolError: the node sent more reports, or larger ones, than were requested.
+        """
+        self._pongs += 1
+        self._reported += size + _MEASURED * sum(1 + len(one.devices) + len(one.calls) for one in said.samples)
+        most = self._pongs_expected + _PONGS_AHEAD
+        largest = _REPORTED_EACH * self._pongs_expected + _REPORTED_AHEAD
+        if self._pongs > most:
+            raise protocol_violation(
+                f"the node sent {self._pongs} status reports, and the limit is {most} after {self._pongs_expected} "
+                "requests"
+            )
+        if self._reported > largest:
+            raise protocol_violation(
+                f"the node sent status reports of {self._reported} bytes, and the limit is {largest} after "
+                f"{self._pongs_expected} requests"
+            )
 
 
 def complaint(error: BaseException) -> str:

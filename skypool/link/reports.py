@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import codecs
 import threading
+from collections import Counter
 from collections.abc import Callable
 
 from skypool import events
+from skypool.errors import protocol_violation
 from skypool.link.inbound import Pong, Printed
 from skypool.safety.text import printable, unfinished
 from skypool.wire.frames import Buffer
 
 _ACK = 256 << 10
 """Bytes of output after which the client acknowledges the output at once, before the next status report."""
+_MOST_SOURCES = 4096
+"""The most streams of output of one node: two for each slot that prints."""
 
 
 class NodeReports:
@@ -56,6 +60,7 @@ class NodeReports:
         self._unread: dict[int, int] = {}
         self._decoders: dict[tuple[int, int, int], codecs.IncrementalDecoder] = {}
         self._halves: dict[tuple[int, int, int], str] = {}
+        self._sources: Counter[int] = Counter()
         self._lock = threading.Lock()  # guards the four dicts above
 
     def printed(self, node: int, said: Printed, data: Buffer) -> None:
@@ -117,10 +122,16 @@ class NodeReports:
         The bytes are decoded as UTF-8; invalid ones become U+FFFD. Colours are kept, except for nodes that are not
         trusted. If a character or a colour sequence is split between two pieces, its first part is kept. The next piece
         of the same node, slot and stream is then shown with that part.
+
+        Raises:
+            ProtocolError: the node prints in too many slots.
         """
         source = (node, said.slot, said.fd)
         decoder = self._decoders.get(source)
         if decoder is None:
+            self._sources[node] += 1
+            if self._sources[node] > _MOST_SOURCES:
+                raise protocol_violation(f"the node sent output of more than {_MOST_SOURCES // 2} slots")
             decoder = self._decoders[source] = codecs.getincrementaldecoder("utf-8")("replace")
         text = self._halves.pop(source, "") + decoder.decode(data)
         if self._is_stranger(node):

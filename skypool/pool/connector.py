@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import partial
 
 from skypool import events
@@ -252,6 +253,8 @@ class Connector:
         self.ways[instance.node] = (access, python)
         self.lenders[instance.node] = user_modules.Lender()
         welcome = await link.open(stream, start=not attach)
+        if not attach:  # otherwise the calls that it names are taken over
+            welcome = replace(welcome, calls=(), names={}, functions=(), objects=())
         self.welcomes[instance.node] = welcome
         return welcome
 

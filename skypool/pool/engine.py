@@ -790,7 +790,7 @@ class PoolEngine:
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception):
             if aside:
-                self._notice(f"{aside} ended, and the pool goes on: {_text_of(error)}")
+                self._notice(f"{aside} ended, and the pool goes on: {blame.told(error)}")
             else:
                 self._fail(error)
 
@@ -798,7 +798,7 @@ class PoolEngine:
         """End the pool, because a part of the engine has failed. Calls that have not ended get the error."""
         if not isinstance(error, SkypoolError):
             bug = SkypoolError(
-                f"pool {self.terms.name!r} ends, because skypool failed: {_text_of(error)}; this is a bug of skypool, "
+                f"pool {self.terms.name!r} ends, because skypool failed: {blame.told(error)}; this is a bug of skypool, "
                 "so please report it"
             )
             bug.__cause__ = error

@@ -178,6 +178,7 @@ class Lender:
             return header, source
         self._found.pop(name, None)
         self._missing = {each: until for each, until in self._missing.items() if until > now}
+        self._asked = {each: when for each, when in self._asked.items() if each in self._found or each in self._missing}
         if len(self._missing) >= _MOST_MISSING:
             raise ProtocolError(
                 f"the node asked within {_MISSING_FOR:g} s for {len(self._missing)} modules that do not exist on the "

@@ -42,6 +42,8 @@ INLINE = 64 << 10
 """The size in bytes up to which a value is sent as the body of one frame."""
 CHUNK = 1 << 20
 """The size in bytes of one piece of a larger value."""
+_USUAL = CHUNK + (64 << 10)
+"""The memory in bytes of a decoder. It grows for a larger frame, and shrinks afterwards."""
 ALIGN = 64
 """Each buffer in a frame's body starts at a multiple of this number of bytes: aligned arrays are processed faster."""
 TOGETHER = 512
@@ -327,11 +329,15 @@ def parse_frame(packet: memoryview) -> Frame:
     return frames[0]
 
 
-def scan(view: memoryview) -> tuple[list[Frame], int]:
+def scan(view: memoryview, most: int = MAX_BODY) -> tuple[list[Frame], int]:
     """Return all complete frames (messages) at the start of `view`, and the number of bytes that they take.
 
     An incomplete frame at the end is left for a later call. Without any complete frame, the result is ([], 0). The
     frames are views, not copies.
+
+    Args:
+        view: the bytes.
+        most: the greatest length of a frame's body, in bytes.
 
     Raises:
         ProtocolError: a frame is not valid, has another protocol version, or is too large. The frames before that one
@@ -342,8 +348,8 @@ def scan(view: memoryview) -> tuple[list[Frame], int]:
     end = len(view)
     while end - at >= 16:
         magic, version, kind, head, body = _unpack(view, at)
-        if magic != b"sk" or version != WIRE_VERSION or kind not in KINDS or head > MAX_HEADER or body > MAX_BODY:
-            raise _complaint(magic, version, kind, head, body)
+        if magic != b"sk" or version != WIRE_VERSION or kind not in KINDS or head > MAX_HEADER or body > most:
+            raise _complaint(magic, version, kind, head, body, most)
         middle = at + 16 + head
         stop = middle + body
         if stop > end:
@@ -409,7 +415,7 @@ def share_of_header(value: Mapping[str, object]) -> tuple[int, int]:
     return len(data), _memory_of(data) - _JSON_GROWS * len(data)
 
 
-def _complaint(magic: bytes, version: int, kind: int, head: int, body: int) -> ProtocolError:
+def _complaint(magic: bytes, version: int, kind: int, head: int, body: int, most: int) -> ProtocolError:
     """Return (do not raise) the error for a frame whose prefix is not allowed. The error names the first problem.
 
     The problems are searched in this order: wrong first bytes, another version of the protocol, an unknown kind, and a
@@ -418,6 +424,7 @@ def _complaint(magic: bytes, version: int, kind: int, head: int, body: int) -> P
     Args:
         magic, version, kind: the first two bytes of the prefix, the version of the protocol, and the kind of the frame.
         head, body: the lengths of header and body that the prefix announces, in bytes.
+        most: the greatest length of a body.
     """
     if magic != b"sk":
         return ProtocolError(
@@ -433,7 +440,7 @@ def _complaint(magic: bytes, version: int, kind: int, head: int, body: int) -> P
         return protocol_violation(f"skypool received a message of the unknown kind {kind}")
     return protocol_violation(
         f"skypool received a message with a header of {head} bytes (limit {MAX_HEADER}) and a body of {body} bytes "
-        f"(limit {MAX_BODY})"
+        f"(limit {most})"
     )
 
 
@@ -441,10 +448,14 @@ class Decoder:
     """A decoder that turns a stream of bytes into frames (messages) without copying them.
 
     Read from the socket into `space()`, then call `advance(n)` with the number of bytes read.
+
+    Attributes:
+        most: the greatest length of a frame's body in bytes, from the next frame on.
     """
 
     def __init__(self) -> None:
-        self._view = memoryview(bytearray(CHUNK + (64 << 10)))
+        self.most = MAX_BODY
+        self._view = memoryview(bytearray(_USUAL))
         self._start = self._end = 0
 
     def space(self) -> memoryview:
@@ -454,6 +465,8 @@ class Decoder:
         """
         if self._start == self._end:
             self._start = self._end = 0
+            if len(self._view) > _USUAL:  # it has grown for a frame that is gone
+                self._view = memoryview(bytearray(_USUAL))
         elif self._start and len(self._view) - self._end < 64 << 10:
             kept = bytes(self._view[self._start : self._end])
             self._start, self._end = 0, len(kept)
@@ -472,7 +485,7 @@ class Decoder:
             ProtocolError: a frame is not valid, has another protocol version, or is too large.
         """
         self._end += n
-        frames, used = scan(self._view[self._start : self._end])
+        frames, used = scan(self._view[self._start : self._end], self.most)
         self._start += used
         return frames
 

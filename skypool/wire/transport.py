@@ -216,6 +216,8 @@ class SSH:
 
 
 _BUFFERS = (4 << 20, 1 << 20, 256 << 10)
+_COMPLAINTS = 16
+"""The most reads of 64 KiB from a command's stderr at a time."""
 
 
 class CommandStream:
@@ -256,14 +258,19 @@ class CommandStream:
         self.argv = list(argv)
 
     def complaint(self) -> str:
-        """Return the text that the command has written to stderr since the previous call: at most the last 2000 bytes.
+        """Return the text that the command has written to stderr since the previous call: at most its last 2000 bytes.
+
+        Of a command that writes without end, no more than 1 MiB is read at a time.
 
         The text is decoded as UTF-8 and stripped. Return "" if there is none, or after `close`. This does not wait for
         more text.
         """
         said = b""
         with contextlib.suppress(BlockingIOError, OSError):
-            while part := os.read(self.stderr, 65536):
+            for _ in range(_COMPLAINTS):
+                part = os.read(self.stderr, 65536)
+                if not part:
+                    break
                 said = (said + part)[-2000:]
         return said.decode("utf-8", "replace").strip()
 
