@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import re
 
-LONGEST = 4 << 20
+LONGEST = 1 << 20
 """Maximum number of characters of an unfinished line. A longer line gets a newline, and a new line begins."""
+_LONGEST_REDRAWN = 4096
+"""The same for a line that redraws itself, because each further piece of it takes as long as the line is long."""
+_MANY_PIECES = 500
+"""The number of pieces of a line that are put together, so that they take less memory."""
 
 _LINE_END = re.compile(r"\r+\n")
 _REDRAWN = re.compile(r"^[^\n]*\r(?=[^\r\n])", re.MULTILINE)
@@ -21,13 +25,14 @@ class Lines:
 
     Attributes:
         redrawn: True if the unfinished line contains a carriage return, as lines of progress bars do.
+        size: the number of characters of the unfinished line.
     """
 
-    __slots__ = ("_pieces", "_size", "redrawn")
+    __slots__ = ("_pieces", "redrawn", "size")
 
     def __init__(self) -> None:
         self._pieces: list[str] = []
-        self._size = 0
+        self.size = 0
         self.redrawn = False
         """True if the unfinished line contains a carriage return, as lines of progress bars do."""
 
@@ -35,14 +40,14 @@ class Lines:
         """Add text to the stream. Return the lines that are complete now, each with its newline; "" if there are none.
 
         Of a line with carriage returns, only the text after the last carriage return is returned. An unfinished line of
-        more than 4 million characters (`LONGEST`) is returned, too, with a newline added.
+        more than a million characters (`LONGEST`) is returned, too, with a newline added.
         """
         if self.redrawn or "\r" in text:
             text = self._redraw(text)
         cut = text.rfind("\n") + 1
         whole = self._take() + text[:cut] if cut else ""
         self._keep(text[cut:])
-        return whole if self._size <= LONGEST else whole + self.finish()
+        return whole if self.size <= (_LONGEST_REDRAWN if self.redrawn else LONGEST) else whole + self.finish()
 
     def finish(self) -> str:
         """End the stream. Return the unfinished line with a newline added; "" if there is none.
@@ -76,12 +81,14 @@ class Lines:
     def _keep(self, text: str) -> None:
         if text:
             self._pieces.append(text)
-            self._size += len(text)
+            self.size += len(text)
+            if len(self._pieces) > _MANY_PIECES:
+                self._pieces = ["".join(self._pieces)]
 
     def _take(self) -> str:
         text = "".join(self._pieces)
         self._pieces = []
-        self._size = 0
+        self.size = 0
         return text
 
 

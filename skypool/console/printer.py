@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from dataclasses import dataclass, field
 
 from skypool import events
-from skypool.console.lines import Lines, marked
+from skypool.console.lines import LONGEST, Lines, marked
 from skypool.console.outlet import outlet
 
 REDRAW_EVERY = 10.0
@@ -57,6 +58,7 @@ class Printer:
         self._states = states
         self._lock = threading.RLock()
         self._sources: dict[tuple[int, int, int], _Source] = {}
+        self._unfinished: Counter[int] = Counter()  # characters of unfinished lines of each node
         self._slots: dict[int, int] = {}
         self._have_cpu_slots: set[int] = set()
         self._pool = ""
@@ -86,6 +88,7 @@ class Printer:
             for (number, slot, stream), source in self._sources.items():
                 if node is None or number == node:
                     self._write(number, slot, stream, source.lines.finish(), source.place)
+                    self._unfinished[number] = 0
 
     def close(self, timeout: float | None = None) -> None:
         """Print the unfinished lines, and wait until all text is written.
@@ -104,6 +107,7 @@ class Printer:
             source = self._sources.get((e.node, e.slot, e.stream))
             if source is None:
                 source = self._sources[e.node, e.slot, e.stream] = _Source(e.call)
+            before = source.lines.size
             if source.call != e.call:
                 source.call = e.call
                 self._write(e.node, e.slot, e.stream, source.lines.finish(), source.place)
@@ -112,6 +116,9 @@ class Printer:
             elif e.service:
                 source.place = f" {e.service}"
             self._write(e.node, e.slot, e.stream, source.lines.feed(e.text), source.place)
+            self._unfinished[e.node] += source.lines.size - before
+            if self._unfinished[e.node] > LONGEST:  # in several slots together
+                self.finish(e.node)
             if self._states and source.lines.redrawn:
                 self._show_state(e, source)
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import shlex
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 
@@ -33,8 +34,21 @@ The guard is the process that ends the machine when its lease is over. On a slow
 """
 _TAIL = 30
 """Number of output lines of a step that an error shows."""
-_LONGEST = 1 << 20
+_LONGEST = 1 << 16
 """The greatest number of bytes of an unfinished line that are kept. After that, they are passed on as a line."""
+_SHOWN = 4000
+"""The most characters of a line that are kept and shown. The rest is cut off."""
+_MOST_ADVICE = 20
+"""The most pieces of advice that an error shows."""
+_LONGEST_STEP = 200
+"""The most characters of the name of a step."""
+_MOST_WORDS = 20_000
+"""The most lines with a word for skypool in one setup. A sign of life each second makes as many in five hours."""
+_MANY = 50
+"""Lines of output that come at once, from which on they are passed on together."""
+_WORD = re.compile(rb"^(@.*)$", re.MULTILINE)
+_MARK = re.compile(r"^\| ?", re.MULTILINE)
+"""The beginning of a line of output."""
 _KNOCK_TIMEOUT = 30.0
 """Seconds that a shell on the machine has to answer one attempt to connect."""
 _ALIVE = 5
@@ -210,7 +224,7 @@ async def _knock(transport: Transport, stage: bytes, node: int) -> CommandStream
 async def _line(stream: CommandStream) -> str:
     """Read one line from the stream, and no byte beyond it. Return it decoded as UTF-8, without newlines at its end.
 
-    Waits without a time limit.
+    Waits without a time limit. A line that is too long is cut.
 
     Raises:
         EOFError: the stream ended before the line was complete. The error's text is the incomplete line.
@@ -222,6 +236,8 @@ async def _line(stream: CommandStream) -> str:
         if not part:
             raise EOFError(bytes(got).decode("utf-8", "replace"))
         got += part
+        if len(got) > _SHOWN:
+            break  # it is not the line that is expected
     return got.decode("utf-8", "replace").rstrip("\n")
 
 
@@ -306,8 +322,8 @@ async def _lines(
 ) -> AsyncIterator[str]:
     """Send the script and the secrets, then yield the lines that the machine prints until the stream ends.
 
-    Lines are decoded as UTF-8, without the newline. A line of more than 1 MiB is yielded in parts. An incomplete last
-    line is dropped.
+    Lines are decoded as UTF-8, without the newline. A line of more than 64 KiB is yielded in parts. Many lines of
+    output that come at once are yielded together. An incomplete last line is dropped.
 
     Args:
         stream: the stream to the machine.
@@ -320,7 +336,7 @@ async def _lines(
         ConnectionLost: the machine was silent for `silence` seconds, or the connection broke.
     """
     loop = asyncio.get_running_loop()
-    got = b""
+    got = bytearray()
     try:
         await loop.sock_sendall(stream.socket, setup.words)
         while True:
@@ -328,11 +344,13 @@ async def _lines(
                 part = await loop.sock_recv(stream.socket, 65536)
             if not part:
                 return
-            *lines, got = (got + part).split(b"\n")
-            if len(got) > _LONGEST:
-                lines = [*lines, got]
-                got = b""
-            for line in lines:
+            got += part  # in place, as a copy for each of many small parts would take long
+            end = got.rfind(b"\n", len(got) - len(part)) + 1
+            if len(got) - end > _LONGEST:
+                end = len(got)
+            whole = bytes(got[:end])
+            del got[:end]
+            for line in _apart(whole):
                 yield line.decode("utf-8", "replace")
     except TimeoutError as e:
         raise ConnectionLost(
@@ -345,6 +363,14 @@ async def _lines(
             f"the connection to node {node} ended during its {course.where}: {e}; check that the machine still runs",
             node,
         ) from e
+
+
+def _apart(whole: bytes) -> Iterator[bytes]:
+    """Yield the lines of a text, without newlines; if there are many, those of output between two others together."""
+    if whole.count(b"\n") < _MANY:
+        yield from whole.removesuffix(b"\n").split(b"\n") if whole else ()
+    else:
+        yield from (each for part in _WORD.split(whole) if (each := part.strip(b"\n")))
 
 
 class _Course:
@@ -369,7 +395,8 @@ class _Course:
         self._number = 0
         self._steps = 0
         self._tail: deque[str] = deque(maxlen=_TAIL)
-        self._advice: list[str] = []
+        self._advice: deque[str] = deque(maxlen=_MOST_ADVICE)
+        self._words = 0
         self._path: str | None = None
         self.began = False
         self.python: str | None = None
@@ -387,18 +414,30 @@ class _Course:
         """Process one line that the setup script printed, and return its first word, such as "@done".
 
         Emits an event when a step begins, is skipped, is retried or is done, and for a line of output. A line is output
-        if its first word is "|" or an unknown word.
+        if its first word is "|" or an unknown word. Several lines of output may come at once.
 
         Raises:
             BootstrapError: the line says that a step failed.
+            ProtocolError: the line is not one that the script prints, or there are too many.
         """
-        said = printable(line)
+        if not line.startswith("@"):
+            self._print(_MARK.sub("", printable(line)))
+            return "|"
+        self._words += 1
+        try:
+            if self._words > _MOST_WORDS:
+                raise ValueError(f"its line number {self._words:,}")
+            return self._obey(printable(line[:_SHOWN]))
+        except ValueError as e:
+            raise ProtocolError(f"the setup of node {self._node} printed {e}, which it never does", self._node) from e
+
+    def _obey(self, said: str) -> str:
         word, _, rest = said.partition(" ")
         match word:
             case "@step":
-                number, steps, self._step = rest.split(" ", 2)
-                self._number = int(number)
-                self._steps = int(steps)
+                number, steps, step = rest.split(" ", 2)
+                self._number, self._steps = _number(number), _number(steps)
+                self._step = step[:_LONGEST_STEP]
                 self._tail.clear()
                 self._say("started")
             case "@skip":
@@ -406,7 +445,7 @@ class _Course:
             case "@done":
                 self._say("done")
             case "@retry":
-                _, attempt, pause = rest.split(" ")
+                _, attempt, pause = (each[:_LONGEST_STEP] for each in rest.split(" "))
                 self._tail.clear()
                 self._say("retried", f"attempt {attempt} failed; the next one begins in {pause} s")
             case "@advice":
@@ -422,7 +461,7 @@ class _Course:
             case "@ready" | "@alive" | "@have" | "@want" | "@hello":
                 pass
             case _:
-                self._print(rest if word == "|" else said)
+                self._print(said)
         return word
 
     def _say(self, state: str, detail: str = "") -> None:
@@ -438,7 +477,7 @@ class _Course:
         self._tell(step)
 
     def _print(self, text: str) -> None:
-        self._tail.append(text)
+        self._tail.extend(line[:_SHOWN] for line in (text.splitlines() or [""])[-_TAIL:])
         self._tell(events.BootstrapOutput(pool=self._pool, node=self._node, step=self._step, text=text))
 
     def _failure(self, rest: str) -> BootstrapError:
@@ -448,5 +487,16 @@ class _Course:
         message += "".join(f"\n  {line}" for line in self._tail)
         message += f"\nwhat to do: {advice}" if advice else ""
         return BootstrapError(
-            message, step=step, command=command.strip(), status=int(status), tail=self.last, advice=advice
+            message, step=step, command=command.strip(), status=_number(status), tail=self.last, advice=advice
         )
+
+
+def _number(text: str) -> int:
+    """Return a number that the setup script prints.
+
+    Raises:
+        ValueError: it is not such a number.
+    """
+    if not (text.isdecimal() and len(text) < 6):
+        raise ValueError(f"{text[:80]!r} instead of a number")
+    return int(text)
