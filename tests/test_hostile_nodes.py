@@ -6,8 +6,6 @@ The node is a process that speaks the protocol by hand. What it does once it was
 from __future__ import annotations
 
 import os
-import sys
-import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,52 +19,9 @@ from skypool.errors import ConnectionLost, PoolClosed, ProtocolError, RemoteErro
 from skypool.link.inbound import message_of
 from skypool.safety.text import plain_error, printable
 from skypool.shipping.user_modules import Lender
-from skypool.wire.frames import WIRE_VERSION, Frame, Kind
+from skypool.wire.frames import Frame, Kind
 from tests.conftest import eventually, memory
-
-NODE = """\
-    #!{python}
-    import json, os, pickle, struct, sys, time
-    def take(n):
-        d = b""
-        while len(d) < n: d += os.read(0, n - len(d)) or sys.exit()
-        return d
-    def write(data):
-        while data: data = data[os.write(1, data):]
-    def frame(kind, header, body=b""):
-        head = json.dumps(header).encode()
-        return struct.pack("!2sBBIQ", b"sk", {version}, kind, len(head), len(body)) + head + body
-    def raw(kind, head):
-        write(struct.pack("!2sBBIQ", b"sk", {version}, kind, len(head), 0) + head)
-    def hear(*kinds):
-        "The header of the next frame of one of these kinds."
-        while True:
-            _, _, kind, head, body = struct.unpack("!2sBBIQ", take(16))
-            header = json.loads(take(head)); take(body)
-            if kind in kinds: return header
-    def call():
-        "The id of the next call."
-        header = hear(6, 23)
-        return header["id"] if "id" in header else header["ids"][0]
-    def outcome(id, value=1, **fields):
-        body = pickle.dumps(value)
-        write(frame(7, {{"id": id, "ok": True, "seconds": 0.1, "lens": [len(body)], **fields}}, body))
-    def wait():
-        while os.read(0, 65536): pass
-    marker = {marker!r}
-    again = os.path.exists(marker)
-    open(marker, "w").close()
-    p = json.loads(take(int(take(8))))
-    greeting = json.dumps({{"python": list(sys.version_info[:3]), "have": True, "gone": False}})
-    welcome = {{"slots": 1, "cpu_slots": 0, "devices": 0, "cpu_calls": []}}
-    welcome |= {{"calls": [], "names": {{}}, "streams": [], "functions": [], "objects": []}}
-    welcome["health"] = {{"devices": [], "driver": "", "disk_free": 1 << 40, "time": time.time()}}
-    {before}
-    write(greeting.encode() + b"\\nready\\n")
-    hear(1)
-    write(frame(2, welcome))
-    {after}
-"""
+from tests.false_node import false_node
 
 
 @pytest.fixture(scope="module")
@@ -74,17 +29,6 @@ def honest() -> Iterator[sky.ComputePool]:
     """A pool of the same client, all the while."""
     with sky.ComputePool(slots=1, console="off") as pool:
         yield pool
-
-
-def false_node(folder: Path, after: str, before: str = "pass") -> sky.Local:
-    text = textwrap.dedent(NODE)
-    indented = {"before": before, "after": textwrap.dedent(after).strip()}
-    script = folder / "python"
-    script.write_text(
-        text.format(python=sys.executable, version=WIRE_VERSION, marker=str(folder / "was-here"), **indented)
-    )
-    script.chmod(0o755)
-    return sky.Local(python=str(script))
 
 
 @sky.compute

@@ -1090,12 +1090,19 @@ def test_pieces_of_a_value_that_nobody_waits_for_take_no_memory() -> None:
     assert taken.buffers(Outcome(8, True, 0.0, [1 << 40], large=True), memoryview(b""), lambda: [7]) == ()
 
 
-def test_a_stream_that_runs_far_ahead_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(futures, "_MOST_UNTAKEN", 1000)
+def test_a_stream_that_runs_far_ahead_is_refused() -> None:
     items: futures.Items[Any] = futures.Items("count")
-    with pytest.raises(ProtocolError, match="that were not read here yet, and the limit is 1000"):
+    with pytest.raises(ProtocolError, match="that were not read here yet, and the limit is 1056576"):
         for seq in range(1, 10):
-            items.feed(seq, True, [b"x" * 300], READER)
+            items.feed(seq, True, [b"x" * 300_000], READER, window=1000)
+
+
+def test_a_stream_of_nothing_that_runs_far_ahead_is_refused() -> None:
+    items: futures.Items[Any] = futures.Items("count")
+    with pytest.raises(ProtocolError, match="that were not read here yet"):
+        for seq in range(1, 100_000):
+            items.feed(seq, True, [b"N"], READER)
+    assert seq < 30_000
 
 
 @pytest.mark.parametrize("bad", ["strict", True, 1])
