@@ -798,8 +798,8 @@ class PoolEngine:
         """End the pool, because a part of the engine has failed. Calls that have not ended get the error."""
         if not isinstance(error, SkypoolError):
             bug = SkypoolError(
-                f"pool {self.terms.name!r} ends, because skypool failed: {blame.told(error)}; this is a bug of skypool, "
-                "so please report it"
+                f"pool {self.terms.name!r} ends, because skypool failed: {blame.told(error)}; this is a bug of "
+                "skypool, so please report it"
             )
             bug.__cause__ = error
             error = bug
