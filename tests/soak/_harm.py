@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 Frame = Callable[..., bytes]
@@ -71,7 +71,7 @@ _CALL = {
 _NODE = dict.fromkeys(("cpu_percent", "memory_used_mib", "disk_used_mib", "disk_read_mib", "sent_mib"), number)
 
 
-def _some(dice: random.Random, fields: dict[str, Callable[[random.Random], Any]], share: float) -> dict[str, Any]:
+def _some(dice: random.Random, fields: Mapping[str, Callable[[random.Random], Any]], share: float) -> dict[str, Any]:
     return {name: made(dice) for name, made in fields.items() if dice.random() < share}
 
 

@@ -31,6 +31,7 @@ from skypool.console.board import Board
 from skypool.console.printer import Printer
 from skypool.console.view import draw
 from skypool.console.words import Words
+from skypool.model import Trust
 from skypool.observers import client
 from tests.conftest import memory
 from tests.false_node import false_node
@@ -71,7 +72,7 @@ class Mode:
     number: int
     seed: str
     surface: str
-    trust: str
+    trust: Trust
 
     @property
     def dice(self) -> random.Random:
@@ -81,7 +82,9 @@ class Mode:
 def mode(number: int, seed: int) -> Mode:
     """The mode of a run. Surfaces take turns; all else is by chance."""
     dice = random.Random(f"{seed}-{number}")
-    surface, trust = SURFACES[number % len(SURFACES)], dice.choice(("data", "data", "full"))
+    surface = SURFACES[number % len(SURFACES)]
+    trusts: tuple[Trust, ...] = ("data", "data", "full")
+    trust = dice.choice(trusts)
     if surface in ("greetings", "reconnections"):
         trust = "data"  # of trusted nodes, the first message may be long
     return Mode(number, f"{seed}-{number}", surface, trust)
@@ -185,8 +188,9 @@ def run(mode: Mode, folder: Path) -> dict[str, Any]:
             node_of(mode, folder, tell), slots=1, console="off", liveness=5, trust=mode.trust, name="hostile", wait=1
         )
         printer, board, words = Printer(), Board(), Words()
-        for hear in (board.hear, words.tell, printer.hear):
+        for hear in (board.hear, printer.hear):
             pool.events.listen(hear)
+        pool.events.listen(lambda e: None if words.tell(e) else None)
         notices: list[str] = []
         pool.events.listen(lambda e: notices.append(e.text) if isinstance(e, sky.events.Notice) else None)
         before, disk, cpu = memory(), used(state), _cpu()
