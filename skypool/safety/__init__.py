@@ -1,11 +1,12 @@
-"""Protects this process from other users of the same computer, and the terminal from texts of other machines.
+"""Protects this process from other users of the same computer, and from what other machines send.
 
 docs/trust.md lists what other users can reach, and what each part does about it.
 
 - `book`: a connection to SQLite that takes any text.
 - `private`: folders and files that only this user can change.
-- `text`: removes terminal control sequences from texts of nodes (rented machines), servers and programs, and makes
+- `quota`: counts what this process keeps of each node (a rented machine) of a pool, and refuses what is too much.
+- `text`: removes terminal control sequences from texts of nodes, servers and programs, and makes
   texts encodable.
 """
 
-__all__ = ["book", "private", "text"]
+__all__ = ["book", "private", "quota", "text"]

@@ -28,9 +28,9 @@ from typing import Any
 
 import skypool as sky
 from skypool.console.board import Board
+from skypool.console.plain import Plain
 from skypool.console.printer import Printer
 from skypool.console.view import draw
-from skypool.console.words import Words
 from skypool.model import Trust
 from skypool.observers import client
 from tests.conftest import memory
@@ -187,10 +187,9 @@ def run(mode: Mode, folder: Path) -> dict[str, Any]:
         pool = sky.ComputePool(
             node_of(mode, folder, tell), slots=1, console="off", liveness=5, trust=mode.trust, name="hostile", wait=1
         )
-        printer, board, words = Printer(), Board(), Words()
-        for hear in (board.hear, printer.hear):
+        printer, board = Printer(), Board()
+        for hear in (board.hear, Plain(printer=printer).hear):
             pool.events.listen(hear)
-        pool.events.listen(lambda e: None if words.tell(e) else None)
         notices: list[str] = []
         pool.events.listen(lambda e: notices.append(e.text) if isinstance(e, sky.events.Notice) else None)
         before, disk, cpu = memory(), used(state), _cpu()
