@@ -9,12 +9,11 @@ from __future__ import annotations
 import inspect
 import math
 import re
-import sys
-import warnings
 from collections.abc import Callable, Collection
 from datetime import timedelta
 from typing import Any, TypeVar
 
+from skypool import tracebacks
 from skypool.errors import UsageError, nearest
 
 T = TypeVar("T")
@@ -161,13 +160,8 @@ def warn_renamed(old: str, new: str) -> None:
     Args:
         old, new: the former name and the present name, for the message.
     """
-    level = 2
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "skypool":
-        frame = frame.f_back
-        level += 1
     text = f"{old} has been renamed to {new}; the old name still works in this release, but not in the next one"
-    warnings.warn(text, DeprecationWarning, stacklevel=level)
+    tracebacks.warn(text, DeprecationWarning)
 
 
 def not_an_argument(what: str, function: Callable[..., Any], name: str, *more: str) -> str:

@@ -1,16 +1,21 @@
-"""Shortens the tracebacks of errors that skypool raises: the user's lines, the error, and one line for each cause.
+"""Shortens the tracebacks of errors that skypool raises, and gives warnings at the user's lines.
 
-`SKYPOOL_DEBUG=1` in the environment shows all frames, as Python does. An exception that a user's function raised on a
-node (a rented machine) is shown by Python as usual, with the remote traceback.
+A traceback has the user's lines, the error, and one line for each cause. `SKYPOOL_DEBUG=1` in the environment shows all
+frames, as Python does. An exception that a user's function raised on a node (a rented machine) is shown by Python as
+usual, with the remote traceback.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import sysconfig
 import threading
 import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any
 
@@ -28,6 +33,8 @@ _LIBRARIES = tuple(
 Frames (lines of a traceback) in files below these paths are left out.
 """
 _installed = threading.Lock()
+_hear: ContextVar[Callable[[str], object] | None] = ContextVar("skypool_hear", default=None)
+"""Called with the texts of warnings in place of `warnings.warn`, if it is set."""
 
 
 def install() -> None:
@@ -98,3 +105,56 @@ def told(error: BaseException) -> str:
 
 def _is_library(filename: str) -> bool:
     return filename.startswith(_LIBRARIES) or filename.startswith("<frozen ")
+
+
+def warn(text: str, category: type[Warning] = RuntimeWarning, source: object = None) -> None:
+    """Tell the user something that is not an error. Any thread may call this.
+
+    In the work of a pool, the text becomes an event of the pool (see `heard_by`). Elsewhere it is a warning, at the
+    line of the user's program that has called skypool.
+
+    Args:
+        text: what is wrong, and what to do about it.
+        category: the class of the warning.
+        source: the object whose origin Python shows if `tracemalloc` is on.
+    """
+    if (hear := _hear.get()) is not None:
+        hear(text)
+        return
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    warnings.warn_explicit(
+        text,
+        category,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        frame.f_globals.get("__name__"),
+        frame.f_globals.setdefault("__warningregistry__", {}),
+        source=source,
+    )
+
+
+@contextlib.contextmanager
+def heard_by(hear: Callable[[str], object]) -> Iterator[None]:
+    """Have `hear` called with the texts of warnings in this block, and in tasks and threads that begin in it.
+
+    A thread begins in it if it is started by `asyncio.to_thread` or `drivers.retry`.
+    """
+    token = _hear.set(hear)
+    try:
+        yield
+    finally:
+        _hear.reset(token)
+
+
+@contextlib.contextmanager
+def warned_here() -> Iterator[None]:
+    """Give the warnings of other threads that work for this block when it ends, each once, at the user's line."""
+    told: dict[str, None] = {}
+    try:
+        with heard_by(told.setdefault):
+            yield
+    finally:
+        for text in told:
+            warn(text)

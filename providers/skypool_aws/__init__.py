@@ -10,7 +10,6 @@ for that.
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -18,6 +17,7 @@ from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from skypool import tracebacks
 from skypool.drivers import retry, settings, ssh_machine, tags, userdata
 from skypool.drivers.contract import Abilities, Answers
 from skypool.drivers.regional import Regional, chosen, everywhere
@@ -275,11 +275,9 @@ class AWS(Regional):
             AccessError: the region has no subnet in which machines may be placed.
         """
         if all(offer.detail["sold"] == ["capacity-block"] for offer in types.values()):
-            warnings.warn(
+            tracebacks.warn(
                 f"AWS sells {', '.join(sorted(types))} only by capacity blocks, which are bought in advance: buy one "
-                f"in {region}, and name it with AWS(region={region!r}, capacity_reservation=…)",
-                RuntimeWarning,
-                stacklevel=2,
+                f"in {region}, and name it with AWS(region={region!r}, capacity_reservation=…)"
             )
             return
         zones = [subnet["AvailabilityZone"] for subnet in self._subnets(ec2)]
@@ -579,11 +577,9 @@ class AWS(Regional):
                     if _node(each) in numbers and not each.get("AssociationId"):
                         _requests.release_address(ec2, each["AllocationId"])
         except ProviderError as e:
-            warnings.warn(
+            tracebacks.warn(
                 f"Elastic IP addresses of pool {pool} in {region} are billed until the pool ends, or until "
-                f"`skypool gc` releases them: {e}",
-                RuntimeWarning,
-                stacklevel=2,
+                f"`skypool gc` releases them: {e}"
             )
 
     # --- what is there ---------------------------------------------------------------------------------------

@@ -9,13 +9,13 @@ from __future__ import annotations
 import getpass
 import os
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from skypool import tracebacks
 from skypool.accelerators import Accelerator
 from skypool.devices import elsewhere
 from skypool.drivers import settings
@@ -266,11 +266,7 @@ class SSH:
                 "no node was found, and several hosts could not be asked; correct these causes and try again", errors
             )
         for error in errors:
-            warnings.warn(
-                f"the list of nodes may be incomplete, because a host could not be asked: {error}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            tracebacks.warn(f"the list of nodes may be incomplete, because a host could not be asked: {error}")
         return found
 
     def _nodes_of(self, host: Host, answer: Iterable[str], pool: str | None) -> Iterator[Instance]:

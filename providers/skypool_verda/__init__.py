@@ -9,13 +9,13 @@ request names the disk.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, ClassVar, Literal
 
+from skypool import tracebacks
 from skypool.drivers import preflight, retry, settings, ssh_machine, tags, userdata
 from skypool.drivers.contract import Abilities, undo
 from skypool.drivers.regional import Regional, chosen, each_done
@@ -599,7 +599,7 @@ class Verda(Regional):
                 raise REFUSALS.error(f"to end {id_}", code, str(outcome["error"]))
         for volume in volumes:
             if volume["id"] not in disks | built_in:
-                warnings.warn(_KEPT.format(**volume, instance=id_), RuntimeWarning, stacklevel=2)
+                tracebacks.warn(_KEPT.format(**volume, instance=id_))
 
     def _renew(self, until: datetime, instance: Instance) -> None:
         """Write the new end of the lease into the tags of one machine, so that at every moment one tag has an end.

@@ -7,7 +7,6 @@ for the first time, or when all names are listed.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -231,8 +230,10 @@ def _load_packages() -> None:
         try:
             _add(point.name, point.load(), None, None, None)
         except Exception as error:  # noqa: BLE001 - a foreign package may raise anything on import
-            warnings.warn(
+            from skypool import tracebacks  # imported late, as it is seldom needed
+
+            tracebacks.warn(
                 f"accelerator {point.name!r} of an installed package ({point.value}) could not be loaded: {error}; "
                 "update or uninstall that package",
-                stacklevel=2,
+                UserWarning,
             )

@@ -12,7 +12,6 @@ import json
 import sys
 import types
 import typing
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import (
     TYPE_CHECKING,
@@ -29,6 +28,7 @@ from typing import (
     overload,
 )
 
+from skypool import tracebacks
 from skypool.calls.arguments import arity, payload_of, signature
 from skypool.calls.futures import CallFuture
 from skypool.calls.options import NodesAsked, NodesChanges, OneNodeChanges, OptionChanges, Options, OutputMode, Procs
@@ -716,9 +716,7 @@ class Call(Generic[T_co]):
     def __del__(self) -> None:
         """Give a RuntimeWarning if the call was never sent to a pool. Give none while the interpreter shuts down."""
         if not getattr(self, "sent", True) and not sys.is_finalizing():
-            warnings.warn(
-                f"{self!r} was never sent to a pool; send it with `>> pool`", RuntimeWarning, stacklevel=2, source=self
-            )
+            tracebacks.warn(f"{self!r} was never sent to a pool; send it with `>> pool`", source=self)
 
 
 def call_asked(call: Call[T]) -> Call[T]:

@@ -16,6 +16,8 @@ import errno
 import io
 import os
 import sys
+import warnings
+from functools import partial
 from importlib import metadata
 from typing import Annotated
 
@@ -44,7 +46,7 @@ from skypool.cli import (
     stack,
     top,
 )
-from skypool.cli.output import complain, say
+from skypool.cli.output import complain, say, warn
 
 __all__ = ["build", "main"]
 
@@ -98,6 +100,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal may support ASCII only
+    shown: set[str] = set()
+    warnings.showwarning = partial(_show_once, shown)
     try:
         try:
             build()(args=accelerators.in_full(sys.argv[1:]), prog_name="skypool")
@@ -110,6 +114,13 @@ def main() -> None:
         if error.errno not in (errno.ENOSPC, errno.EPIPE, errno.EIO):
             raise
         _leave_unwritten(error)
+
+
+def _show_once(shown: set[str], message: Warning | str, *_: object) -> None:
+    """Print a warning as one line, without the line of this program that gave it; only once if it comes again."""
+    if str(message) not in shown:
+        shown.add(str(message))
+        warn(str(message))
 
 
 def _leave_unwritten(error: OSError) -> None:

@@ -9,12 +9,12 @@ In this module, an instance is a rented machine as its provider reports it (`sky
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
+from skypool import tracebacks
 from skypool.errors import StillRunning, not_ended
 from skypool.model import Access, Bill, Finding, Instance, Leftover, Need, Offer, Order, Trust
 
@@ -138,13 +138,15 @@ class Answers(list[T]):
 
 
 def lacks(what: str, why: Exception) -> str:
-    """Issue a RuntimeWarning that a list is incomplete, and return `what` unchanged, for `Answers.lacks`.
+    """Warn the user that a list is incomplete, and return `what` unchanged, for `Answers.lacks`.
+
+    In the work of a pool the warning is a `Notice` of the pool, elsewhere a RuntimeWarning.
 
     Args:
         what: name of what may be missing, such as "prices". The warning shows the name.
         why: the error that prevented reading. The warning shows the text of the error.
     """
-    warnings.warn(f"{what} may be missing: {why}", RuntimeWarning, stacklevel=3)
+    tracebacks.warn(f"{what} may be missing: {why}")
     return what
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import TypeVar
 
 from skypool import tracebacks
@@ -40,7 +41,8 @@ def at_once(do: Callable[[T], V], items: Iterable[T]) -> list[V | Exception]:
     if len(several) > 1:
         try:
             with ThreadPoolExecutor(min(_THREADS, len(several))) as threads:
-                return list(threads.map(outcome, several))
+                contexts = [copy_context() for _ in several]
+                return list(threads.map(lambda context, item: context.run(outcome, item), contexts, several))
         except RuntimeError:
             pass  # the interpreter exits and starts no more threads
     return list(map(outcome, several))

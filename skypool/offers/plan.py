@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Unpack
 
+from skypool import tracebacks
 from skypool.drivers.contract import Driver
 from skypool.event_loop import Loop
 from skypool.model import SlotsAsked
@@ -57,6 +58,6 @@ def plan(
     need = need_asked(plan, accelerator, slots, bases_asked(image_asked(image), drivers), node)
     asked = nodes_asked(nodes)
     hosts_alike(need.accelerators, asked[1])
-    return Loop.shared().run(
-        look_around(drivers, need, order_by=order_asked(order_by, node), nodes=asked, refresh=refresh, offline=True)
-    )
+    order = order_asked(order_by, node)
+    with tracebacks.warned_here():
+        return Loop.shared().run(look_around(drivers, need, order_by=order, nodes=asked, refresh=refresh, offline=True))

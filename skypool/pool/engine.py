@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from skypool import events
+from skypool import events, tracebacks
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.futures import CallFuture
 from skypool.calls.pending import PendingCall
@@ -780,7 +780,8 @@ class PoolEngine:
             aside: what the task does, if the pool can do without it; then the user is told when the task fails.
                 Otherwise the pool ends then, because a node or a call would wait for the task forever.
         """
-        task = asyncio.get_running_loop().create_task(work)
+        with tracebacks.heard_by(self.rental.tell):
+            task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(partial(self._on_task_end, aside))
         return task

@@ -267,7 +267,8 @@ class ComputePool(Executor):
         self._hush = console.attach(self.events, self._console, engine.figures)
         shutdown.watch(engine)
         try:
-            Loop.shared().run(engine.start())
+            with tracebacks.heard_by(engine.rental.tell):
+                Loop.shared().run(engine.start())
         except BaseException as e:
             self._ended = True
             engine.metering.close()
@@ -345,7 +346,8 @@ class ComputePool(Executor):
     def _run_out(self, engine: PoolEngine, work: Coroutine[Any, Any, None]) -> None:
         """Run the coroutine that stops or leaves an engine, and forget the engine. See `_end`."""
         try:
-            Loop.shared().run(work)
+            with tracebacks.heard_by(engine.rental.tell):
+                Loop.shared().run(work)
         except (KeyboardInterrupt, SystemExit):
             self.events.emit(events.Notice(pool=self.name, text=engine.rental.terminate_in_background()))
             raise

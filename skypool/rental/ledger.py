@@ -20,13 +20,12 @@ import os
 import sqlite3
 import threading
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from skypool import clock
+from skypool import clock, tracebacks
 from skypool.drivers import registry
 from skypool.drivers.contract import Driver
 from skypool.errors import LedgerError, PoolClosed, UsageError, nearest
@@ -53,10 +52,6 @@ Statement = tuple[str, Sequence[object]]
 """An SQL statement and its parameters."""
 
 
-def _warned(text: str) -> None:
-    warnings.warn(text, RuntimeWarning, stacklevel=2)
-
-
 _OPEN = """(p.ended IS NULL
     OR EXISTS (SELECT 1 FROM instances one WHERE one.session = p.session AND one.ended IS NULL)
     OR EXISTS (SELECT 1 FROM orders one WHERE one.session = p.session AND one.state = 'intended'))"""
@@ -75,7 +70,7 @@ class Ledger:
             damaged. By default it issues a RuntimeWarning.
     """
 
-    def __init__(self, file: Path, tell: Callable[[str], None] = _warned) -> None:
+    def __init__(self, file: Path, tell: Callable[[str], None] = tracebacks.warn) -> None:
         self.file = file
         self._tell = tell
         self._file = LedgerFile(file, tell)
@@ -84,7 +79,7 @@ class Ledger:
         self._last: dict[str, Record] = {}
 
     @classmethod
-    def here(cls, tell: Callable[[str], None] = _warned) -> Ledger:
+    def here(cls, tell: Callable[[str], None] = tracebacks.warn) -> Ledger:
         """Return the ledger of this user on this machine. Its file is in the user's state folder.
 
         The file is not opened or made before the ledger is used.

@@ -81,8 +81,8 @@ class Rental:
         self._priced = time.monotonic()
         self._billed_since: float | None = None  # when the pool began to cost something
         self._told: set[str] = set()
-        self._planning = Planning(terms, self._tell, self.stopping)
-        self._holdings = Holdings(terms, self._tell)
+        self._planning = Planning(terms, self.tell, self.stopping)
+        self._holdings = Holdings(terms, self.tell)
         self._series = self._holdings.session
         self._launcher = Launcher(
             drivers=terms.drivers,
@@ -192,7 +192,7 @@ class Rental:
         """
         terms = self._terms
         self.check_budget(terms.minimum if minimum is None else minimum)
-        ledger = Ledger.here(self._tell)
+        ledger = Ledger.here(self.tell)
         ledger.begin(
             terms.name,
             self.session,
@@ -235,7 +235,7 @@ class Rental:
             )
         self._holdings.take_over(found)
         self._priced = -math.inf
-        ledger = Ledger.here(self._tell)
+        ledger = Ledger.here(self.tell)
         known = ledger.adopt(name, lease=self._terms.lease)
         if known is not None:  # None if the pool is in the ledger of another machine
             self._holdings.record_in(ledger, known.session)
@@ -340,7 +340,7 @@ class Rental:
             try:
                 driver.rejected(instance, why)
             except Exception as e:  # noqa: BLE001 - a failed note must not stop the rest
-                self._tell(
+                self.tell(
                     f"the driver {driver.name} could not record that a machine failed, and may rent it again: {e}"
                 )
 
@@ -372,7 +372,7 @@ class Rental:
                 try:
                     driver.renew(name, _from_now(self._terms.lease + _BOOT))
                 except Exception as e:  # noqa: BLE001 - the user is told, and it is tried again
-                    self._tell(
+                    self.tell(
                         f"the lease in the tags of the machines of {driver.name} could not be renewed; this is tried "
                         f"again soon: {e}"
                     )
@@ -406,7 +406,7 @@ class Rental:
             raise BudgetExceeded(self._spent_words())
         if budget.warns(spent := self.receipt.usd):
             share = f"{budget.warn:.0%} of the budget of ${budget.max_usd:g}"
-            self._tell(f"{share} is spent; all machines are ended when the budget is used up", f"${spent:.2f} so far")
+            self.tell(f"{share} is spent; all machines are ended when the budget is used up", f"${spent:.2f} so far")
         return min(left, lifetime)
 
     @property
@@ -470,9 +470,7 @@ class Rental:
             try:
                 offers = list(driver.offers(replace(self._terms.need, market="spot", max_usd_per_hour=None)))
             except Exception as e:  # noqa: BLE001 - the prices read last stay valid, and the user is told
-                self._tell(
-                    f"new spot prices of {driver.name} could not be read; the last known prices are used", str(e)
-                )
+                self.tell(f"new spot prices of {driver.name} could not be read; the last known prices are used", str(e))
                 continue
             now = {
                 (each.instance_type, each.zone or each.region): each.usd_per_hour / each.hosts
@@ -617,7 +615,7 @@ class Rental:
                 try:
                     driver.renew(name, _from_now(seconds + _BOOT))
                 except Exception as e:  # noqa: BLE001 - the machines stay all the same, and `gc` may end them earlier
-                    self._tell(f"the tags of the machines of {driver.name} could not be renewed: {e}")
+                    self.tell(f"the tags of the machines of {driver.name} could not be renewed: {e}")
         until = time.time() + seconds
         ledger.leave(self.session, until)
         reaper_process.terminate_in_background(self._terms.drivers, name, self.session, staying=True)
@@ -631,7 +629,7 @@ class Rental:
 
     # --- notices for the user --------------------------------------------------------------------------------
 
-    def _tell(self, text: str, detail: str = "") -> None:
+    def tell(self, text: str, detail: str = "") -> None:
         """Show the user a notice. Do nothing if the same text was shown before, even with another detail."""
         if text not in self._told:
             self._told.add(text)

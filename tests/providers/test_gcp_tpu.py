@@ -45,7 +45,7 @@ COMPUTE = "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE"
 
 pytestmark = [
     pytest.mark.needs("openssh"),
-    pytest.mark.filterwarnings("ignore:who may log in to the hosts of TPUs"),  # no Compute Engine there
+    pytest.mark.filterwarnings("ignore:not all firewall rules for TPU hosts"),  # no Compute Engine there
 ]
 V5P_8, V5P_16, V5E_8 = (Need(accelerators=(parse(each),)) for each in ("v5p-8", "v5p-16", "v5litepod-8"))
 CODES: dict[type[ProviderError], tuple[str, str]] = {

@@ -11,13 +11,13 @@ machine with a service account can delete itself.
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
+from skypool import tracebacks
 from skypool.accelerators import Accelerator
 from skypool.drivers import preflight, recording, retry, ssh_machine, tags
 from skypool.drivers.contract import Answers, undo
@@ -129,7 +129,7 @@ class Compute:
         if not wanted:
             return list(offers)
         if not self.settings.networks:
-            warnings.warn(_slow(wanted), RuntimeWarning, stacklevel=3)
+            tracebacks.warn(_slow(wanted))
             return list(offers)
         places = self._places()
         fits = []

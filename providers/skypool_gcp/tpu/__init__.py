@@ -12,13 +12,13 @@ off are still billed. Only the deletion of the node ends the billing.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from skypool import tracebacks
 from skypool.drivers import retry, ssh_machine, tags
 from skypool.drivers.contract import Abilities, Answers, undo
 from skypool.drivers.regional import Regional, each_done, everywhere
@@ -283,7 +283,7 @@ class Tpu(Regional):
                 "not all firewall rules for TPU hosts could be created, so the existing rules of the network "
                 f"{self.settings.network} decide who can reach the hosts: {e}"
             )
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
+            tracebacks.warn(text)
 
     def _queued(self, offer: Offer, order: Order, nodes: Sequence[int]) -> Any:
         """Request one TPU slice (hosts rented together), without waiting until it exists.
