@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
@@ -382,6 +383,24 @@ def test_secrets_are_found_as_they_are_written_elsewhere() -> None:
     for said in (key, json.dumps(key)[1:-1], "p%2Fq%2Br%20%22s%22%0Asecond%20line", "cC9xK3IgInMiCnNlY29uZCBsaW5l"):
         assert masker.mask(f"<{said}>") == "<[secret KEY]>"
     assert masker.mask("a banana") == "a banana"
+
+
+@pytest.mark.parametrize("user", ["", "u", "us", "usr", "user"])
+@pytest.mark.parametrize("more", ["", "@", "@h", "@ho"])
+def test_a_secret_in_the_header_of_http_basic_is_masked(user: str, more: str) -> None:
+    """base64 encodes three bytes at a time, so the characters depend on what is before and after the secret."""
+    for secret in ("hf_Ab1+/Zz9q", "hf_Ab1+/Zz9", "hf_Ab1+/Zz", "hf_\xe9?~\xff\xfe~?>"):
+        masker = Masker({"KEY": secret})
+        for encode in (base64.b64encode, base64.urlsafe_b64encode):
+            said = encode(f"{user}:{secret}{more}".encode()).decode()
+            masked = masker.mask(f"Authorization: Basic {said}\n")
+            head, mark, tail = masked.removeprefix("Authorization: Basic ").partition("[secret KEY]")
+            assert mark, masked
+            known = base64.urlsafe_b64encode(f"{user}:".encode()).decode()
+            assert len(head) <= len(known), "no more than the user's own characters, and one that has bits of both"
+            assert len(tail.strip("=\n")) <= (len(more) * 8 + 5) // 6 + 1
+            streamed = "".join(masker.feed(1, each) for each in said) + masker.finish(1)
+            assert "[secret KEY]" in streamed
 
 
 def test_a_beginning_of_a_secret_that_does_not_go_on_is_printed() -> None:

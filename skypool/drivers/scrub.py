@@ -27,6 +27,7 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlencode
 
 from skypool.drivers.placeholders import Kind, placeholder
+from skypool.safety.text import base64_parts
 
 _DEEPEST = 8
 """How often a text may be encoded in another one. What is encoded more often is removed."""
@@ -36,6 +37,9 @@ _REMEMBERED = 50_000
 
 _SHORTEST = 6
 """Number of characters from which a value of a field is also searched for in other texts."""
+
+_FRAGMENT = 8
+"""Number of base64 characters from which a part of a longer base64 text is searched for."""
 
 _BIGGEST = 2**24
 """Number of characters of a compressed text from which it is removed, because it would take too long to search."""
@@ -183,7 +187,9 @@ class Scrubber:
         made = self._placeholder(kind, value)
         for encode in _ENCODINGS:
             self._hidden.setdefault(encode(value), encode(made))
-        for encoded in _base64_parts(value):
+        for encoded in base64_parts(value.encode()):
+            if len(encoded) < _FRAGMENT:
+                continue
             self._fragments.setdefault(encoded, "0" * len(encoded))
         self._known.clear()
 
@@ -518,18 +524,6 @@ _ENCODINGS: tuple[Callable[[str], str], ...] = (
     lambda value: html.escape(value),
     _labelled,
 )
-
-
-def _base64_parts(value: str) -> list[str]:
-    """Return the base64 characters that a value always gives, for the three ways in which it can stand in a text."""
-    parts: list[str] = []
-    data = value.encode()
-    for before in range(3):
-        coded = base64.b64encode(b"\0" * before + data).decode().rstrip("=")
-        certain = coded[-(-before * 8 // 6) : (before + len(data)) * 8 // 6]
-        if len(certain) >= 8:
-            parts += dict.fromkeys((certain, certain.replace("+", "-").replace("/", "_")))
-    return parts
 
 
 Inner = Callable[[str], str]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import re
 from collections.abc import Hashable, Mapping
 from urllib.parse import quote, quote_plus
 
-from skypool.safety.text import encodable
+from skypool.safety.text import base64_parts, encodable
 
 _SHORTEST = 4
 """Secrets of fewer characters are not replaced, because they are parts of ordinary words and numbers."""
@@ -18,8 +17,8 @@ _SHORTEST = 4
 class Masker:
     """A replacement of secrets in streams of text by a mark such as `[secret HF_TOKEN]`.
 
-    A secret is found as it is, in base64, and as it is written in URLs, JSON and Python. It is also found if it comes
-    in several pieces of the same stream.
+    A secret is found as it is, and as it is written in URLs, JSON and Python. It is found in base64, also inside a
+    longer text, as in the header of HTTP Basic. It is found if it comes in several pieces of the same stream.
 
     Args:
         secrets: the values of the secrets by their names.
@@ -39,10 +38,11 @@ class Masker:
                     quote_plus(os.fsencode(form)),
                     json.dumps(form)[1:-1],
                     repr(form)[1:-1],
-                    base64.b64encode(os.fsencode(form)).decode().rstrip("="),
+                    *base64_parts(os.fsencode(form)),
                 )
                 for each in written:
-                    self._marks.setdefault(each, mark)
+                    if len(each) >= _SHORTEST:
+                        self._marks.setdefault(each, mark)
         longest_first = sorted(self._marks, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
         self._held: dict[Hashable, str] = {}
