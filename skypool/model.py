@@ -171,6 +171,10 @@ class Offer:
         price_source: source and date of `usd_per_hour`.
         on_demand_usd_per_hour: on-demand price of the same machine, given for a spot offer whose price is from a table.
             Ranking uses it if the table is old. None if unknown.
+        start_usd: estimated cost in US dollars of the start of the machine or slice, which the provider charges beside
+            the time: for example, traffic for the image and packages.
+        start_note: what `start_usd` is for and what it assumes, such as "10 GB of traffic in and 1 GB out"; "" for
+            nothing.
     """
 
     provider: str
@@ -193,6 +197,8 @@ class Offer:
     ends_itself: bool | None = None
     price_source: PriceSource = PriceSource()
     on_demand_usd_per_hour: float | None = None
+    start_usd: float = 0.0
+    start_note: str = ""
 
 
 class Progress(Protocol):

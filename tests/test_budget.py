@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -37,6 +38,32 @@ def test_an_instance_costs_its_seconds_and_at_least_the_least() -> None:
     assert line(-1).usd == 0, "a clock that was set back costs nothing"
 
 
+def test_the_start_of_an_instance_is_charged_once_as_soon_as_it_is_billed() -> None:
+    started = line(0.5, start_usd=0.25, idle_at=NOON)
+    assert (started.usd, started.at(NOON + 7200).usd) == (1.25, 4.25)
+    assert line(0, start_usd=0.25).usd == 0.25
+    assert line(0.5, start_usd=0.25, billed_from=None).usd == 0.0
+    assert started.usd_between(-math.inf, NOON) == 0.0
+    assert started.usd_between(NOON, NOON + 900) == 0.75
+    assert started.usd_between(NOON + 900) == 0.5
+    assert started.idle_usd == 1.0, "it is not paid for idle time"
+    told = str(sky.Receipt("p", (started, line(1)), NOON + 3600))
+    assert "included: 0.2500 USD for traffic at the start of machines, which is an estimate" in told
+    assert "not included: further network traffic, storage" in told
+    assert "included: 0" not in str(sky.Receipt("p", (line(1),), NOON))
+
+
+def test_a_budget_counts_the_starts_of_machines() -> None:
+    budget = sky.Budget(10.0)
+    costly = replace(offer(2.0), start_usd=4.0)
+    assert budget.lasts([], NOON, [costly]) == pytest.approx(3 * 3600)
+    assert budget.lasts([line(1, start_usd=4.0, billed_from=None)], NOON) == pytest.approx(3 * 3600)
+    assert budget.lasts([line(1, start_usd=4.0)], NOON + 3600) == pytest.approx(2 * 3600)
+    budget.check_first_hour([costly])
+    with pytest.raises(BudgetExceeded, match=r"12\.00 USD"):
+        budget.check_first_hour([costly, costly])
+
+
 def test_an_instance_that_has_ended_costs_no_more() -> None:
     later = NOON + 7200
     assert line(1).at(later).usd == 4.0
@@ -52,9 +79,10 @@ def test_a_day_is_charged_for_its_own_hours() -> None:
     assert by_day([over_midnight], start=NOON + 12 * 3600) == {"2026-08-21": 2.0}
 
 
-@given(st.floats(0, 1e7), st.floats(0, 1e6), st.floats(0, 1e6))
-def test_days_come_to_what_the_instance_costs(offset: float, seconds: float, least: float) -> None:
-    each = line(price=3.6, launched=NOON + offset, until=NOON + offset + seconds, least_billed=least)
+@given(st.floats(0, 1e7) | st.just(43200.0), st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 100))
+def test_days_come_to_what_the_instance_costs(offset: float, seconds: float, least: float, begin: float) -> None:
+    launched = NOON + offset
+    each = line(price=3.6, launched=launched, until=launched + seconds, least_billed=least, start_usd=begin)
     assert sum(by_day([each]).values()) == pytest.approx(each.usd, abs=1e-6)
 
 

@@ -7,6 +7,7 @@ Each instance gets a key of its own from Vast.ai, with which it can request its 
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import time
@@ -84,6 +85,8 @@ class VastAI:
         image: Docker image. It needs sh, base64, gzip, and either an SSH server or one of apt, apk and dnf. None takes
             the official image of the client's Python version. The base= of an Image takes precedence.
         disk_gb: disk size of a machine in GB if the pool asks for none; at least 1.
+        download_gb, upload_gb: GB that each machine is assumed to receive and to send: its image, packages and data.
+            Most hosts charge for traffic, so these decide the estimated cost of a machine's start.
         ssh: "any" connects to a machine's own port, or through Vast.ai's proxy if the machine has no port. "direct"
             leaves out machines without a port. "proxy" always connects through the proxy. The machine's host key is
             checked in each case.
@@ -99,6 +102,8 @@ class VastAI:
     image: str | None = None
     disk_gb: int = 32
     ssh: str = "any"
+    download_gb: float = 10.0
+    upload_gb: float = 1.0
     name: ClassVar[str] = "vastai"
     abilities: ClassVar[Abilities] = Abilities(ends_itself=True, spot=True)
     offers_keep: ClassVar[float] = 60.0
@@ -107,6 +112,10 @@ class VastAI:
 
     def __post_init__(self) -> None:
         settings.plain(self, api_key=str, min_reliability=float, bid=float, disk_gb=float, image=str, verified=bool)
+        settings.plain(self, download_gb=float, upload_gb=float)
+        for name, gb in (("download_gb", self.download_gb), ("upload_gb", self.upload_gb)):
+            if not 0 <= gb < math.inf:
+                raise UsageError(f"{name} must be at least 0, such as 10, not {gb!r}: it is GB of traffic of a machine")
         if not 0 <= self.min_reliability <= 1:
             raise UsageError(f"min_reliability must be from 0 to 1, such as 0.98, not {self.min_reliability!r}")
         if not self.bid >= 1:
@@ -146,7 +155,7 @@ class VastAI:
             for record in reply["offers"]:
                 if record["machine_id"] in failed:
                     continue
-                offer = _catalog.offer(record, market, disk_gb, self.bid, self.ssh)
+                offer = _catalog.offer(record, market, disk_gb, self.bid, self.ssh, (self.download_gb, self.upload_gb))
                 if offer is not None:
                     yield offer
 

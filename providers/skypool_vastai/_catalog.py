@@ -37,7 +37,9 @@ _BROKEN = re.compile("Error response from daemon|OCI runtime")
 """Pattern of texts in the field `status_msg` that mean that Docker failed on the machine."""
 
 
-def offer(record: Mapping[str, Any], market: Market, disk_gb: int, bid: float, ssh: str) -> Offer | None:
+def offer(
+    record: Mapping[str, Any], market: Market, disk_gb: int, bid: float, ssh: str, traffic_gb: tuple[float, float]
+) -> Offer | None:
     """Convert one result of a search to an offer.
 
     Returns None for a machine without a price (on the spot market: without a minimum bid), or with a driver that is too
@@ -52,6 +54,7 @@ def offer(record: Mapping[str, Any], market: Market, disk_gb: int, bid: float, s
         bid: number by which the current minimum bid is multiplied.
         ssh: the driver's setting: "any", "direct" or "proxy". The proxy is used for "proxy", and for a machine without
             a port of its own.
+        traffic_gb: GB that the machine is assumed to receive and to send.
     """
     has = None
     if record["gpu_ram"]:
@@ -96,7 +99,18 @@ def offer(record: Mapping[str, Any], market: Market, disk_gb: int, bid: float, s
         available=True,
         trust="data",
         least_billed=_LEAST_BILLED,
+        start_usd=traffic_usd(record, *traffic_gb),
+        start_note="{:g} GB of traffic in and {:g} GB out".format(*traffic_gb),
     )
+
+
+def traffic_usd(record: Mapping[str, Any], in_gb: float, out_gb: float) -> float:
+    """Return what the traffic of a machine costs, in US dollars. A price that Vast.ai does not tell counts as 0.
+
+    Vast.ai charges each byte, in both directions, also the download of the image. The host sets the prices:
+    https://vast.ai/docs/billing/billing (read 2026-11-26 in a stored copy).
+    """
+    return in_gb * float(record.get("inet_down_cost") or 0.0) + out_gb * float(record.get("inet_up_cost") or 0.0)
 
 
 def _is_outdated(has: Accelerator, driver_version: str) -> bool:

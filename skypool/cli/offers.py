@@ -245,6 +245,8 @@ def _data(made: Plan, left_out: dict[str, Exception]) -> dict[str, object]:
                 "usd_per_hour": each.usd_per_hour,
                 "price_source": _source(each.price_source),
                 "on_demand_usd_per_hour": each.on_demand_usd_per_hour,
+                "start_usd": each.start_usd,
+                "start_note": each.start_note,
                 "accelerator": None if each.accelerator is None else str(each.accelerator),
                 "vcpus": each.vcpus,
                 "memory_gib": each.memory_gib,

@@ -20,7 +20,10 @@ ORDERS: tuple[OrderBy, ...] = get_args(OrderBy)
 SPOT_DAYS = 30
 """Days for which a spot price from a price table is used in the ranking. Google may change its spot prices every 30
 days, and keeps them below its on-demand prices: https://cloud.google.com/skus (read 2026-11-22 in a stored copy)."""
+START_HOURS = 1.0
+"""Hours of use over which the ranking spreads the cost of a machine's start (`Offer.start_usd`)."""
 _price = attrgetter("usd_per_hour")  # quicker than a function
+_start = attrgetter("start_usd")
 _source = attrgetter("price_source")
 UNITS = {"per-device": "device", "per-tflop": "dense BF16 TFLOP", "per-gb": "GB of device memory"}
 """The unit of the price by which each order sorts, such as the price per device. "cheapest" has none."""
@@ -29,7 +32,8 @@ UNITS = {"per-device": "device", "per-tflop": "dense BF16 TFLOP", "per-gb": "GB 
 def sorted_offers(offers: list[Offer], order_by: OrderBy, today: date) -> list[Offer]:
     """Return a new list of the offers, sorted by price, or by price per unit, the lowest first.
 
-    Offers whose price, or price per unit, is unknown come last. Offers with equal values are sorted by price, provider,
+    The cost of a machine's start counts as if it were paid for one hour of use (`START_HOURS`). Offers whose price, or
+    price per unit, is unknown come last. Offers with equal values are sorted by price, provider,
     region, zone and instance type.
 
     Args:
@@ -40,7 +44,9 @@ def sorted_offers(offers: list[Offer], order_by: OrderBy, today: date) -> list[O
             replaced by the on-demand price (see `price_bound`).
     """
     bounds = {id(offer): price_bound(offer) for offer in outdated(offers, today)}
-    price: Callable[[Offer], float] = (lambda o: bounds.get(id(o), o.usd_per_hour)) if bounds else _price
+    price: Callable[[Offer], float] = _price
+    if bounds or any(map(_start, offers)):
+        price = lambda o: bounds.get(id(o), o.usd_per_hour) + o.start_usd / START_HOURS  # noqa: E731
     if order_by == "cheapest":
         score = price
     else:
@@ -114,6 +120,15 @@ def has_known_price(offer: Offer, today: date) -> bool:
     On-demand prices are never outdated. Neither are spot prices that the provider itself reported.
     """
     return offer.market != "spot" or not offer.price_source.is_outdated(today, SPOT_DAYS)
+
+
+def ranked_price(offer: Offer, today: date) -> float:
+    """Return the price in USD per hour by which an offer is ranked, with its share of the cost of the start.
+
+    See `sorted_offers`. The result is infinity if the price is unknown.
+    """
+    price = offer.usd_per_hour if has_known_price(offer, today) else price_bound(offer)
+    return price + offer.start_usd / START_HOURS
 
 
 def price_bound(offer: Offer) -> float:

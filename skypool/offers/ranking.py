@@ -25,6 +25,7 @@ from skypool.offers.ordering import (
     has_known_price,
     outdated,
     price_bound,
+    ranked_price,
     sorted_offers,
     sources_of,
 )
@@ -251,11 +252,12 @@ def named(offer: Offer) -> str:
 def described(offer: Offer) -> str:
     """Return an offer on one line: its name, market, price, number of hosts if several, and the day of its price.
 
-    The price is in USD per hour with four decimals. The day is left out for a price that the provider itself stated
-    without a day.
+    The price is in USD per hour with four decimals. If the start of a machine has a cost of its own, the cost follows,
+    with what it assumes. The day is left out for a price that the provider itself stated without a day.
     """
     hosts = f" for {offer.hosts} hosts" if offer.hosts > 1 else ""
-    return f"{named(offer)} {offer.market} {offer.usd_per_hour:.4f} USD/h{hosts}{_day(offer)}"
+    start = f" + about {offer.start_usd:.4f} USD for {offer.start_note or 'its start'}" if offer.start_usd else ""
+    return f"{named(offer)} {offer.market} {offer.usd_per_hour:.4f} USD/h{hosts}{start}{_day(offer)}"
 
 
 # --- prices from tables --------------------------------------------------------------------------------------
@@ -317,7 +319,7 @@ def _per_unit(offer: Offer, order_by: OrderBy, today: date) -> str:
     if order_by == "cheapest":
         return ""
     amount = divisor(offer, order_by)
-    price = offer.usd_per_hour if has_known_price(offer, today) else price_bound(offer)
+    price = ranked_price(offer, today)
     known = amount and price < math.inf
     return (
         f", {price / amount:.3g} USD/h for each {UNITS[order_by]}"

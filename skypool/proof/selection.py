@@ -63,8 +63,11 @@ class Selection:
 
 
 def cost(offer: Offer, seconds: float) -> float:
-    """Return what an offer costs for so many seconds, in US dollars: at least the minimum time that is billed."""
-    return offer.usd_per_hour * max(seconds, offer.least_billed) / _HOUR
+    """Return what an offer costs for so many seconds, in US dollars: at least the minimum time that is billed.
+
+    The estimated cost of the machine's start is included.
+    """
+    return offer.usd_per_hour * max(seconds, offer.least_billed) / _HOUR + offer.start_usd
 
 
 def select(offers: Sequence[Offer], *, max_usd: float, lifetime: float, with_guard: bool) -> Selection:

@@ -60,6 +60,8 @@ class Line:
         idle_seconds_then: idle seconds until `idle_at`.
         idle_usd_then: cost of the idle time until `idle_at`, in US dollars.
         is_idle: True if the instance counts as idle from `idle_at` on.
+        start_usd: estimated cost of the instance's start, in US dollars, which counts as soon as the instance is
+            billed.
     """
 
     provider: str
@@ -79,6 +81,7 @@ class Line:
     idle_seconds_then: float = 0.0
     idle_usd_then: float = 0.0
     is_idle: bool = True
+    start_usd: float = 0.0
 
     @property
     def begins(self) -> float:
@@ -104,9 +107,14 @@ class Line:
         """Return the part of the instance's cost, in US dollars, for the time from `start` to `end`.
 
         Both times are in seconds since 1970. Each moment is charged at the price that was valid then. The minimum
-        billed time is charged in full, even if the instance ended earlier. Returns 0 if nothing is charged between
-        `start` and `end`.
+        billed time is charged in full, even if the instance ended earlier. The cost of the start is charged at the
+        beginning. Returns 0 if nothing is charged between `start` and `end`.
         """
+        starts = self.billed_from is not None and start <= self.begins < end
+        return self._usd_of_time(start, end) + (self.start_usd if starts else 0.0)
+
+    def _usd_of_time(self, start: float, end: float) -> float:
+        """Return what is charged for the time from `start` to `end`, without the cost of the start."""
         start = max(start, self.begins)
         end = min(end, self.begins + self.seconds)
         usd = 0.0
@@ -132,7 +140,7 @@ class Line:
         """Cost of `idle_seconds` in US dollars, each moment at its price; None if idle time was not recorded."""
         if self.idle_at is None:
             return None
-        more = self.usd_between(self.idle_at, self._counted_until) if self.is_idle else 0.0
+        more = self._usd_of_time(self.idle_at, self._counted_until) if self.is_idle else 0.0
         return self.idle_usd_then + more
 
     @property
@@ -154,7 +162,7 @@ class Line:
             self,
             idle_at=span.until,
             idle_seconds_then=(before.idle_seconds or 0.0) + share * max(0.0, end - start),
-            idle_usd_then=(before.idle_usd or 0.0) + share * self.usd_between(start, end),
+            idle_usd_then=(before.idle_usd or 0.0) + share * self._usd_of_time(start, end),
             is_idle=span.is_idle,
         )
 
@@ -217,7 +225,9 @@ class Receipt:
             told.append(f"  of these {waiting} do not run yet, and their provider does not bill them")
         if self.unanswered:
             told.append(f"orders without an answer: {self.unanswered}; their cost, if any, is not included")
-        told.append(LEFT_OUT)
+        if starts := sum(each.start_usd for each in self.lines if each.billed_from is not None):
+            told.append(f"included: {starts:.4f} USD for traffic at the start of machines, which is an estimate")
+        told.append(LEFT_OUT.replace("network traffic", "further network traffic") if starts else LEFT_OUT)
         return "\n".join(told)
 
 
@@ -312,12 +322,12 @@ class Budget:
         for line in lines:
             spent += line.at(now).usd
             if not line.ended and line.billed_from is None:  # its billing may begin at any moment
-                spent += line.usd_per_hour * line.least_billed / _HOUR
+                spent += line.usd_per_hour * line.least_billed / _HOUR + line.start_usd
                 open_lines.append((line.usd_per_hour, now + line.least_billed))
             elif not line.ended:
                 open_lines.append((line.usd_per_hour, line.begins + line.least_billed))
         for offer in more:
-            spent += offer.usd_per_hour * offer.least_billed / _HOUR
+            spent += offer.usd_per_hour * offer.least_billed / _HOUR + offer.start_usd
             open_lines.append((offer.usd_per_hour, now + offer.least_billed))
         return _spent_at(self.left(spent), now, open_lines) - now
 
@@ -337,7 +347,7 @@ class Budget:
             BudgetExceeded: its message has the cost and the budget.
         """
         first = min(_HOUR, lifetime or _HOUR)
-        cost = sum(each.usd_per_hour * max(first, each.least_billed) / _HOUR for each in offers)
+        cost = sum(each.usd_per_hour * max(first, each.least_billed) / _HOUR + each.start_usd for each in offers)
         if cost > self.left(spent):
             word = "slice" if any(each.hosts > 1 for each in offers) else "node"
             nodes = f"1 {word} costs" if len(offers) == 1 else f"{len(offers)} {word}s cost"

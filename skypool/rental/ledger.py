@@ -205,7 +205,8 @@ class Ledger:
                     "it; make a new ComputePool"
                 )
             now = clock.now()
-            row = session, token, now, json.dumps(list(nodes)), "intended", "", offer.provider, *_facts(offer), now
+            asked = session, token, now, json.dumps(list(nodes)), "intended", "", offer.provider
+            row = *asked, *_facts(offer), now, float(offer.start_usd)
             book.execute(
                 f"INSERT INTO orders VALUES ({', '.join('?' * len(row))}) ON CONFLICT (session, token) "
                 "DO UPDATE SET state = excluded.state, error = '', sent = excluded.sent, "
@@ -295,9 +296,11 @@ class Ledger:
             billed = "NULL" if waiting else _BILLED_FROM.format(launched="COALESCE(?, at)")
             begins = () if waiting else (since, each.billed_from, since, now)
             row = f"session, ?, ?, ?, token, {told}, COALESCE(?, at), NULL, {billed}, 0, 0, 0, 1"
+            row = f"{row}, COALESCE(?, start_usd) / ?"
             sql = f"INSERT OR IGNORE INTO instances SELECT {row}"
             facts = type_, region, zone, market, price, share, least
-            values = (each.provider, each.id, each.node, *facts, since, *begins, session, token)
+            start = float(each.offer.start_usd) if each.offer else None
+            values = (each.provider, each.id, each.node, *facts, since, *begins, start, share, session, token)
             todo.append((f"{sql} FROM orders WHERE session = ? AND token = ?", values))
         return todo
 

@@ -52,6 +52,10 @@ ALTER TABLE pools ADD COLUMN stays REAL;
     """
 ALTER TABLE pools ADD COLUMN lifetime REAL;
 """,
+    """
+ALTER TABLE orders ADD COLUMN start_usd REAL NOT NULL DEFAULT 0;
+ALTER TABLE instances ADD COLUMN start_usd REAL NOT NULL DEFAULT 0;
+""",
 )
 """SQL steps that bring the tables from each version to the next. The first step makes the tables in an empty file.
 
@@ -59,7 +63,7 @@ Users have files of every version, so only add steps. `orders.at` is the time wh
 `orders.sent` the time when it was last sent. `instances.idle_at` is the time until which `idle_seconds` and `idle_usd`
 count; it is NULL for instances of an older skypool. From then on, an instance is idle if `is_idle` is 1. `pools.stays`
 is the time until which machines stay after the end of their `with` block; NULL before that. `pools.lifetime` is the
-pool's `max_lifetime` in seconds; NULL for no limit.
+pool's `max_lifetime` in seconds; NULL for no limit. `start_usd` is the estimated cost of the start of a machine.
 """
 SHAPE = len(STEPS)
 """Version of the tables. A file with a higher version was written by a newer skypool."""

@@ -232,7 +232,7 @@ def _earlier_prices(
 
 def _line(row: Sequence[Any], now: float, earlier: Sequence[tuple[float, float]]) -> Line:
     provider, id_, node, _, kind, region, zone, market, price, least, launched, ended, billed_from, *idle = row
-    idle_at, idle_seconds, idle_usd, is_idle = idle
+    idle_at, idle_seconds, idle_usd, is_idle, start_usd = idle
     return Line(
         provider=_text(provider),
         id=_text(id_),
@@ -251,11 +251,12 @@ def _line(row: Sequence[Any], now: float, earlier: Sequence[tuple[float, float]]
         idle_seconds_then=_number(idle_seconds),
         idle_usd_then=_number(idle_usd),
         is_idle=bool(_whole(is_idle, 2)),
+        start_usd=_number(start_usd),
     )
 
 
 def _intent(row: Sequence[Any]) -> Intent:
-    token, _, nodes, _, _, provider, kind, region, zone, *_, sent = row
+    token, _, nodes, _, _, provider, kind, region, zone, *_, sent, _ = row
     several = tuple(_whole(each) for each in _plain(nodes, list))
     return Intent(_text(token), _text(provider), _text(kind), _text(zone) or _text(region), several, _time(sent))
 

@@ -116,6 +116,7 @@ class VastAI(Cloud[Contract]):
         key: the account's own for ssh, which every container with an ssh run type lets in; "" for none.
         ssh_keys: further ones, by their ids.
         read_only: keys of the API ("…-name") that may look, and nothing else.
+        traffic_gb: GB that each instance receives and sends, its image included.
     """
 
     name = "vastai"
@@ -123,6 +124,7 @@ class VastAI(Cloud[Contract]):
 
     def __init__(self, lab: Lab | None = None, recording: Path | str | None = None) -> None:
         super().__init__(lab, recording)
+        self.traffic_gb = (10.0, 1.0)
         self.asks: dict[int, dict[str, Any]] = {each["id"]: each for each in _asks()}
         self.flaws: dict[int, str] = {}
         self.delays = Delays()
@@ -513,7 +515,7 @@ class VastAI(Cloud[Contract]):
     # --- what it costs ---------------------------------------------------------------------------------------
 
     def _parts(self, contract: Contract) -> dict[str, tuple[float, float]]:
-        """Hours and USD an hour: the GPU until it stands still, its disk until it is destroyed."""
+        """Hours and USD an hour: the GPU until it stands still, its disk until its end; GB and USD of traffic."""
         ended = self.clock.now() if contract.ended is None else contract.ended
         stopped = ended if contract.stopped is None else min(contract.stopped, ended)
         usd = contract.ask["dph_base"] if contract.market != "spot" else contract.body["price"]
@@ -521,6 +523,8 @@ class VastAI(Cloud[Contract]):
         return {
             "gpu": ((stopped - contract.created) / 3600, usd),
             "disk": ((ended - contract.created) / 3600, disk),
+            "bwd": (self.traffic_gb[0], contract.ask["inet_down_cost"]),
+            "bwu": (self.traffic_gb[1], contract.ask["inet_up_cost"]),
         }
 
     def _owed(self, contract: Contract) -> float:
@@ -704,6 +708,7 @@ def _asks() -> Iterator[dict[str, Any]]:
             "cpu_ram": round(gib * 1024 / share) or None, "cpu_arch": "amd64", "disk_space": 500.0,
             "dph_base": float(paid) - STORAGE * SHOWN / MONTH if paid else None, "min_bid": float(bid) if bid else None,
             "storage_cost": STORAGE, "inet_up": 800.0, "inet_down": 900.0, "inet_up_cost": 0.005,
+            "inet_down_cost": 0.003,
             "cuda_max_good": 12.8, "compute_cap": 900, "driver_version": DRIVER, "reliability": 0.995,
             "reliability2": 0.995, "geolocation": row["region"], "direct_port_count": 100, "static_ip": True,
             "verification": "verified", "cluster_id": None, "duration": 2_592_000.0, "rentable": True, "rented": False,

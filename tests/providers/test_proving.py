@@ -309,7 +309,7 @@ def test_the_bill_is_the_price_of_the_offer_for_the_time_that_the_machine_lived(
     assert isinstance(driver, Bills)
     bill = driver.billed([each.id for each in made], since, until)
     hours = (until - since).total_seconds() / 3600
-    assert bill.usd == pytest.approx(offer.usd_per_hour * hours, rel=0.01, abs=0.001)
+    assert bill.usd == pytest.approx(offer.usd_per_hour * hours + offer.start_usd, rel=0.01, abs=0.001)
     unknown = driver.billed([*(each.id for each in made), "nobody"], since, until)
     assert (unknown.usd, "nobody" in unknown.text, "in an hour" in unknown.text) == (None, True, True)
 

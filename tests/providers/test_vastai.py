@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import itertools
+import math
 import os
 import subprocess
 import sys
@@ -37,6 +38,7 @@ from skypool.errors import (
 )
 from skypool.event_loop import Loop
 from skypool.model import Instance, Need, Offer, Order
+from skypool.offers.ranking import rank_offers
 from skypool.offers.search import look_around
 from skypool.rental.launch import Launcher
 from skypool.testing import DriverContract
@@ -127,6 +129,30 @@ class TestVastAIMachines(OnMachines):
 
 def sold(need: Need = RTX_4090, **settings: Any) -> list[Offer]:
     return list(VastAI(**settings).offers(need))
+
+
+def test_traffic_both_ways_is_in_the_ranking_the_budget_and_the_receipt(vastai_api: World) -> None:
+    """https://vast.ai/docs/billing/billing (read 2026-11-26 in a stored copy)."""
+    for ask in vastai_api.asks.values():
+        ask.update(inet_down_cost=0.001, inet_up_cost=0.002)
+    need = Need(accelerators=(parse("RTX_4090"),))
+    plan = rank_offers(list(VastAI().offers(need)), need)
+    cheapest = plan.offers[0]
+    assert cheapest.start_usd == pytest.approx(10 * 0.001 + 1 * 0.002)
+    assert "+ about 0.0120 USD for 10 GB of traffic in and 1 GB out" in plan.explain()
+    vastai_api.asks[cheapest.detail["ask"]]["inet_down_cost"] = 5.0
+    plan = rank_offers(list(VastAI().offers(need)), need)
+    assert plan.offers[-1].detail["ask"] == cheapest.detail["ask"], "50 USD for the image: it is the dearest now"
+    plan = rank_offers(list(VastAI(download_gb=0, upload_gb=0).offers(need)), need)
+    assert (plan.offers[0].detail["ask"], plan.offers[0].start_usd) == (cheapest.detail["ask"], 0.0)
+    values: list[Any] = [-1, math.inf, "10"]
+    for value in values:
+        with pytest.raises(UsageError, match="download_gb"):
+            VastAI(download_gb=value)
+    vastai_api.asks[cheapest.detail["ask"]].update(inet_down_cost=None)
+    vastai_api.asks[cheapest.detail["ask"]].pop("inet_up_cost")
+    [unknown] = [each for each in VastAI().offers(need) if each.detail["ask"] == cheapest.detail["ask"]]
+    assert unknown.start_usd == 0.0
 
 
 def test_every_offer_of_the_snapshot_costs_what_it_cost_for_the_whole_machine(vastai_api: World) -> None:
