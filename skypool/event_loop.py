@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Coroutine
@@ -85,6 +86,37 @@ class Loop:
         except BaseException:
             future.cancel()
             raise
+
+
+async def beside(work: Callable[[], T], name: str) -> T:
+    """Run a function in a daemon thread of its own, and return its value or raise its exception.
+
+    Use this, not `asyncio.to_thread`, for what may hang: it takes no thread from the drivers, and Python does not wait
+    for it at its exit. If the waiting task is cancelled, the function goes on.
+
+    Args:
+        work: the function.
+        name: the name of the thread.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def run() -> None:
+        try:
+            value = work()
+        except BaseException as e:  # noqa: BLE001 - the waiting task raises it
+            _settle(loop, done, lambda e=e: done.set_exception(e))
+        else:
+            _settle(loop, done, lambda: done.set_result(value))
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return await done
+
+
+def _settle(loop: asyncio.AbstractEventLoop, done: asyncio.Future[Any], settle: Callable[[], None]) -> None:
+    """Settle a future in its loop's thread, unless it was cancelled."""
+    with contextlib.suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(lambda: None if done.done() else settle())
 
 
 def _tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -6,11 +6,13 @@ prints by listening to the same stream.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
 import traceback
 import warnings
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
@@ -387,51 +389,179 @@ def weight(event: Event) -> int:
 
 Hear = Callable[[Event], None]
 """A listener: a function that is called with each event."""
+_PATIENCE = 1.0
+"""The most seconds for which an event waits for a listener. From then on, no event waits for that listener."""
+_MOST_UNHEARD = 16 << 20
+"""The most characters of events, about, that wait for a listener. Beyond it, events are dropped and counted."""
+_EVENT = 200
+"""The characters that an event counts beside its text."""
+_REST = 5.0
+"""Seconds without an event after which the thread of a listener ends. The next event starts another one."""
+
+
+class _Listener:
+    """A listener with a thread of its own, in which its function hears one event after the other.
+
+    Args:
+        hear: the function.
+        on_error: called without arguments when the function has raised an exception.
+    """
+
+    def __init__(self, hear: Hear, on_error: Callable[[_Listener], None]) -> None:
+        self.hear = hear
+        self._on_error = on_error
+        self._changed = threading.Condition()  # guards all that follows
+        self._unheard: deque[Event] = deque()
+        self._size = 0
+        self._dropped = 0
+        self._put = self._heard = 0
+        self._is_late = self._is_removed = False
+        self._thread: threading.Thread | None = None
+
+    def put(self, event: Event) -> int:
+        """Let the function hear an event soon. Return the number of the event for `wait`. Does not wait."""
+        with self._changed:
+            size = _size(event)
+            if self._is_removed:
+                return 0
+            if self._size + size > _MOST_UNHEARD:
+                self._dropped += 1
+                return 0
+            self._unheard.append(event)
+            self._size += size
+            self._put += 1
+            self._changed.notify_all()
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._work, name="skypool listener", daemon=True)
+                try:
+                    self._thread.start()
+                except RuntimeError:  # the interpreter exits: nobody hears any more
+                    self._thread = None
+                    return 0
+            return self._put
+
+    def wait(self, number: int, patience: float = _PATIENCE) -> None:
+        """Wait until the function has heard an event, for a while. Do not wait in the function's own thread.
+
+        A function that was too slow before is not waited for.
+        """
+        with self._changed:
+            if self._is_late or self._thread is threading.current_thread():
+                return
+            self._is_late = not self._changed.wait_for(lambda: self._heard >= number or self._is_removed, patience)
+
+    def settle(self, patience: float) -> bool:
+        """Wait until the function has heard all events. Return False if that takes longer than `patience` seconds."""
+        with self._changed:
+            return self._thread is threading.current_thread() or self._changed.wait_for(
+                lambda: self._heard >= self._put or self._is_removed, patience
+            )
+
+    def remove(self) -> None:
+        """Let the function hear nothing more."""
+        with self._changed:
+            self._is_removed = True
+            self._unheard.clear()
+            self._changed.notify_all()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                if not self._changed.wait_for(lambda: self._unheard or self._is_removed, _REST) or self._is_removed:
+                    self._thread = None
+                    return
+                event = self._unheard.popleft()
+                self._size -= _size(event)
+                dropped, self._dropped = self._dropped, 0
+            try:
+                if dropped:
+                    text = f"a listener was too slow, and has missed {dropped} events"
+                    self.hear(Notice(pool=event.pool, text=text))
+                self.hear(event)
+            except BaseException:  # noqa: BLE001 - a broken listener must not break the pool
+                self._on_error(self)
+                _complain(event)
+            with self._changed:
+                self._heard += 1
+                self._changed.notify_all()
+
+
+def _size(event: Event) -> int:
+    return _EVENT + len(getattr(event, "text", ""))
+
+
+def _complain(event: Event) -> None:
+    """Write the exception of a listener to stderr, if that works."""
+    with contextlib.suppress(Exception):
+        sys.stderr.write(f"a listener of pool {event.pool!r} failed and was removed:\n{traceback.format_exc()}")
 
 
 class EventStream:
     """A stream of events with any number of listeners. A listener gets all later events in order.
 
-    A listener that raises an Exception is removed, and its traceback is written to stderr. Any thread may use a stream.
+    A listener that raises an exception is removed, and its traceback is written to stderr. Any thread may use a stream.
     """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._listeners: list[Hear] = []
+        self._listeners: list[_Listener | Hear] = []
 
-    def listen(self, hear: Hear) -> Callable[[], None]:
+    def listen(self, hear: Hear, *, inline: bool = False) -> Callable[[], None]:
         """Add a listener, and return a function that removes it. Events from before are not repeated.
 
         The returned function does nothing if the listener was removed already. A listener that is added twice is called
         twice.
 
         Args:
-            hear: called with each event, in the thread that emits it. It must not block, because the pool waits for it.
+            hear: called with each event, in a thread of its own. A listener that returns within a second has heard an
+                event before the pool goes on. A slower one hears its events later, and the pool does not wait for it
+                again. If more than 16 million characters wait for it, further events are dropped.
+            inline: True calls it in the thread that emits an event. The pool waits for it, also when its machines are
+                to be ended, so it must not block. Default False.
         """
+        listener = hear if inline else _Listener(hear, self._remove)
         with self._lock:
-            self._listeners.append(hear)
-        return lambda: self._remove(hear)
+            self._listeners.append(listener)
+        return lambda: self._remove(listener)
 
-    def _remove(self, hear: Hear) -> None:
+    def _remove(self, listener: _Listener | Hear) -> None:
         """Remove a listener, once if it was added twice. Do nothing if the stream does not have the listener."""
         with self._lock:
-            if hear in self._listeners:
-                self._listeners.remove(hear)
+            if listener in self._listeners:
+                self._listeners.remove(listener)
+        if isinstance(listener, _Listener):
+            listener.remove()
 
     def emit(self, event: Event) -> None:
-        """Call every listener with an event, and return when all have returned. The listener added first comes first.
+        """Let every listener hear an event, all at the same time, and wait for that, for a second at most.
 
-        Any thread may call this. If a listener raises an Exception, the listener is removed and the traceback is
+        Any thread may call this. If a listener raises an exception, the listener is removed and the traceback is
         written to stderr. The other listeners are still called, and the exception is not raised here.
         """
+        waiting: list[tuple[_Listener, int]] = []
         with self._lock:
-            for hear in list(self._listeners):
+            for each in list(self._listeners):
+                if isinstance(each, _Listener):
+                    waiting.append((each, each.put(event)))
+                    continue
                 try:
-                    hear(event)
+                    each(event)
                 except Exception:  # noqa: BLE001 - a broken listener must not break the pool
-                    self._remove(hear)
-                    sys.stderr.write(f"a listener of pool {event.pool!r} failed and was removed:\n")
-                    traceback.print_exc()
+                    self._remove(each)
+                    _complain(event)
+        for listener, number in waiting:
+            listener.wait(number)
+
+    def settle(self, within: float) -> None:
+        """Wait until all listeners have heard all events so far.
+
+        Raises:
+            TimeoutError: a listener takes longer than `within` seconds in all.
+        """
+        until = time.monotonic() + within
+        for each in list(self._listeners):
+            if isinstance(each, _Listener) and not each.settle(max(0.0, until - time.monotonic())):
+                raise TimeoutError(f"a listener has not heard all events within {within:g} s: {each.hear!r}")
 
 
 _RENAMED = {"Stream": EventStream, "Interruption": NodeInterruption}

@@ -15,7 +15,8 @@ import select
 import stat
 import sys
 import threading
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Literal, TextIO
 
 from skypool.console.lines import Lines, harmless
@@ -25,6 +26,10 @@ MOST = 64 << 20
 """Maximum number of characters that wait for a slow reader (the terminal or program that takes the output)."""
 PATIENCE = 1.0
 """Seconds that a writer waits for room. Then its text is dropped, and a note about that is written."""
+_REST = 5.0
+"""Seconds after which a thread that has nothing to write ends."""
+_LAST = 10.0
+"""The most seconds to wait at the end until a file that is no pipe and no terminal has taken all text."""
 _PIECE = select.PIPE_BUF
 """Number of bytes that a pipe takes without blocking as soon as the pipe is writable."""
 
@@ -163,12 +168,86 @@ class Above:
         return getattr(self._file, name)
 
 
+class Scribe:
+    """A thread that writes to files that cannot be asked if a write would block, such as a regular file on a slow disk.
+
+    The thread ends when nothing is left to write. Any thread may use this.
+
+    Args:
+        name: the name of the thread.
+        on_error: called as (file, error) in the thread when a file cannot be written.
+    """
+
+    def __init__(self, name: str, on_error: Callable[[TextIO, Exception], None]) -> None:
+        self._name = name
+        self._on_error = on_error
+        self._changed = threading.Condition()  # guards all that follows
+        self._waiting: deque[tuple[TextIO, str, contextvars.Context]] = deque()
+        self._size = 0
+        self._put = self._written = 0
+        self._is_late = False
+        self._thread: threading.Thread | None = None
+
+    def write(self, file: TextIO, text: str) -> None:
+        """Write text to a file, and wait until it is written, for `PATIENCE` (1) second at most.
+
+        After a write that took longer, later ones are not waited for until all is written. If too much text waits,
+        further text is dropped. If no thread can be started, the calling thread writes.
+        """
+        with self._changed:
+            if self._size + len(text) > MOST:
+                return
+            self._waiting.append((file, text, _context()))
+            self._size += len(text)
+            self._put += 1
+            number = self._put
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                try:
+                    self._thread.start()
+                except RuntimeError:  # the interpreter exits
+                    self._thread = None
+            else:
+                self._changed.notify_all()
+            if self._thread is not None:
+                if not self._is_late:
+                    self._is_late = not self._changed.wait_for(lambda: self._written >= number, PATIENCE)
+                return
+        self._work()
+
+    def drain(self, timeout: float) -> None:
+        """Wait until all is written, at most `timeout` seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._written >= self._put, timeout)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                if not self._waiting:
+                    self._is_late = False
+                    if threading.current_thread() is not self._thread:
+                        return
+                    if not self._changed.wait_for(lambda: self._waiting, _REST):
+                        self._thread = None
+                        return
+                file, text, context = self._waiting.popleft()
+                self._size -= len(text)
+            try:
+                context.run(_write_to, file, _encodable(text, file))
+            except Exception as e:  # noqa: BLE001 - a file of the user's own may raise anything
+                self._on_error(file, e)
+            with self._changed:
+                self._written += 1
+                self._changed.notify_all()
+
+
 class Outlet:
     """Writer to the current `sys.stdout` or `sys.stderr`. Any thread may use it.
 
     Writing never blocks for long. Text that a pipe or terminal does not take at once is written by a background thread,
-    which ends when nothing is left. If stdout breaks (`script.py | head`), this is reported once, on stderr. Text for a
-    broken file is dropped, until `sys.stdout` or `sys.stderr` is replaced by another file.
+    which ends when nothing is left. So is text for other files, for which `write` waits a second at most. If stdout
+    breaks (`script.py | head`), this is reported once, on stderr. Text for a broken file is dropped, until `sys.stdout`
+    or `sys.stderr` is replaced by another file.
 
     Args:
         name: "stdout" or "stderr". Each write looks up `sys.stdout` or `sys.stderr` anew.
@@ -180,6 +259,7 @@ class Outlet:
         self._backlog = Backlog()
         self._thread: threading.Thread | None = None
         self._broken: TextIO | None = None
+        self._scribe = Scribe(f"skypool-{name}", self._give_up)
 
     def write(self, text: str) -> None:
         """Write whole lines. Any thread may call this. If the file is missing, closed or broken, the text is dropped.
@@ -200,8 +280,10 @@ class Outlet:
         """Wait until all text is written. When the time is over, return without an error.
 
         Args:
-            timeout: maximum seconds to wait; None waits without limit.
+            timeout: maximum seconds to wait; None waits without limit for the reader of a pipe or terminal, and
+                `_LAST` (10) seconds for other files.
         """
+        self._scribe.drain(_LAST if timeout is None else timeout)
         thread = self._thread
         if thread is not None:
             thread.join(timeout)
@@ -235,7 +317,7 @@ class Outlet:
             fd = _may_block(file)
             if fd is not None:
                 return _send(file, fd, text, wait)
-            _context().run(_write_to, file, _encodable(text, file))
+            self._scribe.write(file, text)
         except (OSError, ValueError) as e:  # a closed file raises ValueError
             self._give_up(file, e)
         return ""
@@ -245,7 +327,7 @@ class Outlet:
         if self._name == "stderr":
             return  # there is no other place for a message
         note = f"skypool: stdout cannot be written ({error}), so what functions print to it is no longer shown\n"
-        with contextlib.suppress(OSError, ValueError, AttributeError):
+        with contextlib.suppress(Exception):
             sys.stderr.write(note)
             sys.stderr.flush()
 

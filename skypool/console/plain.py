@@ -31,7 +31,7 @@ class Plain:
 
         If nobody calls `end`, it is called when the interpreter exits.
         """
-        self._unlisten = stream.listen(self.hear)
+        self._unlisten = stream.listen(self.hear, inline=True)
         atexit.register(self._end_at_exit)
         return self.end
 

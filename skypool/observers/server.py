@@ -80,7 +80,7 @@ class Watched(Protocol):
         ...
 
     def listen(self, hear: Callable[[events.Event], None]) -> Callable[[], None]:
-        """Call `hear` with each event from now on, until the returned function is called."""
+        """Call `hear`, which does not block, with each event from now on, until the returned function is called."""
         ...
 
     def forward(self, node: int, host: str, port: int, here: int) -> OpenForward:

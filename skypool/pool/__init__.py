@@ -7,6 +7,7 @@
 - `resizing`: decides which nodes are retired when a pool becomes smaller.
 - `views`: `PoolView`, which `pool[0:4]` returns: some nodes of a pool that calls can be sent to.
 - `engine`: does what `lifecycle` decides: rents and ends machines, and gives nodes calls.
+- `closing`: closes what watches a pool, each part with a limit of time.
 - `connector`: turns rented machines into nodes.
 - `forwards`: ports of this computer that lead to ports of nodes.
 - `health`: judges nodes by their samples; `Samples`, the user's object for them.
@@ -27,6 +28,7 @@
 """
 
 __all__ = [
+    "closing",
     "connector",
     "engine",
     "forwards",

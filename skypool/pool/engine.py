@@ -11,7 +11,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,17 +30,18 @@ from skypool.errors import (
     StillRunning,
     TakenOver,
     UsageError,
+    not_ended,
     retired,
     together,
 )
-from skypool.event_loop import Loop
+from skypool.event_loop import Loop, beside
 from skypool.link.inbound import Welcome
 from skypool.link.reports import NodeReports
 from skypool.logs.files import limits
 from skypool.logs.writer import LogWriter
 from skypool.model import Instance, Trust
 from skypool.offers.need import hosts_alike
-from skypool.pool import lifecycle, states
+from skypool.pool import closing, lifecycle, states
 from skypool.pool.connector import Connector
 from skypool.pool.forwards import Forwards
 from skypool.pool.health import HealthWatch
@@ -86,6 +87,12 @@ _LONGEST_OTHER = 1000
 """The most characters of the error of each further rank of a gang in an event."""
 _GROW_AGAIN = 5.0
 """Seconds until a pool that could not grow tries again. The pause doubles with every failure."""
+_TO_CLOSE = 8.0
+"""The most seconds for which the end of a pool waits for what watches it, when its machines have ended."""
+_TO_RECORD = 5.0
+"""The most seconds for which the end of machines waits until their idle time is recorded."""
+_TO_END_CALLS = 5.0
+"""The most seconds for which the end of machines waits for what the user's callbacks do with the ends of calls."""
 _TO_CLEAN_UP = 5.0
 """The most seconds for which the end of a pool waits for generators that are stopped."""
 _GROW_AGAIN_AT_MOST = 300.0
@@ -136,10 +143,11 @@ class PoolEngine:
             terms.wait,
         )
         self.rental = Rental(terms, stream.emit)
+        self._settle = stream.settle
         self._trust_levels = TrustLevels(terms.trust, terms.allow_results, self._notice)
         quota = Quota(self._trust_levels.is_known_stranger, self._notice)
         self._log = LogWriter(terms.name, limits(), self._notice, quota)
-        self._unlisten = stream.listen(self._keep)
+        self._unlisten = stream.listen(self._keep, inline=True)
         self._reports = NodeReports(
             terms.name,
             self._report,
@@ -282,15 +290,13 @@ class PoolEngine:
             await asyncio.to_thread(self.metering.open)
         if self.terms.attach:
             await self._adopt()
-            self._log.open(self.rental.session, self._connector.secrets)
-            self.history.open(self._connector.secrets)
+            self._open_files()
             self._begin_tasks()
         else:
             await asyncio.to_thread(self._connector.pack, self._packing())
             plan = await self.rental.look_out(self._pause)
             await asyncio.to_thread(self.rental.begin, self.state.minimum)
-            self._log.open(self.rental.session, self._connector.secrets)
-            self.history.open(self._connector.secrets)
+            self._open_files()
             if self.state.phase is Phase.ENDED:  # it was stopped before the ledger was open
                 await self._close()
             try:
@@ -308,6 +314,7 @@ class PoolEngine:
 
     def _begin_tasks(self) -> None:
         """Begin what runs beside the nodes for as long as the pool lives."""
+        closing.prepare()
         self._spawn(self._serve_observers(), "the service for other terminals")
         self._spawn(self._tend())
         self._spawn(self._keep_limits())
@@ -316,6 +323,14 @@ class PoolEngine:
         self._spawn(self.idle.keep(), "the record of idle time")
         self._spawn(self.linger.keep())
         self._spawn(self.history.keep(), "the history of the pool")
+
+    def _open_files(self) -> None:
+        """Begin to keep logs and history. If that fails, tell the user; the pool goes on."""
+        for open_ in (partial(self._log.open, self.rental.session), self.history.open):
+            try:
+                open_(self._connector.secrets)
+            except Exception as e:  # noqa: BLE001 - what only watches must not keep the pool from working
+                self._notice(f"what happens in the pool is not kept in files: {_text_of(e)}")
 
     @property
     def network(self) -> NetworkCheck:
@@ -381,9 +396,9 @@ class PoolEngine:
         name = self.terms.name
         reason = reason or PoolClosed(f"pool {name!r} was stopped before the call ended")
         await self._end_streams(reason)
-        self.dispatch.end_calls(reason)
+        await self._end_calls(self.dispatch.end_calls, reason)
         await self.services.close()
-        self.dispatch.close(reason)
+        await self._end_calls(self.dispatch.close, reason)
         self.apply(states.Stop())
         await self._until(Phase.ENDED)
         closing = [self._closing] if self._closing else []
@@ -430,6 +445,12 @@ class PoolEngine:
         while any(map(self.dispatch.runs, closed)) and time.monotonic() < until:
             await asyncio.sleep(0.01)
 
+    async def _end_calls(self, end: Callable[[BaseException], None], reason: BaseException) -> None:
+        """End calls in a thread of its own, as callbacks of the user run there. They are waited for, at most 5 s."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_TO_END_CALLS):
+                await beside(partial(end, reason), "skypool end of calls")
+
     async def leave(self, seconds: float) -> None:
         """End all calls and services, and leave the ready nodes to a process that takes the pool over, for a while.
 
@@ -454,10 +475,10 @@ class PoolEngine:
         reason = PoolClosed(
             f"this process has left pool {name!r}; ComputePool.attach({name!r}) takes its machines over"
         )
-        self.dispatch.end_calls(reason)
+        await self._end_calls(self.dispatch.end_calls, reason)
         await self.services.close()
-        self.dispatch.close(reason)
-        await asyncio.to_thread(self.idle.record)
+        await self._end_calls(self.dispatch.close, reason)
+        await self._record_idle()
         try:
             seconds, notice = await asyncio.to_thread(self.rental.leave, seconds)
         except SkypoolError as e:
@@ -493,23 +514,24 @@ class PoolEngine:
             StillRunning: the end of one or more machines is not confirmed. The error is that of the first machine.
             ErrorGroup: all known machines have ended, but several other resources of the pool are left.
         """
-        if self._observers is not None:
-            self._observers.close()
-        self.forwards.close()
-        self._close_log()
         if self._given_away is not None:
-            self.metering.close()
             return
         for link in self._links.values():
             link.bid_farewell()
-        self.dispatch.close(PoolClosed(f"pool {self.terms.name!r} ended when Python exited"))
-        self.idle.record()
-        self.history.flush()
+        closing.close_all([("the record of idle time", self.idle.record)], _TO_RECORD)
         failed = self.rental.terminate(self.rental.there)  # of which the engine's thread may not have heard yet
         self.rental.close(self.state.error, proved=not failed)
-        self.metering.close()
         if failed:
             raise next(iter(failed.values()))
+
+    def close_now(self) -> None:
+        """Close what is left of the pool, after its machines have ended: its calls, and what watches it.
+
+        This is used at the interpreter's exit. Any thread may call this.
+        """
+        error = PoolClosed(f"pool {self.terms.name!r} ended when Python exited")
+        closing.close_all([("its calls", partial(self.dispatch.close, error))], _TO_END_CALLS)
+        self._close_watchers()
 
     async def _until(self, *phases: Phase) -> None:
         """Wait until the pool is in one of the given phases. There is no time limit."""
@@ -713,10 +735,16 @@ class PoolEngine:
                 if phase in (Phase.DRAINING, Phase.ENDED):
                     self.rental.stopping.set()
                     error = self.state.error or PoolClosed(f"pool {self.terms.name!r} has ended")
-                    self.services.end(error)
-                    self.dispatch.close(error)
+                    self._spawn(self._end_all_calls(error))
                 if phase is Phase.ENDED:
                     self._closing = self._spawn(self._close())
+
+    async def _end_all_calls(self, error: BaseException) -> None:
+        def end(error: BaseException) -> None:
+            self.services.end(error)
+            self.dispatch.close(error)
+
+        await self._end_calls(end, error)
 
     def advise_map(self, on_cpu: bool) -> None:
         """Tell the user, once per pool, that `slots="per-device"` would let `map` run more calls at once.
@@ -925,11 +953,8 @@ class PoolEngine:
         self._log.close()
 
     async def _serve_observers(self) -> None:
-        """Begin to serve observers: other processes of the user. If that fails, tell the user; the pool goes on."""
-        try:
-            await asyncio.to_thread(self._open_to_observers)
-        except OSError as e:
-            self._notice(f"other terminals cannot look into this pool: its socket cannot be made: {e}")
+        """Begin to serve observers: other processes of the user."""
+        await beside(self._open_to_observers, "skypool observers")
 
     def _open_to_observers(self) -> None:
         """Begin to serve observers, unless the pool has ended meanwhile. This runs in a thread of its own.
@@ -947,23 +972,45 @@ class PoolEngine:
     async def _close(self) -> None:
         """Remove what the pool still has at its providers, such as keys, and close its record in the ledger.
 
-        The ledger is the local database of rented machines. If the end of a machine is not confirmed, do nothing.
+        The ledger is the local database of rented machines. If the end of a machine is not confirmed, it is left open.
+        What watches the pool is closed after that, and nothing of it is waited for before.
 
         Raises:
             StillRunning, ErrorGroup: something could not be removed.
         """
-        if self._observers is not None:
-            await asyncio.to_thread(self._observers.close)
-        await asyncio.to_thread(self.forwards.close)
-        await asyncio.to_thread(self.health.flush)
-        await asyncio.to_thread(self.history.flush)
         try:
             if self._given_away is None:  # otherwise, what is left is the new owner's
                 await asyncio.to_thread(self.rental.close, self.state.error, proved=not self._unproved())
         finally:
-            await asyncio.to_thread(self._close_log)
-            if self.metering.exporters:
-                await asyncio.to_thread(self.metering.close)
+            await beside(self._close_watchers, "skypool closing")
+
+    def _close_watchers(self) -> None:
+        """Close all that watches the pool, and tell the user what failed. Blocks, for a bounded time.
+
+        The logs are closed last, so that they have what is told here.
+        """
+        parts: list[closing.Part] = [
+            ("the connections of other terminals", self._close_observers),
+            ("the forwards", self.forwards.close),
+            ("the file of the samples", self.health.flush),
+            ("the history of the pool", self.history.flush),
+            ("a listener of the pool's events", partial(self._settle, _TO_CLOSE)),
+        ]
+        if self.metering.exporters:
+            parts.append(("the metrics", self.metering.close))
+        for failure in closing.close_all(parts, _TO_CLOSE):
+            self._notice(f"the pool has ended, but {failure}")
+        for failure in closing.close_all([("the logs of the pool", self._close_log)], _TO_CLOSE):
+            self._notice(f"the pool has ended, but {failure}")
+
+    def close_metrics(self) -> None:
+        """Close the exporters of a pool that could not start. Blocks, for a bounded time. Any thread may call this."""
+        for failure in closing.close_all([("the metrics", self.metering.close)], _TO_CLOSE):
+            self._notice(f"the pool could not start, and {failure}")
+
+    def _close_observers(self) -> None:
+        if self._observers is not None:
+            self._observers.close()
 
     async def _terminate(self, nodes: tuple[int, ...]) -> None:
         """End the machines of these nodes, and report each to the state machine, as `Terminated` or `StillThere`.
@@ -980,8 +1027,8 @@ class PoolEngine:
         nodes = tuple(node for node in nodes if node not in (self._given_away or ()))
         if not nodes:
             return
-        await asyncio.to_thread(self.idle.record)
-        await asyncio.gather(*(self._leave(node) for node in nodes))
+        await self._record_idle()
+        await asyncio.gather(*(self._leave(node) for node in nodes), return_exceptions=True)
         left = {node: self.state.instance_of(node) for node in nodes}
         lost = {node for node in nodes if isinstance(self.state.nodes[node].error, ConnectionLost)}
         is_last = False
@@ -1008,6 +1055,12 @@ class PoolEngine:
             else:
                 self.apply(states.StillThere(node, error))
 
+    async def _record_idle(self) -> None:
+        """Record the idle time of nodes until now, so far as that works within 5 s."""
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(_TO_RECORD):
+                await beside(self.idle.record, "skypool idle time")
+
     async def _end(self, left: dict[int, Instance]) -> Mapping[int, StillRunning]:
         """Try once to end machines. Report each machine whose end is confirmed to the state machine, as `Terminated`.
 
@@ -1019,8 +1072,15 @@ class PoolEngine:
         """
         now = time.monotonic()
         silent = {node: now - self._heard[node] for node in left if node in self._heard}
-        unproved = await asyncio.to_thread(self.rental.terminate, list(left.values()), silent)
-        self._paid = await asyncio.to_thread(lambda: self.rental.known_receipt)
+        try:
+            unproved = await asyncio.to_thread(self.rental.terminate, list(left.values()), silent)
+        except Exception as e:  # noqa: BLE001 - whatever it is, the machines may still cost something
+            error = not_ended({f"node {node}": _text_of(e) for node in left}, list(left.values()))
+            error.__cause__ = e
+            unproved = dict.fromkeys(left, error)
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(_TO_RECORD):
+                self._paid = await beside(lambda: self.rental.known_receipt, "skypool receipt")
         for node in sorted(left.keys() - unproved.keys()):
             del left[node]
             self.apply(states.Terminated(node))
@@ -1146,8 +1206,13 @@ class PoolEngine:
 
     def _on_samples(self, node: int, samples: Sequence[NodeSample]) -> None:
         """Pass measurements of a node on. Any thread may call this."""
-        self.health.arrived(node, samples)
-        self.idle.arrived(node, samples)
+        try:
+            self.health.arrived(node, samples)
+            self.idle.arrived(node, samples)
+        except Exception as e:  # noqa: BLE001 - otherwise the link would give the node up
+            if (words := alike(e)) not in self._told:
+                self._told.add(words)
+                self._notice(f"samples of node {node} cannot be kept: {_text_of(e)}")
 
     def _on_notice(self, node: int, at: float) -> None:
         """Handle a node's notice that its provider takes the machine back. Does not block.

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from skypool import events
 from skypool.errors import NodeUnhealthy
-from skypool.event_loop import Loop
+from skypool.event_loop import Loop, beside
 from skypool.samples.health import HealthOfNode, NodeHealth
 from skypool.samples.store import SampleStore
 from skypool.samples.values import DeviceSample, NodeSample
@@ -139,13 +138,13 @@ class HealthWatch:
         while True:
             await asyncio.sleep(_FLUSH_EVERY)
             if self.store.newest:
-                await asyncio.to_thread(self.flush)
+                await beside(self.flush, "skypool samples")
 
     def flush(self) -> None:
         """Write samples to the file now. A failure is told once as a notice, and does not end the pool."""
         try:
             self.store.flush()
-        except (OSError, sqlite3.Error) as e:
+        except Exception as e:  # noqa: BLE001 - what only watches must not end the pool
             if str(e) != self._no_room:
                 self._no_room = str(e)
                 self._emit(events.Notice(pool=self._pool, text=f"measurements of nodes cannot be kept: {e}"))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import sqlite3
 import threading
 import time
 from collections import deque
@@ -19,6 +18,7 @@ from importlib import metadata
 from skypool import events
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.idle import Idleness
+from skypool.event_loop import beside
 from skypool.events import node_of
 from skypool.link.inbound import Welcome
 from skypool.link.reports import NodeReports
@@ -143,7 +143,7 @@ class HistoryWatch:
             number += 1
             now = time.monotonic()
             if self._waiting or now >= due:
-                await asyncio.to_thread(self.flush)
+                await beside(self.flush, "skypool history")
                 took = time.monotonic() - now
                 pause = _LOOK_EVERY if number < _OFTEN else _COUNT_EVERY
                 due = now + max(pause, min(_RESTS * took, _RESTS_AT_MOST))
@@ -161,7 +161,7 @@ class HistoryWatch:
                 return
             try:
                 self.journal.write(made, [each._replace(error=self._text(each.error)) for each in calls], work, facts)
-            except (OSError, sqlite3.Error) as e:
+            except Exception as e:  # noqa: BLE001 - what only watches must not end the pool
                 if str(e) != self._no_room:
                     self._no_room = str(e)
                     self._emit(events.Notice(pool=self._pool, text=f"the history of the pool cannot be kept: {e}"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -86,14 +87,18 @@ class Metering:
             raise
 
     def close(self) -> None:
-        """Export the last values, and end all exporters. Blocks for a few seconds at most. Any thread may call this.
+        """Export the last values, and end all exporters. Blocks. Any thread may call this.
 
         Do nothing if none is open.
+
+        Raises:
+            Exception: an exporter raised it. The others are ended all the same.
         """
         with self._lock:
             ends, self._ends = self._ends, []
-        for end in ends:
-            end()
+        with contextlib.ExitStack() as stack:
+            for end in ends:
+                stack.callback(end)
 
     def read(self) -> list[Measurement]:
         """Return all measurements of the pool, at this moment. Any thread may call this. It may wait for the disk."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 
 from skypool import events
 from skypool.calls.dispatch import Dispatch
@@ -69,7 +70,7 @@ class Observed:
         self._dispatch = dispatch
         self._forwards = forwards
         self._health = health
-        self.listen = stream.listen
+        self.listen = partial(stream.listen, inline=True)
 
     def figures(self) -> Figures:
         """Return costs and newest samples of the pool, for its live view. Costs are None if they are not known."""

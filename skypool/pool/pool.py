@@ -271,9 +271,9 @@ class ComputePool(Executor):
                 Loop.shared().run(engine.start())
         except BaseException as e:
             self._ended = True
-            engine.metering.close()
             if isinstance(e, Exception) or self._terms.attach:  # the engine has ended all, or taken nothing over
                 shutdown.forget(engine)
+                engine.close_metrics()
                 self._quiet()
             else:  # Ctrl-C, or SIGTERM
                 self._end(engine)

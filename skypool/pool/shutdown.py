@@ -25,10 +25,14 @@ class Living(Protocol):
     """A protocol for objects that must be ended before the interpreter exits, such as the engine of a pool."""
 
     def end_now(self) -> None:
-        """End everything that belongs to this object in the calling thread, without starting other threads.
+        """End everything of this object that costs money, in the calling thread, without starting other threads.
 
         If this raises an error, the other objects are ended all the same.
         """
+        ...
+
+    def close_now(self) -> None:
+        """Close all that is left of this object. This is called when `end_now` of all objects is through."""
         ...
 
 
@@ -42,7 +46,7 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 def watch(each: Living) -> None:
-    """Call `each.end_now` when the interpreter exits, unless `forget(each)` is called before.
+    """Call `each.end_now` and `each.close_now` when the interpreter exits, unless `forget(each)` is called before.
 
     In the main thread, also make SIGTERM and SIGHUP exit the interpreter in the usual way, so that `end_now` is called
     then, too. From the first call on, neither they nor Ctrl-C are lost.
@@ -149,6 +153,11 @@ def _end_all() -> None:
         try:
             each.end_now()
         except Exception as e:  # noqa: BLE001 - it is raised after the other objects are ended
+            errors.append(e)
+    for each in list(_living):
+        try:
+            each.close_now()
+        except Exception as e:  # noqa: BLE001 - it is raised after the other objects are closed
             errors.append(e)
     if errors:
         raise together(

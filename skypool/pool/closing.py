@@ -1,0 +1,87 @@
+"""Closes what watches a pool, such as its history or its metrics, once its machines have ended.
+
+What watches may raise, hang or have no room on the disk. So each part is closed in a thread of its own, and nobody
+waits for it longer than a certain time. The threads are daemons, for which Python does not wait at its exit.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from skypool.wire import blame
+
+Part = tuple[str, Callable[[], object]]
+"""What is closed, as words for the user, and the function that closes it."""
+_standby: queue.SimpleQueue[Callable[[], None]] | None = None
+"""The tasks of a thread that is started early, because none can be started when the interpreter exits."""
+
+
+def prepare() -> None:
+    """Start the thread that closes parts when the interpreter exits, unless it runs already."""
+    global _standby
+    if _standby is None:
+        _standby = queue.SimpleQueue()
+        threading.Thread(target=_serve, args=(_standby,), name="skypool closing", daemon=True).start()
+
+
+def _serve(tasks: queue.SimpleQueue[Callable[[], None]]) -> None:
+    while True:
+        tasks.get()()
+
+
+def _forked() -> None:
+    global _standby
+    _standby = None
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def close_all(parts: Sequence[Part], within: float) -> list[str]:
+    """Close all parts at the same time, and wait for that. A failure of one does not keep the others from closing.
+
+    Args:
+        parts: what to close.
+        within: the most seconds to wait in all. A part that takes longer goes on in its thread.
+
+    Returns:
+        A sentence for each part that failed, or that was not closed in time.
+    """
+    until = time.monotonic() + within
+    ends = [(what, _begin(what, close)) for what, close in parts]
+    told = []
+    for what, end in ends:
+        try:
+            error = end.get(timeout=max(0.0, until - time.monotonic()))
+        except queue.Empty:
+            told.append(f"{what} did not end within {within:g} s, and was left")
+        else:
+            if error is not None:
+                told.append(f"{what} could not be closed: {type(error).__name__}: {blame.text_of(error)}")
+    return told
+
+
+def _begin(what: str, close: Callable[[], object]) -> queue.SimpleQueue[BaseException | None]:
+    """Begin to close a part. Return a queue that gets the exception that this raises; None if it raises none."""
+    end: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            close()
+        except BaseException as e:  # noqa: BLE001 - the user is told
+            end.put(e)
+        else:
+            end.put(None)
+
+    try:
+        threading.Thread(target=work, name=f"skypool closing {what}", daemon=True).start()
+    except RuntimeError:  # the interpreter exits, or there are too many threads
+        if _standby is not None:
+            _standby.put(work)
+        else:
+            work()
+    return end
