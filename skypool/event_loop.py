@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -46,6 +47,11 @@ class Loop:
             if cls._shared is None:
                 cls._shared = cls()
             return cls._shared
+
+    @classmethod
+    def running(cls) -> asyncio.AbstractEventLoop | None:
+        """Return the asyncio event loop of this process; None if it was not made. This takes no lock."""
+        return None if cls._shared is None else cls._shared.loop
 
     @classmethod
     def forget(cls) -> None:
@@ -105,9 +111,9 @@ async def beside(work: Callable[[], T], name: str) -> T:
         try:
             value = work()
         except BaseException as e:  # noqa: BLE001 - the waiting task raises it
-            _settle(loop, done, lambda e=e: done.set_exception(e))
+            _settle(loop, done, partial(done.set_exception, e))
         else:
-            _settle(loop, done, lambda: done.set_result(value))
+            _settle(loop, done, partial(done.set_result, value))
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return await done

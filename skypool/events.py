@@ -6,7 +6,6 @@ prints by listening to the same stream.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 import time
@@ -490,10 +489,13 @@ def _size(event: Event) -> int:
     return _EVENT + len(getattr(event, "text", ""))
 
 
-def _complain(event: Event) -> None:
-    """Write the exception of a listener to stderr, if that works."""
-    with contextlib.suppress(Exception):
+def _complain(event: Event) -> bool:
+    """Write the exception of a listener to stderr. Return False if stderr does not work either."""
+    try:
         sys.stderr.write(f"a listener of pool {event.pool!r} failed and was removed:\n{traceback.format_exc()}")
+    except Exception:  # noqa: BLE001 - a stderr of the user's own may raise anything
+        return False
+    return True
 
 
 class EventStream:

@@ -76,19 +76,15 @@ def test_calls_at_the_end_of_the_lifetime_fail_at_once_and_are_not_sent_again(cl
 
 
 def test_a_machine_in_place_of_a_lost_one_lives_no_longer_than_the_rest_of_the_lifetime(cloud: FakeCloud) -> None:
-    with Watched(cloud, name="p", max_lifetime=5.0, liveness=1.0) as pool:
+    with Watched(cloud, name="p", max_lifetime=300.0, liveness=1.0) as pool:
         time.sleep(1.0)  # not for luck: this much of the lifetime is over
         pool.take(0)
         pool.until_ready(1)
         with cloud.control.state.open() as world:
-            lifetimes = [each.lifetime for each in world.machines.values()]
-        assert lifetimes[0] == pytest.approx(5.0, abs=0.01)
-        assert lifetimes[1] is not None
-        assert lifetimes[1] < 4.0
-        eventually(lambda: pool.phase == "ended", BOUND, "the end of the pool")
-    first, last = rented(cloud)
-    assert last.ended is not None
-    assert last.ended - first.made < 7.0
+            first, last = [each.lifetime for each in world.machines.values()]
+    assert first == pytest.approx(300.0, abs=0.01)
+    assert last is not None
+    assert 200.0 < last < 299.0
 
 
 def test_a_pool_that_is_taken_over_keeps_its_lifetime(cloud: FakeCloud) -> None:

@@ -22,6 +22,13 @@ def count(n: int, pause: float = 0.0) -> Iterator[int]:
 
 
 @sky.compute
+def endless() -> Iterator[bytes]:
+    """Fills its window, and waits for its reader."""
+    while True:
+        yield bytes(1 << 16)
+
+
+@sky.compute
 def total(numbers: Iterator[int]) -> int:
     return sum(numbers)
 

@@ -327,7 +327,7 @@ class Outlet:
         if self._name == "stderr":
             return  # there is no other place for a message
         note = f"skypool: stdout cannot be written ({error}), so what functions print to it is no longer shown\n"
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):
             sys.stderr.write(note)
             sys.stderr.flush()
 

@@ -11,7 +11,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +41,7 @@ from skypool.logs.files import limits
 from skypool.logs.writer import LogWriter
 from skypool.model import Instance, Trust
 from skypool.offers.need import hosts_alike
-from skypool.pool import closing, lifecycle, states
+from skypool.pool import closing, lifecycle, shutdown, states
 from skypool.pool.connector import Connector
 from skypool.pool.forwards import Forwards
 from skypool.pool.health import HealthWatch
@@ -87,6 +87,8 @@ _LONGEST_OTHER = 1000
 """The most characters of the error of each further rank of a gang in an event."""
 _GROW_AGAIN = 5.0
 """Seconds until a pool that could not grow tries again. The pause doubles with every failure."""
+_LOOK_ABANDONED = 0.2
+"""Seconds between two checks whether the calls of a pool have ended that its user cannot end any more."""
 _TO_CLOSE = 8.0
 """The most seconds for which the end of a pool waits for what watches it, when its machines have ended."""
 _TO_RECORD = 5.0
@@ -330,7 +332,7 @@ class PoolEngine:
             try:
                 open_(self._connector.secrets)
             except Exception as e:  # noqa: BLE001 - what only watches must not keep the pool from working
-                self._notice(f"what happens in the pool is not kept in files: {_text_of(e)}")
+                self._notice(f"what happens in the pool is not kept in files: {blame.told(e)}")
 
     @property
     def network(self) -> NetworkCheck:
@@ -496,6 +498,33 @@ class PoolEngine:
         else:
             self._notice(notice)
         await self.stop()
+
+    def abandon(self, hush: Callable[[], None] | None) -> None:
+        """End a pool whose user has no way left to end it, as soon as its calls have ended. Return at once.
+
+        Any thread may call this, with any lock held, as it happens while garbage is collected.
+
+        Args:
+            hush: ends the output about the pool; None for none.
+        """
+        if (loop := Loop.running()) is not None:
+            loop.call_soon_threadsafe(lambda: self._spawn(self._end_abandoned(hush)))
+
+    async def _end_abandoned(self, hush: Callable[[], None] | None) -> None:
+        """Wait until all calls have ended, and stop the pool. Tell the user what nobody can be told otherwise."""
+        self._notice(
+            f"pool {self.terms.name!r} was never stopped, and the program cannot use it any more: it ends when its "
+            "calls have ended"
+        )
+        while self.dispatch.unfinished and not self._is_ending:
+            await asyncio.sleep(_LOOK_ABANDONED)
+        try:
+            await self.stop()
+        except Exception as e:  # noqa: BLE001 - there is no caller who could be told
+            self._notice(blame.told(e))
+        shutdown.forget(self)
+        if hush is not None:
+            await beside(hush, "skypool closing")
 
     def _unproved(self) -> list[StillRunning]:
         """Return the errors of machines whose end is not confirmed; [] if there are none.
@@ -1057,9 +1086,11 @@ class PoolEngine:
 
     async def _record_idle(self) -> None:
         """Record the idle time of nodes until now, so far as that works within 5 s."""
-        with contextlib.suppress(Exception):
+        try:
             async with asyncio.timeout(_TO_RECORD):
                 await beside(self.idle.record, "skypool idle time")
+        except Exception as e:  # noqa: BLE001 - the machines must end in any case
+            self._notice(f"the idle time of nodes was not recorded: {blame.told(e)}")
 
     async def _end(self, left: dict[int, Instance]) -> Mapping[int, StillRunning]:
         """Try once to end machines. Report each machine whose end is confirmed to the state machine, as `Terminated`.
@@ -1075,12 +1106,14 @@ class PoolEngine:
         try:
             unproved = await asyncio.to_thread(self.rental.terminate, list(left.values()), silent)
         except Exception as e:  # noqa: BLE001 - whatever it is, the machines may still cost something
-            error = not_ended({f"node {node}": _text_of(e) for node in left}, list(left.values()))
+            error = not_ended({f"node {node}": blame.told(e) for node in left}, list(left.values()))
             error.__cause__ = e
             unproved = dict.fromkeys(left, error)
-        with contextlib.suppress(Exception):
+        try:
             async with asyncio.timeout(_TO_RECORD):
                 self._paid = await beside(lambda: self.rental.known_receipt, "skypool receipt")
+        except Exception:  # noqa: BLE001 - what it costs is not known, and the pool's end says so
+            self._paid = None
         for node in sorted(left.keys() - unproved.keys()):
             del left[node]
             self.apply(states.Terminated(node))
@@ -1212,7 +1245,7 @@ class PoolEngine:
         except Exception as e:  # noqa: BLE001 - otherwise the link would give the node up
             if (words := alike(e)) not in self._told:
                 self._told.add(words)
-                self._notice(f"samples of node {node} cannot be kept: {_text_of(e)}")
+                self._notice(f"samples of node {node} cannot be kept: {blame.told(e)}")
 
     def _on_notice(self, node: int, at: float) -> None:
         """Handle a node's notice that its provider takes the machine back. Does not block.

@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -101,7 +102,8 @@ class ComputePool(Executor):
     Making the object rents nothing. The pool starts when it is entered with `with` or `async with`, by `start`, or
     when the first call is sent to it. Leaving the `with` block waits for the calls and then ends every machine. If the
     block raised, the calls are ended at once. Streams that were not read to their end are closed. A pool that has ended
-    cannot be started again.
+    cannot be started again. A pool that is garbage-collected without a stop ends when its calls have ended, with a
+    ResourceWarning.
 
     A pool is also a `concurrent.futures.Executor`. Any thread may call its methods.
 
@@ -361,6 +363,20 @@ class ComputePool(Executor):
         self._hush = None
         if hush is not None:
             hush()
+
+    def __del__(self) -> None:
+        """End a pool that nobody can use any more, once its calls have ended. Does not wait, and gives a warning."""
+        engine = getattr(self, "_engine", None)
+        if engine is None or shutdown.is_over() or shutdown.is_elsewhere(engine):
+            return
+        engine.abandon(self._hush)
+        warnings.warn(
+            f"pool {self.name!r} was never stopped, and nothing refers to it any more: its machines end when its calls "
+            "have ended. Use it in a `with` block, or call its stop()",
+            ResourceWarning,
+            stacklevel=2,
+            source=self,
+        )
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Wait until all calls have ended, then end the pool and wait until its machines have ended.

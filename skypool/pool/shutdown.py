@@ -39,6 +39,7 @@ class Living(Protocol):
 _living: set[Living] = set()
 _elsewhere: set[Living] = set()
 _at_exit = threading.Event()
+_is_over = False
 _PAUSE = 0.01
 """Seconds until a signal whose exception was lost is sent once more, so that the callback which lost it is over."""
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
@@ -122,6 +123,11 @@ def forget(each: Living) -> None:
     _living.discard(each)
 
 
+def is_over() -> bool:
+    """Return True if the interpreter exits, and has ended all watched objects or is about to."""
+    return _is_over
+
+
 def is_elsewhere(each: Living) -> bool:
     """Return True if an object was watched in the parent process, from which this process was forked; otherwise False.
 
@@ -148,6 +154,8 @@ def _end_all() -> None:
     After an error, the other objects are ended all the same. A single error is then raised unchanged; several errors
     are raised as an ErrorGroup.
     """
+    global _is_over
+    _is_over = True
     errors: list[Exception] = []
     for each in list(_living):
         try:
