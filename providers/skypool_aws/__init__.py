@@ -291,7 +291,8 @@ class AWS(Regional):
             if "on-demand" in offer.detail["sold"] and "on-demand" in need.markets:
                 yield replace(offer, quota=f"{region} on-demand {offer.quota}")
             if usd := spot_usd.get((offer.zone, name)):
-                yield replace(offer, quota=f"{region} spot {offer.quota}", market="spot", usd_per_hour=usd)
+                limit = f"{region} spot {_catalog.spot_quota(offer)}"
+                yield replace(offer, quota=limit, market="spot", usd_per_hour=usd)
 
     def _price_rows(self, regions: Sequence[str], types: Iterable[str]) -> Answers[str]:
         """Return the rows of AWS's price list with the on-demand prices of these instance types, each as a JSON text.

@@ -68,38 +68,77 @@ _PLAIN_DISK_GB = 30
 
 
 @dataclass(frozen=True, slots=True)
-class Quota:
-    """A limit of the account on the vCPUs that run at once, for one group of instance types.
+class SpotQuota:
+    """A limit of the account on the vCPUs of spot instances that run at once, for some instance types.
 
-    Each group has two such limits: one for on-demand and one for spot instances.
+    Attributes:
+        name: AWS's name for these instance types.
+        codes: the code of the quota in Service Quotas. Several if it is not known which of them counts.
+        types: regular expression of the beginning of the names of these instance types.
+    """
+
+    name: str
+    codes: tuple[str, ...]
+    types: str
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """A limit of the account on the vCPUs of on-demand instances that run at once, for one group of instance types.
 
     Attributes:
         name: AWS's name for the group of instance types.
-        on_demand: the code of the on-demand quota in Service Quotas.
-        spot: the code of the spot quota.
+        on_demand: the code of the quota in Service Quotas.
+        spot: the limits on spot instances of the group. Usually it is one, with the name of the group.
         families: the letters before the first digit in the names of the group's instance types.
     """
 
     name: str
     on_demand: str
-    spot: str
+    spot: tuple[SpotQuota, ...]
     families: tuple[str, ...]
 
 
+def _quota(name: str, on_demand: str, spot: str, *families: str) -> Quota:
+    """Return a quota whose group has one limit on spot instances."""
+    return Quota(name, on_demand, (SpotQuota(name, (spot,), "|".join(families)),), families)
+
+
 QUOTAS = (
-    Quota("P", "L-417A185B", "L-7212CCBC", ("p",)),
-    Quota("G and VT", "L-DB2E81BA", "L-3819A6DF", ("g", "gr")),
-    Quota("Trn", "L-2C3B7624", "L-6B0D517C", ("trn",)),
-    Quota("Inf", "L-1945791B", "L-B5D1601B", ("inf",)),
-    Quota("DL", "L-6E869C2A", "L-85EED4F7", ("dl",)),
-    Quota("Standard", "L-1216C47A", "L-34B43A08", ("c", "m", "r")),
+    Quota(
+        "P",
+        "L-417A185B",
+        (
+            SpotQuota("P4, P3 and P2", ("L-7212CCBC",), "p[234]"),
+            SpotQuota("P5", ("L-C4BD4855",), "p5"),
+            SpotQuota("P6", ("L-C4BD4855", "L-7212CCBC"), "p"),
+        ),
+        ("p",),
+    ),
+    _quota("G and VT", "L-DB2E81BA", "L-3819A6DF", "g", "gr"),
+    _quota("Trn", "L-2C3B7624", "L-6B0D517C", "trn"),
+    _quota("Inf", "L-1945791B", "L-B5D1601B", "inf"),
+    _quota("DL", "L-6E869C2A", "L-85EED4F7", "dl"),
+    _quota("Standard", "L-1216C47A", "L-34B43A08", "c", "m", "r"),
 )
-"""The quotas that limit the instance types which this driver offers."""
+"""The quotas that limit the instance types which this driver offers.
+
+Spot instances of P4, P3 and P2 have one quota, and P5 has another:
+https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/using-spot-limits.html (read 2026-11-26 in a stored copy). The page
+does not name P6, and public programs differ: some count it to P5, and some to P4, P3 and P2 (read 2026-11-26).
+"""
 
 PLAIN = "Standard"
 """The name of the quota for types without accelerators."""
 
 _QUOTA_OF_FAMILY = {family: quota.name for quota in QUOTAS for family in quota.families}
+
+
+def spot_quota(offer: Offer) -> str:
+    """Return the name of the limit on spot instances that counts for an offer; "" if it is not known."""
+    quota = next((each for each in QUOTAS if each.name == offer.quota), None)
+    return next((each.name for each in quota.spot if re.match(each.types, offer.instance_type)), "") if quota else ""
+
 
 _UBUNTU_IMAGES = {
     "24.04": "/aws/service/canonical/ubuntu/server/24.04/stable/current/{cpu}/hvm/ebs-gp3/ami-id",

@@ -135,8 +135,7 @@ def _questions(account: Account) -> dict[str, _Question]:
         "images and instance types": partial(_sold, account),
         "prices of disks and addresses": partial(_extras, account),
     }
-    for quota in _catalog.QUOTAS:
-        questions[f"quota of {quota.name} in {region}"] = partial(_quota, account, quota)
+    questions[f"quotas in {region}"] = partial(_quotas, account)
     return questions
 
 
@@ -256,19 +255,23 @@ def _smallest(account: Account, ec2: EC2Client) -> Iterator[tuple[tuple[str, Mar
     zones: dict[str, str] = {}
     for row in _requests.offerings(ec2, [*kinds], [subnet["AvailabilityZone"] for subnet in account.subnets(ec2)]):
         zones.setdefault(row["InstanceType"], row["Location"])
-    for quota in _catalog.QUOTAS:
-        for market in _MARKETS:
-            sold = [
-                kinds[name]
-                for name in zones
-                if kinds[name].quota == quota.name
-                and market in kinds[name].detail["sold"]
-                and arch in ("", kinds[name].arch)
-            ]
-            if sold:
-                least = min(sold, key=_size)
-                place = zones[least.instance_type]
-                yield (quota.name, market), replace(least, region=account.region, zone=place, market=market)
+    for market in _MARKETS:
+        limits: dict[str, list[Offer]] = {}
+        for name in zones:
+            offer = kinds[name]
+            if market in offer.detail["sold"] and arch in ("", offer.arch):
+                limits.setdefault(_catalog.spot_quota(offer) if market == "spot" else offer.quota, []).append(offer)
+        for limit in filter(limits.get, _limits(market)):
+            least = min(limits[limit], key=_size)
+            place = zones[least.instance_type]
+            yield (limit, market), replace(least, region=account.region, zone=place, market=market)
+
+
+def _limits(market: Market) -> list[str]:
+    """Return the names of the quotas of a market, in the order of the catalogue."""
+    if market == "spot":
+        return [each.name for quota in _catalog.QUOTAS for each in quota.spot]
+    return [each.name for each in _catalog.QUOTAS]
 
 
 def _size(offer: Offer) -> tuple[float, str]:
@@ -305,20 +308,41 @@ def _order(need: Need) -> Order:
     return Order(_requests.TRIAL_NAME, token, (0,), need, until=datetime.now(UTC) + _NEEDED)
 
 
-def _quota(account: Account, quota: _catalog.Quota) -> Iterator[Finding]:
-    """Yield the limits of a quota in words: the vCPUs that may run at once on demand and as spot.
+def _quotas(account: Account) -> Iterator[Finding | _Failed]:
+    """Yield the limits of each quota in words: the vCPUs that may run at once on demand and as spot.
 
-    Raises:
-        QuotaError: both limits are 0.
+    A limit of 0 is open: most accounts have some, for machines that nobody wants. Only if all are 0, nothing can be
+    rented, and the check fails.
     """
+    outcomes = at_once(partial(_limits_of, account), _catalog.QUOTAS)
+    nothing = all(isinstance(each, tuple) and not any(each[1:]) for each in outcomes)
+    for quota, outcome in zip(_catalog.QUOTAS, outcomes, strict=True):
+        title = f"quota of {quota.name} in {account.region}"
+        if isinstance(outcome, Exception):
+            yield _Failed(title, outcome)
+            continue
+        text, on_demand, spot = outcome
+        refused = _api.REFUSALS.error(title, "VcpuLimitExceeded", text, region=account.region)
+        advice = "" if on_demand or spot else preflight.failure(title, refused).advice
+        yield Finding(title, True, text, advice and f"to rent these, {advice}", open=bool(advice))
+    if nothing:
+        what, text = f"quotas in {account.region}", "all limits are 0, so nothing can be rented"
+        yield _Failed(what, _api.REFUSALS.error(what, "VcpuLimitExceeded", text, region=account.region))
+
+
+def _limits_of(account: Account, quota: _catalog.Quota) -> tuple[str, float, float]:
+    """Return the limits of a quota in words, the limit on demand, and the largest limit as spot, in vCPUs."""
     quotas = _api.service_quotas(account.profile, account.region)
     on_demand = _requests.quota(quotas, quota.on_demand)
-    spot = _requests.quota(quotas, quota.spot)
-    text = f"{on_demand:g} vCPUs at once on demand, {spot:g} as spot"
-    if not (on_demand or spot):
-        what = f"instances of the types {quota.name}"
-        raise _api.REFUSALS.error(what, "VcpuLimitExceeded", text, region=account.region)
-    yield Finding(f"quota of {quota.name} in {account.region}", True, text)
+    codes = list(dict.fromkeys(code for each in quota.spot for code in each.codes))
+    limits = dict(zip(codes, (_requests.quota(quotas, code) for code in codes), strict=True))
+    told = []
+    for each in quota.spot:
+        values = " or ".join(dict.fromkeys(f"{limits[code]:g}" for code in each.codes))
+        of = f" for {each.name}" if len(quota.spot) > 1 else ""
+        unsure = f" (AWS does not say which quota counts: {' or '.join(each.codes)})" if len(each.codes) > 1 else ""
+        told.append(f"{values}{of}{unsure}")
+    return f"{on_demand:g} vCPUs at once on demand; as spot: {', '.join(told)}", on_demand, max(limits.values())
 
 
 # --- images, types and prices --------------------------------------------------------------------------------

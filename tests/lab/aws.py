@@ -148,7 +148,7 @@ class AWS(World[Call]):
             self.stock.rules.append(Rule(type, zone, market, number))
 
     def quota(self, vcpus: float, family: str, market: str = "on-demand", region: str = "*") -> None:
-        """Of a family: P, G, Inf, Trn, DL, F, Standard, X, HPC, High."""
+        """Of a family: P, G, Inf, Trn, DL, F, Standard, X, HPC, High; P5 for spot instances of P5 and P6."""
         with self.lock:
             self.stock.quotas[region, family, market] = vcpus
 

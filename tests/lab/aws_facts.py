@@ -227,7 +227,9 @@ def _quotas() -> Iterator[Quota]:
         title = titles.get(family, family)
         yield Quota(on_demand, f"Running On-Demand {title} instances", family, "on-demand")
         if spot:
+            title = "P4, P3 and P2" if family == "P" else title
             yield Quota(spot, f"All {title} Spot Instance Requests", family, "spot")
+    yield Quota("L-C4BD4855", "All P5 Spot Instance Requests", "P5", "spot")
 
 
 QUOTAS: dict[str, Quota] = {each.code: each for each in _quotas()}
@@ -242,3 +244,11 @@ def family(kind: str) -> str:
         if kind.startswith(start):
             return found
     return "Standard"
+
+
+def bucket(kind: str, market: str) -> str:
+    """The same for a market: P5 has a spot quota of its own, and so has P6 here, of which AWS's pages say nothing.
+
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/using-spot-limits.html (read 2026-11-26 in a stored copy).
+    """
+    return "P5" if market == "spot" and kind.startswith(("p5", "p6")) else family(kind)

@@ -121,13 +121,15 @@ class Stock:
         Raises:
             ApiError: VcpuLimitExceeded, or MaxSpotInstanceCountExceeded, if these are fewer than `least`.
         """
-        family, each = aws_facts.family(kind), aws_facts.vcpus(kind)
+        family, each = aws_facts.bucket(kind, market), aws_facts.vcpus(kind)
         limit = self.quota(region, family, market)
         living = self.world.life.rentals.values()
         used = sum(
             other.vcpus
             for other in living
-            if other.holds_capacity and (other.region, other.family, other.market) == (region, family, market)
+            if other.holds_capacity
+            and (other.region, other.market) == (region, market)
+            and aws_facts.bucket(other.type, market) == family
         )
         number = int(max(0, limit - used) // each)
         if number >= least:

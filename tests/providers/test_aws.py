@@ -184,8 +184,26 @@ def test_the_price_is_that_of_the_snapshot_with_disk_and_address(aws_api: World)
         assert bare is not None
         assert each.usd_per_hour == pytest.approx(bare + EXTRAS_120)
         assert each.least_billed == 60
-        assert each.quota == f"us-east-1 {each.market} P"
+        assert each.quota == f"us-east-1 {each.market} {'P5' if each.market == 'spot' else 'P'}"
     assert {each.market for each in offers} == {"on-demand", "spot"}
+
+
+def test_spot_machines_of_p5_have_another_quota_than_those_of_p4(aws_api: World) -> None:
+    """https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/using-spot-limits.html"""
+    quotas = {}
+    for name in ("V100", "A100", "H100", "B200", "A10G"):
+        for each in sold(aws_api, Need(accelerators=(parse(f"{name}:8"),), market="spot")):
+            quotas[each.instance_type.partition(".")[0]] = each.quota
+    quotas.pop("p3", None)
+    older, newest = "us-east-1 spot P4, P3 and P2", "us-east-1 spot P6"
+    expected = {"p3dn": older, "p4d": older, "p4de": older, "p5": "us-east-1 spot P5", "p6-b200": newest}
+    assert quotas == {**expected, "g5": "us-east-1 spot G and VT"}
+    aws_api.quota(0, "P", "spot")
+    a100, h100 = (Need(accelerators=(parse(f"{name}:8"),), market="spot") for name in ("A100", "H100"))
+    with pytest.raises(QuotaError):
+        AWS(region=HERE, ssh_from="203.0.113.7").launch(sold(aws_api, a100)[0], order(token="a-1"))
+    made = AWS(region=HERE, ssh_from="203.0.113.7").launch(sold(aws_api, h100)[0], order(token="b-1"))
+    assert len(made) == 1
 
 
 def test_a_larger_disk_costs_more(aws_api: World) -> None:

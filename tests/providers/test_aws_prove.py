@@ -54,10 +54,15 @@ def test_every_fact_about_a_ready_account_is_told_once_and_nothing_is_made(aws_a
     assert [each for each in found.values() if not each.good] == []
     assert found["credentials"].text.startswith("arn:aws:")
     assert found["networks that may log in"].text == "203.0.113.7/32"
-    assert found["quota of P in us-east-1"].text == "100000 vCPUs at once on demand, 100000 as spot"
+    assert found["quota of G and VT in us-east-1"].text == "100000 vCPUs at once on demand; as spot: 100000"
+    assert found["quota of P in us-east-1"].text == (
+        "100000 vCPUs at once on demand; as spot: 100000 for P4, P3 and P2, 100000 for P5, "
+        "100000 for P6 (AWS does not say which quota counts: L-C4BD4855 or L-7212CCBC)"
+    )
     assert {each.text for each in found.values() if each.what.startswith("image ")} == {HERE}
     assert found["instances in us-east-1"].text == (
-        "dry runs are allowed (on-demand: P, G and VT, Trn, Inf, Standard; spot: P, G and VT, Trn, Inf, Standard)"
+        "dry runs are allowed (on-demand: P, G and VT, Trn, Inf, Standard; "
+        "spot: P4, P3 and P2, P5, P6, G and VT, Trn, Inf, Standard)"
     )
     assert {call.error for call in aws_api.calls("RunInstances")} == {"DryRunOperation"}
     assert aws_api.left() == {}
@@ -67,15 +72,17 @@ def test_each_dry_run_is_the_request_of_a_pool(aws_api: World) -> None:
     checked()
     families: dict[str, list[Call]] = {}
     for call in aws_api.calls("RunInstances"):
-        families.setdefault(aws_facts.family(call.params["InstanceType"]), []).append(call)
+        kind, is_spot = call.params["InstanceType"], "InstanceMarketOptions" in call.params
+        families.setdefault(kind.partition(".")[0] if is_spot else aws_facts.family(kind), []).append(call)
         tagged = {tag["Key"] for each in call.params["TagSpecifications"] for tag in each["Tags"]}
         assert {"skypool-pool", "skypool-owner", "skypool-token", "Name"} <= tagged
         assert call.params["UserData"]
         assert call.params["NetworkInterfaces"][0]["SubnetId"].startswith("subnet-")
     images = {family: {call.params["ImageId"] for call in calls} for family, calls in families.items()}
-    assert images["P"] == images["G"] == {aws_facts.IMAGES[DLAMI].id(HERE)}
+    assert images["P"] == images["G"] == images["p5"] == {aws_facts.IMAGES[DLAMI].id(HERE)}
     assert images["Trn"] == {aws_facts.IMAGES[NEURON].id(HERE)}
-    assert all(len(calls) == 2 for calls in families.values()), "one on demand, and one as spot"
+    assert all(len(calls) == 1 for calls in families.values()), "one for each quota"
+    assert {"p3dn", "p5", "p6-b200"} <= set(families), "three quotas of spot instances"
 
 
 def test_images_and_types_are_looked_for_in_every_region(aws_api: World) -> None:
@@ -199,10 +206,26 @@ def test_several_missing_permissions_are_one_line_too(aws_api: World, monkeypatc
 def test_a_quota_of_zero_is_one_line(aws_api: World) -> None:
     aws_api.quota(0, "P")
     aws_api.quota(0, "P", "spot")
+    aws_api.quota(0, "P5", "spot")
     aws_api.quota(0, "G")
+    found = checked()
+    assert [each for each in found.values() if not each.good] == [], "nobody asked for these"
+    [told] = [each for each in found.values() if each.open]
+    assert told.what == "quota of P in us-east-1"
+    assert told.text.startswith("0 vCPUs at once on demand; as spot: 0 for P4, P3 and P2, 0 for P5, 0 for P6")
+    assert "console.aws.amazon.com/servicequotas" in told.advice
+    aws_api.quota(48, "P5", "spot")
+    told = checked()["quota of P in us-east-1"]
+    assert (told.open, "48 for P5, 48 or 0 for P6 (AWS does not say" in told.text) == (False, True)
+
+
+def test_an_account_that_may_rent_nothing_is_told_so(aws_api: World) -> None:
+    for each in ("P", "G", "Trn", "Inf", "DL", "Standard", "P5"):
+        aws_api.quota(0, each)
+        aws_api.quota(0, each, "spot")
     bad = only_bad(checked())
-    assert bad.what == "quota of P in us-east-1"
-    assert "0 vCPUs at once on demand, 0 as spot" in bad.text
+    assert bad.what == "quotas in us-east-1"
+    assert "nothing can be rented" in bad.text
     assert "console.aws.amazon.com/servicequotas" in bad.advice
 
 
@@ -304,7 +327,7 @@ def test_impossible_launches_are_refused_by_name_and_nothing_is_made(aws_api: Wo
         assert f"({code})" in found[f"{what} is refused"].text
     real = [call for call in aws_api.calls("RunInstances") if not call.params.get("DryRun")]
     assert sorted(call.error for call in real) == sorted(CODES.values())
-    assert len(aws_api.calls("RunInstances")) == len(real) + 10
+    assert len(aws_api.calls("RunInstances")) == len(real) + 12
     assert aws_api.left() == {}
 
 
