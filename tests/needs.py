@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from collections import Counter
 from functools import cache
@@ -41,6 +42,9 @@ def lacking(need: str) -> str:
         return machines.unavailable()
     if need == "docker":
         return docker.unavailable()
+    if need == "mounts":  # in a plain chroot there is no mount to make private
+        done = subprocess.run(["unshare", "--mount", "true"], capture_output=True)
+        return "no mount namespace can be made" if done.returncode else ""
     package, programs = PROGRAMS[need]
     places = f"{os.environ['PATH']}:/usr/sbin"
     there = all(shutil.which(program, path=places) for program in programs)

@@ -110,7 +110,7 @@ print(own_name.shadow(sys.argv[1]), sorted(own_name.found(socket.gethostname()))
 """
 
 
-@pytest.mark.needs("root")
+@pytest.mark.needs("mounts")
 def test_a_process_gets_a_hosts_file_of_its_own_and_the_machines_stays() -> None:
     before = Path("/etc/hosts").read_text()
     argv = ["unshare", "--uts", "sh", "-c", 'hostname gpu1; exec "$0" -c "$1" 192.0.2.7', sys.executable, SHADOWED]

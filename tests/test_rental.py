@@ -269,7 +269,7 @@ def test_a_name_is_taken_while_its_pool_lives(cloud: FakeCloud) -> None:
 
 
 def test_tags_are_renewed_while_the_pool_lives(cloud: FakeCloud) -> None:
-    with sky.ComputePool(cloud, lease="2s", console="off") as pool:
+    with sky.ComputePool(cloud, lease="6s", console="off") as pool:
         first = cloud.instances(pool=pool.name)[0].until
         assert first is not None
         eventually(lambda: (cloud.instances(pool=pool.name)[0].until or first) > first)
@@ -290,7 +290,7 @@ class Flaky(FakeCloud):
 def test_tags_that_several_machines_did_not_get_are_renewed_the_next_time(cloud: FakeCloud) -> None:
     Flaky.asked.clear()
     seen: list[events.Event] = []
-    pool = sky.ComputePool(Flaky(cloud.state), lease="2s", console="off")
+    pool = sky.ComputePool(Flaky(cloud.state), lease="6s", console="off")
     pool.events.listen(seen.append)
     with pool:
         first = cloud.instances(pool=pool.name)[0].until

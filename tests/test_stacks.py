@@ -77,8 +77,14 @@ def test_skypool_stack_shows_gangs_services_and_idle_workers(pool: sky.ComputePo
 def test_a_pool_returns_what_its_processes_do(pool: sky.ComputePool) -> None:
     running = pool.submit(hang, "native")
     try:
-        eventually(lambda: str(pool.stack()).count("in native") == 2, 60, "both ranks")
         found = pool.stack(0)
+
+        def both() -> bool:
+            nonlocal found
+            found = pool.stack(0)
+            return str(found).count("in native") == 2
+
+        eventually(both, 60, "both ranks")
         ranks = {each.name: each for each in found.nodes[0] if each.name.startswith("rank ")}
         assert {each.state for each in ranks.values()} == {"running"}
         assert all("in native" in "\n".join(each.stacks[0]) for each in ranks.values())

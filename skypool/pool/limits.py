@@ -105,7 +105,7 @@ class Limits:
 
     def _check_pause(self) -> None:
         """Raise PoolClosed if this process was paused for longer than its lease, and no node was heard since."""
-        if self._paused >= self._terms.lease - _LATE:
+        if self._paused >= max(self._terms.lease - _LATE, self._terms.lease / 2):
             raise PoolClosed(
                 f"pool {self._terms.name!r} has ended: this process was paused for {duration_words(self._paused)}, "
                 f"longer than lease={self._terms.lease:g} s, so its machines have ended themselves. Make a new "
