@@ -25,7 +25,7 @@ from skypool.drivers import settings
 from skypool.drivers.contract import Abilities
 from skypool.errors import CapacityError, NotPrivate, StillRunning, UsageError
 from skypool.model import Access, Instance, Need, Offer, Order
-from skypool.safety import private
+from skypool.safety import private, removal
 from skypool.wire.transport import Subprocess
 
 _INSTEAD = "set XDG_RUNTIME_DIR or TMPDIR to a folder of your own"
@@ -237,7 +237,9 @@ def _is_usable(runtime: str) -> bool:
 
 
 def _end(folder: Path) -> bool:
-    """End a node's processes and remove its folder. Return True if neither is left, and False otherwise.
+    """End a node's processes and remove its folder. Return True if no process is left, and no node in the folder.
+
+    What a call has mounted in the folder is unmounted, or left where this user may not do that.
 
     Wait 2 s for the keeper (the node's first process) to end by itself. Then send SIGTERM, and SIGKILL after 4 s. If
     the keeper does not run, only the folder is removed.
@@ -266,10 +268,10 @@ def _end(folder: Path) -> bool:
             _kill(pid, signal.SIGKILL, partial(_is_same, pid, began))
         if not _gone(folder, keeper, 1.0):
             return False
-    shutil.rmtree(folder, ignore_errors=True)
+    removal.remove(folder)
     with contextlib.suppress(OSError):
         home().rmdir()  # succeeds only for the last node
-    return not folder.exists()
+    return not (folder / "node.json").exists()  # a mount of the user may be left in the folder
 
 
 def _wait_for_starters(folder: Path) -> None:

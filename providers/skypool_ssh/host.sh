@@ -44,6 +44,24 @@ state() {
     fi
 }
 
+# away FOLDER: remove the folder of a node, but nothing that calls have mounted in it: that is unmounted first
+away() {
+    at=$(cd "$1" 2> /dev/null && pwd -P | sed 's/ /\\040/g') || return 0
+    while read -r _ _ _ _ place _; do
+        case $place in
+        "$at"/*)
+            place=$(printf %b "$place") # a space is \040 there
+            umount -l "$place" || fusermount3 -uz "$place" || fusermount -uz "$place"
+            ;;
+        esac
+    done < /proc/self/mountinfo 2> /dev/null
+    if grep -qF " $at/" /proc/self/mountinfo; then
+        rm -f "$1/claim" "$1/keeper.json" "$1/host" # no node any more; the rest stays, with the mount
+    else
+        rm -rf "$1"
+    fi
+}
+
 # look: print a line for each node on this host: its state and its claim
 look() {
     enter || return 0
@@ -62,7 +80,7 @@ take() {
         { [ -s "$claim" ] && ours "$claim"; } || continue
         [ "$(cat "$claim")" != "$*" ] || { echo @taken; return; }
         [ "$(state "${claim%/claim}")" = ended ] || { echo "@busy $(cat "$claim")"; return; }
-        rm -rf "${claim%/claim}"
+        away "${claim%/claim}"
     done
     # the connection of the last pool may be closing just now
     flock -w 3 "$lock" true 7>&- || { echo "@busy $(tr -d "'" < "$lock" | sed 's/ of / ? ? /')"; return; }
@@ -70,7 +88,7 @@ take() {
     # renamed in one step, because half a claim would name a pool that does not exist
     mkdir -p "$folder" && uname -n > "$folder/host" && echo "$*" > "$folder/claim.part" &&
         mv "$folder/claim.part" "$folder/claim" && { echo @taken; return; }
-    rm -rf "$folder"
+    away "$folder"
     echo "nothing can be written to $PWD: is its disk full? ($(df -Pk . | awk 'END {print $4}') KiB are free)" >&2
     exit 1
 }
@@ -147,6 +165,6 @@ end() {
     exec 7>&-
     rest=
     within 15 left "$victims" || rest=$(left "$victims")
-    [ -n "$rest" ] || rm -rf "$folder"
-    if [ -n "$rest" ] || [ -e "$folder" ]; then echo "@left $rest"; else echo @gone; fi
+    [ -n "$rest" ] || away "$folder"
+    if [ -n "$rest" ] || [ -e "$folder/claim" ]; then echo "@left $rest"; else echo @gone; fi
 }

@@ -16,7 +16,6 @@ import io
 import json
 import math
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from skypool.agent.processes import adopt_orphans, call_it, is_own, kill_descendants, started, usable_cpus
 from skypool.clock import RunningClock
+from skypool.safety import removal
 
 if TYPE_CHECKING:
     from skypool.agent.plan import NodePlan
@@ -212,7 +212,7 @@ def _keep(config: AgentConfig, listener: socket.socket, words: int) -> NoReturn:
     print(f"the agent ended ({status}); ending the processes that it left", flush=True)
     kill_descendants()
     os.chdir("/")
-    shutil.rmtree(config.folder, ignore_errors=True)
+    removal.remove(config.folder)
     os._exit(0)
 
 

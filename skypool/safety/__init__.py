@@ -5,8 +5,9 @@ docs/trust.md lists what other users can reach, and what each part does about it
 - `book`: a connection to SQLite that takes any text.
 - `private`: folders and files that only this user can change.
 - `quota`: counts what this process keeps of each node (a rented machine) of a pool, and refuses what is too much.
+- `removal`: removes folders, but nothing that is mounted in them.
 - `text`: removes terminal control sequences from texts of nodes, servers and programs, and makes
   texts encodable.
 """
 
-__all__ = ["book", "private", "quota", "text"]
+__all__ = ["book", "private", "quota", "removal", "text"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from typing import NamedTuple
 
 from skypool.accelerators import Accelerator
 from skypool.devices import Device
+from skypool.safety import removal
 from skypool.wire.transport import Trouble
 
 MARK = "SKYPOOL_FAKE_MACHINE"
@@ -208,7 +208,7 @@ def remove(folder: str) -> None:
 
     No process is ended: the caller must have ended the machine's processes before.
     """
-    shutil.rmtree(folder, ignore_errors=True)
+    removal.remove(folder)
 
 
 def inhabitants(folder: str) -> list[int]:

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from skypool.agent.processes import descendants
+from tests.lab import kernel
 from tests.lab.machines import base_root
 
 IMAGE = "skypool-test:base"
@@ -94,10 +95,10 @@ class Docker:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             self._process.wait(10)
-        for line in reversed(Path("/proc/self/mountinfo").read_text().splitlines()):
-            if (place := line.split()[4]).startswith(f"{self.folder}/"):
-                subprocess.run(["umount", "--lazy", place], check=False, capture_output=True)
+        kernel.unmount_below(self.folder)
         for group in [*Path("/sys/fs/cgroup").glob(f"*/{self.folder.name}"), Path("/sys/fs/cgroup", self.folder.name)]:
             with contextlib.suppress(OSError):
                 group.rmdir()
+        if left := kernel.mounts_below(self.folder):  # never delete through a mount
+            raise OSError(f"still mounted: {left}")
         shutil.rmtree(self.folder)

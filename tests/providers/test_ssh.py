@@ -547,6 +547,23 @@ def test_the_end_is_made_and_proved_when_the_keeper_is_frozen(site: Site) -> Non
     assert processes_of(f"HOME={site.hosts[0].home}") == []
 
 
+@pytest.mark.needs("root", "mounts")
+def test_what_is_mounted_in_the_folder_of_a_node_is_not_emptied_by_its_end(site: Site, tmp_path: Path) -> None:
+    driver = site.driver()
+    [instance] = driver.launch(*ordered(driver, (0,)))
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious/weights").touch()
+    place = site.hosts[0].home / ".skypool/pools/p.0/its data"
+    place.mkdir()
+    subprocess.run(["mount", "--bind", str(tmp_path / "precious"), str(place)], check=True)
+    try:
+        driver.terminate([instance])
+    finally:
+        kernel.unmount_below(site.hosts[0].home)
+    assert (tmp_path / "precious/weights").exists()
+    assert not place.parent.exists()
+
+
 def test_an_end_that_cannot_be_proved_names_the_host_and_what_ends_it(site: Site) -> None:
     driver = site.driver()
     instances = driver.launch(*ordered(driver, (0,)))

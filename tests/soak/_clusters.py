@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import processes_of
+from tests.lab import kernel
 from tests.lab.machines import Lab, Machine, unavailable
 from tests.lab.spot_metadata import Metadata
 
@@ -211,9 +212,13 @@ def _clean(engine: Engine, machine: Machine, this: Run) -> None:
 
 
 def boot(machine: Machine) -> None:
-    """Switch a machine on that has lost its power. Its /tmp is empty then, as on a machine whose /tmp is in memory."""
+    """Switch a machine on that has lost its power. Its /tmp is empty then, as on a machine whose /tmp is in memory.
+
+    What is mounted there stays, as it belongs to the host.
+    """
     for each in machine.path("/tmp").iterdir():
-        subprocess.run(["rm", "-rf", str(each)], check=True)
+        if not kernel.mounts_below(each):
+            subprocess.run(["rm", "-rf", str(each)], check=True)
     machine.boot()
     machine.wait_for_ssh()
 

@@ -1,0 +1,63 @@
+"""Removes folders in which a program of the user may have mounted something, without touching what is mounted."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+
+_MNT_DETACH = 2
+"""Of umount2(2): unmount also while files are open."""
+_ESCAPED = {"\\040": " ", "\\011": "\t", "\\012": "\n", "\\134": "\\"}
+"""What /proc/self/mountinfo writes in paths, and the character that it stands for. The backslash is the last."""
+
+
+def remove(folder: str | os.PathLike[str]) -> None:
+    """Remove a folder with everything in it, but nothing that is mounted in it: that is unmounted first.
+
+    A mount that this user may not unmount stays, with the folders above it. Symbolic links are removed and not
+    followed. Errors, such as a missing folder, are ignored.
+    """
+    top = os.path.realpath(folder)
+    for mount in reversed(_mounts_below(top)):
+        _unmount(mount)
+    _clear(top, _mounts_below(top))
+
+
+def _clear(folder: str, kept: list[str]) -> None:
+    """Remove a folder, except the mount points in `kept` and the folders above them."""
+    if not any(each == folder or each.startswith(f"{folder}/") for each in kept):
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    if folder in kept:
+        return
+    for entry in list(os.scandir(folder)):
+        if entry.is_dir(follow_symlinks=False):
+            _clear(entry.path, kept)
+        elif entry.path not in kept:
+            with contextlib.suppress(OSError):
+                os.unlink(entry.path)
+
+
+def _mounts_below(folder: str) -> list[str]:
+    """Return the mount points below a folder, in the order in which they were mounted; [] on systems without /proc."""
+    try:
+        with open("/proc/self/mountinfo", errors="surrogateescape") as file:
+            places = [line.split(" ")[4] for line in file]
+    except OSError:
+        return []
+    for code, character in _ESCAPED.items():
+        places = [place.replace(code, character) for place in places]
+    return [place for place in places if place.startswith(f"{folder}/")]
+
+
+def _unmount(place: str) -> None:
+    """Unmount a place, if this user may: root may, and others what they have mounted with FUSE."""
+    import ctypes  # imported here, as they are seldom needed
+    import subprocess
+
+    if ctypes.CDLL(None).umount2(os.fsencode(place), _MNT_DETACH) == 0:
+        return
+    for program in ("fusermount3", "fusermount"):
+        with contextlib.suppress(OSError):
+            subprocess.run([program, "-u", "-z", place], capture_output=True, timeout=10)
