@@ -839,6 +839,16 @@ def test_who_is_told_of_a_failure_and_stops_the_call_at_once_does_not_hide_it() 
     assert not pending.stopped
 
 
+def test_a_call_that_is_cancelled_between_its_outcome_and_its_end_ends_once() -> None:
+    office = Office(2)
+    ends: list[object] = []
+    second: CallFuture[Any] = CallFuture("second", ends.append)
+    first: CallFuture[Any] = CallFuture("first", lambda _: second.cancel())
+    office.end(office.send(outlet=first), office.send(outlet=second))
+    assert len(ends) == 1
+    assert second.cancelled()
+
+
 def test_an_outcome_that_comes_after_a_cancel_does_no_harm() -> None:
     office = Office(1)
     pending = office.send()

@@ -3,12 +3,15 @@
 A call is a function with its arguments; a node is a rented machine that runs calls. The threads of callers and the
 thread of the engine (which drives the pool) use the dispatch under one lock. No thread blocks while it holds that lock.
 The cost of a call does not depend on the number of calls that wait: they wait in queues until a node has room.
+No code of the user runs under the lock. What is decided under it to tell the user waits in `_effects`. The methods that
+decide call `act` after they have released the lock. Values and exceptions are unpickled before or after, too.
 Calls that need no device (accelerator) have separate queues, because nodes with devices have separate slots for them. A
 slot is the part of a node that runs one call at a time.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import secrets
 import sys
@@ -16,15 +19,16 @@ import threading
 from collections import ChainMap, deque
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from skypool import clock
+from skypool.calls.callbacks import Callbacks
 from skypool.calls.futures import CallFuture, Items, ResultCell
 from skypool.calls.idle import Idleness, IdleTime
 from skypool.calls.node_queue import Lane, LaneUse, NodeQueue, lanes_of
 from skypool.calls.options import Options, no_such_node
 from skypool.calls.pending import Code, PendingCall
-from skypool.calls.progress import CallProgress, Ended
+from skypool.calls.progress import CallProgress, Ended, errors_in
 from skypool.calls.tally import CallTally
 from skypool.calls.waiting import WaitingCalls
 from skypool.errors import (
@@ -44,8 +48,24 @@ from skypool.wire.frames import Buffer, Kind, frame
 if TYPE_CHECKING:
     from skypool.calls.gangs import GangFailure, GangRunner
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 _STREAMS = 64
 """The number of calls of generators that are kept, at least, before those that have ended are removed."""
+
+
+def _then_acts(method: Callable[Concatenate[Dispatch, P], T]) -> Callable[Concatenate[Dispatch, P], T]:
+    """Have a method of `Dispatch` tell at its end what it has decided."""
+
+    @functools.wraps(method)
+    def work(self: Dispatch, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            self.act()
+
+    return work
 
 
 class Dispatch:
@@ -71,6 +91,7 @@ class Dispatch:
         node_queues: a dict from the number of each node to its queue.
         gangs: the gangs of the pool; None until the first gang is submitted.
         idle: a dict from the number of each node to its idle time. Nodes that are gone stay in it.
+        callbacks: calls what users add to futures with `add_done_callback`.
     """
 
     def __init__(
@@ -89,6 +110,8 @@ class Dispatch:
         self._on_retry = on_retry
         self._on_drained = on_drained
         self._lock = threading.RLock()
+        self._effects: deque[Callable[[], object]] = deque()
+        self.callbacks = Callbacks()
         self.node_queues: dict[int, NodeQueue] = {}
         self.idle: dict[int, IdleTime] = {}
         self._waiting = WaitingCalls(self.node_queues)
@@ -99,7 +122,7 @@ class Dispatch:
         self._ids = itertools.count((secrets.randbits(30) << 32) + 1)
         self._closed: BaseException | None = None
         self.gangs: GangRunner | None = None
-        self._gang_settings = (wait, on_gang_failed, notice)
+        self._gang_settings = (wait, self._later(on_gang_failed), self._later(notice))
         self._coming = 0
         self._streams: list[PendingCall] = []
         self._most_streams = _STREAMS
@@ -116,6 +139,12 @@ class Dispatch:
             PoolClosed: the pool has ended.
             UsageError: a call names a node that the pool does not have. The calls before that call stay submitted.
         """
+        try:
+            self._submit(pending_calls)
+        finally:
+            self.act()
+
+    def _submit(self, pending_calls: Sequence[PendingCall]) -> None:
         with self._lock:
             for pending in pending_calls:
                 if self._closed is not None:
@@ -136,6 +165,19 @@ class Dispatch:
                     self._fill(node_queue)
             if pending_calls:
                 self._send_on(pending_calls[-1])
+
+    def _later(self, tell: Callable[[T], object]) -> Callable[[T], None]:
+        """Return a function that may be called with the lock held. It has `act` call `tell` with its argument."""
+        return lambda what: self._effects.append(partial(tell, what))
+
+    def act(self) -> None:
+        """Tell what was decided. Do nothing if the calling thread holds the lock: it tells it later."""
+        while self._effects and not self._lock._is_owned():  # type: ignore[attr-defined]  # as threading.Condition asks
+            try:
+                effect = self._effects.popleft()
+            except IndexError:  # another thread has taken it
+                return
+            effect()
 
     def gang_runner(self, name: str) -> GangRunner:
         """Return the gangs of the pool. The first time, make them, with the nodes that the pool has.
@@ -160,6 +202,7 @@ class Dispatch:
                         self.gangs.node_leaving(node)
             return self.gangs
 
+    @_then_acts
     def coming(self, count: int) -> None:
         """Note the number of nodes that are being rented or set up, for which gangs may wait."""
         with self._lock:
@@ -300,6 +343,7 @@ class Dispatch:
             pending.outlet.connect(lambda seq: self._credit(pending, seq), lambda: self.stop(pending))
         elif isinstance(pending.outlet, CallFuture):
             pending.outlet.on_cancel(lambda: self.stop(pending))
+            pending.outlet.call_in(self.callbacks)
 
     def _roomiest(self, pending: PendingCall) -> NodeQueue | None:
         """Return the queue of the least loaded node that has room for a call like this one; None if no node has room.
@@ -422,7 +466,7 @@ class Dispatch:
         call. This method does not wait until the node has done so.
         """
         with self._lock:
-            if pending.stopped or pending.ended:
+            if pending.stopped or pending.ended or pending.settled:
                 return
             pending.stopped = True
             node_queue = self.node_queues.get(pending.at)
@@ -543,6 +587,7 @@ class Dispatch:
 
     # --- nodes -----------------------------------------------------------------------------------------------
 
+    @_then_acts
     def add(self, node: int, welcome: Welcome, link: Link) -> None:
         """Add a node that can run calls. Send the values of `put` to the node, and then waiting calls.
 
@@ -564,6 +609,7 @@ class Dispatch:
                 self.gangs.node_up(node, node_queue.devices)
             self._fill(node_queue)
 
+    @_then_acts
     def inherit(self, node: int, welcome: Welcome, link: Link) -> list[CallFuture[object]]:
         """Add a node on which calls of a former client still run. Return the futures of these calls.
 
@@ -620,6 +666,7 @@ class Dispatch:
             if node in self.node_queues:
                 self.node_queues[node].resumed = False
 
+    @_then_acts
     def resume(self, node: int, welcome: Welcome) -> None:
         """Send a reconnected node the messages that it may have missed, and then new calls.
 
@@ -680,6 +727,7 @@ class Dispatch:
                 again.append(pending)
         return again
 
+    @_then_acts
     def drain(self, node: int, *, retired: bool = False, unhealthy: ConnectionLost | None = None) -> None:
         """Send no more calls to a node: it was retired, is unhealthy, or its provider takes the machine back.
 
@@ -790,6 +838,7 @@ class Dispatch:
             self.tally.failed(pending, pending.at, None, error)
         pending.finish(error)
 
+    @_then_acts
     def lose(self, node: int, error: BaseException, others: Sequence[int] = ()) -> None:
         """Remove a lost node and the other nodes of its TPU slice. Their calls are moved to other nodes or fail.
 
@@ -848,7 +897,7 @@ class Dispatch:
                 pending.attempt += 1
                 pending.id = next(self._ids)  # frames about the old id belong to the run before
                 self.tally.retried()
-                self._on_retry(pending, error)
+                self._effects.append(partial(self._on_retry, pending, error))
             self._requeue(pending)
         else:
             if isinstance(error, (NodeInterrupted, NodeRetired)):
@@ -857,15 +906,17 @@ class Dispatch:
                 lost.__cause__ = error
                 error = lost
             self.tally.failed(pending, pending.at, None, error)
+            pending.settled = True
             pending.finish(error)
             if pending.gang is None:
-                self._on_failed(pending, error)
+                self._effects.append(partial(self._on_failed, pending, error))
 
     def _requeue(self, pending: PendingCall) -> None:
         """Put a call that was taken from its node back to the front of the queue where it waited. Send nothing."""
         pending.at = -1
         self._waiting.put_back(pending)
 
+    @_then_acts
     def end_calls(self, error: BaseException) -> None:
         """Accept no more calls, and end all unfinished calls with `error`, but let services go on.
 
@@ -889,6 +940,7 @@ class Dispatch:
                 node_queue.note_idle()
         self._end_all(left, error)
 
+    @_then_acts
     def close(self, error: BaseException) -> None:
         """Accept no more calls, and end all unfinished calls and services with `error`. All nodes are removed.
 
@@ -1016,6 +1068,7 @@ class Dispatch:
         node_queue = self.node_queues.get(node)
         if node_queue is None:
             return
+        errors = errors_in(node_queue, arrivals)
         try:
             with self._lock:
                 if self.node_queues.get(node) is not node_queue:
@@ -1024,9 +1077,9 @@ class Dispatch:
                     return  # what was sent again since is not known to these messages
                 for said, buffers in arrivals:
                     if isinstance(said, Outcome):
-                        self._progress.on_outcome(node_queue, said, buffers, ended)
+                        self._progress.on_outcome(node_queue, said, buffers, ended, errors)
                     elif isinstance(said, Outcomes):
-                        self._progress.on_ends(node_queue, said.ends, ended)
+                        self._progress.on_ends(node_queue, said.ends, ended, errors)
                     elif isinstance(said, Recalled):
                         self._on_recalled(node_queue, said)
                     elif isinstance(said, (ItemWanted, Yielded)):
@@ -1044,6 +1097,7 @@ class Dispatch:
                     if pending.ended:
                         node_queue.to_ack.append(pending.id)
                     else:  # interrupted, as by Ctrl-C: the result comes again over a new connection
+                        pending.settled = False
                         node_queue.lane(pending).underway[pending.id] = pending
                         node_queue.note_idle()
                 # a process of a gang that has failed waits until its error is acknowledged
@@ -1051,6 +1105,7 @@ class Dispatch:
                     node_queue.link.reply(acks)
                 if self.gangs is not None:
                     self.gangs.node_changed()
+            self.act()
 
     def drive(self, pending: PendingCall) -> None:
         """Read the connection to a call's node in the calling thread until the call ends.

@@ -7,6 +7,7 @@ connection stores the call's result here. Threads of the program wait here for t
 from __future__ import annotations
 
 import contextlib
+import logging
 import pickle
 import queue
 import threading
@@ -15,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterat
 from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from skypool.calls.callbacks import Callbacks
 from skypool.errors import PickleError, UntrustedResult, protocol_violation
 from skypool.trust import Reader as Reader
 from skypool.wire import codec
@@ -23,6 +25,9 @@ from skypool.wire.frames import Buffer
 T = TypeVar("T")
 _NOTHING = pickle.dumps(None)
 """The pickled return value of a generator whose stream was closed: None."""
+_logger = logging.getLogger("concurrent.futures")  # where other executors report callbacks that fail
+_ASYNCIO = "asyncio.futures"
+"""The module of the callback of `asyncio.wrap_future`, which only wakes an event loop, so that it needs no thread."""
 _UNTAKEN = 8
 """How many times its `window` a generator's items may have in bytes that wait here to be taken, and `_UNTAKEN_SPARE`.
 
@@ -122,20 +127,27 @@ class ResultCell(Generic[T]):
 class CallFuture(Future[T]):
     """The future of a call that was sent to a pool, as `call > pool` returns it.
 
-    A `CallFuture` is a `concurrent.futures.Future` with three differences. `cancel` also stops a call that is running.
-    An asyncio program can `await` the future. `running` always returns False.
+    A `CallFuture` is a `concurrent.futures.Future` with four differences. `cancel` also stops a call that is running.
+    An asyncio program can `await` the future. `running` always returns False. What was added with `add_done_callback`
+    is called in a thread of its own, and may wait for other calls.
 
     Args:
         name: the name of the function, for messages. It is also an attribute of the future.
         on_end: called with the end of the call, also if the future was cancelled before. Only the pool passes it.
+        callbacks: calls what users add with `add_done_callback`. Default None: the thread that ends the future does.
     """
 
     def __init__(
-        self, name: str = "the call", on_end: Callable[[BaseException | Returned], None] | None = None
+        self,
+        name: str = "the call",
+        on_end: Callable[[BaseException | Returned], None] | None = None,
+        callbacks: Callbacks | None = None,
     ) -> None:
         super().__init__()
         self.name = name
         self._on_end = on_end
+        self._callbacks = callbacks
+        self._told: list[Callable[[Future[T]], object]] = []
         self._stop: Callable[[], None] | None = None
         self._opening = threading.Lock()
         self._opened = False
@@ -150,6 +162,38 @@ class CallFuture(Future[T]):
         again replaces the function.
         """
         self._stop = stop
+
+    def call_in(self, callbacks: Callbacks) -> None:
+        """Set what calls the functions of `add_done_callback`. The pool calls this before a user has the future."""
+        self._callbacks = callbacks
+
+    def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
+        """Call a function with this future as its only argument when the call has ended or was cancelled.
+
+        The function is called in a thread of the pool for such functions, and may wait for other calls. The functions
+        of one future are called in the order in which they were added. An exception is logged, and otherwise ignored.
+        If the call has ended already, the function is called at once in this thread. A pool ends after all of these
+        functions have returned.
+        """
+        with self._condition:
+            is_quick = getattr(fn, "__module__", "") == _ASYNCIO
+            if self._callbacks is not None and not is_quick and not self.done():
+                self._told.append(fn)
+                if len(self._told) == 1:
+                    super().add_done_callback(self._tell_later)
+                return
+        super().add_done_callback(fn)
+
+    def _tell_later(self, _: Future[T]) -> None:
+        if self._callbacks is not None:
+            self._callbacks.call(self._tell)
+
+    def _tell(self) -> None:
+        for fn in self._told:
+            try:
+                fn(self)
+            except Exception:
+                _logger.exception("exception calling callback for %r", self)
 
     def result(self, timeout: float | None = None) -> T:
         """Wait for the call, and return its value. Raise the exception that the call raised.

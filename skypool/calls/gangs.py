@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from skypool.calls.arguments import payload_of
 from skypool.calls.call import ComputeFunction
+from skypool.calls.callbacks import Callbacks
 from skypool.calls.futures import CallFuture, Returned, results_of
 from skypool.calls.node_queue import NodeQueue
 from skypool.calls.options import Options
@@ -89,13 +90,14 @@ class GangFuture(CallFuture[T]):
     Args:
         name: the name of the function.
         every: True if the result is the list of the values of all ranks, False if it is the value of rank 0.
+        callbacks: calls what users add with `add_done_callback`.
 
     Attributes:
         ranks: one future for each rank of the present run, by rank.
     """
 
-    def __init__(self, name: str, every: bool) -> None:
-        super().__init__(name)
+    def __init__(self, name: str, every: bool, callbacks: Callbacks) -> None:
+        super().__init__(name, callbacks=callbacks)
         self._every = every
         self.ranks: Sequence[CallFuture[Any]] = ()
 
@@ -203,6 +205,11 @@ class Sender(Protocol):
     """A protocol for the `Dispatch` that owns a `GangRunner`: the members that the runner uses."""
 
     node_queues: dict[int, NodeQueue]
+    callbacks: Callbacks
+
+    def act(self) -> None:
+        """Tell what was decided, unless the calling thread holds the lock."""
+        ...
 
     def new_id(self) -> int:
         """Return a new id for a call."""
@@ -227,8 +234,8 @@ class GangRunner:
         sender: the dispatch, which has the nodes and their queues.
         lock: the lock of the dispatch.
         wait: seconds for which a gang that runs again waits for nodes in place of lost ones.
-        on_failed: called with each failure of a run.
-        notice: called with a sentence for the user.
+        on_failed: called with each failure of a run, with the lock held.
+        notice: called with a sentence for the user, with the lock held.
     """
 
     def __init__(
@@ -294,7 +301,7 @@ class GangRunner:
         """
         with self._lock:
             number = next(self._numbers)
-            future: GangFuture[Any] = GangFuture(code.name, every)
+            future: GangFuture[Any] = GangFuture(code.name, every, self._sender.callbacks)
             order = Order(
                 number,
                 count,
@@ -309,7 +316,8 @@ class GangRunner:
             self._calls[number] = _Call(code, payload, options, future, order)
             future.on_cancel(partial(self._apply, Cancelled(number)))
             self._apply(Asked(order))
-            return future
+        self._sender.act()
+        return future
 
     # --- what happens to nodes -------------------------------------------------------------------------------
 
@@ -411,8 +419,9 @@ class GangRunner:
                 self._is_stepping = False
             finished = self._finished
             self._finished = []
-        for future, end in finished:  # without the lock, as callbacks of the user may run
+        for future, end in finished:
             future.finish(end)
+        self._sender.act()
 
     def _step(self, event: Event) -> None:
         self._state, actions = step(self._state, event)
@@ -495,7 +504,7 @@ class GangRunner:
                 call.ports[node] = ports_of(answer.result(), _PORTS)
             except Exception:  # noqa: BLE001 - a node that fails here is lost soon, or is asked again
                 self._apply(Answered(gang, attempt, node, ok=False))
-                _after(_ASK_AGAIN, partial(self._ask_again, node))
+                self._after(_ASK_AGAIN, partial(self._ask_again, node))
             else:
                 self._apply(Answered(gang, attempt, node))
 
@@ -524,7 +533,8 @@ class GangRunner:
         call.pending = []
         options = call.rank_options
         for place in run.places:
-            outlet: CallFuture[Any] = CallFuture(call.code.name, partial(self._on_end, gang, run.attempt, place.rank))
+            on_end = partial(self._on_end, gang, run.attempt, place.rank)
+            outlet: CallFuture[Any] = CallFuture(call.code.name, on_end, self._sender.callbacks)
             member = Member(
                 rank=place.rank,
                 size=len(run.places),
@@ -580,7 +590,19 @@ class GangRunner:
         running = call.timers.pop(timer, None)
         if running is not None:
             running.cancel()
-        call.timers[timer] = _after(seconds, partial(self._on_timer, gang, timer))
+        call.timers[timer] = self._after(seconds, partial(self._on_timer, gang, timer))
+
+    def _after(self, seconds: float, function: Callable[[], None]) -> threading.Timer:
+        """Start a timer that calls a function in a thread of its own, and return it. It does not keep Python alive."""
+
+        def work() -> None:
+            function()
+            self._sender.act()
+
+        timer = threading.Timer(seconds, work)
+        timer.daemon = True
+        timer.start()
+        return timer
 
     def _on_timer(self, gang: int, timer: Timer) -> None:
         with self._lock:
@@ -717,14 +739,6 @@ class GangRunner:
         for timer in call.timers.values():
             timer.cancel()
         call.timers.clear()
-
-
-def _after(seconds: float, function: Callable[[], None]) -> threading.Timer:
-    """Start a timer that calls a function in a thread of its own, and return it. It does not keep the process alive."""
-    timer = threading.Timer(seconds, function)
-    timer.daemon = True
-    timer.start()
-    return timer
 
 
 def _how(end: BaseException | Returned, stopped: bool) -> How:

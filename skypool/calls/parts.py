@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Generic, TypeVar
 
+from skypool.calls.callbacks import Callbacks
 from skypool.calls.futures import CallFuture, Items, Returned, as_one_error, cancel_all, results_of
 from skypool.calls.options import Options
 from skypool.errors import ConnectionLost, PickleError, UntrustedResult, WorkerDied
@@ -115,13 +116,21 @@ class ListFuture(CallFuture[list[T]]):
         nodes: the number of the node of each part, in ascending order.
         options: the options of the call.
         on_stopping: called with a sentence for the user when parts are stopped that had not failed.
+        callbacks: calls what users add with `add_done_callback`. Default None: the thread that ends the future does.
 
     Attributes:
         parts: one future for each node, in the order of `nodes`. The pool sends the call with them.
     """
 
-    def __init__(self, name: str, nodes: Sequence[int], options: Options, on_stopping: Callable[[str], None]) -> None:
-        super().__init__(name)
+    def __init__(
+        self,
+        name: str,
+        nodes: Sequence[int],
+        options: Options,
+        on_stopping: Callable[[str], None],
+        callbacks: Callbacks | None = None,
+    ) -> None:
+        super().__init__(name, callbacks=callbacks)
         self._options = options
         self._on_stopping = on_stopping
         self._failure = FirstFailure(name, nodes, self._stop_others)

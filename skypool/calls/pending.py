@@ -73,6 +73,7 @@ class PendingCall:
         attempt: the number of this run of the call, from 1. Runs that ended because a machine was taken back count too.
         retried: how many of the call's allowed retries are used up.
         stopped: True once the call was cancelled.
+        settled: True once the dispatch has decided how the call ends. Its result may be stored a little later.
         ended: True once the result of the call was stored for the caller.
     """
 
@@ -93,6 +94,7 @@ class PendingCall:
     attempt: int = 1
     retried: int = 0
     stopped: bool = False
+    settled: bool = False
     ended: bool = False
 
     @property

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from skypool.calls.futures import Items, Returned
 from skypool.calls.node_queue import NodeQueue
 from skypool.calls.pending import PendingCall
 from skypool.calls.tally import CallTally
 from skypool.errors import ConnectionLost, SkypoolError, WorkerDied, protocol_violation, taken_back
-from skypool.link.inbound import ItemWanted, Outcome, Yielded
+from skypool.link.inbound import ItemWanted, Outcome, Outcomes, Yielded
+from skypool.link.inbox import Arrival
 from skypool.safety.text import plain_error
 from skypool.wire import exceptions
 from skypool.wire.frames import Buffer, End
@@ -24,6 +25,9 @@ Ended = list[tuple[PendingCall, BaseException | Returned]]
 
 The dispatch, which chooses a node for each call, wakes the callers after it has released its lock.
 """
+
+Errors = Mapping[int, BaseException]
+"""The exceptions of calls that raised, by the calls' ids."""
 
 _SHUTDOWN = (signal.SIGTERM, signal.SIGKILL)
 """The signals that end worker processes when their machine shuts down."""
@@ -89,7 +93,7 @@ class CallProgress:
         else:
             raise protocol_violation(f"the node sent an item of {pending.name}, which is not a generator function")
 
-    def on_ends(self, node_queue: NodeQueue, ends: Sequence[End], ended: Ended) -> None:
+    def on_ends(self, node_queue: NodeQueue, ends: Sequence[End], ended: Ended, errors: Errors) -> None:
         """Handle the results of calls that shared a frame (one message).
 
         The average run time of the calls updates the averages that are kept for the node. A result of a call that the
@@ -100,10 +104,10 @@ class CallProgress:
             ends: for each call: (id, True if the call returned, seconds that it ran, pickled value or exception).
             ended: a list, to which (call, its value or exception) is added for each call, unless the call may run
                 again.
+            errors: the exceptions of calls, as `errors_in` returns them.
 
         Raises:
-            ProtocolError: the exception of a call cannot be read. Also raised if the node sent more than 10,000
-                messages about calls that it does not run.
+            ProtocolError: the node sent more than 10,000 messages about calls that it does not run.
         """
         count = 0
         took = 0.0
@@ -116,13 +120,14 @@ class CallProgress:
             if pending is None:
                 node_queue.to_ack.append(id_)
                 continue
-            error = None if ok else _error_of(node_queue, pending, (data,))
+            error = None if ok else errors[id_]
             del node_queue.lane(pending).underway[id_]
             count += 1
             took += seconds
             last = pending
             if error is None:
                 self._tally.returned(pending, node_queue.node, seconds, now)
+                pending.settled = True
                 ended.append((pending, Returned((data,), node_queue.link.reader)))
             else:
                 self._on_error(node_queue, pending, error, seconds, ended)
@@ -130,7 +135,9 @@ class CallProgress:
             self.done += count
             node_queue.lane(last).learn(last.code.key, took / count)
 
-    def on_outcome(self, node_queue: NodeQueue, said: Outcome, buffers: Sequence[Buffer], ended: Ended) -> None:
+    def on_outcome(
+        self, node_queue: NodeQueue, said: Outcome, buffers: Sequence[Buffer], ended: Ended, errors: Errors
+    ) -> None:
         """Handle the result of one call.
 
         The result of a call that the node does not run is acknowledged and otherwise ignored.
@@ -140,10 +147,10 @@ class CallProgress:
             said: the message. It says whether the call raised, and for how many seconds the call ran.
             buffers: the pickled value or exception.
             ended: a list, to which (call, its value or exception) is added, unless the call may run again.
+            errors: the exceptions of calls, as `errors_in` returns them.
 
         Raises:
-            ProtocolError: the exception of the call cannot be read. Also raised if the node sent more than 10,000
-                messages about calls that it does not run.
+            ProtocolError: the node sent more than 10,000 messages about calls that it does not run.
         """
         node_queue.holds_memory |= said.large
         pending = node_queue.find(said.id)
@@ -151,12 +158,13 @@ class CallProgress:
             node_queue.stray(said.id)
             node_queue.to_ack.append(said.id)  # otherwise the node would keep the result
             return
-        error = None if said.ok else _error_of(node_queue, pending, buffers)
+        error = None if said.ok else errors[said.id]
         del node_queue.lane(pending).underway[said.id]
         self.done += 1
         node_queue.lane(pending).learn(pending.code.key, said.seconds)
         if error is None:
             self._tally.returned(pending, node_queue.node, said.seconds, time.time())
+            pending.settled = True
             ended.append((pending, Returned(buffers, node_queue.link.reader)))
         else:
             self._on_error(node_queue, pending, error, said.seconds, ended)
@@ -187,6 +195,7 @@ class CallProgress:
             self._on_lost(pending, error)
         else:
             self._tally.failed(pending, node_queue.node, seconds, error)
+            pending.settled = True
             ended.append((pending, error))
             return
         node_queue.to_ack.append(id_)
@@ -204,11 +213,31 @@ def _gone_iterator(pending: PendingCall, said: ItemWanted) -> tuple[dict[str, ob
     return {"arg": said.arg, "n": said.n, "end": True, "error": True}, exceptions.dump_error(error)
 
 
+def errors_in(node_queue: NodeQueue, arrivals: Sequence[Arrival]) -> Errors:
+    """Return the exceptions in messages about calls that raised, by the ids of these calls. This takes no lock.
+
+    Reading an exception runs code of the user, such as the constructor of its class, which may take long or block.
+    Messages about calls that the node does not run are left out.
+
+    Raises:
+        ProtocolError: a trusted node sent something that is not a readable exception.
+    """
+    errors: dict[int, BaseException] = {}
+    for said, buffers in arrivals:
+        if isinstance(said, Outcome):
+            if not said.ok and (pending := node_queue.find(said.id)) is not None:
+                errors[said.id] = _error_of(node_queue, pending, buffers)
+        elif isinstance(said, Outcomes):
+            for id_, ok, _, data in said.ends:
+                if not ok and (pending := node_queue.find(id_)) is not None:
+                    errors[id_] = _error_of(node_queue, pending, (data,))
+    return errors
+
+
 def _error_of(node_queue: NodeQueue, pending: PendingCall, buffers: Sequence[Buffer]) -> BaseException:
     """Return (do not raise) the exception of a call that raised.
 
-    If the node is not trusted and its exception cannot be read, return an UntrustedResult instead. The call must still
-    be in the node's queue, so that a ProtocolError leaves the queue unchanged.
+    If the node is not trusted and its exception cannot be read, return an UntrustedResult instead.
 
     Raises:
         ProtocolError: a trusted node sent something that is not a readable exception.

@@ -356,6 +356,7 @@ class ComputePool(Executor):
         finally:
             shutdown.forget(engine)
             self._quiet()
+        engine.dispatch.callbacks.wait()
 
     def _quiet(self) -> None:
         """Stop the output about this pool on the terminal. Do nothing if there is none."""
@@ -562,7 +563,10 @@ class ComputePool(Executor):
             PickleError, UsageError, PoolClosed: as `send`. Parts that were sent already are cancelled.
         """
         _refuse_generator(call)
-        future: ListFuture[T] = ListFuture(call.function.name, [*worlds], call.options, self._working().advise_stopped)
+        engine = self._working()
+        future: ListFuture[T] = ListFuture(
+            call.function.name, [*worlds], call.options, engine.advise_stopped, engine.dispatch.callbacks
+        )
         try:
             for part, (node, world) in zip(future.parts, worlds.items(), strict=True):
                 self._submit(call, part, node, world)
