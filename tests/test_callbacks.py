@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -49,6 +50,12 @@ def die_once(path: str) -> str:
     open(path, "w").close()
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("it lives")
+
+
+def begin(path: str) -> str:
+    open(path, "w").close()
+    time.sleep(1)
+    return "it has begun"
 
 
 def test_a_callback_may_wait_for_another_call_of_the_same_node(pool: sky.ComputePool) -> None:
@@ -101,9 +108,8 @@ def test_callbacks_of_broadcasts_gangs_and_cancelled_calls_may_wait_too(pool: sk
     other = nap(1) > pool
     waiters = [Waiter(other) for _ in range(3)]
     cancelled = nap(60) > pool
-    for future, waiter in zip(
-        [pool.send(add(1), node="all"), add(1).with_options(procs=1) > pool, cancelled], waiters, strict=True
-    ):
+    futures: list[Future[Any]] = [pool.send(add(1), node="all"), add(1).with_options(procs=1) > pool, cancelled]
+    for future, waiter in zip(futures, waiters, strict=True):
         future.add_done_callback(waiter)
     assert cancelled.cancel()
     eventually(lambda: all(each.got for each in waiters), 60)
@@ -123,16 +129,18 @@ def test_a_callback_may_wait_for_another_call_when_its_node_is_lost() -> None:
         assert [each.got for each in waiters] == [[2.0], [2.0]]
 
 
-def test_a_callback_may_wait_for_another_call_when_its_node_is_retired() -> None:
+def test_a_callback_may_wait_for_another_call_when_its_node_is_retired(tmp_path: Path) -> None:
     with sky.ComputePool(nodes=2, slots=1, console="off") as mine:
-        running, other = nap(1).with_options(node=0) > mine, nap(2).with_options(node=1) > mine
+        running = sky.compute(begin)(str(tmp_path / "began")).with_options(node=0) > mine
+        other = nap(2).with_options(node=1) > mine
+        eventually((tmp_path / "began").exists)
         bound = nap(60).with_options(node=0) > mine
         waiter = Waiter(other)
         bound.add_done_callback(waiter)
         mine.retire(0)
         eventually(lambda: waiter.got, 60)
         assert waiter.got == [2.0]
-        assert running.result(60) == 1.0
+        assert running.result(60) == "it has begun"
         assert isinstance(bound.exception(), sky.NodeRetired)
 
 

@@ -58,13 +58,13 @@ _STREAMS = 64
 def _then_acts(method: Callable[Concatenate[Dispatch, P], T]) -> Callable[Concatenate[Dispatch, P], T]:
     """Have a method of `Dispatch` tell at its end what it has decided."""
 
-    @functools.wraps(method)
-    def work(self: Dispatch, *args: P.args, **kwargs: P.kwargs) -> T:
+    def work(self: Dispatch, /, *args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return method(self, *args, **kwargs)
         finally:
             self.act()
 
+    functools.update_wrapper(work, method)
     return work
 
 
