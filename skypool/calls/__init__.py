@@ -10,6 +10,7 @@
 - `node_queue`: the queue of one node: the calls sent there, its free slots, and the frames (messages) to it.
 - `idle`: sums up the time in which a node ran no call; `tally`: counts the calls that have ended, and records them.
 - `futures`: `CallFuture` and `Stream`, which the caller waits for; `map`: `pool.map`.
+- `callbacks`: threads that call what users add to futures, which may block.
 - `gangs`: one call that runs as several processes, which start, fail and run again together; the note of its error.
   `skypool.gangs` decides what happens.
 - `parts`: one call that runs on several nodes, and stops on all of them when it fails on one.
@@ -18,6 +19,7 @@
 __all__ = [
     "arguments",
     "call",
+    "callbacks",
     "command",
     "dispatch",
     "futures",
