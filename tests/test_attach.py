@@ -138,6 +138,7 @@ def test_the_node_forgets_what_the_former_process_was_to_get(
     attached: Attached, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine: Any = attached.pool._engine
+    (attached.place / "attached").touch()
     eventually(lambda: all(each.done() for each in attached.pool.inherited), 60, "the end of the calls")
     assert nap(0) @ attached.pool == [0, 0]
     welcomes: list[Welcome] = []

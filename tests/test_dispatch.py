@@ -25,6 +25,7 @@ from skypool.errors import (
 from skypool.link.connection import Link
 from skypool.link.inbound import ItemWanted, Outcome, Outcomes, Recalled, Welcome, Yielded
 from skypool.link.inbox import Arrival
+from skypool.trust.reader import DataReader
 from skypool.wire import codec, exceptions
 from skypool.wire import frames as wire
 from skypool.wire.frames import INLINE, Buffer, Kind
@@ -41,7 +42,7 @@ class Paper:
     def __init__(self) -> None:
         self.is_up = True
         self.connection = 1
-        self.reader: None = None
+        self.reader: DataReader | None = None
         self.written = bytearray()
         self.writes = 0
         self.large: list[int | str] = []
@@ -1042,3 +1043,16 @@ def test_cancelling_does_not_cost_more_when_many_wait() -> None:
         return best
 
     assert cancel_some(30_000) < 5 * cancel_some(1_000)
+
+
+def test_a_stranger_that_claims_calls_of_a_former_client_without_end_costs_little() -> None:
+    names = dict.fromkeys(range(50_000), "f")
+    welcome = Welcome(1, tuple(names), names, quiet=tuple(names), services=tuple(range(20_000)))
+    office = Office()
+    began = time.process_time()
+    for node, reader, most in ((0, DataReader(0), 0), (1, None, 30_000)):
+        link = Paper()
+        link.reader = reader
+        assert len(office.dispatch.inherit(node, welcome, cast(Link, link))) == most
+    assert len(office.dispatch.services_on(0)) == 10_000
+    assert time.process_time() - began < 5

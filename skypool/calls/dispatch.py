@@ -54,6 +54,9 @@ T = TypeVar("T")
 _STREAMS = 64
 """The number of calls of generators that are kept, at least, before those that have ended are removed."""
 
+_MOST_INHERITED = 10_000
+"""The most calls of a former client that are taken over from a node that is not trusted. Each takes 2 KB of memory."""
+
 
 def _then_acts(method: Callable[Concatenate[Dispatch, P], T]) -> Callable[Concatenate[Dispatch, P], T]:
     """Have a method of `Dispatch` tell at its end what it has decided."""
@@ -623,24 +626,27 @@ class Dispatch:
 
         Returns:
             the futures of the calls; [] if no call runs there. Calls of generators are left out, because nobody can
-            read their items any more. Services are left out, too; they go on.
+            read their items any more. Services are left out, too; they go on. Of a node that is not trusted, at most
+            10,000 calls are taken over.
         """
+        most = None if link.reader is None else _MOST_INHERITED
         with self._lock:
             self.add(node, welcome, link)
             node_queue = self.node_queues[node]
             futures: list[CallFuture[object]] = []
             node_queue.theirs = frozenset(welcome.objects)
-            known = set(welcome.calls)
+            quiet = set(welcome.quiet)
             streams = node_queue.their_streams = frozenset(welcome.streams)
             on_cpu = set(welcome.cpu_calls)
             services = set(welcome.services)
-            for id_, name in welcome.names.items():
-                if id_ in known - streams:
+            known = set(welcome.calls) - streams
+            for id_, name in itertools.islice(welcome.names.items(), most):
+                if id_ in known:
                     future: CallFuture[object] = CallFuture(name)
                     options = Options(devices=0 if id_ in on_cpu else None)
                     pending = PendingCall(Code("", name, ()), [], future, options, node=node, id=id_, at=node)
                     pending.service = id_ in services
-                    pending.busy = id_ in services and id_ not in welcome.quiet
+                    pending.busy = id_ in services and id_ not in quiet
                     self._connect(pending)
                     node_queue.lane(pending).underway[id_] = pending
                     if not pending.service:
