@@ -74,15 +74,10 @@ def test_a_sample_comes_back_from_json_as_it_was() -> None:
     [
         7,
         {"time": "now"},
-        {"cpu_percent": 1e9},
+        {"time": -1},
+        {"time": float("nan")},
         {"cpu_percent": True},
-        {"memory_used_mib": -1},
-        {"memory_used_mib": float("nan")},
-        {"memory_used_mib": 10**400},
-        {"disk_read_mib": -0.5},
-        {"disk_written_mib": 1e15},
         {"disk_written_mib": "fast"},
-        {"memory_used_mib": float("inf")},
         {"devices": [{"kind": "cuda"}]},
         {"devices": [{"kind": "cuda", "index": 0, "lost": "yes"}]},
         {"devices": [{"kind": "cuda", "index": 0, "xids": [1] * 65}]},
@@ -98,6 +93,63 @@ def test_a_sample_with_a_wrong_field_is_refused(said: Any) -> None:
     pong = {"busy": 0, "waiting": 0, "done": 0, "running": [], "cpu_busy": 0, "samples": [said]}
     with pytest.raises(sky.errors.ProtocolError, match=r"measurement|sent"):
         message_of(parse_frame(memoryview(encode(Kind.PONG, pong))))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("cpu_percent", 1e9),
+        ("cpu_percent", 101),
+        ("memory_used_mib", -1),
+        ("memory_used_mib", float("nan")),
+        ("memory_used_mib", float("inf")),
+        ("memory_used_mib", 10**400),
+        ("memory_used_mib", 2**64 / 2**20 - 1),
+        ("memory_used_mib", 200_000),
+        ("disk_used_mib", 2e7),
+        ("disk_read_mib", -0.5),
+        ("disk_written_mib", 1e15),
+    ],
+)
+def test_a_value_of_a_node_that_cannot_be_true_is_unknown(name: str, value: float) -> None:
+    sane = {"cpu_percent": 3.0, "memory_used_mib": 5.0, "memory_total_mib": 1e5, "disk_total_mib": 1e7}
+    found = node_sample({**sane, name: value})
+    assert getattr(found, name) is None
+    assert found.memory_total_mib == 1e5
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("utilization_percent", 255),
+        ("memory_used_mib", 17592186044415.0),
+        ("memory_total_mib", -1),
+        ("power_watts", 4294967.295),
+        ("power_watts", -1),
+        ("temperature_celsius", 65535),
+        ("temperature_celsius", -274),
+        ("sm_clock_mhz", 4294967295),
+        ("pcie_width", 4294967295),
+        ("pcie_width_max", -1),
+        ("nvlinks", 1 << 20),
+        ("ecc_uncorrected", -1),
+        ("ecc_corrected", 1 << 64),
+        ("recovery", -1),
+    ],
+)
+def test_a_value_of_a_device_that_cannot_be_true_is_unknown_and_never_shown(name: str, value: float) -> None:
+    said = to_json(GOOD) | {name: value, "memory_of": {"7": 100.0, "8": -1, "9": 1e13}}
+    (found,) = node_sample({"devices": [said]}).devices
+    assert getattr(found, name) is None
+    assert found.memory_of == {"7": 100.0}
+    shown = " ".join(each.text for each in gauges(NodeSample(devices=(found,))))
+    assert not re.search(r"\d{6}|-\d", shown)
+
+
+def test_values_at_their_limits_are_taken_as_they_are() -> None:
+    device = with_(utilization_percent=100.0, temperature_celsius=-40.0, memory_used_mib=81559.0, power_watts=1400.0)
+    sample = NodeSample(cpu_percent=100.4, memory_used_mib=1e5, memory_total_mib=1e5, devices=(device,))
+    assert node_sample(json.loads(json.dumps(to_json(sample)))) == sample
 
 
 def test_control_characters_of_a_sample_are_removed() -> None:

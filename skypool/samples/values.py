@@ -1,6 +1,7 @@
 """The values of one sample: of a node (a rented machine), its devices, and the calls that run there.
 
-A value that could not be measured is None, never 0.
+A value that could not be measured is None, never 0. So is a value that cannot be true, such as a negative one: some
+drivers report -1, or the largest number, for what they do not know.
 """
 
 from __future__ import annotations
@@ -11,6 +12,21 @@ from typing import Any, TypeVar
 
 _MOST = 1e15
 """The limit that every number of a sample must stay below."""
+_PLAUSIBLE = {
+    "percent": (0.0, 100.5),
+    "celsius": (-100.0, 300.0),
+    "mib": (0.0, 1e12),
+    "watts": (0.0, 1e5),
+    "mhz": (0.0, 1e5),
+    "width": (0, 1 << 10),
+    "max": (0, 1 << 10),
+    "nvlinks": (0, 1 << 10),
+    "all": (0, 1 << 10),
+}
+"""The least and the largest number that can be true, by the last word of the field's name. 1e12 MiB are an exabyte."""
+_PARTS = (("memory_used_mib", "memory_total_mib"), ("disk_used_mib", "disk_total_mib"))
+"""Fields, and the fields that they cannot exceed by more than `_ROUNDED`."""
+_ROUNDED = 1.01
 _LONGEST = 256
 """The most characters of a text of a sample."""
 _MANY = 64
@@ -196,6 +212,9 @@ def _read(kind: type[T], said: object, printable: Callable[[str], str]) -> T:
     for name, value in said.items():
         if value is not None and (check := checks.get(name)):
             given[name] = check(name, value, printable)
+    for part, whole in _PARTS:
+        if given.get(part) is not None and given.get(whole) is not None and given[part] > given[whole] * _ROUNDED:
+            given[part] = None
     try:
         return kind(**given)
     except TypeError as e:
@@ -221,7 +240,8 @@ def _memory_of(name: str, value: object, printable: Callable[[str], str]) -> dic
         raise ValueError(f"the field {name!r} must be an object of at most {_MANY} entries")
     if not all(len(pid) < 20 and pid.isdecimal() for pid in value):
         raise ValueError(f"the field {name!r} must be an object with process ids")
-    return {pid: _number(name, mib, printable) for pid, mib in value.items()}
+    read = {pid: _measured("memory_mib", mib, printable) for pid, mib in value.items()}
+    return {pid: mib for pid, mib in read.items() if mib is not None}
 
 
 def _number(name: str, value: object, _: Callable[[str], str]) -> float:
@@ -230,16 +250,20 @@ def _number(name: str, value: object, _: Callable[[str], str]) -> float:
     return float(value)
 
 
-def _percent(name: str, value: object, _: Callable[[str], str]) -> float:
-    if (type(value) is not float and type(value) is not int) or not 0 <= value <= 1000:
-        raise ValueError(f"the field {name!r} is no number from 0 to 1000")
-    return float(value)
+def _measured(name: str, value: object, _: Callable[[str], str]) -> float | None:
+    """Return a measured number; None if it cannot be true."""
+    if type(value) is not float and type(value) is not int:
+        raise ValueError(f"the field {name!r} is no number")
+    least, most = _PLAUSIBLE.get(name.rpartition("_")[2], (0.0, _MOST))
+    return float(value) if least <= value <= most else None  # NaN is neither
 
 
-def _celsius(name: str, value: object, _: Callable[[str], str]) -> float:
-    if (type(value) is not float and type(value) is not int) or not -300 <= value < _MOST:
-        raise ValueError(f"the field {name!r} is no number from -300 to {_MOST:g}")
-    return float(value)
+def _counted(name: str, value: object, _: Callable[[str], str]) -> int | None:
+    """Return a counted number; None if it cannot be true."""
+    if type(value) is not int:
+        raise ValueError(f"the field {name!r} is no whole number")
+    least, most = _PLAUSIBLE.get(name.rpartition("_")[2], (0, (1 << 63) - 1))
+    return value if least <= value <= most else None
 
 
 def _whole(name: str, value: object, _: Callable[[str], str]) -> int:
@@ -273,7 +297,9 @@ _Check = Callable[[str, object, Callable[[str], str]], Any]
 """Returns the value of a field, called as (name, JSON value, printable). Raises ValueError for a wrong value."""
 _CHECKS: dict[str, _Check] = {
     "float": _number,
+    "float | None": _measured,
     "int": _whole,
+    "int | None": _counted,
     "bool": _flag,
     "str": _text,
     "tuple[str, ...]": _texts,
@@ -282,15 +308,13 @@ _CHECKS: dict[str, _Check] = {
     "tuple[CallSample, ...]": _calls,
     "Mapping[str, float]": _memory_of,
 }
-"""The check of a field by its type, unless its name ends as in `_CHECKS_BY_END`."""
-_CHECKS_BY_END: dict[str, _Check] = {"percent": _percent, "celsius": _celsius}
-"""The check of a number by the last word of the field's name."""
+"""The check of a field by its type."""
 _NESTED = ("devices", "calls")
 """The fields whose entries are samples."""
 _KINDS: tuple[type[NodeSample | DeviceSample | CallSample], ...] = (NodeSample, DeviceSample, CallSample)
 _CHECKS_OF: dict[type[Any], dict[str, _Check]] = {
     kind: {
-        each.name: _CHECKS_BY_END.get(each.name.rpartition("_")[2]) or _CHECKS[str(each.type).removesuffix(" | None")]
+        each.name: _CHECKS.get(str(each.type)) or _CHECKS[str(each.type).removesuffix(" | None")]
         for each in fields(kind)
     }
     for kind in _KINDS
