@@ -29,6 +29,7 @@ from skypool.console.lines import LONGEST, Lines, bare, harmless, last_line, mar
 from skypool.console.outlet import Above, Backlog, Outlet
 from skypool.console.view import share_lines
 from skypool.console.words import Words, span
+from skypool.logs.reader import Assembler
 
 # --- what the tests need --------------------------------------------------------------------------------
 
@@ -266,16 +267,28 @@ def test_lines_of_two_slots_are_never_mixed(
     assert shown.out() == "[0.2] other\n[0.1] half a line\n"
 
 
-def test_lines_of_a_gang_are_marked_with_the_device_or_the_number_of_the_process(
+def test_lines_of_a_gang_are_marked_with_the_rank_in_the_terminal_and_in_the_logs(
     stream: events.EventStream, plain: Callable[[], None], shown: Shown
 ) -> None:
     stream.emit(phase("ready", slots=1))
     for rank, label in enumerate(("gpu0", "gpu1", "1", "")):
-        stream.emit(dataclasses.replace(output(f"rank {rank}\nand", slot=9, call=rank), rank=rank, label=label))
+        stream.emit(dataclasses.replace(output(f"text {rank}\nand", slot=9, call=rank), rank=rank, label=label))
     stream.emit(output("other\n", call=9))
     assert shown.out() == (
-        "[0:gpu0] rank 0\n[0:gpu0] and\n[0:gpu1] rank 1\n[0:gpu1] and\n[0:1] rank 2\n[0:1] and\n[0] rank 3\n[0] other\n"
+        "[0 rank 0] text 0\n[0 rank 0] and\n[0 rank 1] text 1\n[0 rank 1] and\n[0 rank 2] text 2\n[0 rank 2] and\n"
+        "[0 rank 3] text 3\n[0] other\n"
     )
+    kept = {
+        "event": "Output",
+        "node": 0,
+        "slot": 9,
+        "call": 2,
+        "stream": 1,
+        "rank": 2,
+        "label": "1",
+        "text": "text 2\n",
+    }
+    assert [f"[{each.place}] {each.text}" for each in Assembler().feed(kept)] == ["[0 rank 2] text 2"]
 
 
 def test_with_two_pools_the_mark_names_the_pool(shown: Shown) -> None:

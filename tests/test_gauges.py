@@ -114,6 +114,22 @@ def test_the_view_shows_costs_and_each_nodes_measurements_in_80_columns() -> Non
     ]
 
 
+def test_a_degraded_node_is_shown_as_such_with_the_device_and_the_reason() -> None:
+    board = Board()
+    for n in range(3):
+        board.hear(events.NodePhase(pool="train", node=n, phase="ready", slots=8))
+    reasons = ("cuda 3: 60 of 72 NVLinks\x1b[2J are active",)
+    board.hear(events.HealthChanged(pool="train", node=1, state="degraded", reasons=reasons))
+    board.hear(events.HealthChanged(pool="train", node=2, state="unknown", reasons=("cuda 0: no ECC",)))
+    _, *lines = screen(board.picture())
+    assert lines[0].split() == ["node", "0", "ready", "░░░░░░░░", "0/8", "0", "done"]
+    assert lines[1].split()[:3] == ["node", "1", "degraded"]
+    assert lines[1].endswith("cuda 3: 60 of 72 NVLinks are active")
+    assert "ready" in lines[2]
+    board.hear(events.HealthChanged(pool="train", node=1, state="ok"))
+    assert "degraded" not in "\n".join(screen(board.picture()))
+
+
 def test_without_figures_the_view_has_no_lines_for_them() -> None:
     assert screen(pool(1, None)) == [
         "train  ready  1 node  6/8 busy  1,200 done  1:39",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -20,9 +21,11 @@ from skypool.cli import top
 from skypool.cli.top_lines import ORDERS, details, ordered, pool_lines, summary
 from skypool.cli.top_survey import Answer, PoolView, Survey, view_of
 from skypool.observers import place
+from skypool.pool.observed import _health as health_told
 from skypool.processes import Process
 from skypool.rental.budget import Budget, Line
 from skypool.rental.records import Record
+from skypool.samples.health import DeviceHealth, NodeHealth
 from skypool.samples.values import CallSample, DeviceSample, NodeSample, to_json
 from tests.conftest import eventually
 
@@ -171,6 +174,14 @@ def test_a_sick_node_says_why_and_an_older_owner_is_understood() -> None:
     assert "XID 79" in text
     assert "unreachable since 12:30:01" in text
     assert "idle unknown" in text
+
+
+def test_a_degraded_node_is_shown_with_its_device_and_the_reason_as_its_owner_tells_it() -> None:
+    devices = (DeviceHealth("cuda", 2, "ok"), DeviceHealth("cuda", 3, "degraded", ("PCIe has 8 lanes of 16",)))
+    told = json.loads(json.dumps(health_told(NodeHealth(0, "degraded", devices))))
+    text = "\n".join(shown(view_of(record(), answer(node(0, health=told), node(1)), NOW), 120))
+    assert "degraded" in text
+    assert "cuda 3: PCIe has 8 lanes of 16" in text
 
 
 def test_a_sample_that_cannot_be_read_is_unknown() -> None:

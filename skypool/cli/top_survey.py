@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from skypool.cli.money import explanations, is_over
-from skypool.console.board import Figures, Picture, Row
+from skypool.console.board import Figures, Picture, Row, health_of
 from skypool.console.gauges import usd
 from skypool.console.lines import bare
 from skypool.errors import SkypoolError
@@ -160,14 +160,12 @@ def _row(node: Mapping[str, Any]) -> Row:
     rate = _number(node.get("usd_per_hour"))
     price = f"{usd(rate)} USD/h" if rate else ""
     machine = tuple(filter(None, (price, str(node["type"]), str(node["place"]), str(node["hardware"]))))
-    health = node.get("health") or {}
-    sick = health.get("state") in ("degraded", "unhealthy")
-    reasons = "; ".join(health.get("reasons", ())) if sick else ""
-    detail = word if " " in word else ""
+    found = node.get("health") or {}
+    health, why = health_of(found.get("state"), found.get("reasons", ()))
     return Row(
         node=int(node["node"]),
-        phase=str(health["state"]) if sick and word == "ready" else word.partition(" ")[0].rstrip(":,"),
-        detail=bare(": ".join(filter(None, (detail, reasons)))),
+        phase=word.partition(" ")[0].rstrip(":,"),
+        detail=bare(word) if " " in word else "",
         slots=int(node["slots"]),
         busy=int(node["busy"]) - on_cpu,
         cpu_slots=int(node["cpu_slots"]),
@@ -177,6 +175,8 @@ def _row(node: Mapping[str, Any]) -> Row:
         running=tuple(str(each) for each in node["running"]),
         machine=tuple(map(bare, machine)),
         sample=_sample(node.get("sample")),
+        health=health,
+        why=why,
     )
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from skypool import events
+from skypool.console.lines import bare
 from skypool.samples.values import NodeSample
 
 _TAIL = 400
@@ -55,6 +56,8 @@ class Row:
         machine: facts about the node's machine, the most important first. They are shown in place of `tail`, as many as
             fit into the line.
         sample: the newest measurement of the node; None if there is none.
+        health: "degraded" or "unhealthy" if something is wrong with the node's devices; otherwise "".
+        why: what is wrong with them, and with which; "" if nothing is.
     """
 
     node: int
@@ -73,6 +76,8 @@ class Row:
     tail: str = ""
     machine: tuple[str, ...] = ()
     sample: NodeSample | None = None
+    health: str = ""
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,18 @@ class Picture:
     done: int = 0
     rows: tuple[Row, ...] = ()
     figures: Figures | None = None
+
+
+def health_of(state: object, reasons: Iterable[object]) -> tuple[str, str]:
+    """Return the health of a node's devices as a row has it, and what is wrong with them; two empty texts for nothing.
+
+    Args:
+        state: "ok", "unknown", "degraded" or "unhealthy".
+        reasons: what was found, each with its device.
+    """
+    if state not in ("degraded", "unhealthy"):
+        return "", ""
+    return str(state), bare("; ".join(map(str, reasons)))
 
 
 class Board:
@@ -195,6 +212,9 @@ class Board:
             case events.NodeInterruption() | events.NodeRetirement():
                 row = self._rows.get(e.node, Row(e.node))
                 self._rows[e.node] = replace(row, phase="leaving", since=e.time)
+            case events.HealthChanged():
+                health, why = health_of(e.state, e.reasons)
+                self._rows[e.node] = replace(self._rows.get(e.node, Row(e.node)), health=health, why=why)
             case events.LinkDown() | events.LinkUp():
                 down, at = (e.reason, e.time) if isinstance(e, events.LinkDown) else ("", 0.0)
                 self._rows[e.node] = replace(self._rows.get(e.node, Row(e.node)), down=down, down_at=at)

@@ -23,8 +23,8 @@ class _Source:
 
     Attributes:
         call: id of the call whose output came last.
-        place: what the mark of its lines says about the place on the node: ":gpu1" for a process of a gang, " ray" for
-            a service. None for other calls, where the mark follows from the number of the slot.
+        place: what the mark of its lines says about the place on the node: " rank 5" for a process of a gang, " ray"
+            for a service. None for other calls, where the mark follows from the number of the slot.
         lines: object that splits the stream into lines.
         shown: when the state of a progress bar in this stream was last shown, in seconds since 1970; 0.0 before.
         state: the state that was shown then; "" before.
@@ -43,9 +43,8 @@ class Printer:
     Output to stdout on a node goes to stdout here, and output to stderr goes to stderr. A slot is a place on a node
     where one call runs at a time. Lines of a node with one slot have the mark `[node]`. Lines of a CPU slot (one
     without a device) on a node with devices have a mark such as `[node.cpu3]`. Lines of a gang (a call that runs as
-    several processes) have a mark such as `[node:gpu1]`, or `[node:1]` on a node without devices, or `[node]` if it has
-    one process there. Lines of a service have its name, as `[node name]`. If several pools print, the pool's name comes
-    first: `[pool node.slot]`.
+    several processes) have the rank of the process, as `[node rank 5]`. Lines of a service have its name, as `[node
+    name]`. If several pools print, the pool's name comes first: `[pool node.slot]`. `skypool logs` has the same marks.
 
     Args:
         states: True (the default) prints the state of progress bars now and then. False does not, because a live view
@@ -112,7 +111,7 @@ class Printer:
                 source.call = e.call
                 self._write(e.node, e.slot, e.stream, source.lines.finish(), source.place)
             if e.rank is not None:
-                source.place = f":{e.label}" if e.label else ""
+                source.place = f" rank {e.rank}"
             elif e.service:
                 source.place = f" {e.service}"
             self._write(e.node, e.slot, e.stream, source.lines.feed(e.text), source.place)

@@ -27,7 +27,13 @@ _WIDE = 120
 _MOST_BARS = 16
 _INDENT = 10
 """Number of columns before the measurements of a node."""
-_COLOURS = {"ready": "green", "lost": "bold red", "draining": "magenta", "ended": "bright_black"}
+_COLOURS = {
+    "ready": "green",
+    "unhealthy": "bold red",
+    "lost": "bold red",
+    "draining": "magenta",
+    "ended": "bright_black",
+}
 _WAITING = "yellow"
 
 
@@ -253,8 +259,8 @@ def _brief(row: Row, count: int) -> Text:
 def _phase(row: Row, now: float) -> Text:
     """Return a node's phase as coloured text, with the time for which it has lasted if that is known.
 
-    The time is left out if the node is ready. If the connection to the node is broken, the text is "unreachable" and
-    the time for which it has been so.
+    The time is left out if the node is ready. If a device of a ready node has a defect, the text is its health. If the
+    connection to the node is broken, the text is "unreachable" and the time for which it has been so.
 
     Args:
         row: the node.
@@ -262,6 +268,8 @@ def _phase(row: Row, now: float) -> Text:
     """
     if row.down:
         return Text(f"unreachable {clock(now - row.down_at)}", "bold red")
+    if row.phase == "ready" and row.health:
+        return Text(row.health, _colour(row.health))
     age = "" if row.phase == "ready" or not row.since else f" {clock(now - row.since)}"
     return Text(f"{row.phase}{age}", _colour(row.phase))
 
@@ -290,7 +298,7 @@ def _running(names: Sequence[str]) -> Text:
 
 
 def _trouble(row: Row) -> Text | None:
-    why = row.down or ("" if row.phase == "ready" else row.detail)
+    why = row.down or ("" if row.phase == "ready" else row.detail) or row.why
     return Text(bare(why.strip().partition("\n")[0]), "red") if why else None
 
 
@@ -299,12 +307,14 @@ def _foremost(rows: Sequence[Row], room: int, is_detailed: bool) -> Sequence[Row
 
     If `is_detailed` is True, nodes with measurements need two lines.
 
-    If not all rows fit, nodes that are not ready or have a broken connection are preferred. Next are nodes with running
-    calls, and then nodes with low numbers. If there are any rows, at least one is returned.
+    If not all rows fit, nodes that are not ready, have a broken connection or a defect are preferred. Next are nodes
+    with running calls, and then nodes with low numbers. If there are any rows, at least one is returned.
     """
     if sum(_height(row, is_detailed) for row in rows) <= room:
         return rows
-    ranked = sorted(rows, key=lambda r: (r.phase == "ready" and not r.down, not (r.busy or r.cpu_busy), r.node))
+    ranked = sorted(
+        rows, key=lambda r: (r.phase == "ready" and not r.down and not r.health, not (r.busy or r.cpu_busy), r.node)
+    )
     shown = ranked[:1]
     left = room - sum(_height(row, is_detailed) for row in shown)
     for row in ranked[1:]:

@@ -26,6 +26,9 @@ from skypool.rental.request import Terms
 from skypool.samples.health import NodeHealth
 from skypool.samples.values import to_json
 
+_MOST_REASONS = 16
+"""The most reasons for the health of a node that are told."""
+
 
 class Observed:
     """The side of a pool that observers see. They can neither send calls nor rent or end machines through it.
@@ -180,7 +183,7 @@ def _cost(node: int, lines: Sequence[Line]) -> dict[str, object]:
 
 def _health(found: NodeHealth | None) -> dict[str, object] | None:
     """Return the health of a node as values for JSON; None if it is not known."""
-    return None if found is None else asdict(found)
+    return None if found is None else {**asdict(found), "reasons": list(found.reasons[:_MOST_REASONS])}
 
 
 def hardware(devices: Sequence[Device]) -> str:
