@@ -8,8 +8,10 @@ import subprocess
 import sys
 import textwrap
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,11 +22,11 @@ from skypool.cli.money import explanations
 from skypool.pool.linger import SLACK
 from skypool.rental.ledger import Ledger
 from skypool.rental.records import Record
-from skypool.testing import FakeCloud
+from skypool.testing import FakeCloud, Stock
 from tests.conftest import eventually, nodes, processes_of
 from tests.test_idle import CENT, Script, cloud, script
 from tests.watched import Watched
-from tests.work import add, where
+from tests.work import add, nap, where
 
 __all__ = ["cloud", "script"]
 BOUND = 60.0
@@ -60,7 +62,7 @@ def test_a_node_ends_after_the_time_that_its_client_says_or_a_while_after_its_ow
     moment.now = 1400.0
     lease.worked()  # it goes on without its client, but not beyond the lease
     assert lease.renew(1000.0) == 1600.0
-    lease.taken()
+    assert lease.take(1400.0) == ""
     assert lease.renew(1400.0) == 2000.0
 
 
@@ -74,7 +76,7 @@ def test_a_node_that_stays_lives_as_long_as_its_client_said_and_no_limit_is_forg
     lease.allow(9000.0)
     lease.stay(9000.0)
     assert lease.renew(1000.0) == 6000.0
-    lease.taken()
+    assert lease.take(1000.0) == ""
     assert lease.renew(1000.0) == 1600.0
 
 
@@ -95,6 +97,38 @@ def test_a_machine_whose_node_stays_is_asked_for_again_and_again(moment: Moment,
     assert len({*serials}) > 30
     for serial, seconds in asked[3:]:
         assert 1200.0 <= int(serial) / 1000 + int(seconds) <= 1201.0
+
+
+@pytest.mark.parametrize(("lease_s", "least"), [(600.0, 7.0), (25.0, 3.25), (12.0, 3.0)])
+def test_a_node_is_taken_over_only_if_its_guard_reads_that_in_time(
+    moment: Moment, tmp_path: Path, lease_s: float, least: float
+) -> None:
+    file = tmp_path / "lease"
+    file.write_text(" " * 31 + "\n")
+    lease = Lease(lease_s, None, str(file))
+    lease.renew(1000.0)
+    lease.stay(9.0)
+    lease.renew(1000.0)
+    moment.now = 1009.0 - least + 0.01
+    assert re.fullmatch(r"its machine ends itself in \d s, which is too late to stop", lease.take(moment.now))
+    assert lease.renew(1000.0) == 1009.0
+    assert int(file.read_text().split()[1]) <= 9
+    moment.now = 1009.0 - least
+    assert lease.take(moment.now) == ""
+    serial, seconds = map(int, file.read_text().split())
+    assert (serial, seconds) == (round(moment.now * 1000), round(lease_s)), "the guard is asked at once"
+
+
+def test_a_node_whose_guard_cannot_be_asked_is_not_taken_over(moment: Moment, tmp_path: Path) -> None:
+    file = tmp_path / "lease"
+    file.write_text(" " * 31 + "\n")
+    lease = Lease(600.0, None, str(file))
+    lease.renew(1000.0)
+    lease.stay(100.0)
+    lease.renew(1000.0)
+    file.unlink()
+    assert "its lease cannot be extended in the file" in lease.take(1010.0)
+    assert lease.renew(1010.0) == 1100.0
 
 
 def test_a_node_that_works_without_its_client_tells_the_guard(moment: Moment, tmp_path: Path) -> None:
@@ -330,11 +364,66 @@ def test_machines_stay_after_an_error_and_end_after_ctrl_c(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_budget_and_lifetime_end_machines_that_stay(cloud: FakeCloud) -> None:
     """36 USD/h is a cent a second; the first hour must be paid for, and most of it is."""
-    with sky.ComputePool(cloud, name="poor", slots=1, linger="2h", max_lifetime="30m", budget=36.5, console="off") as p:
+    with sky.ComputePool(cloud, name="poor", slots=1, linger="2h", budget=36.5, console="off") as p:
         assert add(1) >> p == 2
-    assert 1700 < record("poor").lasts - time.time() <= 1800
-    with sky.ComputePool.attach("poor", cloud, linger="2h", console="off"):
-        pass
     assert 3500 < record("poor").lasts - time.time() <= 3650
+    with sky.ComputePool.attach("poor", cloud, linger="2h", max_lifetime="30m", console="off"):
+        pass
+    assert 1700 < record("poor").lasts - time.time() <= 1800
     sky.ComputePool.attach("poor", cloud, console="off").stop()
     until_over("poor")
+
+
+# --- a pool that is taken over at the last moment ------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_who_attaches_just_before_the_end_gets_the_machine_for_a_whole_lease_or_is_refused(tmp_path: Path) -> None:
+    """With a lease of 25 s the guard may take 3.25 s until it has read that it must let the machine live."""
+    stays, worked, refused = 12.0, [], []
+
+    def late(before: float) -> None:
+        name = f"late-{before:g}".replace(".", "-")
+        options: dict[str, Any] = {"slots": 1, "lease": 25, "console": "off"}
+        with FakeCloud(tmp_path / name, [Stock()]) as cloud:
+            with sky.ComputePool(cloud, name=name, linger=stays, **options):
+                pass
+            until = record(name).lasts
+            time.sleep(max(0.0, until - before - time.time()))
+            try:
+                with sky.ComputePool.attach(name, cloud, **options) as pool:
+                    assert pool.send(nap(before + 3.0)).result(BOUND) == before + 3.0
+                    worked.append(before)
+            except sky.SkypoolError as e:
+                refused.append((before, str(e)))
+                eventually(lambda: cloud.count("machine") == 0, BOUND, "the end of the machine")
+                assert time.time() < until + 5.0
+            eventually(lambda: record(name).ended is not None, BOUND, "the record of the end")
+
+    late(12.0)  # what is slow the first time
+    times = [0.2, 0.6, 1.0, 1.5, 2.0, 3.0, 4.5, 6.0]
+    with ThreadPoolExecutor(len(times)) as threads:
+        list(threads.map(late, times))
+    assert 12.0 in worked
+    assert {0.2, 0.6, 1.0, 1.5} <= {before for before, _ in refused}
+    known = re.compile("too late to stop|is still run by|no machines of a pool|has ended")
+    assert all(known.search(why) for _, why in refused), refused
+
+
+def test_a_pool_that_cannot_be_taken_over_ends_when_it_would_have_ended(tmp_path: Path) -> None:
+    with FakeCloud(tmp_path / "cloud", [Stock()]) as cloud:
+        with sky.ComputePool(cloud, name="half", nodes=2, slots=1, linger=20, console="off"):
+            pass
+        before = record("half")
+        [lost] = [each for each in cloud.instances(pool="half") if each.node == 1]
+        cloud.control.partition(lost)
+        with pytest.raises(sky.SkypoolError, match="node 1"):
+            sky.ComputePool.attach("half", cloud, liveness=3, console="off")
+        after = record("half")
+        assert (after.stays, after.lease, after.client) == (before.stays, before.lease, before.client)
+        assert after.is_staying
+        assert len(cloud.instances(pool="half")) == 2
+        eventually(lambda: cloud.count("machine") == 0, 2 * BOUND, "the end of the machines")
+        assert before.stays is not None
+        assert time.time() < before.stays + 10.0
+        eventually(lambda: record("half").ended is not None, BOUND, "the record of the end")

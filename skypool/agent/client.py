@@ -41,6 +41,8 @@ class Client:
         liveness: seconds of silence after which another client may take the node.
         clock: the agent's clock, which measures that silence.
         on_frame: called with every frame (message) of the accepted client, except its first one, the HELLO.
+        may_take: called before another client than the first one takes the node over. It returns "", or the reason
+            why it is too late for that.
         on_hello: called when a client was accepted, with True if the client is not the same as before, and with the
             header of its HELLO. Returns the header of the WELCOME, the answer to a HELLO.
         on_resumed: called after the WELCOME was queued for sending.
@@ -62,6 +64,7 @@ class Client:
         liveness: float,
         clock: RunningClock,
         on_frame: Callable[[Frame], None],
+        may_take: Callable[[], str],
         on_hello: Callable[[bool, Mapping[str, Any]], Mapping[str, object]],
         on_resumed: Callable[[], None],
         on_gone: Callable[[], None],
@@ -71,6 +74,7 @@ class Client:
         self._watch = watch
         self._liveness = liveness
         self._on_frame = on_frame
+        self._may_take = may_take
         self._on_hello = on_hello
         self._on_resumed = on_resumed
         self._on_gone = on_gone
@@ -158,11 +162,12 @@ class Client:
     def _greet(self, connection: Connection, hello: dict[str, Any]) -> None:
         """Accept the client that sent a HELLO (its first message), or answer TAKEN if another client uses the node.
 
-        The other client uses the node if it is connected and was heard within the last `liveness` seconds. Each client
-        that takes the node over gets a higher epoch in its WELCOME. A client that comes back names its epoch. If the
-        node was taken over since, that client is refused for good, also while the new one is away. An accepted client
-        gets a WELCOME and everything in `unacknowledged`. An earlier connection to a client is closed. If the
-        same client has come back, outcomes (results or errors) that it no longer waits for are forgotten.
+        A new client is also refused if the node is about to end itself. The other client uses the node if it is
+        connected and was heard within the last `liveness` seconds. Each client that takes the node over gets a higher
+        epoch in its WELCOME. A client that comes back names its epoch. If the node was taken over since, that client is
+        refused for good, also while the new one is away. An accepted client gets a WELCOME and everything in
+        `unacknowledged`. An earlier connection to a client is closed. If the same client has come back, outcomes
+        (results or errors) that it no longer waits for are forgotten.
 
         Args:
             connection: the connection that the HELLO came on. It is closed after TAKEN.
@@ -176,9 +181,10 @@ class Client:
         is_former = is_new and int(hello.get("epoch", 0)) > 0
         if is_former or (is_new and self._current is not None and self._clock() - self.heard < self._liveness):
             silent = round(self._clock() - self.heard, 1)
-            connection.send(frame(Kind.TAKEN, {"silent": silent, "former": is_former}))
-            self.flush(connection)
-            self._drop(connection)
+            self._refuse(connection, {"silent": silent, "former": is_former})
+            return
+        if is_new and self.epoch and (why := self._may_take()):
+            self._refuse(connection, {"silent": 0.0, "why": why})
             return
         if self._current is not None and self._current is not connection:
             self._drop(self._current)
@@ -191,6 +197,12 @@ class Client:
         connection.send(long_frame(Kind.WELCOME, {**self._on_hello(is_new, hello), "epoch": self.epoch}))
         self._on_resumed()
         self.unacknowledged.resend(connection)
+
+    def _refuse(self, connection: Connection, header: Mapping[str, object]) -> None:
+        """Answer TAKEN on a connection, and close it."""
+        connection.send(frame(Kind.TAKEN, header))
+        self.flush(connection)
+        self._drop(connection)
 
     def _complain(self, connection: Connection, error: Exception) -> None:
         """Log an error of a connection to stderr, and close that connection. Nothing is raised."""

@@ -14,6 +14,10 @@ import time
 
 _EVERY = 5.0
 """Least seconds between two extensions of the lease in the guard's file. For a lease below 100 s it is shorter."""
+_GUARD_LOOKS = 5.0
+"""Most seconds between two readings of the guard's file by the guard. For a lease below 100 s they are fewer."""
+_GUARD_READS = 2.0
+"""Seconds that one reading may take."""
 _WIDTH = 31
 """The number of characters that each write to the guard's file has. Each write overwrites the one before."""
 
@@ -39,6 +43,7 @@ class Lease:
         self._linger = math.inf
         self._stays: float | None = None
         self._told = self._heard = self._until = -math.inf
+        self._granted = math.inf  # until when the guard lets the machine live, so far as it is known
         self._trouble = ""
 
     def allow(self, seconds: float) -> None:
@@ -74,10 +79,30 @@ class Lease:
         """Let the node live for so many seconds from now without a client, whatever the lease and `linger` say."""
         self._stays = time.monotonic() + seconds
 
-    def taken(self) -> None:
-        """Forget what a former client said with `linger` and `stay`, because the node has a new client."""
+    def take(self, heard: float) -> str:
+        """Let a new client have the node, and ask the guard for more time at once. Return the reason if that is late.
+
+        What a former client said with `linger` and `stay` is forgotten then. A guard that is about to end the machine
+        may not read its file any more, so that the new client would lose the node at once.
+
+        Args:
+            heard: the time of the new client's first message, in seconds of `time.monotonic()`.
+
+        Returns:
+            "" if the node lives on, otherwise why it does not. Nothing is changed then.
+        """
+        left = self._granted - time.monotonic()
+        if self._guard and left < min(_GUARD_LOOKS, max(1.0, self._lease / 20)) + _GUARD_READS:
+            return f"its machine ends itself in {max(0.0, left):.0f} s, which is too late to stop"
+        before = self._idle_end, self._linger, self._stays
         self._idle_end = self._linger = math.inf
         self._stays = None
+        self._told = self._heard = -math.inf
+        self.renew(heard)
+        if self._guard and self._trouble:
+            self._idle_end, self._linger, self._stays = before
+            return self._trouble
+        return ""
 
     def renew(self, heard: float) -> float:
         """Return the node's deadline, in seconds of `time.monotonic()`. Write the guard's file if that is due.
@@ -105,6 +130,8 @@ class Lease:
             self._heard = heard
             self._until = deadline
             self._ask(deadline - now)
+            if not self._trouble:
+                self._granted = deadline
         return deadline
 
     def _ask(self, seconds: float) -> None:

@@ -106,6 +106,7 @@ class Agent:
             config.liveness,
             self._clock,
             self._on_frame,
+            self._take_over,
             self._on_hello,
             self._on_resumed,
             self._arrivals.clear,
@@ -346,6 +347,10 @@ class Agent:
         self._unacknowledged.consumed(f.header["id"], f.header["seq"])
         self._pass_on(f)
 
+    def _take_over(self) -> str:
+        """Let another client have the node, from now on for a whole lease. Return the reason if it is too late."""
+        return self._lease.take(time.monotonic())
+
     def _on_hello(self, is_new: bool, hello: Mapping[str, Any]) -> dict[str, Any]:
         """Return the header of the WELCOME, the first message to a connected client.
 
@@ -359,7 +364,6 @@ class Agent:
             hello: the header of the client's HELLO. It may say for how long the node may live without work.
         """
         if is_new:
-            self._lease.taken()
             self._store.wait_no_more()
         self._limit_idle(hello)
         calls = [*self._calls, *self._unacknowledged.calls]

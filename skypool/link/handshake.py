@@ -173,6 +173,10 @@ class Handshake:
                 "while this one was away; go on there, and end this process",
                 self.node,
             )
+        if isinstance(first, Taken) and first.why:
+            raise Gone(
+                f"node {self.node} cannot be taken over any more: {first.why}; make a new ComputePool", self.node
+            )
         if isinstance(first, Taken):
             raise Gone(
                 f"node {self.node} is used by another client, which sent its last message {first.silent:g} s ago; end "

@@ -119,10 +119,12 @@ class Taken:
     Attributes:
         silent: the seconds since the other client last sent something to the agent.
         former: True if this client owned the node before, and the other client has taken it over since.
+        why: another reason, such as that the node is about to end itself; "" if another client is the reason.
     """
 
     silent: float
     former: bool = False
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -630,9 +632,12 @@ def _taken(f: Frame) -> Taken:
     """Return the `Taken` in a TAKEN frame: the agent refuses this client because it serves another one.
 
     Raises:
-        ProtocolError: the field "silent" is missing or not a valid number of seconds.
+        ProtocolError: the field "silent" is missing or not a valid number of seconds, or "why" is no text of at most
+            1000 characters.
     """
-    return Taken(_seconds("the notice of another client", f.header, "silent"), f.header.get("former") is True)
+    h, what = f.header, "the refusal of a client"
+    why = printable(_text(what, h, "why", 1000)) if "why" in h else ""
+    return Taken(_seconds(what, h, "silent"), h.get("former") is True, why)
 
 
 def _welcome(f: Frame) -> Welcome:

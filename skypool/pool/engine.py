@@ -1165,8 +1165,7 @@ class PoolEngine:
                     raise self._lost_early
         except BaseException as e:
             self.dispatch.close(e)
-            for link in self._links.values():
-                await link.close(bye=False)
+            await self._give_back()
             raise
         slices = Rented(tuple(instances)).slices
         nodes: dict[int, states.Node] = {}
@@ -1181,6 +1180,19 @@ class PoolEngine:
         for node, link in self._links.items():
             for call in self._welcomes[node].streams:
                 link.send(frame(Kind.CANCEL, {"id": call, "grace": self.terms.grace}))
+
+    async def _give_back(self) -> None:
+        """Leave the nodes of a pool that could not be taken over as they were: they end when they would have ended."""
+        try:
+            seconds = await asyncio.to_thread(self.rental.give_back)
+        except SkypoolError as e:
+            self._notice(blame.told(e))
+            seconds = None
+        for link in self._links.values():
+            if seconds is None:
+                await link.close(bye=False)
+            else:
+                await link.leave(seconds)
 
     def _on_welcome(self, node: int, welcome: Welcome) -> None:
         """Take over the calls that a former process sent to a node. Called when a connection to the node begins.

@@ -302,7 +302,9 @@ class ComputePool(Executor):
 
         Raises:
             UsageError: the ledger does not know the pool, an argument is not valid, or the former process still runs.
-            ConnectionLost: a node cannot be reached, or the former process is still connected to it.
+            ConnectionLost: a node cannot be reached, or the former process is still connected to it. Also raised if a
+                machine ends itself in the next seconds, so that this cannot be stopped any more. The others end when
+                they would have ended.
             SkypoolError: the provider has no machine of that pool.
         """
         if provider is None:

@@ -175,6 +175,20 @@ class Ledger:
 
         return self._file.write(work, holds=lambda record: record.session if record else "")
 
+    def give_back(self, record: Record) -> None:
+        """Undo `adopt`, as the pool could not be taken over. Does not raise if the ledger cannot be written.
+
+        Args:
+            record: what `adopt` has returned.
+        """
+        former = record.client
+        values = former.host, former.pid, former.birth, record.beat, record.lease, record.ending, record.stays
+        me = Process.this()
+        sql = "UPDATE pools SET host = ?, pid = ?, birth = ?, beat = ?, lease = ?, ending = ?, stays = ? "
+        sql += "WHERE session = ? AND host = ? AND pid = ? AND birth = ? AND ending IS NULL AND ended IS NULL"
+        self._note((sql, (*values, record.session, me.host, me.pid, me.birth)))
+        self._file.let_go(record.session)
+
     def intend(self, session: str, token: str, offer: Offer, nodes: Sequence[int]) -> None:
         """Record that an order (a request for machines) is about to be sent. Call this before each attempt to send it.
 

@@ -35,6 +35,7 @@ from skypool.rental.holdings import Holdings, OrderKey
 from skypool.rental.launch import Attempts, Launcher, Rented, place
 from skypool.rental.ledger import Ledger
 from skypool.rental.planning import Pause, Planning
+from skypool.rental.records import Record
 from skypool.rental.request import Terms
 from skypool.wire.blame import cut
 from skypool.wire.keys import Keys
@@ -79,6 +80,7 @@ class Rental:
         self.before_prices: Callable[[], None] = lambda: None
         self._numbers = itertools.count()
         self._priced = time.monotonic()
+        self._adopted: Record | None = None  # the record of a pool before this process took it over
         self._billed_since: float | None = None  # when the pool began to cost something
         self._told: set[str] = set()
         self._planning = Planning(terms, self.tell, self.stopping)
@@ -236,7 +238,7 @@ class Rental:
         self._holdings.take_over(found)
         self._priced = -math.inf
         ledger = Ledger.here(self.tell)
-        known = ledger.adopt(name, lease=self._terms.lease)
+        known = self._adopted = ledger.adopt(name, lease=self._terms.lease)
         if known is not None:  # None if the pool is in the ledger of another machine
             self._holdings.record_in(ledger, known.session)
             lifetime = min(self._terms.lifetime or math.inf, known.lifetime or math.inf)
@@ -251,6 +253,23 @@ class Rental:
         else:
             self._billed_since = min(clock.now(), *(each.billed_from or math.inf for each in found))
         return found
+
+    def give_back(self) -> float | None:
+        """Undo `adopt`, as the nodes could not be taken over: the machines end when they would have ended without it.
+
+        Returns:
+            The seconds until then; None if the ledger does not have the pool.
+
+        Raises:
+            SkypoolError: the process that ends machines which stay could not be started again.
+        """
+        record, ledger = self._adopted, self._holdings.ledger
+        if record is None or ledger is None:
+            return None
+        ledger.give_back(record)
+        if record.is_staying:
+            reaper_process.terminate_in_background(self._terms.drivers, record.pool, record.session, staying=True)
+        return max(0.0, record.lasts - time.time())
 
     # --- renting ---------------------------------------------------------------------------------------------
 
