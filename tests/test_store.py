@@ -1,36 +1,84 @@
-"""What the agent keeps for its workers."""
+"""What the agent keeps for its workers and their children."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from skypool.agent.store import Store
-from skypool.agent.value_storage import SpareMemory
+from skypool.agent.packages import Packages
 from skypool.errors import ProtocolError
 from skypool.wire.frames import Frame, Kind, encode, parse_frame
 
 SOURCE = b"x = 1\n" * 50_000
-HASH = hashlib.sha256(SOURCE).hexdigest()[:16]
+VERSION = "0123456789abcdef"
 
 
-def store(folder: Path) -> Store:
-    nobody: Any = None
-    return Store(str(folder), nobody, nobody, lambda kind, header: None, SpareMemory())
+def hash_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
 
 
-def module(source: bytes, hash_: str = HASH) -> Frame:
-    head = {"name": "mine", "found": True, "package": False, "file": "mine.py", "hash": hash_}
-    return parse_frame(memoryview(encode(Kind.MODULE, head, len(source)) + source))
+@pytest.fixture
+def asked() -> list[dict[str, Any]]:
+    return []
 
 
-def test_a_module_that_comes_again_is_whole_for_whoever_reads_it_just_then(tmp_path: Path) -> None:
-    kept, file = store(tmp_path), tmp_path / "modules" / HASH / "mine.py"
-    kept.on_module(module(SOURCE))
+@pytest.fixture
+def packages(tmp_path: Path, asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Iterator[Packages]:
+    monkeypatch.chdir(tmp_path)
+    kept = Packages(str(tmp_path), lambda _kind, header: asked.append(dict(header)), lambda *_: None)
+    yield kept
+    if kept._listener is not None:
+        kept._listener.close()
+
+
+def answer(files: dict[str, bytes], inline: int, path: str = "", **changes: Any) -> Frame:
+    """What the client says about a package, or a file of it."""
+    if path:
+        head, body = {"name": "mine", "hash": VERSION, "file": path}, files[path]
+    else:
+        listing = [(name, hash_of(data), len(data)) for name, data in files.items()]
+        head = {"name": "mine", "version": "", "found": True, "hash": VERSION, "inline": inline, "left_out": []}
+        body = json.dumps(listing).encode() + b"\n" + b"".join(list(files.values())[:inline])
+    return parse_frame(memoryview(encode(Kind.MODULE, {**head, **changes}, len(body)) + body))
+
+
+def test_a_package_comes_whole_with_its_large_files_one_after_the_other(
+    packages: Packages, asked: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    files = {"mine/__init__.py": b"", "mine/a.py": SOURCE, "mine/large.bin": SOURCE[1:], "mine/larger.bin": SOURCE[2:]}
+    told: list[dict[str, Any]] = []
+    packages.want("mine", "", told.append)
+    packages.on_module(answer(files, 2))
+    for path in ("mine/large.bin", "mine/larger.bin"):
+        assert told == []
+        assert asked[-1] == {"name": "mine", "version": VERSION, "file": path}
+        packages.on_module(answer(files, 2, path))
+    folder = tmp_path / "modules" / VERSION
+    assert told == [{"found": True, "folder": str(folder), "hash": VERSION, "left_out": []}]
+    assert {str(each.relative_to(folder)): each.read_bytes() for each in folder.glob("mine/*")} == files
+    assert {oct(each.stat().st_mode & 0o777) for each in (folder, folder / "mine")} == {"0o700"}
+
+
+def test_a_package_that_is_here_is_not_asked_for_again(packages: Packages, asked: list[dict[str, Any]]) -> None:
+    told: list[dict[str, Any]] = []
+    packages.want("mine", "", told.append)
+    packages.want("mine", "", told.append)
+    packages.on_module(answer({"mine.py": SOURCE}, 1))
+    packages.want("mine", VERSION, told.append)
+    assert len(asked) == 1
+    assert [each["hash"] for each in told] == [VERSION] * 3
+
+
+def test_a_package_that_comes_again_is_whole_for_whoever_reads_it_just_then(packages: Packages, tmp_path: Path) -> None:
+    packages.on_module(answer({"mine.py": SOURCE}, 1))
+    file = tmp_path / "modules" / VERSION / "mine.py"
     first = file.stat().st_ino
     seen: set[int] = set()
     over = threading.Event()
@@ -41,15 +89,45 @@ def test_a_module_that_comes_again_is_whole_for_whoever_reads_it_just_then(tmp_p
 
     reader = threading.Thread(target=read)
     reader.start()
-    for _ in range(300):
-        kept.on_module(module(SOURCE))
+    for _ in range(100):
+        packages.on_module(answer({"mine.py": SOURCE}, 1))
     over.set()
     reader.join()
     assert seen == {len(SOURCE)}
     assert file.stat().st_ino == first
-    assert [path.name for path in file.parent.iterdir()] == ["mine.py"]
 
 
-def test_a_module_that_is_not_what_its_hash_says_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ProtocolError, match="module mine with source that does not match the module's hash"):
-        store(tmp_path).on_module(module(SOURCE[:-1]))
+@pytest.mark.parametrize(
+    ("files", "changes"),
+    [
+        ({"mine.py": b"x"}, {"hash": "../../x"}),
+        ({"/tmp/mine.py": b"x"}, {}),
+        ({"../mine.py": b"x"}, {}),
+    ],
+)
+def test_a_path_that_leads_elsewhere_is_refused(
+    packages: Packages, files: dict[str, bytes], changes: dict[str, str]
+) -> None:
+    with pytest.raises(ProtocolError, match=r"does not match its hash|no hash"):
+        packages.on_module(answer(files, 1, **changes))
+
+
+def test_a_file_that_is_not_what_its_hash_says_is_refused(packages: Packages) -> None:
+    good = answer({"mine.py": SOURCE}, 1)
+    bad = good._replace(body=memoryview(bytes(good.body)[:-1] + b"?"))
+    with pytest.raises(ProtocolError, match="does not match its hash"):
+        packages.on_module(bad)
+
+
+def test_a_disk_without_room_is_told_to_who_waits(packages: Packages, tmp_path: Path) -> None:
+    (tmp_path / "modules").write_text("a file where the folder should be")
+    told: list[dict[str, Any]] = []
+    packages.want("mine", "", told.append)
+    packages.on_module(answer({"mine.py": SOURCE}, 1))
+    assert told[0]["found"] is False
+    assert told[0]["why"].startswith("full ")
+
+
+def test_the_socket_for_children_is_this_users_only(packages: Packages, tmp_path: Path) -> None:
+    assert os.stat(tmp_path / "modules.sock").st_mode & 0o777 == 0o600
+    assert os.stat(tmp_path / "children").st_mode & 0o777 == 0o700

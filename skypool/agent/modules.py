@@ -1,6 +1,7 @@
-"""Imports the user's own modules on a node (a rented machine), from source that the client sends.
+"""Imports the user's own modules on a node (a rented machine), from packages that the client sends.
 
-The client is the user's process. Sources are identified by a hash of their content.
+The client is the user's process. It sends a package with all its files, which become a folder on `sys.path`. Python's
+own finders do the rest: resources, metadata and namespace packages work as on the client.
 
 Modules that the client had loaded from outside site-packages take precedence over installed ones, as they do on the
 client. For any other module that the node lacks, the client is asked when the module is imported.
@@ -11,105 +12,172 @@ name. Functions and classes of the script are sent by value instead.
 
 from __future__ import annotations
 
-import importlib.util
+import os
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from multiprocessing.reduction import ForkingPickler
 from types import ModuleType
 from typing import Any
 
 import cloudpickle
 
+from skypool.agent import child_imports
 from skypool.wire.named import NAMED
 from skypool.wire.pickling import SCRIPT, pickled
 
+_METADATA = "~metadata"
+"""The name of the package with the metadata of editable installations."""
+_ADVICE = "this node has no module {0!r}: "
+_INSTALLED = "install it with Image(pip=[{1!r}]), the version that this program has"
+_MADE = "the program made it while it ran, so that it has no file; write it into a file that the program imports"
+_ELSE = (
+    "install it with Image(pip=[…]) or Image(apt=[…]); a module of your own is sent if the program itself can import it"
+)
+_FULL = "it did not fit on the node's disk: {1}"
+
 
 @dataclass(frozen=True, slots=True)
-class FoundModule:
-    """A module that the client has sent.
+class FoundPackage:
+    """The client's answer about a module or package.
 
     Attributes:
-        file: the path of the module's source on this node; None for a namespace package, which has no source.
-        is_package: True if the module is a package.
-        hash: the hash of the source, as the client computed it.
+        folder: the folder on this node in which it is; None if the client has none.
+        version: a hash of its files.
+        left_out: the paths of files that were too large to be sent.
+        why: what the client knows about a module that is not the user's own.
     """
 
-    file: str | None
-    is_package: bool
-    hash: str
+    folder: str | None
+    version: str
+    left_out: tuple[str, ...]
+    why: str
 
 
 class UserModules:
-    """An import hook for the modules that the user wrote. It loads these modules from source that the client sends.
+    """An import hook for the modules that the user wrote, which the client sends.
 
     The import hook has no effect before `install` is called.
 
     Args:
-        fetch: asks the client for a module by its name, and waits for the answer. Returns None if the client has no
-            such module.
+        fetch: asks the client for a module or package by name and version, and waits for the answer.
+        folder: the node's folder.
     """
 
-    def __init__(self, fetch: Callable[[str], FoundModule | None]) -> None:
+    def __init__(self, fetch: Callable[[str, str], FoundPackage], folder: str) -> None:
         self._fetch = fetch
+        self._folder = folder
         self._known: dict[str, str] = {}
-        self._loaded: dict[str, str] = {}
-        self._tops: set[str] = set()
+        self._first: frozenset[str] = frozenset()
+        self._found: dict[str, FoundPackage] = {}
+        self._missing: dict[str, str] = {}
+        self._numpy = ""
 
     def install(self) -> None:
         """Add the import hook to this process: two finders in `sys.meta_path`.
 
         The first finder comes before all others, and finds modules known to be the user's own. The other comes last,
-        and is for modules that nothing else finds.
+        and is for modules that nothing else finds. Processes that calls start get a hook through their environment.
 
         Also makes multiprocessing send functions and classes of the client's script by value.
         """
         send_script_by_value()
         sys.meta_path.insert(0, _First(self))
         sys.meta_path.append(_Last(self))
+        self._outside = os.environ.get("PYTHONPATH", "")
+        os.environ[child_imports.PLACE] = self._folder
+        self._tell_children()
 
-    def learn(self, manifest: dict[str, str]) -> bool:
-        """Add a list of the user's own modules, which the client has sent, to the lists that came before.
+    def _tell_children(self) -> None:
+        """Let processes that calls start find the packages that are here, and the hook that asks for others."""
+        folders = [os.path.join(self._folder, "children"), *(str(each.folder) for each in self._found.values())]
+        os.environ["PYTHONPATH"] = os.pathsep.join([*folders, *([self._outside] if self._outside else [])])
+        os.environ[child_imports.FIRST] = ",".join(sorted(self._first | self._known.keys()))
+
+    def learn(self, about: Mapping[str, Any]) -> bool:
+        """Take what the client says about the user's own modules, with a function.
 
         Args:
-            manifest: a dict from the name of each module to the hash of its source.
+            about: has "modules", a dict from the name of each loaded module or package to its version, and "first", the
+                names of others that come before installed ones.
 
         Returns:
             False if a module that was imported here has changed on the client. Only a new process can then import the
                 changed module. Otherwise True.
         """
-        self._known.update(manifest)
-        self._tops.update(name.partition(".")[0] for name in manifest)
-        return not any(manifest.get(name, hash_) != hash_ for name, hash_ in self._loaded.items())
+        self._known.update(about["modules"])
+        self._first = self._first | frozenset(about["first"])
+        self._numpy = about.get("numpy", "")
+        for name, version in about["modules"].items():
+            found = self._found.get(name)
+            if found is not None and found.version != version:
+                if any(each.partition(".")[0] == name for each in list(sys.modules)):
+                    return False
+                self._drop(name)
+        if _METADATA in self._known:
+            self.provide(_METADATA)
+        self._tell_children()
+        return True
+
+    def _drop(self, name: str) -> None:
+        found = self._found.pop(name)
+        sys.path[:] = [each for each in sys.path if each != found.folder]
 
     def is_first(self, name: str) -> bool:
-        """Return True if a module of this name takes precedence over an installed one.
+        """Return True if the user's own module of this name, without a dot, takes precedence over an installed one."""
+        return name in self._known or name in self._first
 
-        That is so if the client's list has a module of the user's own with the same top-level package.
+    def provide(self, name: str) -> bool:
+        """Have a module or package of the user's own in a folder on `sys.path`. Waits for the client's answer.
+
+        Args:
+            name: its name, without a dot.
+
+        Returns:
+            True if it is new there; False if it is there already, or if the client has none.
         """
-        return name.partition(".")[0] in self._tops
+        if name in self._found:
+            return False
+        found = self._fetch(name, self._known.get(name, ""))
+        if found.folder is None:
+            self._missing[name] = found.why
+            return False
+        self._found[name] = found
+        if found.folder not in sys.path:
+            sys.path.insert(0, found.folder)
+        self._tell_children()
+        return True
 
-    def has_sent(self, name: str) -> bool:
-        """Return True if the module of this name was imported here from source that the client sent."""
-        return name in self._loaded
+    def advice(self, error: BaseException) -> str:
+        """Return what to do about an exception of a call that is about modules or their files; "" for any other."""
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            return self._numpys(error.name) or self._missing_advice(error.name)
+        if isinstance(error, FileNotFoundError) and isinstance(error.filename, str):
+            for found in self._found.values():
+                path = os.path.relpath(error.filename, found.folder)
+                if path in found.left_out:
+                    return (
+                        f"{path} of your package was not sent: files of more than 10 MB, and more than 50 MB of "
+                        "files for a package, are left out; send it with Image(files={…})"
+                    )
+        return ""
 
-    def find(self, name: str) -> ModuleSpec | None:
-        """Return the spec of a module of the user's own, whose source the client sends. Waits for the client's answer.
+    def _missing_advice(self, name: str) -> str:
+        top = name.partition(".")[0]
+        kind, _, rest = self._missing.get(top, "").partition(" ")
+        text = {"installed": _INSTALLED, "made": _MADE, "full": _FULL}.get(kind, _ELSE)
+        return (_ADVICE + text).format(name, rest)
 
-        Returns None if the client has no module of that name.
-        """
-        found = self._fetch(name)
-        if found is None:
-            return None
-        self._loaded[name] = found.hash
-        if found.file is None:
-            spec = ModuleSpec(name, None, is_package=True)  # a namespace package has no code
-            spec.submodule_search_locations = []
-            return spec
-        return importlib.util.spec_from_file_location(
-            name, found.file, submodule_search_locations=[] if found.is_package else None
+    def _numpys(self, name: str) -> str:
+        """Return a sentence with both versions of numpy, if that is why a pickle names a module that is not here."""
+        numpy = sys.modules.get("numpy")
+        if not name.startswith("numpy.") or numpy is None or not self._numpy or numpy.__version__ == self._numpy:
+            return ""
+        return (
+            f"this computer has numpy {self._numpy} and the node numpy {numpy.__version__}, which do not read each "
+            f'other\'s arrays; use one major version: Image(pip=["numpy=={self._numpy}"])'
         )
 
 
@@ -151,20 +219,25 @@ class _First:
         self._modules = modules
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        return self._modules.find(name) if self._modules.is_first(name) else None
+        if path is None and self._modules.is_first(name) and self._modules.provide(name):
+            return PathFinder.find_spec(name)
+        return None
 
 
 class _Last(_First):
     """A finder for modules that no other finder has found. It asks the client for these modules.
 
-    Modules of the standard library and of skypool, and submodules of installed packages, are never asked for.
+    Modules of the standard library and of skypool, and submodules of installed packages, are never asked for. A package
+    without a file is a namespace, of which the client may have another part.
     """
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         top = name.partition(".")[0]
-        if self._modules.is_first(name) or top in sys.stdlib_module_names or top == "skypool":
+        if top in sys.stdlib_module_names or top == "skypool":
             return None
-        package = name.rpartition(".")[0]
-        if package and path and not self._modules.has_sent(package):  # a submodule that an installed package lacks
+        parent = sys.modules.get(name.rpartition(".")[0])
+        if parent is not None and getattr(parent, "__file__", None) is not None:
             return None
-        return self._modules.find(name)
+        if not self._modules.provide(top):
+            return None
+        return PathFinder.find_spec(name, None if parent is None else parent.__path__)

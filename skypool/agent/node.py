@@ -28,6 +28,7 @@ from skypool.agent.client import Client
 from skypool.agent.lease import Lease
 from skypool.agent.monitor import Monitor
 from skypool.agent.notice import Lookout
+from skypool.agent.packages import Packages
 from skypool.agent.packets import PACKET
 from skypool.agent.plan import GANG_PROCESSES, NodePlan
 from skypool.agent.shared_page import SharedPage
@@ -116,7 +117,8 @@ class Agent:
         self._call_output = CallOutput(self._slots, self._queue, self._client)
         self._answers = Answers(config, self._queue, self._call_output, self._unacknowledged)
         self._stops = Stops(config, self._slots, self._queue, self._clock, self._answers)
-        self._store = Store(config.folder, self._slots, self._arrivals, self._client.send, self._kept)
+        self._packages = Packages(config.folder, self._client.send, self._watch)
+        self._store = Store(self._packages, self._slots, self._arrivals, self._kept)
         self._handlers = self._handle()
         self._done = self._seen_done = 0
         self._dying: dict[Slot, float] = {}
@@ -243,6 +245,7 @@ class Agent:
         self._renew()
         self._lookout.tick(now)
         self._monitor.tick(now)
+        self._packages.tick()
         self._kept.let_go(time.monotonic())  # `now` stands still while the agent is paused
         if time.monotonic() > self.page.deadline or os.getppid() != self._keeper:
             self._bye()
@@ -317,7 +320,7 @@ class Agent:
             Kind.FUNCTION: lambda f: self._store.keep("function", f),
             Kind.OBJECT: lambda f: self._store.keep("object", f),
             Kind.DROP: lambda f: self._store.drop(f.header["key"]),
-            Kind.MODULE: self._store.on_module,
+            Kind.MODULE: self._packages.on_module,
             Kind.RECALL: lambda f: self._on_recall(f.header["n"], bool(f.header["cpu"])),
             Kind.NOTICE: lambda f: self._slots.notify({*f.header["calls"]}, float(f.header["at"])),
             Kind.BYE: self._on_bye,

@@ -496,6 +496,7 @@ class Slots:
                 self.page,
                 self._plan.config.spool,
                 self._plan.config.spool_memory,
+                self._plan.config.folder,
             ).run()
         except BaseException:  # noqa: BLE001 - a forked child must never return into the agent's loop
             import traceback

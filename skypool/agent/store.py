@@ -5,12 +5,11 @@ This runs in the agent, the main process of a node.
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from skypool.agent import value_storage
+from skypool.agent.packages import Packages
 from skypool.agent.slots import Slot, Slots
 from skypool.agent.value_storage import Blob, SpareMemory
 from skypool.errors import SpoolFull, protocol_violation
@@ -126,10 +125,9 @@ class Store:
     """A store of the functions, `pool.put()` objects and user modules of a node, which its workers request.
 
     Args:
-        folder: the folder in which modules become files.
+        packages: the user's own modules and packages.
         slots: the node's slots (one for each worker process), through which workers get the answers.
         arrivals: the large values that are being received.
-        ask: sends a frame (message) to the client.
         kept: memory of earlier large values, which workers can use again.
 
     Attributes:
@@ -139,16 +137,14 @@ class Store:
 
     def __init__(
         self,
-        folder: str,
+        packages: Packages,
         slots: Slots,
         arrivals: Arrivals,
-        ask: Callable[[Kind, Mapping[str, object]], None],
         kept: SpareMemory,
     ) -> None:
-        self._folder = folder
+        self.packages = packages
         self._slots = slots
         self._arrivals = arrivals
-        self._ask = ask
         self._kept = kept
         self.functions: Shelf = {}
         self.objects: Shelf = {}
@@ -226,15 +222,15 @@ class Store:
         Args:
             slot: the worker's slot (the place where it runs calls).
             what: "function", "object", "module" or "memory" (of an earlier large value, to be used again).
-            key: the key of the function or object, the name of the module, or the number of bytes of memory, as text.
+            key: the key of the function or object, the name and version of the module with a space between, or the
+                number of bytes of memory, as text.
         """
         if what == "memory":
             fds = [] if (fd := self._kept.take(int(key))) is None else [fd]
             self._slots.tell(slot, frame(Kind.FETCH, {"what": what, "key": key}), fds, give=True)
         elif what == "module":
-            if ("module", key) not in self._wanted:
-                self._ask(Kind.MODULE, {"name": key})
-            self._wanted.setdefault(("module", key), []).append(slot)
+            name, _, version = key.partition(" ")
+            self.packages.want(name, version, lambda answer: self._give_module(slot, key, answer))
         elif key in self._shelf(what):
             self._give(slot, what, key)
         elif (what, key) not in self._coming:
@@ -247,9 +243,7 @@ class Store:
 
         Functions and objects are not asked for, because the client sends these again by itself.
         """
-        for what, key in self._wanted:
-            if what == "module":
-                self._ask(Kind.MODULE, {"name": key})
+        self.packages.ask_again()
 
     def wait_no_more(self) -> None:
         """Tell waiting workers that the functions and objects which a former client was sending will not arrive.
@@ -291,48 +285,6 @@ class Store:
             packet = [encode(Kind.FETCH, header, len(value)), value]
         self._slots.tell(slot, packet, [value.fd] if isinstance(value, Blob) else [])
 
-    def on_module(self, f: Frame) -> None:
-        """Give a module from the client to the worker processes that wait for it, or tell them that there is none.
-
-        The source is written to a file in the node's folder, unless the file exists. Workers get the file's path.
-
-        Args:
-            f: the client's frame (message). Its header has "found" (whether the client has the module); its body is the
-                source.
-
-        Raises:
-            ProtocolError: the source does not match its hash.
-        """
-        h = f.header
-        name = h["name"]
-        reply = {
-            "found": bool(h["found"]),
-            "package": h.get("package", False),
-            "hash": h.get("hash", ""),
-            "file": None,
-        }
-        if h["found"] and h.get("file"):
-            if hashlib.sha256(f.body).hexdigest()[:16] != h["hash"]:
-                raise protocol_violation(
-                    f"the client sent the module {name} with source that does not match the module's hash"
-                )
-            folder = os.path.join(self._folder, "modules", h["hash"])
-            os.makedirs(folder, exist_ok=True)
-            path = reply["file"] = os.path.join(folder, os.path.basename(h["file"]))
-            # another worker may be reading the file, so an existing one is not written again
-            if not os.path.exists(path):
-                with open(f"{path}.part", "wb") as file:
-                    file.write(f.body)
-                os.rename(f"{path}.part", path)
-        for slot in self._wanted.pop(("module", name), []):
-            self._give_module(slot, name, reply)
-
-    def _give_module(self, slot: Slot, name: str, reply: dict[str, Any]) -> None:
-        """Send a worker process the answer to its request for a module.
-
-        Args:
-            slot: the worker's slot (the place where it runs calls).
-            name: the module's name.
-            reply: the header of the answer: "found", "package", "hash" and the path "file".
-        """
-        self._slots.tell(slot, frame(Kind.FETCH, {**reply, "what": "module", "key": name}), [])
+    def _give_module(self, slot: Slot, key: str, answer: dict[str, Any]) -> None:
+        """Send a worker process the answer to its request for a module."""
+        self._slots.tell(slot, frame(Kind.FETCH, {**answer, "what": "module", "key": key}), [])

@@ -21,11 +21,11 @@ from typing import Any, NoReturn
 from weakref import ref
 
 from skypool import runtime
-from skypool.agent import stacks
+from skypool.agent import child_imports, stacks
 from skypool.agent.batch import LARGEST_END, Pipes
 from skypool.agent.capture import capture
 from skypool.agent.left_behind import end_processes, holds_process_group
-from skypool.agent.modules import FoundModule, UserModules
+from skypool.agent.modules import FoundPackage, UserModules
 from skypool.agent.notice import Herald
 from skypool.agent.output_stream import OutputStream
 from skypool.agent.packets import CLOEXEC, PACKET, SPACE, descriptors
@@ -36,6 +36,7 @@ from skypool.agent.worker_channel import WorkerChannel
 from skypool.errors import PickleError, SkypoolError, SpoolFull, UntrustedResult
 from skypool.shipping import sources
 from skypool.wire import codec, exceptions, namespaces
+from skypool.wire.blame import annotate
 from skypool.wire.frames import INLINE, Buffer, Frame, Kind, encode, end_of, frame, parse_frame, seal, split_buffers
 
 _CALLS = Kind.CALLS
@@ -67,6 +68,7 @@ class Worker:
         page: the memory shared with the agent, with the state of each slot.
         folder: the folder for values that are too large for memory.
         spool_memory: the size in bytes of the largest value kept in memory; None for half of the free memory.
+        node_folder: the folder of skypool's files on this node.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Worker:
         page: SharedPage,
         folder: str,
         spool_memory: int | None,
+        node_folder: str,
     ) -> None:
         self._slot = slot
         self._socket = agent
@@ -101,7 +104,8 @@ class Worker:
         self._worn = False
         self._failure: BaseException | None = None
         self._arguments: tuple[Callable[[], object], int] | None = None
-        self._user_modules = UserModules(self._fetch_module)
+        self._node_folder = node_folder
+        self._user_modules = UserModules(self._fetch_module, node_folder)
         self._out = OutputStream(1, self._print)
         self._err = OutputStream(2, self._print)
 
@@ -264,16 +268,17 @@ class Worker:
         """
         return self._arguments is not None and self._arguments[0]() is None and self._arguments[1] == self._forks
 
-    def _fetch_module(self, name: str) -> FoundModule | None:
-        """Request one of the user's own modules from the client, through the agent, and wait for the answer.
+    def _fetch_module(self, name: str, version: str) -> FoundPackage:
+        """Request a package of the user's own from the client, through the agent, and wait for the answer.
 
-        Returns a description, with the path of the module's source on this node, or None if the client has no such
-        module.
+        A child process that the call has forked asks at the socket for children, as this worker reads its own socket.
         """
-        reply, _ = self._channel.fetch("module", name)
-        if not reply.header.get("found"):
-            return None
-        return FoundModule(reply.header["file"], reply.header["package"], reply.header["hash"])
+        if os.getpid() != self._process:
+            return FoundPackage(child_imports.ask(self._node_folder, name), version, (), "")
+        header = self._channel.fetch("module", f"{name} {version}")[0].header
+        if not header.get("found"):
+            return FoundPackage(None, "", (), header.get("why", ""))
+        return FoundPackage(header["folder"], header["hash"], tuple(header["left_out"]), "")
 
     def _object(self, key: str) -> Any:
         """Return the value of `pool.put()` with this key.
@@ -320,7 +325,7 @@ class Worker:
                 raise SpoolFull(reply.header["full"])
             *pickled, manifest = self._payload(reply, fds)
             about = json.loads(bytes(manifest))
-            if not self._user_modules.learn(about["modules"]):
+            if not self._user_modules.learn(about):
                 return None
             for file, source in about["sources"].items():
                 self._take_source(file, source)
@@ -404,8 +409,8 @@ class Worker:
         except BaseException as e:  # noqa: BLE001 - every error is sent to the caller
             ok = False
             self._failure = e
-            if isinstance(e, ModuleNotFoundError) and e.name:
-                e.add_note(f"this node has no module {e.name!r}: install it with Image(pip=[…]) or Image(apt=[…])")
+            if advice := self._user_modules.advice(e):
+                annotate(e, advice, {})
             own = 0 if isinstance(e, (PickleError, UntrustedResult)) else _OWN_FRAMES
             buffers = exceptions.dump_error(e, own, home=True)
         self._herald.leave()
@@ -469,6 +474,7 @@ class Worker:
         """
         known = self._functions.get(header["fn"]) or self._function(header["fn"])
         if known is None:
+            self._page.begin(self._slot, 0, time.monotonic())  # another worker may have it before this one has ended
             self._channel.send(Kind.RECALLED, {"id": self._channel.call}, [])
             os._exit(0)
         name, function, view = known
@@ -504,7 +510,7 @@ class Worker:
                 value = _run_coroutine(value)
         except BaseException as e:
             if printed := end():
-                e.add_note(f"what the call printed:\n{printed}")
+                annotate(e, f"what the call printed:\n{printed}", {})
             raise
         return codec.Captured(value, end())
 

@@ -164,6 +164,7 @@ class ComputeFunction(Generic[P, T]):
         self._method: ComputeFunction[..., T] | None = None
         self._code: tuple[tuple[object, ...], Code] | None = None
         self._bare: object = None
+        self._generation = -1
         self._fewest, self._most = (each - len(given) for each in arity(function))
         self.is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
         self.name = _name_of(function)
@@ -260,24 +261,32 @@ class ComputeFunction(Generic[P, T]):
             return self._method.code()
         if self._code is not None and self._bare is self.function.__code__:
             return self._code[1]
+        generation = user_modules.generation()
         state = _captured(self.function)
         notified = self.options.on_interruption
         if notified is not None:
             more = _captured(notified)
             state = None if state is None or more is None else (*state, *more)
-        if self._code is not None and state is not None and _same(self._code[0], state):
+        is_same = self._code is not None and self._generation == generation and state is not None
+        if self._code is not None and is_same and _same(self._code[0], state or ()):
             return self._code[1]
         target: Any = _Undecorated(self) if _is_importable(self) else self.function
         target = target if notified is None else Attended(target, notified)
         codes: list[types.CodeType] = []
         buffers = codec.dumps(target, self.name, codes)
         texts = sources.sources_of(codes)
-        about = {"modules": user_modules.manifest(), "sources": {each.file: each.key for each in texts}}
+        about = {
+            "modules": user_modules.manifest(),
+            "first": user_modules.first_names(),
+            "numpy": getattr(sys.modules.get("numpy"), "__version__", ""),
+            "sources": {each.file: each.key for each in texts},
+        }
         manifest = json.dumps(about, sort_keys=True).encode()
         digest = hashlib.sha256(manifest)
         for buffer in buffers:
             digest.update(buffer)
         code = Code(digest.hexdigest()[:16], self.name, (*buffers, manifest), tuple(texts))
+        self._generation = generation
         if state is not None:
             self._code = (state, code)
             self._bare = self.function.__code__ if len(state) == 1 and not _names_globals(self.function) else None
@@ -420,9 +429,11 @@ def _captured(function: Callable[..., Any], depth: int = 0) -> tuple[object, ...
             if below is None:
                 return None
             state += below
-        elif isinstance(value, types.ModuleType):
-            state += (value, user_modules.stamp(value))
-        elif type(value) in _CONSTANT or (isinstance(value, type) and _travels_by_name(value)):
+        elif (
+            isinstance(value, types.ModuleType)
+            or type(value) in _CONSTANT
+            or (isinstance(value, type) and _travels_by_name(value))
+        ):
             state.append(value)
         else:
             return None

@@ -244,13 +244,17 @@ class Printed:
 
 @dataclass(frozen=True, slots=True)
 class ModuleAsked:
-    """A request for the source of a module that a worker process imports and that the node does not have.
+    """A request for a module or package of the user's own, or for one of its files, which the node does not have.
 
     Attributes:
-        name: the full name of the module.
+        name: the name of the module or package.
+        version: the version that the node needs; "" for any.
+        file: the path of a file of the package; "" for the package.
     """
 
     name: str
+    version: str
+    file: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -587,7 +591,12 @@ def _module(f: Frame) -> ModuleAsked:
     Raises:
         ProtocolError: the name is missing, not a string, or longer than 2^20 characters.
     """
-    return ModuleAsked(_text("a request for a module", f.header, "name", 1 << 20))
+    what = "a request for a module"
+    return ModuleAsked(
+        _text(what, f.header, "name", 1 << 20),
+        _text(what, f.header, "version", 64),
+        _text(what, f.header, "file", 1 << 20),
+    )
 
 
 def _pong(f: Frame) -> Pong:

@@ -82,6 +82,7 @@ class Connector:
         self.ways: dict[int, tuple[Access, str]] = {}
         self.welcomes: dict[int, Welcome] = {}
         self.lenders: dict[int, user_modules.Lender] = {}
+        self._taken: dict[str, user_modules.Unit] = {}
 
     def pack(self, progress: Callable[[int, int], None]) -> None:
         """Read the files and secrets that the image names, so that nodes can get them later.
@@ -251,7 +252,7 @@ class Connector:
         )
         self.links[instance.node] = link
         self.ways[instance.node] = (access, python)
-        self.lenders[instance.node] = user_modules.Lender()
+        self.lenders[instance.node] = user_modules.Lender(self._taken)
         welcome = await link.open(stream, start=not attach)
         if not attach:  # otherwise the calls that it names are taken over
             welcome = replace(welcome, calls=(), names={}, functions=(), objects=())

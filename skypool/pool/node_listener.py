@@ -84,9 +84,13 @@ class NodeListener:
             elif isinstance(said, Pong):
                 self._on_pong(said)
             elif isinstance(said, ModuleAsked):
-                header, source = self._lenders[self._node].find(said.name)
+                lender = self._lenders[self._node]
+                if said.file:
+                    header, data = lender.file(said.name, said.version, said.file)
+                else:
+                    header, data = lender.find(said.name, said.version)
                 if (link := self._links.get(self._node)) is not None:  # otherwise the node has ended just now
-                    link.reply(frame(Kind.MODULE, header, [source]))
+                    link.reply(frame(Kind.MODULE, header, [data]))
             else:
                 about_calls.append(arrival)
         if about_calls:

@@ -1,26 +1,51 @@
-"""Finds the user's own modules and their source, for nodes (rented machines) that import them.
+"""Finds the user's own modules and packages, and what travels of them to nodes (rented machines) that import them.
 
-A module is the user's own if its file is outside the standard library and outside site-packages.
+A module is the user's own if its file is outside the standard library and outside site-packages. A package travels
+whole: with the files that it reads, and the metadata of its installation if that is editable.
+
+Files are read once. What the program has loaded travels as it was at the first call, or when it was reloaded.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
+import io
+import json
 import os
 import site
 import sys
 import sysconfig
+import threading
 import time
+from collections.abc import Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
 from functools import cache
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.parse import unquote, urlparse
 from zipimport import zipimporter
 
 from skypool.errors import ProtocolError, protocol_violation
 from skypool.wire.pickling import SCRIPT
 
+METADATA = "~metadata"
+"""The name of the unit with the metadata of editable installations. It is no name of a module."""
+LARGEST_FILE = 10 << 20
+"""The most bytes of a file of a package that travels."""
+_MOST = 50 << 20
+"""The most bytes of all files of a package that travel, besides its modules."""
+_MOST_FILES = 20_000
+_CODE = (".py", ".pyc", ".so", ".pyi", "py.typed")
+_SKIPPED = frozenset(("__pycache__", "node_modules"))
+_SAVING = 2.0
+"""Seconds for which a file that was just changed may still be being saved."""
+_MOST_NAMES = 500
+"""The most names of modules in the folders of a script of which nodes are told."""
+_MOST_VERSIONS = 20
+"""The number of earlier versions of a package that are kept for calls that need them."""
 _LONGEST_NAME = 500
 """The greatest length in characters of a module's name that is searched.
 
@@ -41,6 +66,10 @@ _ANSWERS_A_SECOND = 50
 
 New workers ask for a module again when old workers have died.
 """
+_INLINE = 4 << 20
+"""The most bytes of files that travel in the first answer about a package."""
+_MOST_LEFT_OUT = 100
+"""The most files of a package of which a node is told that they were too large."""
 _NEVER_SENT = SCRIPT | {"skypool", "skypool_images", "cloudpickle"}
 
 
@@ -70,115 +99,381 @@ def is_users(path: str | None) -> bool:
 _is_users_file = cache(is_users)
 
 
-def stamp(module: ModuleType) -> tuple[int, int] | None:
-    """Return (time of change in nanoseconds, size in bytes) of the file of a loaded module.
+@dataclass(frozen=True, slots=True, eq=False)
+class Unit:
+    """A module or package of the user's own with all its files, which travels as one.
 
-    If the result differs from an earlier one, the file has changed. Returns None if the module is not the user's own,
-    or if its file no longer exists.
+    Attributes:
+        name: the module's name, without a dot.
+        version: a hash of the files.
+        files: the contents of the files, by their path. The first part of the path is the name of the module.
+        left_out: the paths of files that were too large.
     """
-    path = getattr(module, "__file__", None)
-    if not isinstance(path, str) or not _is_users_file(path):
-        return None
-    try:
-        stat = os.stat(path)
-    except OSError:
-        return None
-    return stat.st_mtime_ns, stat.st_size
+
+    name: str
+    version: str
+    files: dict[str, bytes]
+    left_out: tuple[str, ...]
+
+    def listing(self) -> list[tuple[str, str, int]]:
+        """Return (path, hash, size) of each file."""
+        return [(path, hash_of(data), len(data)) for path, data in self.files.items()]
+
+
+def hash_of(data: bytes) -> str:
+    """Return a hash of the contents of a file, 16 hexadecimal digits."""
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _unit(name: str, files: dict[str, bytes], left_out: Sequence[str]) -> Unit:
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        digest.update(f"{path}\0{hash_of(files[path])}\0".encode("utf-8", "surrogateescape"))
+    return Unit(name, digest.hexdigest()[:16], files, tuple(left_out))
+
+
+# --- what the program has loaded ---------------------------------------------------------------------------------
+
+
+class _Watcher:
+    """A finder that finds nothing, and notes that something was imported or reloaded."""
+
+    def __init__(self) -> None:
+        self.is_dirty = True
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        self.is_dirty = True
+
+
+_watcher = _Watcher()
+_lock = threading.RLock()
+_specs: dict[str, Any] = {}
+_loaded: dict[str, Unit] = {}
+_versions: dict[tuple[str, str], Unit] = {}
+_generation = 0
+
+
+def generation() -> int:
+    """Return a number that grows when a module of the user's own was loaded or reloaded since it was asked last."""
+    if _watcher.is_dirty or _watcher not in sys.meta_path:
+        manifest()
+    return _generation
 
 
 def manifest() -> dict[str, str]:
-    """Return all modules of the user's own that are loaded now, as a dict from a module's name to a hash of its source.
+    """Return the user's own modules and packages that are loaded, as a dict from their name to their version.
 
-    Each hash has 16 hexadecimal digits. Left out are the user's script, skypool, cloudpickle, and modules whose source
-    cannot be read.
+    Left out are the user's script, skypool, cloudpickle, and modules whose files cannot be read. Metadata of editable
+    installations is in the dict as `METADATA`.
     """
-    found = {}
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] in _NEVER_SENT:
+    global _generation
+    with _lock:
+        if _watcher not in sys.meta_path:
+            sys.meta_path.insert(0, _watcher)
+            _watcher.is_dirty = True
+        if not _watcher.is_dirty:
+            return {name: unit.version for name, unit in _loaded.items()}
+        _watcher.is_dirty = False
+        before = dict(_specs)
+        _specs.clear()
+        for name, module in list(sys.modules.items()):
+            path = getattr(module, "__file__", None)
+            if name.partition(".")[0] not in _NEVER_SENT and isinstance(path, str) and _is_users_file(path):
+                _specs[name] = getattr(module, "__spec__", None)
+        if any(before.get(name, _Watcher) is not spec for name, spec in _specs.items()) or len(before) != len(_specs):
+            _take(before)
+            _generation += 1
+        return {name: unit.version for name, unit in _loaded.items()}
+
+
+def _take(before: dict[str, Any]) -> None:
+    """Read the packages again that have a module which was loaded or reloaded.
+
+    Modules that were loaded before stay as they were read then.
+    """
+    tops: dict[str, list[str]] = {}
+    for name in _specs:
+        tops.setdefault(name.partition(".")[0], []).append(name)
+    for gone in _loaded.keys() - tops.keys() - {METADATA}:
+        del _loaded[gone]
+    for top, names in tops.items():
+        old = _loaded.get(top)
+        if old is not None and all(before.get(name, _Watcher) is _specs[name] for name in names):
             continue
-        path = getattr(module, "__file__", None)
-        if isinstance(path, str) and is_users(path) and (digest := _digest(path, getattr(module, "__loader__", None))):
-            found[name] = digest
-    return found
+        kept = {}
+        for name in names:
+            path = _path_of(name)
+            if old is not None and before.get(name, _Watcher) is _specs[name] and path in old.files:
+                kept[path] = old.files[path]
+        unit = _read(top, kept, names)
+        if unit.files:
+            _remember(unit)
+    metadata = _metadata()
+    if metadata.files:
+        _remember(metadata)
 
 
-_digests: dict[str, tuple[tuple[int, int], str]] = {}
+def _remember(unit: Unit) -> None:
+    _loaded[unit.name] = unit
+    _versions.pop((unit.name, unit.version), None)
+    _versions[unit.name, unit.version] = unit
+    mine = [key for key in _versions if key[0] == unit.name]
+    for key in mine[:-_MOST_VERSIONS]:
+        del _versions[key]
 
 
-def _digest(path: str, loader: Any) -> str:
-    """Return a hash of a module's source, 16 hexadecimal digits; "" if the source cannot be read.
+def _path_of(name: str) -> str:
+    """Return the path in its unit of the file of a loaded module."""
+    module = sys.modules[name]
+    place = name.replace(".", "/")
+    suffix = os.path.splitext(str(module.__file__))[1]
+    return f"{place}/__init__{suffix}" if hasattr(module, "__path__") else f"{place}{suffix}"
 
-    The hash is cached until the file's time or size changes.
+
+# --- files -------------------------------------------------------------------------------------------------------
+
+
+def _read(top: str, kept: dict[str, bytes], names: Sequence[str] = ()) -> Unit:
+    """Read the files of a module or package.
 
     Args:
-        path: the module's file, which may be inside a zip.
-        loader: the module's loader. A `zipimporter` reads the source from the zip.
+        top: its name.
+        kept: files that were read before, and that stay as they are.
+        names: the names of the modules that are loaded, which may have files elsewhere.
     """
-    try:
-        stat = os.stat(getattr(loader, "archive", path))
-        stamp = (stat.st_mtime_ns, stat.st_size)
-        if _digests.get(path, (None, ""))[0] != stamp:
-            _digests[path] = (stamp, hashlib.sha256(_source(path, loader)).hexdigest()[:16])
-    except OSError:
-        return ""
-    return _digests[path][1]
-
-
-def _source(path: str, loader: Any) -> bytes:
-    """Return the contents of a module's file, which may be inside a zip.
-
-    Args:
-        path: the module's file.
-        loader: the module's loader. A `zipimporter` reads the file from the zip.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    found: dict[str, Path | bytes] = dict(kept)
+    origin, places, loader = _locate(top)
     if isinstance(loader, zipimporter):
-        return loader.get_data(path)
-    with open(path, "rb") as file:
-        return file.read()
+        found = {**_in_zip(loader, top), **found}
+    else:
+        for place in places:
+            if is_users(place):
+                for path, file in _walk(place, top, has_code=origin is not None):
+                    found.setdefault(path, file)
+        if not places and origin is not None:
+            found.setdefault(f"{top}{os.path.splitext(origin)[1]}", Path(origin))
+    for name in names:  # also those whose file is elsewhere, or has another name
+        module = sys.modules.get(name)
+        if module is not None and not isinstance(getattr(module, "__loader__", None), zipimporter):
+            found.setdefault(_path_of(name), Path(str(module.__file__)))
+    return _unit(top, *_contents(found))
+
+
+def _contents(found: MutableMapping[str, Path | bytes]) -> tuple[dict[str, bytes], list[str]]:
+    """Return the contents of files, and the paths of those that are too large."""
+    files: dict[str, bytes] = {}
+    left_out: list[str] = []
+    room = _MOST
+    for path, file in found.items():
+        if isinstance(file, bytes):
+            files[path] = file
+            continue
+        try:
+            size = os.stat(file).st_size
+            is_code = path.endswith(_CODE)
+            if size > LARGEST_FILE or (not is_code and size > room):
+                left_out.append(path)
+                continue
+            files[path] = _saved(file) if path.endswith(".py") else file.read_bytes()
+        except OSError:
+            continue
+        room -= 0 if is_code else size
+    return files, left_out
+
+
+def _saved(file: Path) -> bytes:
+    """Return the contents of a module. Wait a moment if an editor is about to save it, so that it is incomplete."""
+    until = time.monotonic() + _SAVING
+    while True:
+        data = file.read_bytes()
+        if time.time() - os.stat(file).st_mtime > _SAVING or time.monotonic() > until:
+            return data
+        try:
+            compile(data, str(file), "exec", dont_inherit=True)
+        except (SyntaxError, ValueError):
+            time.sleep(0.05)
+        else:
+            if data:
+                return data
+            time.sleep(0.05)
+
+
+def _walk(place: str, top: str, has_code: bool) -> Iterator[tuple[str, Path]]:
+    """Yield (path in the unit, file) of all files of a package's folder.
+
+    Hidden folders, virtual environments and folders that are links are left out. Of a folder without `__init__.py`,
+    which may be no package at all, only the modules are yielded.
+    """
+    count = 0
+    for folder, folders, names in os.walk(place):
+        folders[:] = sorted(
+            each
+            for each in folders
+            if each not in _SKIPPED
+            and not each.startswith(".")
+            and not os.path.exists(os.path.join(folder, each, "pyvenv.cfg"))
+        )
+        inside = f"{top}{folder.removeprefix(place.rstrip(os.sep))}"
+        with_code = has_code or "__init__.py" in names
+        for name in sorted(names):
+            if with_code or name.endswith(_CODE):
+                yield f"{inside}/{name}", Path(folder, name)
+                count += 1
+                if count >= _MOST_FILES:
+                    return
+
+
+def _in_zip(loader: zipimporter, top: str) -> dict[str, Path | bytes]:
+    """Return the files of a module or package in a zip."""
+    import zipfile  # imported here, as it is seldom needed
+
+    with zipfile.ZipFile(loader.archive) as archive:
+        prefix = loader.prefix.replace(os.sep, "/")
+        found: dict[str, Path | bytes] = {}
+        for name in archive.namelist():
+            inside = name.removeprefix(prefix)
+            if name.startswith(prefix) and not name.endswith("/") and inside.split("/")[0].partition(".")[0] == top:
+                found[inside] = archive.read(name)
+        return found
+
+
+def _locate(name: str) -> tuple[str | None, list[str], Any]:
+    """Return (file, folders of its submodules, loader) of a module, without executing it.
+
+    The file is None for a module without a file, such as a namespace package (a folder without `__init__.py`). The list
+    of folders is empty for a module that is not a package. If there is no such module, the result is (None, [], None).
+    """
+    module = sys.modules.get(name)
+    if isinstance(module, ModuleType):
+        return getattr(module, "__file__", None), list(getattr(module, "__path__", [])), module.__loader__
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, AttributeError, ValueError):
+        return None, [], None
+    if spec is None:
+        return None, [], None
+    return spec.origin if spec.has_location else None, list(spec.submodule_search_locations or []), spec.loader
+
+
+# --- metadata of editable installations --------------------------------------------------------------------------
+
+
+def _metadata() -> Unit:
+    """Return the metadata of the user's own distributions: installed as editable, or in a folder on `sys.path`."""
+    files: dict[str, Path | bytes] = {}
+    for place in sys.path:
+        is_own = is_users(os.path.abspath(place or "."))
+        try:
+            names = os.listdir(place or ".")
+        except OSError:
+            continue
+        for name in sorted(names):
+            folder = Path(place or ".", name)
+            if name.startswith(("skypool-", "skypool.")):
+                continue
+            if name.endswith(".dist-info") and (is_own or _is_editable(folder)):
+                each = ("METADATA", "entry_points.txt", "top_level.txt")
+            elif name.endswith(".egg-info") and is_own:
+                each = ("PKG-INFO", "entry_points.txt", "top_level.txt")
+            else:
+                continue
+            files.update({f"{name}/{file}": folder / file for file in each if (folder / file).is_file()})
+    return _unit(METADATA, *_contents(files))
+
+
+def _is_editable(folder: Path) -> bool:
+    try:
+        about = json.loads((folder / "direct_url.json").read_bytes())
+        return bool(about["dir_info"]["editable"]) and is_users(unquote(urlparse(about["url"]).path))
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+# --- names that come first ---------------------------------------------------------------------------------------
+
+
+def first_names() -> list[str]:
+    """Return the names of modules in the user's own folders that Python searches before it searches what is installed.
+
+    These modules are taken, and not others of that name, also if only a function on a node imports them.
+    """
+    found: set[str] = set()
+    for place in sys.path:
+        folder = os.path.abspath(place or ".")
+        if not is_users(os.path.join(folder, "module.py")):
+            break
+        found |= _names_in(folder)
+    return sorted(found - _NEVER_SENT)[:_MOST_NAMES]
+
+
+def _names_in(folder: str) -> set[str]:
+    try:
+        changed = os.stat(folder).st_mtime_ns
+    except OSError:
+        return set()
+    return _names_at(folder, changed)
+
+
+@cache
+def _names_at(folder: str, _changed: int) -> set[str]:
+    found = set()
+    try:
+        for entry in os.scandir(folder):
+            name, suffix = os.path.splitext(entry.name)
+            if (suffix == ".py" and entry.is_file()) or (
+                not suffix and os.path.exists(os.path.join(entry.path, "__init__.py"))
+            ):
+                found.add(name)
+    except OSError:
+        return set()
+    return {name for name in found if name.isidentifier()}
+
+
+# --- answers to nodes --------------------------------------------------------------------------------------------
 
 
 class Lender:
-    """A finder of the user's own modules for one node that asks for them. The finder limits how often the node may ask.
+    """Answers a node that asks for the user's own modules, and limits how often it may ask.
 
-    A module is searched once, and again when its file has changed. A name that was not found is searched again after
-    `_MISSING_FOR` (5) seconds.
+    Args:
+        taken: the packages that are not loaded here and that nodes have asked for. The lenders of a pool share them, so
+            that all its nodes get the same files.
     """
 
-    def __init__(self) -> None:
-        self._found: dict[str, tuple[tuple[int, int] | None, dict[str, Any], bytes]] = {}
+    def __init__(self, taken: MutableMapping[str, Unit] | None = None) -> None:
+        self._taken = {} if taken is None else taken
         self._missing: dict[str, float] = {}
         self._asked: dict[str, tuple[float, float]] = {}
 
-    def find(self, name: str) -> tuple[dict[str, Any], bytes]:
-        """Return the answer to a node that asks for a module: the header of the message, and the module's source.
+    def find(self, name: str, version: str = "") -> tuple[dict[str, Any], bytes]:
+        """Return the answer to a node that asks for a module or package: the header of the message, and its body.
 
-        If the user has no such module, the header's "found" is False and the source is b"". A name of more than
-        `_LONGEST_NAME` (500) characters is never found.
+        The body is a JSON list of (path, hash, size) of the files, a newline, and the contents of the first files. If
+        the user has no such module, the header's "found" is False, and "why" says what is known of it. A name of more
+        than `_LONGEST_NAME` (500) characters is never found.
+
+        Args:
+            name: the module's name, without a dot, or `METADATA`.
+            version: the version that the node needs; "" for any.
 
         Raises:
             ProtocolError: the node asks for the same module too often, or for too many that do not exist.
         """
         now = time.monotonic()
-        if len(name) > _LONGEST_NAME:
-            return {"name": name, "found": False}, b""
-        if name in self._found:
+        header = {"name": name, "version": version}
+        if len(name) > _LONGEST_NAME or "." in name:
+            return {**header, "found": False, "why": ""}, b""
+        if now < self._missing.get(name, 0.0):
             self._count(name, now)
-            stamp, header, source = self._found[name]
-            if stamp == _stamp_of(name):
-                return header, source
-        elif now < self._missing.get(name, 0.0):
+            return {**header, "found": False, "why": why_not(name)}, b""
+        unit = self._unit(name, version)
+        if unit is not None:
             self._count(name, now)
-            return {"name": name, "found": False}, b""
-        header, source = find(name)
-        if header["found"]:
-            self._found[name] = _stamp_of(name), header, source
-            return header, source
-        self._found.pop(name, None)
+            body, inline = _body(unit)
+            left_out = unit.left_out[:_MOST_LEFT_OUT]
+            answer = {"found": True, "hash": unit.version, "inline": inline, "left_out": left_out}
+            return {**header, **answer}, body
         self._missing = {each: until for each, until in self._missing.items() if until > now}
-        self._asked = {each: when for each, when in self._asked.items() if each in self._found or each in self._missing}
         if len(self._missing) >= _MOST_MISSING:
             raise ProtocolError(
                 f"the node asked within {_MISSING_FOR:g} s for {len(self._missing)} modules that do not exist on the "
@@ -186,7 +481,34 @@ class Lender:
                 "none"
             )
         self._missing[name] = now + _MISSING_FOR
-        return header, source
+        return {**header, "found": False, "why": why_not(name)}, b""
+
+    def file(self, name: str, version: str, path: str) -> tuple[dict[str, Any], bytes]:
+        """Return the answer to a node that asks for a file of a package which was found: header and contents.
+
+        Raises:
+            ProtocolError: the package has no such file, or the node asks too often.
+        """
+        unit = _versions.get((name, version)) or self._taken.get(name)
+        if unit is None or unit.version != version or path not in unit.files:
+            raise protocol_violation(f"the node asked for a file of {name!r:.100} that was not offered to it")
+        self._count(f"{name}/{path}", time.monotonic())
+        return {"name": name, "hash": version, "file": path}, unit.files[path]
+
+    def _unit(self, name: str, version: str) -> Unit | None:
+        """Return a version of a package, or what there is now; None if the user has no such package."""
+        if (name, version) in _versions:
+            return _versions[name, version]
+        with _lock:
+            if name in _loaded and (name in sys.modules or name == METADATA):
+                return _loaded[name]
+            if name not in self._taken and name not in _NEVER_SENT and name != METADATA:
+                origin, places, _ = _locate(name)
+                if is_users(origin) or (origin is None and any(is_users(place) for place in places)):
+                    unit = _read(name, {})
+                    if unit.files or places:
+                        self._taken[name] = unit
+            return self._taken.get(name)
 
     def _count(self, name: str, now: float) -> None:
         """Count one more answer about a module, and check that the node does not ask for this module too often.
@@ -210,65 +532,44 @@ class Lender:
             )
 
 
-def _stamp_of(name: str) -> tuple[int, int] | None:
-    """Return (time of change in nanoseconds, size in bytes) of the file of the module with this name.
-
-    For a module in a zip, the values are those of the zip. The module need not be loaded. Returns None if there is no
-    such module or file.
-    """
-    origin, _, loader = _locate(name)
-    try:
-        stat = os.stat(getattr(loader, "archive", None) or origin or "")
-    except OSError:
-        return None
-    return stat.st_mtime_ns, stat.st_size
-
-
-def find(name: str) -> tuple[dict[str, Any], bytes]:
-    """Return the answer to a node that asks for a module: the header of the message, and the module's source.
-
-    If the user has no such module, the header's "found" is False and the source is b"". For a namespace package (a
-    folder without `__init__.py`), "found" is True and the source is b"". No module is executed or imported.
-
-    Args:
-        name: the module's full name.
-    """
-    missing = {"name": name, "found": False}
-    if name.partition(".")[0] in _NEVER_SENT:
-        return missing, b""
-    origin, places, loader = _locate(name)
-    if origin is None and any(is_users(place) for place in places):
-        return {**missing, "found": True, "package": True, "hash": "namespace"}, b""
-    if origin is None or not is_users(origin):
-        return missing, b""
-    try:
-        source = _source(origin, loader)
-    except OSError:
-        return missing, b""
-    digest = hashlib.sha256(source).hexdigest()[:16]
-    return {
-        "name": name,
-        "found": True,
-        "package": bool(places),
-        "file": os.path.basename(origin),
-        "hash": digest,
-    }, source
+def _body(unit: Unit) -> tuple[bytes, int]:
+    """Return the list of a unit's files with the contents of the first ones, and the number of these."""
+    out = io.BytesIO()
+    out.write(json.dumps(unit.listing()).encode() + b"\n")
+    count = 0
+    for data in unit.files.values():
+        if out.tell() + len(data) > _INLINE:
+            break
+        out.write(data)
+        count += 1
+    return out.getvalue(), count
 
 
-def _locate(name: str) -> tuple[str | None, list[str], Any]:
-    """Return (file, folders of its submodules, loader) of a module, without executing it.
-
-    The file is None for a module without a file, such as a namespace package (a folder without `__init__.py`). The list
-    of folders is empty for a module that is not a package. If there is no such module, the result is (None, [], None).
-    """
+def why_not(name: str) -> str:
+    """Return what is known here of a module that is not the user's own: "made", or what installs it, or ""."""
+    if name in _NEVER_SENT:
+        return ""
     module = sys.modules.get(name)
-    if isinstance(module, ModuleType):
-        return getattr(module, "__file__", None), list(getattr(module, "__path__", [])), module.__loader__
-    parent, _, last = name.rpartition(".")
-    try:
-        spec = PathFinder.find_spec(last, _locate(parent)[1]) if parent else importlib.util.find_spec(name)
-    except (ImportError, AttributeError, ValueError):
-        return None, [], None
-    if spec is None:
-        return None, [], None
-    return spec.origin if spec.has_location else None, list(spec.submodule_search_locations or []), spec.loader
+    if isinstance(module, ModuleType) and getattr(module, "__file__", None) is None:
+        spec: ModuleSpec | None = getattr(module, "__spec__", None)
+        if name not in sys.stdlib_module_names and (spec is None or spec.loader is None) and not _is_folder(module):
+            return "made"
+    origin, places, _ = _locate(name)
+    if origin is None and not places:
+        return ""
+    import importlib.metadata  # imported here, as it takes long
+
+    for distribution in _distributions().get(name, ()):
+        return f"installed {distribution}=={importlib.metadata.version(distribution)}"
+    return ""
+
+
+def _is_folder(module: ModuleType) -> bool:
+    return bool(list(getattr(module, "__path__", ())))
+
+
+@cache
+def _distributions() -> Any:
+    import importlib.metadata
+
+    return importlib.metadata.packages_distributions()

@@ -101,7 +101,7 @@ def honest() -> list[bytes]:
         frame(Kind.RECALLED, {"calls": [7, 8]}),
         frame(Kind.OUTPUT, {"id": 7, "slot": 0, "fd": 1, "seq": 1}, [b"\x1b[31mhello"]),
         frame(Kind.OUTPUT, {"id": 7, "slot": 9, "fd": 2, "seq": 2, "rank": 3, "label": "gpu1"}, [b"loss"]),
-        frame(Kind.MODULE, {"name": "os.path"}),
+        frame(Kind.MODULE, {"name": "os.path", "version": "", "file": ""}),
         frame(Kind.PONG, told),
         frame(Kind.BYE, {}),
         frame(Kind.TAKEN, {"silent": 3.5}),
@@ -217,7 +217,7 @@ class _Client:
             elif isinstance(said, Pong):
                 self.reports.reported(0, said)
             elif isinstance(said, ModuleAsked):
-                header, module = self.lender.find(said.name)
+                header, module = self.lender.find(said.name, said.version)
                 self.link.reply(frame(Kind.MODULE, header, [module]))
             else:
                 self.dispatch.arrived(0, [arrival])

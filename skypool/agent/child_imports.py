@@ -1,0 +1,112 @@
+"""Lets Python processes that calls start import the modules of the client (the user's process), as their parents do.
+
+Such a process runs this file as its `sitecustomize`, because the environment of calls names its folder in PYTHONPATH.
+It imports only the standard library. A module that is found nowhere is asked for at a Unix socket of the agent, the
+main process of the node. The answer is the folder in which the module is.
+"""
+
+import os
+import sys
+
+SOCKET = "modules.sock"
+PLACE = "SKYPOOL_MODULES"
+"""The environment variable with the node's folder."""
+FIRST = "SKYPOOL_FIRST"
+"""The environment variable with the names of modules that are asked for before others of that name are found."""
+_PATIENCE = 90.0
+
+
+def ask(place, name):  # type: ignore[no-untyped-def]  # this file is run by the Python of any program
+    """Return the folder on this node with a module of the client; None if there is none, or nobody answers."""
+    import json
+    import socket
+
+    folder = None
+    connection = None
+    try:
+        folder = os.open(place, os.O_RDONLY)
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(_PATIENCE)
+        connection.connect("/proc/self/fd/%d/%s" % (folder, SOCKET))  # noqa: UP031 - the path may be too long
+        connection.sendall(name.encode() + b"\n")
+        said = b""
+        while not said.endswith(b"\n"):
+            piece = connection.recv(65536)
+            if not piece:
+                return None
+            said += piece
+        return json.loads(said.decode())["folder"]
+    except (OSError, ValueError):
+        return None
+    finally:
+        if connection is not None:
+            connection.close()
+        if folder is not None:
+            os.close(folder)
+
+
+class _Finder:
+    """A finder of modules that asks the agent.
+
+    Args:
+        place: the node's folder.
+        names: the names that it finds; None for all.
+    """
+
+    def __init__(self, place, names=None):  # type: ignore[no-untyped-def]
+        self._place = place
+        self._names = names
+        self._asked = set()  # type: ignore[var-annotated]
+
+    def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
+        """Return the spec of a module of the client; None if it has none."""
+        top = name.partition(".")[0]
+        if top in self._asked or not self._wants(top, name):
+            return None
+        self._asked.add(top)
+        folder = ask(self._place, top)
+        if folder is None:
+            return None
+        from importlib.machinery import PathFinder
+
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+        parent = sys.modules.get(name.rpartition(".")[0])
+        return PathFinder.find_spec(name, None if parent is None else parent.__path__)
+
+    def _wants(self, top, name):  # type: ignore[no-untyped-def]
+        if self._names is not None:
+            return name in self._names
+        if top in getattr(sys, "stdlib_module_names", ()) or top in ("sitecustomize", "usercustomize", "skypool"):
+            return False
+        package = sys.modules.get(name.rpartition(".")[0])
+        return package is None or getattr(package, "__file__", None) is None
+
+
+def install(place, first):  # type: ignore[no-untyped-def]
+    """Add finders that ask the agent to this process.
+
+    Args:
+        place: the node's folder.
+        first: the names of modules that are asked for before others of that name are found.
+    """
+    if first:
+        sys.meta_path.insert(0, _Finder(place, frozenset(first)))
+    sys.meta_path.append(_Finder(place))
+
+
+def _become_sitecustomize():  # type: ignore[no-untyped-def]
+    """Install the finders, and run the `sitecustomize` that this one hides."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [each for each in sys.path if os.path.abspath(each) != here]
+    if PLACE in os.environ and sys.version_info >= (3, 4):
+        install(os.environ[PLACE], [each for each in os.environ.get(FIRST, "").split(",") if each])
+    hidden = sys.modules.pop("sitecustomize", None)
+    try:
+        import sitecustomize  # noqa: F401
+    except ImportError:
+        sys.modules["sitecustomize"] = hidden  # type: ignore[assignment]
+
+
+if __name__ == "sitecustomize":
+    _become_sitecustomize()
