@@ -95,7 +95,7 @@ MALFORMED = {
         n = 0
         while True:
             n += 1
-            write(frame(18, {"name": f"nothing_{n}"}))
+            write(frame(18, {"name": f"nothing_{n}", "version": "", "file": ""}))
     """,
 }
 
@@ -164,7 +164,8 @@ def test_a_node_that_asks_for_a_module_without_reading_it_is_given_up(
 ) -> None:
     (tmp_path / "a_large_module.py").write_text("x = 1\n" + "#" * (1 << 20))
     monkeypatch.syspath_prepend(str(tmp_path))
-    node = false_node(tmp_path, 'call(); f = frame(18, {"name": "a_large_module"}) * 100\nwhile True: write(f)')
+    asking = 'frame(18, {"name": "a_large_module", "version": "", "file": ""})'
+    node = false_node(tmp_path, f"call(); f = {asking} * 100\nwhile True: write(f)")
     before = memory()
     with pytest.raises((ConnectionLost, PoolClosed), match="bytes of answers unread"):
         with sky.ComputePool(node, slots=1, console="off", liveness=30) as pool:
@@ -179,10 +180,10 @@ def test_a_node_that_asks_for_the_same_module_all_the_time_is_refused(
     monkeypatch.syspath_prepend(str(tmp_path))
     lender = Lender()
     for _ in range(1000):
-        assert lender.find("asked_often")[1] == b"x = 1"
+        assert lender.find("asked_often")[1].endswith(b"\nx = 1")
     (tmp_path / "asked_often.py").write_text("x = 22")
-    assert lender.find("asked_often")[1] == b"x = 22"
-    assert lender.find("a." * 100_000) == ({"name": "a." * 100_000, "found": False}, b"")
+    assert lender.find("asked_often")[1].endswith(b"\nx = 1")  # all nodes get the same
+    assert lender.find("a" * 100_000)[0]["found"] is False
     with pytest.raises(ProtocolError, match="asked_often' more than 2000 times"):
         for _ in range(3000):
             lender.find("asked_often")

@@ -40,6 +40,7 @@ def packages(tmp_path: Path, asked: list[dict[str, Any]], monkeypatch: pytest.Mo
 
 def answer(files: dict[str, bytes], inline: int, path: str = "", **changes: Any) -> Frame:
     """What the client says about a package, or a file of it."""
+    head: dict[str, Any]
     if path:
         head, body = {"name": "mine", "hash": VERSION, "file": path}, files[path]
     else:

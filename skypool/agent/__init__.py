@@ -37,7 +37,8 @@ In the agent's process:
 - `lease`: how long the node may live; each sign of life from the client extends it.
 - `notice`: waits for the spot notice (the provider will take the machine back), and tells the running call.
 - `call_output`: output of calls: limits it and sends it to the client.
-- `store`: functions, `pool.put()` objects and user modules; `value_storage`: large values in memory or in files.
+- `store`: functions and `pool.put()` objects; `value_storage`: large values in memory or in files.
+- `packages`: the user's own modules and packages, as folders.
 - `health`: the report about the node's hardware at the start of the node.
 - `own_name`: makes the host name resolve to the right address.
 - `monitor`: measures the node and its calls, and runs the process that measures devices.
@@ -51,7 +52,7 @@ In a worker's process:
 - `shield`: lets the stop of a call wait while the worker's own code holds a lock.
 - `left_behind`: finds what a failed call has left, so that a new process replaces the worker.
 - `output_stream`: `sys.stdout` and `sys.stderr`; `streams`: items of generators.
-- `modules`: imports the user's own modules.
+- `modules`: imports the user's own modules; `child_imports`: lets processes that calls start import them, too.
 """
 
 __all__ = [
@@ -62,6 +63,7 @@ __all__ = [
     "call_output",
     "call_queue",
     "capture",
+    "child_imports",
     "client",
     "connection",
     "health",
@@ -74,6 +76,7 @@ __all__ = [
     "notice",
     "output_stream",
     "own_name",
+    "packages",
     "packets",
     "plan",
     "processes",

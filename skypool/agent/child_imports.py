@@ -5,8 +5,16 @@ It imports only the standard library. A module that is found nowhere is asked fo
 main process of the node. The answer is the folder in which the module is.
 """
 
+from __future__ import annotations
+
+import importlib
 import os
 import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # importing these takes time that every process would pay
+    from collections.abc import Collection, Sequence
+    from importlib.machinery import ModuleSpec
 
 SOCKET = "modules.sock"
 PLACE = "SKYPOOL_MODULES"
@@ -16,7 +24,7 @@ FIRST = "SKYPOOL_FIRST"
 _PATIENCE = 90.0
 
 
-def ask(place, name):  # type: ignore[no-untyped-def]  # this file is run by the Python of any program
+def ask(place: str, name: str) -> str | None:
     """Return the folder on this node with a module of the client; None if there is none, or nobody answers."""
     import json
     import socket
@@ -27,7 +35,7 @@ def ask(place, name):  # type: ignore[no-untyped-def]  # this file is run by the
         folder = os.open(place, os.O_RDONLY)
         connection = socket.socket(socket.AF_UNIX)
         connection.settimeout(_PATIENCE)
-        connection.connect("/proc/self/fd/%d/%s" % (folder, SOCKET))  # noqa: UP031 - the path may be too long
+        connection.connect(f"/proc/self/fd/{folder}/{SOCKET}")  # the whole path may be too long
         connection.sendall(name.encode() + b"\n")
         said = b""
         while not said.endswith(b"\n"):
@@ -35,7 +43,8 @@ def ask(place, name):  # type: ignore[no-untyped-def]  # this file is run by the
             if not piece:
                 return None
             said += piece
-        return json.loads(said.decode())["folder"]
+        found: str | None = json.loads(said.decode())["folder"]
+        return found
     except (OSError, ValueError):
         return None
     finally:
@@ -53,12 +62,12 @@ class _Finder:
         names: the names that it finds; None for all.
     """
 
-    def __init__(self, place, names=None):  # type: ignore[no-untyped-def]
+    def __init__(self, place: str, names: Collection[str] | None = None) -> None:
         self._place = place
         self._names = names
-        self._asked = set()  # type: ignore[var-annotated]
+        self._asked: set[str] = set()
 
-    def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
         """Return the spec of a module of the client; None if it has none."""
         top = name.partition(".")[0]
         if top in self._asked or not self._wants(top, name):
@@ -74,16 +83,16 @@ class _Finder:
         parent = sys.modules.get(name.rpartition(".")[0])
         return PathFinder.find_spec(name, None if parent is None else parent.__path__)
 
-    def _wants(self, top, name):  # type: ignore[no-untyped-def]
+    def _wants(self, top: str, name: str) -> bool:
         if self._names is not None:
             return name in self._names
-        if top in getattr(sys, "stdlib_module_names", ()) or top in ("sitecustomize", "usercustomize", "skypool"):
+        if top in sys.stdlib_module_names or top in ("sitecustomize", "usercustomize", "skypool"):
             return False
         package = sys.modules.get(name.rpartition(".")[0])
         return package is None or getattr(package, "__file__", None) is None
 
 
-def install(place, first):  # type: ignore[no-untyped-def]
+def install(place: str, first: Collection[str]) -> None:
     """Add finders that ask the agent to this process.
 
     Args:
@@ -95,17 +104,18 @@ def install(place, first):  # type: ignore[no-untyped-def]
     sys.meta_path.append(_Finder(place))
 
 
-def _become_sitecustomize():  # type: ignore[no-untyped-def]
+def _become_sitecustomize() -> None:
     """Install the finders, and run the `sitecustomize` that this one hides."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [each for each in sys.path if os.path.abspath(each) != here]
-    if PLACE in os.environ and sys.version_info >= (3, 4):
+    if PLACE in os.environ:
         install(os.environ[PLACE], [each for each in os.environ.get(FIRST, "").split(",") if each])
     hidden = sys.modules.pop("sitecustomize", None)
     try:
-        import sitecustomize  # noqa: F401
+        importlib.import_module("sitecustomize")
     except ImportError:
-        sys.modules["sitecustomize"] = hidden  # type: ignore[assignment]
+        if hidden is not None:
+            sys.modules["sitecustomize"] = hidden
 
 
 if __name__ == "sitecustomize":

@@ -12,9 +12,11 @@ name. Functions and classes of the script are sent by value instead.
 
 from __future__ import annotations
 
+import linecache
 import os
 import sys
 import types
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
@@ -179,6 +181,13 @@ class UserModules:
             f"this computer has numpy {self._numpy} and the node numpy {numpy.__version__}, which do not read each "
             f'other\'s arrays; use one major version: Image(pip=["numpy=={self._numpy}"])'
         )
+
+
+def take_source(file: str, data: bytes) -> None:
+    """Let Python show lines of a file whose text has arrived."""
+    text = zlib.decompress(data).decode("utf-8", "surrogatepass")
+    # without a time, Python does not compare it with a file of that name here
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
 
 
 def send_script_by_value() -> None:

@@ -25,7 +25,7 @@ from skypool.agent import child_imports, stacks
 from skypool.agent.batch import LARGEST_END, Pipes
 from skypool.agent.capture import capture
 from skypool.agent.left_behind import end_processes, holds_process_group
-from skypool.agent.modules import FoundPackage, UserModules
+from skypool.agent.modules import FoundPackage, UserModules, take_source
 from skypool.agent.notice import Herald
 from skypool.agent.output_stream import OutputStream
 from skypool.agent.packets import CLOEXEC, PACKET, SPACE, descriptors
@@ -34,7 +34,6 @@ from skypool.agent.shield import Cancelled, Shield
 from skypool.agent.streams import Sender
 from skypool.agent.worker_channel import WorkerChannel
 from skypool.errors import PickleError, SkypoolError, SpoolFull, UntrustedResult
-from skypool.shipping import sources
 from skypool.wire import codec, exceptions, namespaces
 from skypool.wire.blame import annotate
 from skypool.wire.frames import INLINE, Buffer, Frame, Kind, encode, end_of, frame, parse_frame, seal, split_buffers
@@ -339,7 +338,7 @@ class Worker:
         if self._sources.get(file) != key:
             reply, fds = self._channel.fetch("function", key)
             if reply.header.get("found") and "full" not in reply.header:
-                sources.take(file, bytes(self._payload(reply, fds)[0]))
+                take_source(file, bytes(self._payload(reply, fds)[0]))
                 self._sources[file] = key
 
     # --- one call --------------------------------------------------------------------------------------------

@@ -70,10 +70,3 @@ def _fits(lines: list[str], code: CodeType) -> bool:
         return False
     line = lines[code.co_firstlineno - 1].strip()
     return code.co_name.startswith("<") or line.startswith(_BEGINNINGS)
-
-
-def take(file: str, data: bytes) -> None:
-    """Let Python show lines of a file whose text has arrived."""
-    text = zlib.decompress(data).decode("utf-8", "surrogatepass")
-    # without a time, Python does not compare it with a file of that name here
-    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)

@@ -248,7 +248,7 @@ def modules(dice: random.Random, frame: Frame) -> Iterator[bytes]:
     n = 0
     while True:
         n += 1
-        yield frame(18, {"name": f"nothing_{n}{'x' * long}"})
+        yield frame(18, {"name": f"nothing_{n}{'x' * long}", "version": "", "file": ""})
 
 
 def recalled(dice: random.Random, frame: Frame, ids: list[int]) -> Iterator[bytes]:
