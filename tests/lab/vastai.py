@@ -116,6 +116,8 @@ class VastAI(Cloud[Contract]):
         key: the account's own for ssh, which every container with an ssh run type lets in; "" for none.
         ssh_keys: further ones, by their ids.
         read_only: keys of the API ("…-name") that may look, and nothing else.
+        wrong_key: the status for a key that is not known: 401 as documented, 404 as public programs met it (read
+            2026-11-26).
         traffic_gb: GB that each instance receives and sends, its image included.
     """
 
@@ -125,6 +127,7 @@ class VastAI(Cloud[Contract]):
     def __init__(self, lab: Lab | None = None, recording: Path | str | None = None) -> None:
         super().__init__(lab, recording)
         self.traffic_gb = (10.0, 1.0)
+        self.wrong_key = 401
         self.asks: dict[int, dict[str, Any]] = {each["id"]: each for each in _asks()}
         self.flaws: dict[int, str] = {}
         self.delays = Delays()
@@ -185,7 +188,7 @@ class VastAI(Cloud[Contract]):
             return
         own = next((each for each in self.rentals.values() if each.key == key and each.living), None)
         if own is None:
-            raise _no(401, "auth_error", "Invalid user key")
+            raise _no(self.wrong_key, "auth_error", "Invalid user key")
         if request.by.get("id") != own.id or "instances" not in request.path:
             raise _no(403, "auth_error", "This API key does not have the permission that this endpoint needs")
 

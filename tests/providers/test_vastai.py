@@ -131,6 +131,17 @@ def sold(need: Need = RTX_4090, **settings: Any) -> list[Offer]:
     return list(VastAI(**settings).offers(need))
 
 
+def test_a_wrong_key_is_told_as_such_whatever_its_status(vastai_api: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VAST_API_KEY", "wrong")
+    for vastai_api.wrong_key in (401, 404):
+        for ask in (VastAI().instances, lambda: list(VastAI().offers(Need()))):
+            with pytest.raises(CredentialsError, match="the API key is wrong"):
+                ask()
+        lost = Instance("vastai", "7", "train", 0)
+        with pytest.raises(StillRunning):
+            VastAI().terminate([lost])  # an end is not proved by 404
+
+
 def test_traffic_both_ways_is_in_the_ranking_the_budget_and_the_receipt(vastai_api: World) -> None:
     """https://vast.ai/docs/billing/billing (read 2026-11-26 in a stored copy)."""
     for ask in vastai_api.asks.values():
@@ -318,6 +329,7 @@ TABLE: list[tuple[int, str, str, type[ProviderError], str]] = [
     (402, "", "Payment required", FundsError, "credit"),
     (400, "insufficient_credit", "Your account has insufficient credit.", FundsError, "credit"),
     (401, "auth_error", "Invalid user key", CredentialsError, "manage-keys"),
+    (404, "auth_error", "Invalid user key", CredentialsError, "manage-keys"),
     (403, "auth_error", "This action requires a login.", CredentialsError, "restricted"),
     (429, "", "API requests too frequent endpoint threshold=4.5", RateLimitError, "wait"),
     (429, "search_quota_exceeded", "Daily search quota exceeded.", QuotaError, "midnight"),
