@@ -15,6 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from skypool.accelerators import parse
+from skypool.model import Need
+from skypool.offers.ranking import rank_offers
+from tests.lab.prices import snapshot
+
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 GUIDES = sorted((DOCS / "guides").glob("*.md"))
@@ -46,6 +51,17 @@ def test_a_guide_is_short_and_begins_with_a_program(page: Path) -> None:
     assert len(lines) <= 120
     language = "console" if page.stem == "first-account" else "python"  # that one is about a command
     assert any(line.startswith(f"```{language}") for line in lines[:15])
+
+
+def test_the_guide_to_a_first_account_names_a_gpu_of_each_cloud_and_what_it_costs() -> None:
+    page = (DOCS / "guides" / "first-account.md").read_text()
+    pattern = r"^\$ skypool prove (\w+) --level cents --accelerator (\S+) +# about (\d\.\d\d) USD"
+    told = re.findall(pattern, page, re.MULTILINE)
+    assert [name for name, _, _ in told] == ["aws", "gcp", "runpod", "vastai", "verda"]
+    for provider, accelerator, usd in told:
+        offers = rank_offers(snapshot(provider), Need(accelerators=(parse(accelerator),))).offers
+        machines = 2 if provider == "verda" else 3
+        assert float(usd) == pytest.approx(machines * offers[0].usd_per_hour * 5 / 60, abs=0.005), provider
 
 
 @pytest.mark.slow

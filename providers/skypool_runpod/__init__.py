@@ -388,13 +388,13 @@ class RunPod(Regional):
         Args:
             instances: ids of the pods.
             since: a time before the first pod was created.
-            until: a time after the last pod had ended.
+            until: a time after the last pod had ended. Not used: a pod that has ended has no later records.
 
         Raises:
             ProviderError: RunPod refused a request, or did not answer.
         """
         api = self._api()
-        sums = {id: api.billed(id, since, until) for id in instances}
+        sums = {id: api.billed(id, since) for id in instances}
         if missing := [id for id, usd in sums.items() if usd is None]:
             return Bill(
                 None,

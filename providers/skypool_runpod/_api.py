@@ -12,7 +12,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -234,20 +234,15 @@ class Api:
         _, headers = self._rest.reply("GET", "/v2/catalog/datacenters", what="to list data centres")
         return str(headers["Date"])
 
-    def billed(self, id: str, since: datetime, until: datetime) -> float | None:
-        """Return what RunPod has billed for a pod, in USD. None if RunPod has no record of the pod's costs.
+    def billed(self, id: str, since: datetime) -> float | None:
+        """Return what RunPod has billed for a pod until now, in USD. None if RunPod has no record of the pod's costs.
 
         Args:
             id: id of the pod.
-            since: start of the time in which the pod lived.
-            until: end of that time.
+            since: a time before the pod was created. The records of its hour are included: RunPod takes full hours.
         """
-        span: dict[str, str | int] = {
-            "podId": id,
-            "startTime": tags.stamp(since),
-            "endTime": tags.stamp(until),
-            "bucketSize": "hour",
-        }
+        hour = since.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
+        span: dict[str, str | int] = {"podId": id, "startTime": tags.stamp(hour), "bucketSize": "hour"}
         found = self._list("/v2/billing/pods", "records", f"to show the costs of {id}", span)
         return sum(float(each["totalAmount"]) for each in found) if found else None
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import secrets
+import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib import metadata
@@ -30,6 +32,11 @@ from skypool.proof.selection import Selection, Stage, select
 MARGIN = 120.0
 """Seconds after its lease within which a machine must be gone: a minute for its end, and one for the list to show it.
 """
+_USUAL = (
+    "T4", "L4", "A10G", "A10", "RTX_A4000", "RTX_3090", "RTX_4090", "RTX_A5000", "A40", "V100", "L40S", "A100", "H100",
+    "v5litepod-1",
+)  # fmt: skip
+"""Accelerators that many providers sell. The level "cents" names the cheapest if it rented a machine without one."""
 _BEFORE = 3600.0
 """Seconds before the first machine from which a bill is asked for. Some providers bill by the hour."""
 
@@ -123,6 +130,8 @@ class Proof:
             self.keep(self.redacted)
         for text in selection.left_out:
             self._done(Step("cents", "left out", "open", text, "raise --max-usd"))
+        if self.wish.accelerator is None and (step := self._accelerator()) is not None:
+            self._done(step)
         if not ends_itself(self.driver, selection.stages[0].offer):
             text = f"machines of {self.driver.name} cannot end their own cost, so there is no end to watch"
             advice = "run `skypool gc --yes` after a crash of your computer"
@@ -153,13 +162,35 @@ class Proof:
         """The report without secrets, account names and addresses."""
         return redacted(self.report, Redaction(secrets_of(self.driver, os.environ)))
 
-    def _plan(self) -> Plan:
+    def _accelerator(self) -> Step | None:
+        """Return an open step that names the command for a machine with an accelerator, and what that costs.
+
+        Returns None if the provider sells none of the usual accelerators.
+        """
+        try:
+            offers = self._plan(_USUAL).offers
+        except SkypoolError:
+            return None
+        can_end = ends_itself(self.driver, offers[0])
+        chosen = select(offers, max_usd=math.inf, lifetime=self.wish.lifetime, with_guard=can_end)
+        first = chosen.stages[0].offer
+        name = str(first.accelerator)
+        place = f" in {first.zone or first.region}" if first.zone or first.region else ""
+        text = f"no machine with an accelerator was rented; {name}{place} costs {first.usd_per_hour:.4f} USD/h"
+        words = ["skypool", "prove", self.driver.name, "--level", "cents", "--accelerator", name]
+        if chosen.most_usd > self.max_usd:
+            words += ["--max-usd", str(math.ceil(chosen.most_usd))]
+        advice = f"run `{shlex.join(words)}`, for about {chosen.usual_usd:.2f} USD"
+        return Step("cents", "accelerator", "open", text, advice)
+
+    def _plan(self, accelerators: Sequence[str] = ()) -> Plan:
+        """Return the offers for the user's wish; if it has no accelerator, those for any of `accelerators`."""
         terms: NodeTerms = {"market": "cheapest"}
-        if self.wish.memory is not None:
+        if self.wish.memory is not None and not accelerators:
             terms["memory"] = self.wish.memory
         if self.wish.region:
             terms["region"] = self.wish.region
-        need = need_asked(ComputePool.__init__, self.wish.accelerator, 1, {}, terms)
+        need = need_asked(ComputePool.__init__, self.wish.accelerator or list(accelerators) or None, 1, {}, terms)
         return Loop.shared().run(look_around([self.driver], need, refresh=True))
 
     def _rented(self, pool: str, stage: Stage, selection: Selection, left_usd: float) -> tuple[RentedMachine, ...]:

@@ -618,6 +618,9 @@ class RunPod(Cloud[Pod]):
         size = {"hour": 3600.0, "day": 86400.0}.get(query.get("bucketSize", "day"))
         if size is None:
             raise _problem(400, TITLES[400], "the lab bills by the hour and by the day")
+        for name in ("startTime", "endTime"):  # as public programs send them (read 2026-11-26)
+            if name in query and _seconds(query[name]) % 3600:
+                raise _problem(400, TITLES[400], f"{name} must be on the full hour")
         end = _seconds(query["endTime"]) if "endTime" in query else now
         start = _seconds(query["startTime"]) if "startTime" in query else end - 30 * 86400
         if "lastN" in query:
