@@ -17,7 +17,8 @@ OTHER = 64321
 """The id of the other user and of his group. The system need not know him."""
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a program as a second user")
 _BECOME = """
-import contextlib, fcntl, json, os, selectors, shutil, signal, socket, stat, struct, subprocess, sys, threading, time
+import contextlib, fcntl, json, os, resource, selectors, shutil, signal, socket, stat, struct, subprocess, sys
+import threading, time
 import encodings.idna  # this Python may be in a folder that the other user cannot enter
 os.setgroups([])
 os.setresgid({other}, {other}, {other})

@@ -160,7 +160,7 @@ class Still:
     def listen(self, hear: Callable[[events.Event], None]) -> Callable[[], None]:
         return self.stream.listen(hear)
 
-    def forward(self, node: int, host: str, port: int, here: int) -> Any:
+    def forward(self, node: int, host: str, port: int, here: int | str) -> Any:
         raise RuntimeError("a fault of the owner")
 
     def command(self, node: int, script: str, terminal: bool, ports: Any) -> list[str]:

@@ -6,12 +6,12 @@ import contextlib
 import os
 import signal
 import socket
-import struct
 import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from skypool.clock import RunningClock
+from skypool.safety import private
 
 _PR_SET_CHILD_SUBREAPER = 36
 """The option of prctl(2) that makes a process the parent of orphaned descendants."""
@@ -54,8 +54,7 @@ def is_keeper(pid: int, began: int, folder: str) -> bool:
 
 def is_own(connection: socket.socket) -> bool:
     """Return True if the process at the other end of a Unix socket belongs to this user."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    return bool(struct.unpack("3i", credentials)[1] == os.geteuid())
+    return private.peer(connection) == os.geteuid()
 
 
 def usable_cpus() -> int:

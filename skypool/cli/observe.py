@@ -6,8 +6,11 @@ The owner is the process that made the pool. It serves other processes of the sa
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
 import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -36,13 +39,26 @@ def forward(
         int | None,
         typer.Option(min=0, max=65535, help="Port of this computer. Default: PORT if it is free, or another one."),
     ] = None,
+    socket: Annotated[
+        Path | None,
+        typer.Option(help="Path of a Unix socket to make in place of a port. Only you can connect to it."),
+    ] = None,
 ) -> None:
-    """Bring a port of a node to 127.0.0.1 of this computer, until Ctrl-C. The pool runs in another terminal."""
+    """Bring a port of a node to 127.0.0.1 of this computer, until Ctrl-C. The pool runs in another terminal.
+
+    Every user of this computer can connect to that port. With --socket, nobody else can.
+    """
+    if here and socket is not None:
+        raise UsageError("pass either --here or --socket, not both")
     try:
-        with _forward(pool, port, node, host, here) as made:
+        with _forward(pool, port, node, host, here, socket) as made:
             address = made.answer["address"]
             target = f"port {port} of {f'node {node}' if host == 'localhost' else f'{host}, by node {node},'}"
-            output.say(f"http://{address} leads to {target} of pool {pool!r}; Ctrl-C ends this")
+            where = f"http://{address}" if socket is None else f"the socket {address}"
+            who = "every user of this computer can connect (--socket PATH is for you alone)"
+            if socket is not None:
+                who = f"only you can connect, as by `curl --unix-socket {shlex.quote(address)} http://localhost/`"
+            output.say(f"{where} leads to {target} of pool {pool!r}; {who}; Ctrl-C ends this")
             sys.stdout.flush()
             closed = next((said["closed"] for said in made.lines() if "closed" in said), "")
     except KeyboardInterrupt:
@@ -53,8 +69,10 @@ def forward(
     raise SkypoolError(f"the forward of {address} has ended: {why}; `skypool ps` lists the running pools")
 
 
-def _forward(pool: str, port: int, node: int, host: str, here: int | None) -> client.Observation:
+def _forward(pool: str, port: int, node: int, host: str, here: int | None, socket: Path | None) -> client.Observation:
     """Make a forward. If no port of this computer was named, it gets the same number, or any if that one is taken."""
+    if socket is not None:
+        return client.forward(pool, port, node, host, socket=os.path.abspath(socket.expanduser()))
     if here is None:
         try:
             return client.forward(pool, port, node, host, port)

@@ -20,6 +20,10 @@ WITHIN = 3.0
 """Seconds in which a connection must be made, and again seconds in which the bytes must have arrived."""
 _AT_ONCE = 64
 """The most connections that a node makes at the same time."""
+_MOST = 256
+"""The most connections that a listener has open."""
+_PAUSE = 0.2
+"""Seconds without new connections after one could not be accepted, as when there are too many open files."""
 _TOKEN = 32
 """The number of characters of a token: random text by which a node knows that it has reached the right listener."""
 _DONE = b"."
@@ -77,8 +81,9 @@ def facts(address: str) -> dict[str, object]:
 class Listener:
     """A TCP port of this machine that answers everybody who sends the right token, while a `with` block runs.
 
-    For each connection, a thread reads the token and sends it back in reverse. Then it reads `BULK` further bytes, and
-    sends a full stop. A single thread serves all connections.
+    From each connection, the token is read and sent back in reverse. Then `BULK` further bytes are read, and a full
+    stop is sent. A single thread serves all connections. Everybody can connect, so at most `_MOST` connections are
+    open. A further one takes the place of the oldest that has not sent the token.
 
     Args:
         token: the token, 32 characters.
@@ -114,31 +119,52 @@ class Listener:
     def _serve(self) -> None:
         """Serve connections until the other end of `_woken` is closed."""
         received: dict[socket.socket, bytes] = {}
+        is_listening = True
         with selectors.DefaultSelector() as selector, self._woken, self._socket:
             selector.register(self._socket, selectors.EVENT_READ)
             selector.register(self._woken, selectors.EVENT_READ)
             while True:
-                for key, _ in selector.select():
+                found = selector.select(None if is_listening else _PAUSE)
+                if not is_listening:
+                    selector.register(self._socket, selectors.EVENT_READ)
+                    is_listening = True
+                for key, _ in found:
                     if key.fileobj is self._woken:
                         for each in received:
                             each.close()
                         return
                     if key.fileobj is self._socket:
-                        self._accept(selector, received)
-                    elif isinstance(key.fileobj, socket.socket) and not self._answer(key.fileobj, received):
-                        selector.unregister(key.fileobj)
-                        del received[key.fileobj]
-                        key.fileobj.close()
+                        is_listening = self._accept(selector, received)
+                    elif key.data in received and not self._answer(key.data, received):
+                        self._end(key.data, selector, received)
 
-    def _accept(self, selector: selectors.BaseSelector, received: dict[socket.socket, bytes]) -> None:
-        """Accept a connection, if one is there. Add it to `selector` and, with no bytes, to `received`."""
+    def _accept(self, selector: selectors.BaseSelector, received: dict[socket.socket, bytes]) -> bool:
+        """Accept a connection, if one is there. Add it to `selector` and, with no bytes, to `received`.
+
+        If this process can have no more open files, remove the port from `selector`, and return False.
+        """
         try:
             connection, _ = self._socket.accept()
-        except OSError:  # the peer has given up already
-            return
+        except (BlockingIOError, ConnectionError):  # the peer has given up already
+            return True
+        except OSError:
+            selector.unregister(self._socket)
+            return False
         connection.setblocking(False)
+        if len(received) >= _MOST:
+            unknown = (each for each, got in received.items() if len(got) < _TOKEN)
+            self._end(next(unknown, next(iter(received))), selector, received)
         received[connection] = b""
-        selector.register(connection, selectors.EVENT_READ)
+        selector.register(connection, selectors.EVENT_READ, connection)
+        return True
+
+    def _end(
+        self, connection: socket.socket, selector: selectors.BaseSelector, received: dict[socket.socket, bytes]
+    ) -> None:
+        """Close a connection, and forget it."""
+        selector.unregister(connection)
+        del received[connection]
+        connection.close()
 
     def _answer(self, connection: socket.socket, received: dict[socket.socket, bytes]) -> bool:
         """Read what a connection has sent, and answer it if due. Return False if the connection must be closed.

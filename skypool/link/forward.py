@@ -1,19 +1,24 @@
-"""`Forward`: a port of this computer whose connections lead to a port that a node (a rented machine) reaches."""
+"""`Forward`: a port or socket of this computer whose connections lead to a port of a node (a rented machine)."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
+import stat
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from types import TracebackType
+from urllib.parse import quote
 
 from skypool.errors import SkypoolError, UsageError
+from skypool.safety import private
 from skypool.shipping.bundle import NOT_FROM_HERE
 from skypool.wire.transport import SSH, CommandStream, Transport, refusal
 
@@ -34,13 +39,27 @@ _LONGEST_PAUSE = 10.0
 
 _IS_UP = b"up\n"
 
+_MOST = 64
+"""Connections that may be open at a time through a forward that needs a program for each. Any user can make them."""
+
+_BREATH = 0.5
+"""Seconds to wait after a connection could not be accepted, as when this process has too many open files."""
+
+_PATH = re.compile(r"/[^\s:%$~\\\"'\x00-\x1f\x7f]+")
+"""A path of a socket in which `ssh` finds nothing to replace."""
+
+_LONGEST_PATH = 103
+"""The most bytes of the path of a Unix socket. Linux allows 107, and macOS allows 103."""
+
 
 class Forward:
-    """A port of 127.0.0.1 on this computer whose connections lead to an address and port that a node reaches.
+    """A port or a Unix socket of this computer whose connections lead to an address and port that a node reaches.
 
-    Any number of connections may be open at the same time. Use it in a `with` block, or call `close`. To a node that is
-    reached by ssh, one `ssh -L` carries all connections. If it breaks, it is started again. On other nodes, each
-    connection has a small program of its own.
+    A port listens on 127.0.0.1, where every user of this computer can connect. Only this user can connect to a socket.
+
+    Up to 64 connections may be open at the same time; to a node that is reached by ssh, any number. Use it in a `with`
+    block, or call `close`. To a node that is reached by ssh, one `ssh -L` carries all connections. If it breaks, it is
+    started again. On other nodes, each connection has a small program of its own.
 
     Args:
         transport: runs commands on the node.
@@ -48,17 +67,19 @@ class Forward:
         node: the number of the node, for messages.
         host: the host to connect to, as the node knows it.
         port: the port to connect to.
-        here: the port of this computer; 0 for a free one.
+        here: the port of this computer, 0 for a free one; or the path of a Unix socket, which is made.
         on_trouble: called with a sentence for the user when the connection to the node has broken.
 
     Attributes:
-        port: the port of this computer.
+        port: the port of this computer; 0 for a socket.
+        socket: the path of the socket; "" for a port.
         node: the number of the node.
         closed: True once `close` was called.
 
     Raises:
         ConnectionLost: the node cannot be reached.
-        UsageError: the port of this computer is not free.
+        UsageError: the port of this computer is not free, or the socket cannot be made.
+        NotPrivate: another user can change the folder of the socket.
     """
 
     def __init__(
@@ -68,31 +89,37 @@ class Forward:
         node: int,
         host: str,
         port: int,
-        here: int = 0,
+        here: int | str = 0,
         on_trouble: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.node = node
         self.closed = False
         self._target = f"{host}:{port}"
+        if isinstance(here, str):
+            _make_way(here)
         self._door = (
             _SSHDoor(transport, node, host, port, here, on_trouble)
             if isinstance(transport, SSH)
             else _RelayDoor(transport.argv([*relay, host, str(port)]), here, on_trouble)
         )
-        self.port = self._door.port
+        end = self._door.here
+        self.port, self.socket = (0, end) if isinstance(end, str) else (end, "")
 
     @property
     def address(self) -> str:
-        """Host and port on this computer, such as "127.0.0.1:41234"."""
-        return f"{_HERE}:{self.port}"
+        """Host and port on this computer, such as "127.0.0.1:41234"; the path of the socket if it is one."""
+        return self.socket or f"{_HERE}:{self.port}"
 
     @property
     def url(self) -> str:
-        """The address as a web address, such as "http://127.0.0.1:41234"."""
-        return f"http://{self.address}"
+        """The address as a web address, such as "http://127.0.0.1:41234".
+
+        For a socket, it is of the form "http+unix://%2Fhome%2Fann%2Fboard", which some HTTP clients take.
+        """
+        return f"http+unix://{quote(self.socket, safe='')}" if self.socket else f"http://{self.address}"
 
     def close(self) -> None:
-        """Free the port of this computer, and end all connections through it. May be called more than once."""
+        """Free the port or remove the socket, and end all connections through it. May be called more than once."""
         self.closed = True
         self._door.close()
 
@@ -106,46 +133,97 @@ class Forward:
         return f"<Forward of {self.address} to {self._target} of node {self.node}>"
 
 
+def _make_way(path: str) -> None:
+    """Check the path of a socket that is to be made, and remove a socket there that nobody serves any more.
+
+    Raises:
+        UsageError: the path is not valid, or is in use.
+        NotPrivate: another user can change the folder.
+    """
+    if not _PATH.fullmatch(path) or len(os.fsencode(path)) > _LONGEST_PATH:
+        raise UsageError(
+            f"socket must be an absolute path of at most {_LONGEST_PATH} bytes, without spaces, quotes, backslashes "
+            f"and the characters : % $ ~, not {path!r}"
+        )
+    folder = os.path.dirname(path)
+    try:
+        private.check(folder, "choose a socket in a folder of your own")
+        about = os.lstat(path)
+    except FileNotFoundError as e:
+        if os.path.isdir(folder):
+            return
+        raise UsageError(f"there is no folder {folder} for the socket {path}; make it, or choose another path") from e
+    except NotADirectoryError as e:
+        raise UsageError(f"{folder} is no folder; choose another path for the socket") from e
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1)
+        try:
+            if stat.S_ISSOCK(about.st_mode) and about.st_uid == os.geteuid():
+                probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)  # of a process that was killed
+            return
+        except OSError:
+            pass
+    raise UsageError(f"{path} exists already; remove it, or choose another path for the socket")
+
+
 class _RelayDoor:
     """A listening socket that starts a command for each connection, with the connection as its stdin and stdout.
 
     Args:
         argv: the local command.
-        here: the port to listen on; 0 for a free one.
+        here: the port to listen on, 0 for a free one; or the path of a Unix socket.
         on_trouble: called with a sentence for the user when the command cannot be started.
 
     Attributes:
-        port: the port.
+        here: the port, or the path.
     """
 
-    def __init__(self, argv: Sequence[str], here: int, on_trouble: Callable[[str], None]) -> None:
+    def __init__(self, argv: Sequence[str], here: int | str, on_trouble: Callable[[str], None]) -> None:
         self._argv = list(argv)
         self._on_trouble = on_trouble
+        self._is_told = False
         try:
-            self._listener = socket.create_server((_HERE, here), backlog=128)
+            self._listener = socket.create_server((_HERE, here), backlog=128) if isinstance(here, int) else _bound(here)
         except OSError as e:
             raise _not_free(here, str(e)) from e
-        self.port: int = self._listener.getsockname()[1]
+        self.here: int | str = here if isinstance(here, str) else self._listener.getsockname()[1]
         self._lock = threading.Lock()  # guards _running and _closed
         self._running: list[subprocess.Popen[bytes]] = []
         self._closed = False
-        self._thread = threading.Thread(target=self._accept, name=f"skypool forward {self.port}", daemon=True)
+        self._thread = threading.Thread(target=self._accept, name=f"skypool forward {self.here}", daemon=True)
         self._thread.start()
 
     def _accept(self) -> None:
         while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
-                return  # `close` has shut the listener
+            except OSError as e:
+                if self._closed:
+                    return  # `close` has shut the listener
+                self._tell(str(e))
+                time.sleep(_BREATH)
+                continue
             with connection, self._lock:
                 if self._closed:
                     return
+                if isinstance(self.here, str) and private.peer(connection) not in (None, os.geteuid(), 0):
+                    continue
                 self._running = [each for each in self._running if each.poll() is None]
+                if len(self._running) >= _MOST:
+                    self._tell(f"{_MOST} others are open")
+                    continue
                 try:
                     self._running.append(self._started(connection))
                 except OSError as e:
-                    self._on_trouble(f"a connection to port {self.port} was closed: {self._argv[0]} cannot start: {e}")
+                    self._tell(f"{self._argv[0]} cannot start: {e}")
+
+    def _tell(self, why: str) -> None:
+        """Tell the user that a connection was closed. It is told once, as others may make many connections."""
+        if not self._is_told:
+            self._is_told = True
+            self._on_trouble(f"a connection to {_named(self.here)} was closed: {why}. This is told once")
 
     def _started(self, connection: socket.socket) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -164,8 +242,9 @@ class _RelayDoor:
         with contextlib.suppress(OSError):  # closed before
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread, which `close` does not on Linux
         with contextlib.suppress(OSError):
-            socket.create_connection((_HERE, self.port), timeout=1).close()  # wakes it on macOS
+            _connected(self.here).close()  # wakes it on macOS
         self._listener.close()
+        _remove(self.here)
         for process in running:
             _kill(process)
         if self._thread is not threading.current_thread():
@@ -182,15 +261,15 @@ class _SSHDoor:
         node: the number of the node, for messages.
         host: the host to connect to, as the node knows it.
         port: the port to connect to.
-        here: the port to listen on; 0 for a free one.
+        here: the port to listen on, 0 for a free one; or the path of a Unix socket.
         on_trouble: called with a sentence for the user when the connection has broken.
 
     Attributes:
-        port: the port on which `ssh` listens.
+        here: the port on which `ssh` listens, or the path.
     """
 
     def __init__(
-        self, transport: SSH, node: int, host: str, port: int, here: int, on_trouble: Callable[[str], None]
+        self, transport: SSH, node: int, host: str, port: int, here: int | str, on_trouble: Callable[[str], None]
     ) -> None:
         self._transport = transport
         self._node = node
@@ -198,14 +277,14 @@ class _SSHDoor:
         self._on_trouble = on_trouble
         self._closing = threading.Event()
         for attempt in range(_PORTS):
-            self.port = here or _free_port()
+            self.here = here or _free_port()
             try:
                 self._stream = self._connect()
                 break
             except UsageError:
                 if here or attempt == _PORTS - 1:
                     raise
-        self._thread = threading.Thread(target=self._watch, name=f"skypool forward {self.port}", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name=f"skypool forward {self.here}", daemon=True)
         self._thread.start()
 
     def _connect(self) -> CommandStream:
@@ -218,7 +297,8 @@ class _SSHDoor:
             ConnectionLost: the node cannot be reached.
         """
         host, port = self._target
-        forwarding = replace(self._transport, forwards=((self.port, host, port),))
+        _remove(self.here)  # of an `ssh` that was killed
+        forwarding = replace(self._transport, forwards=((self.here, host, port),))
         stream = CommandStream(forwarding.argv(["sh", "-c", "echo up; exec cat >/dev/null"]))
         stream.socket.settimeout(_READY)
         said = b""
@@ -228,8 +308,8 @@ class _SSHDoor:
         if said == _IS_UP:
             return stream
         complaint = stream.end()
-        if "cannot listen" in complaint or "already in use" in complaint:
-            raise _not_free(self.port, complaint)
+        if any(each in complaint for each in ("cannot listen", "cannot bind", "already in use")):
+            raise _not_free(self.here, complaint)
         raise refusal(self._transport, self._node, complaint or f"no answer within {_READY:g} s")
 
     def _watch(self) -> None:
@@ -239,7 +319,7 @@ class _SSHDoor:
             self._stream.close()
             if self._closing.is_set():
                 return
-            self._on_trouble(f"the forward of port {self.port} to node {self._node} broke; it is being made again")
+            self._on_trouble(f"the forward of {_named(self.here)} to node {self._node} broke; it is being made again")
             pause = 0.5
             while not self._closing.wait(pause):
                 pause = min(2 * pause, _LONGEST_PAUSE)
@@ -268,6 +348,7 @@ class _SSHDoor:
         _kill(self._stream.process)  # it would wait for the connections through it
         if self._thread is not threading.current_thread():
             self._thread.join(5)
+        _remove(self.here)
 
 
 def _free_port() -> int:
@@ -283,5 +364,45 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _not_free(port: int, why: str) -> UsageError:
-    return UsageError(f"port {port} of this computer cannot be used: {why}; choose another, or leave it out")
+def _bound(path: str) -> socket.socket:
+    """Return a listening socket at a path, to which only this user can connect."""
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(path)
+        os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)
+        listener.listen(128)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _connected(here: int | str) -> socket.socket:
+    if isinstance(here, int):
+        return socket.create_connection((_HERE, here), timeout=1)
+    made = socket.socket(socket.AF_UNIX)
+    made.settimeout(1)
+    try:
+        made.connect(here)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _remove(here: int | str) -> None:
+    """Remove a Unix socket. Does nothing for a port, or if the socket is gone."""
+    if isinstance(here, str):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.lstat(here).st_mode):
+                os.unlink(here)
+
+
+def _named(here: int | str) -> str:
+    return f"port {here}" if isinstance(here, int) else f"the socket {here}"
+
+
+def _not_free(here: int | str, why: str) -> UsageError:
+    if isinstance(here, str):
+        return UsageError(f"the socket {here} cannot be made: {why}; choose another path")
+    return UsageError(f"port {here} of this computer cannot be used: {why}; choose another, or leave it out")

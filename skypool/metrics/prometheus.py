@@ -68,7 +68,7 @@ class Prometheus(Exporter):
     def port(self) -> int:
         """The port. 0 while no pool runs, if a free one is to be chosen."""
         server = self._server
-        return self._port if server is None else int(server.server_port)
+        return self._port if server is None else server.port
 
     @property
     def url(self) -> str:
@@ -98,12 +98,12 @@ class Prometheus(Exporter):
             from prometheus_client import CollectorRegistry, make_wsgi_app
         except ImportError as e:
             raise UsageError(MISSING.format("prometheus-client")) from e
-        from skypool.metrics.http_server import serve
+        from skypool.metrics.http_server import Server
 
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Collector(self._measurements))
         try:
-            self._server = serve(make_wsgi_app(registry), self.address, self._port)
+            self._server = Server(make_wsgi_app(registry), self.address, self._port)
         except OSError as e:
             raise UsageError(
                 f"metrics cannot be served at {self.address} port {self._port}: {e.strerror or e}; pass another "

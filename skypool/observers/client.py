@@ -118,17 +118,20 @@ def events(pool: str) -> Observation:
     return Observation(pool, ask="logs")
 
 
-def forward(pool: str, port: int, node: int = 0, host: str = "localhost", here: int = 0) -> Observation:
+def forward(
+    pool: str, port: int, node: int = 0, host: str = "localhost", here: int = 0, socket: str = ""
+) -> Observation:
     """Have the owner of a pool make a forward, which lasts as long as the returned object. Blocks until it can be used.
 
-    The answer's field "address" is its host and port on this computer.
+    The answer's field "address" is its host and port on this computer, or `socket`, the absolute path of a Unix socket.
 
     Raises:
         NoOwner: no process on this computer owns the pool, or it does not answer.
-        UsageError: the pool does not have the node, or the port `here` is not free.
+        UsageError: the pool does not have the node, the port `here` is not free, or the socket cannot be made.
         ConnectionLost: the node cannot be reached.
     """
-    return Observation(pool, _REACHING, ask="forward", port=port, node=node, host=host, here=here)
+    path = {"socket": socket} if socket else {}
+    return Observation(pool, _REACHING, ask="forward", port=port, node=node, host=host, here=here, **path)
 
 
 def command(

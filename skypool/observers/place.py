@@ -12,8 +12,6 @@ import re
 import secrets
 import socket
 import stat
-import struct
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -34,10 +32,6 @@ _AGAIN = 0.02
 """Seconds between two attempts to connect to an owner for whom too many connections wait."""
 _BACKLOG = 16
 """Connections that may wait until the owner accepts them."""
-_SOL_LOCAL = 0
-"""The level of the socket option `_LOCAL_PEERCRED` on macOS."""
-_LOCAL_PEERCRED = 1
-"""The socket option of macOS that returns a struct xucred: version and user id, 32 bits each, and groups."""
 
 
 def folder() -> Path:
@@ -150,7 +144,7 @@ def connect(pool: str, patience: float) -> socket.socket:
     made.settimeout(patience)
     try:
         _connect(made, os.fspath(path), time.monotonic() + patience)
-        if (user := peer(made)) not in (None, os.geteuid()):
+        if (user := private.peer(made)) not in (None, os.geteuid()):
             raise PermissionError(f"the socket {path} is served by user {user}, not by you")
     except (ConnectionRefusedError, FileNotFoundError):
         made.close()
@@ -171,16 +165,6 @@ def _connect(made: socket.socket, path: str, until: float) -> None:
             if time.monotonic() > until:
                 raise TimeoutError("too many connections wait for the owner already") from None
             time.sleep(_AGAIN)
-
-
-def peer(connection: socket.socket) -> int | None:
-    """Return the user id of the process at the other end of a Unix socket; None if the system does not tell."""
-    if hasattr(socket, "SO_PEERCRED"):  # Linux
-        return int(struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1])
-    if sys.platform == "darwin":
-        with contextlib.suppress(OSError):
-            return int(struct.unpack_from("2I", connection.getsockopt(_SOL_LOCAL, _LOCAL_PEERCRED, 76))[1])
-    return None
 
 
 def _elsewhere(name: Path) -> Path | None:

@@ -12,7 +12,7 @@ the owner closes the connection. The requests are:
 |---|---|---|
 | "info" | none | the pool and its nodes (rented machines) as fields; the connection ends |
 | "logs" | none | then a line of JSON for each event from now on, with "event" as its type |
-| "forward" | "node", "port", "host", "here" | "address", a port of this computer, open as long as the connection |
+| "forward" | "node", "port", "host", "here", "socket" | "address" on this computer, open as long as the connection |
 | "reach" | "node", "script", "terminal", "ports" | "argv", a local command that runs the shell script on the node |
 
 An observer that reads events too slowly misses some: a line `{"event": "Missed", "count": 12}` says how many. A forward
@@ -56,12 +56,14 @@ class ForwardPort:
         node: the number of the node.
         host: the host to connect to, as the node knows it.
         here: the port of this computer; 0 for a free one.
+        socket: the absolute path of a Unix socket in place of a port; "" for a port.
     """
 
     port: int
     node: int = 0
     host: str = "localhost"
     here: int = 0
+    socket: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +152,7 @@ _REQUESTS: dict[str, tuple[Callable[..., Request], dict[str, _Check]]] = {
             "node": _is_count,
             "host": _is_host,
             "here": lambda value: value == 0 or _is_port(value),
+            "socket": lambda value: type(value) is str and value[:1] in ("", "/") and "\0" not in value,
         },
     ),
     "reach": (

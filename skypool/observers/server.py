@@ -35,6 +35,7 @@ from skypool.observers.protocol import (
     read_line,
     request_of,
 )
+from skypool.safety import private
 
 _MOST = 16
 """Connections that may be open at a time."""
@@ -64,7 +65,7 @@ class OpenForward(Protocol):
 
     @property
     def address(self) -> str:
-        """Host and port on this computer."""
+        """Host and port on this computer, or the path of a socket."""
         ...
 
     def close(self) -> None:
@@ -83,8 +84,10 @@ class Watched(Protocol):
         """Call `hear`, which does not block, with each event from now on, until the returned function is called."""
         ...
 
-    def forward(self, node: int, host: str, port: int, here: int) -> OpenForward:
+    def forward(self, node: int, host: str, port: int, here: int | str) -> OpenForward:
         """Make a forward to a port of a node, and return it when it can be used.
+
+        `here` is a port of this computer, 0 for a free one, or the path of a Unix socket.
 
         Raises:
             SkypoolError: the pool does not have the node, or the node cannot be reached, or the port is not free.
@@ -184,7 +187,7 @@ class ObserverServer:
 
     def _begin(self, connection: socket.socket) -> None:
         """Serve a connection in a thread of its own. Refuse it if too many are open, or if it is another user's."""
-        user = place.peer(connection)
+        user = private.peer(connection)
         with self._lock:
             full = len(self._serving) >= _MOST
             thread = threading.Thread(target=self._serve, args=(connection,), name="skypool observer", daemon=True)
@@ -232,8 +235,8 @@ class ObserverServer:
                 _send(connection, line_of({"ok": True, **self._watched.info()}))
             case Logs():
                 self._tell_events(connection)
-            case ForwardPort(port, node, host, here):
-                self._keep(connection, self._watched.forward(node, host, port, here))
+            case ForwardPort(port, node, host, here, path):
+                self._keep(connection, self._watched.forward(node, host, port, path or here))
             case Reach(node, script, terminal, ports):
                 argv = list(self._watched.command(node, script, terminal, ports))
                 _send(connection, line_of({"ok": True, "argv": argv}))

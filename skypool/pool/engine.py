@@ -63,6 +63,7 @@ from skypool.rental.budget import Receipt
 from skypool.rental.launch import Rented
 from skypool.rental.rental import Rental
 from skypool.rental.request import Terms
+from skypool.safety import descriptors
 from skypool.safety.quota import Quota
 from skypool.samples.journal import Journal
 from skypool.samples.session_file import path_of
@@ -288,6 +289,7 @@ class PoolEngine:
             SkypoolError: the pool could not become ready. Rented machines were ended; if the end of some is not
                 confirmed, the error has a note. Machines that were to be taken over keep running.
         """
+        descriptors.keep(self)
         if self.metering.exporters:
             await asyncio.to_thread(self.metering.open)
         if self.terms.attach:
@@ -397,6 +399,7 @@ class PoolEngine:
         """
         name = self.terms.name
         reason = reason or PoolClosed(f"pool {name!r} was stopped before the call ended")
+        descriptors.release()
         await self._end_streams(reason)
         await self._end_calls(self.dispatch.end_calls, reason)
         await self.services.close()
@@ -405,6 +408,7 @@ class PoolEngine:
         await self._until(Phase.ENDED)
         closing = [self._closing] if self._closing else []
         failed = await asyncio.gather(*closing, return_exceptions=True)
+        descriptors.forget(self)
         for task in list(self._tasks):
             if task is not asyncio.current_task():
                 task.cancel()
@@ -543,6 +547,7 @@ class PoolEngine:
             StillRunning: the end of one or more machines is not confirmed. The error is that of the first machine.
             ErrorGroup: all known machines have ended, but several other resources of the pool are left.
         """
+        descriptors.release()
         if self._given_away is not None:
             return
         for link in self._links.values():

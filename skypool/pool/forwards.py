@@ -1,4 +1,4 @@
-"""`Forwards`: the ports of this computer that lead to ports of a pool's nodes (its rented machines)."""
+"""`Forwards`: the ports and sockets of this computer that lead to ports of a pool's nodes (its rented machines)."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ class Forwards:
         self._open: list[Forward] = []
         self._closed = False
 
-    def open(self, node: int, host: str, port: int, here: int) -> Forward:
+    def open(self, node: int, host: str, port: int, here: int | str) -> Forward:
         """Make a forward to a port of a node, and return it when it can be used.
 
         Args:
             node: the number of the node.
             host: the host to connect to, as the node knows it.
             port: the port to connect to.
-            here: the port of this computer; 0 for a free one.
+            here: the port of this computer, 0 for a free one; or the path of a Unix socket.
 
         Raises:
-            UsageError: the port of this computer is not free.
+            UsageError: the port of this computer is not free, or the socket cannot be made.
+            NotPrivate: another user can change the folder of the socket.
             ConnectionLost: the node cannot be reached.
             PoolClosed: the pool has ended.
         """

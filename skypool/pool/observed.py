@@ -126,7 +126,7 @@ class Observed:
             "sample": to_json(sample) if (sample := self._health.store.newest.get(node)) else None,
         }
 
-    def forward(self, node: int, host: str, port: int, here: int) -> Forward:
+    def forward(self, node: int, host: str, port: int, here: int | str) -> Forward:
         """Make a forward to a port of a node, and return it when it can be used.
 
         Raises:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
+import os
 import threading
 import time
 import warnings
@@ -1226,24 +1227,37 @@ class ComputePool(Executor):
 
     # --- ports of nodes --------------------------------------------------------------------------------------
 
-    def forward(self, port: int, node: int = 0, *, host: str = "localhost", here: int = 0) -> Forward:
+    def forward(
+        self,
+        port: int,
+        node: int = 0,
+        *,
+        host: str = "localhost",
+        here: int = 0,
+        socket: str | os.PathLike[str] | None = None,
+    ) -> Forward:
         """Let connections to a port of this computer lead to a port of a node, such as that of a dashboard.
 
             with pool.forward(8265, node=0) as forward:
                 webbrowser.open(forward.url)
 
-        The port of this computer listens on 127.0.0.1 only. It works for any number of connections, until the block is
-        left, `forward.close()` is called, the node leaves the pool, or the pool ends. If the pool was not started, this
-        starts it first. Blocks until the port can be used.
+        The port of this computer listens on 127.0.0.1 only. Every user of this computer can connect to it; with
+        `socket`, nobody else can. It works until the block is left, `forward.close()` is called, the node leaves the
+        pool, or the pool ends. If the pool was not started, this starts it first. Blocks until the port can be used.
 
         Args:
             port: the port on the node.
             node: the number of the node.
             host: the host to connect to, as the node knows it. Default "localhost": the node itself.
             here: the port of this computer. Default 0: a free one, which `forward.port` names.
+            socket: the path of a Unix socket that is made in place of a port, to which only you can connect. Browsers
+                cannot use it; `curl --unix-socket` and many other programs can. Its folder must be yours alone to
+                change. Default None: a port.
 
         Raises:
-            UsageError: an argument is not valid, the pool does not have the node, or the port `here` is not free.
+            UsageError: an argument is not valid, the pool does not have the node, the port `here` is not free, or the
+                socket cannot be made.
+            NotPrivate: another user can change the folder of the socket.
             ConnectionLost: the node cannot be reached.
             PoolClosed: the pool has ended.
         """
@@ -1252,9 +1266,11 @@ class ComputePool(Executor):
             if value > 65535:
                 raise UsageError(f"{name} (a port) must be at most 65535, not {value}")
         whole("node", node, "the number of a node", least=0)
+        if here and socket is not None:
+            raise UsageError("pass either here= (a port) or socket= (a path) to forward(), not both")
         engine = self._working()
         engine.dispatch.nodes([node])  # raises UsageError for a node that does not exist
-        return engine.forwards.open(node, host, port, here)
+        return engine.forwards.open(node, host, port, here if socket is None else os.path.abspath(socket))
 
     # --- operators with a left operand that is not a call ----------------------------------------------------
 

@@ -5,6 +5,7 @@ A node is a rented machine of a pool. Nodes are numbered from 0.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar, cast, overload
 
@@ -40,7 +41,15 @@ class Pool(Protocol):
         chunksize: int | None = None,
         buffersize: int | None = None,
     ) -> Iterator[T]: ...
-    def forward(self, port: int, node: int = 0, *, host: str = "localhost", here: int = 0) -> Forward: ...
+    def forward(
+        self,
+        port: int,
+        node: int = 0,
+        *,
+        host: str = "localhost",
+        here: int = 0,
+        socket: str | os.PathLike[str] | None = None,
+    ) -> Forward: ...
     def _function(self, fn: ComputeFunction[..., T] | Callable[..., T]) -> ComputeFunction[..., T]: ...
     def _node_numbers(self, named: Sequence[int] | None = None) -> tuple[int, ...]: ...
     def _run_gang(self, call: Call[Any], every: bool) -> Any: ...
@@ -251,7 +260,15 @@ class PoolView:
             buffersize=buffersize,
         )
 
-    def forward(self, port: int, node: int | None = None, *, host: str = "localhost", here: int = 0) -> Forward:
+    def forward(
+        self,
+        port: int,
+        node: int | None = None,
+        *,
+        host: str = "localhost",
+        here: int = 0,
+        socket: str | os.PathLike[str] | None = None,
+    ) -> Forward:
         """Let connections to a port of this computer lead to a port of a node of the view.
 
         `ComputePool.forward` describes the other arguments and the errors.
@@ -259,7 +276,7 @@ class PoolView:
         Args:
             port: the port on the node.
             node: the number of the node. Default None: the node of the view with the lowest number.
-            host, here: as for `ComputePool.forward`.
+            host, here, socket: as for `ComputePool.forward`.
 
         Raises:
             UsageError: the view or the pool does not have the node.
@@ -267,7 +284,7 @@ class PoolView:
         numbers = self.numbers()
         if node is not None and node not in numbers:
             raise no_such_node(self._pool.name, [node], numbers)
-        return self._pool.forward(port, numbers[0] if node is None else node, host=host, here=here)
+        return self._pool.forward(port, numbers[0] if node is None else node, host=host, here=here, socket=socket)
 
     # --- operators with a left operand that is not a call ----------------------------------------------------
 

@@ -3,6 +3,7 @@
 docs/trust.md lists what other users can reach, and what each part does about it.
 
 - `book`: a connection to SQLite that takes any text.
+- `descriptors`: file descriptors in reserve for the end of machines.
 - `private`: folders and files that only this user can change.
 - `quota`: counts what this process keeps of each node (a rented machine) of a pool, and refuses what is too much.
 - `removal`: removes folders, but nothing that is mounted in them.
@@ -10,4 +11,4 @@ docs/trust.md lists what other users can reach, and what each part does about it
   texts encodable.
 """
 
-__all__ = ["book", "private", "quota", "removal", "text"]
+__all__ = ["book", "descriptors", "private", "quota", "removal", "text"]

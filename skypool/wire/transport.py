@@ -150,7 +150,8 @@ class SSH:
         config: a configuration file to use instead of the user's own; "" for the user's own.
         connect_timeout: seconds after which an address that does not answer is given up.
         forwards: triples (local port, host, port). ssh listens on each local port of 127.0.0.1, and forwards
-            connections to this port of the host, as the other machine knows it.
+            connections to this port of the host, as the other machine knows it. In place of a local port, there may be
+            the path of a Unix socket, to which only this user can connect.
     """
 
     host: str
@@ -163,7 +164,7 @@ class SSH:
     pin: bool = False
     config: str = ""
     connect_timeout: int = 10
-    forwards: tuple[tuple[int, str, int], ...] = ()
+    forwards: tuple[tuple[int | str, str, int], ...] = ()
 
     def argv(self, command: Sequence[str], *, terminal: bool = False) -> list[str]:
         options = {
@@ -183,6 +184,8 @@ class SSH:
             "LogLevel": "ERROR",
             **(_STREAM_KEPT if _names_streams() else {}),
         }
+        if any(isinstance(here, str) for here, _, _ in self.forwards):
+            options["StreamLocalBindMask"] = "0177"  # for the sockets
         if self.known_hosts:
             options["UserKnownHostsFile"] = " ".join(f'"{file}"' for file in self.known_hosts)
         if self.alias:
@@ -197,7 +200,8 @@ class SSH:
         argv += ["-p", str(self.port)] if self.port else []
         argv += ["-J", self.jump] if self.jump else []
         for here, host, there in self.forwards:
-            argv += ["-L", f"127.0.0.1:{here}:{f'[{host}]' if ':' in host else host}:{there}"]
+            end = here if isinstance(here, str) else f"127.0.0.1:{here}"
+            argv += ["-L", f"{end}:{f'[{host}]' if ':' in host else host}:{there}"]
         return [*argv, "--", self.host, shlex.join(command)]
 
     def dropped(self, said: str) -> bool:

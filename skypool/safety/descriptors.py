@@ -1,0 +1,53 @@
+"""Keeps file descriptors in reserve for the end of machines.
+
+A program that leaks open files, or to whose ports others hold connections, may have none left when its pool ends. Then
+no provider could be asked to end a machine, and the ledger could not be opened.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+
+_KEPT = 32
+"""The number of descriptors in reserve. Requests to providers and the ledger need about ten."""
+_lock = threading.Lock()
+_kept: list[int] = []
+_pools: weakref.WeakSet[object] = weakref.WeakSet()
+
+
+def keep(pool: object) -> None:
+    """Keep the reserve from now on, until `forget` is called for this and all other pools. Any thread may call this."""
+    with _lock:
+        _pools.add(pool)
+        _fill()
+
+
+def release() -> None:
+    """Free the reserve, because a pool ends. Any thread may call this."""
+    with _lock:
+        _free()
+
+
+def forget(pool: object) -> None:
+    """Note that a pool has ended. If other pools are left, the reserve is kept for them again."""
+    with _lock:
+        _pools.discard(pool)
+        if _pools:
+            _fill()
+        else:
+            _free()
+
+
+def _free() -> None:
+    while _kept:
+        os.close(_kept.pop())
+
+
+def _fill() -> None:
+    while len(_kept) < _KEPT:
+        try:
+            _kept.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError:  # there are no more
+            return
