@@ -143,6 +143,66 @@ def test_a_port_can_be_chosen_and_one_that_is_taken_is_refused(pool: sky.Compute
         assert fetched(second.url) == PAGE
 
 
+class ByPath(http.client.HTTPConnection):
+    """A connection to a web server at a Unix socket."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=60)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(60)
+        self.sock.connect(self._path)
+
+
+def fetched_from(path: str) -> bytes:
+    with contextlib.closing(ByPath(path)) as connection:
+        connection.request("GET", "/")
+        return connection.getresponse().read()
+
+
+def answers_at(path: str) -> bool:
+    try:
+        return fetched_from(path) == b"there"
+    except OSError:
+        return False
+
+
+def test_a_page_of_a_node_is_read_through_a_socket_here(pool: sky.ComputePool, page: int, tmp_path: Path) -> None:
+    path = tmp_path / "board"
+    with pool.forward(page, node=1, socket=path) as forward:
+        assert (forward.port, forward.socket, forward.address) == (0, str(path), str(path))
+        assert forward.url == f"http+unix://{str(path).replace('/', '%2F')}"
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert fetched_from(forward.socket) == PAGE
+        with pytest.raises(sky.UsageError, match="exists already"):
+            pool.forward(page, socket=path)
+    assert not path.exists()
+    socket.socket(socket.AF_UNIX).bind(str(path))  # as after a kill
+    with pool[1].forward(page, socket=path) as forward:
+        assert fetched_from(forward.socket) == PAGE
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_that_can_be_no_socket_is_refused(pool: sky.ComputePool, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path, says in (
+        (tmp_path / "file", "exists already"),
+        (tmp_path, "exists already"),
+        (tmp_path / "file" / "in it", "without spaces"),
+        (tmp_path / "file" / "in-it", "no folder"),
+        (tmp_path / "none" / "board", "there is no folder"),
+        (tmp_path / "a:b", "without spaces"),
+        (tmp_path / ("x" * 100), "at most 103 bytes"),
+    ):
+        with pytest.raises(sky.UsageError, match=says):
+            pool.forward(80, socket=path)
+    with pytest.raises(sky.UsageError, match="not both"):
+        pool.forward(80, here=8080, socket=tmp_path / "board")
+    assert (tmp_path / "file").read_text() == ""
+
+
 def test_what_cannot_be_meant_is_refused(pool: sky.ComputePool) -> None:
     with pytest.raises(sky.UsageError, match=r"port \(a port\) must be at least 1, not 0"):
         pool.forward(0)
@@ -272,6 +332,23 @@ def test_over_ssh_a_hundred_forwards_while_a_map_runs_leave_nothing(remote: Mach
 
 
 @pytest.mark.slow
+def test_over_ssh_a_socket_is_made_again_too(remote: Machine, identity: Path, tmp_path: Path) -> None:
+    path = str(tmp_path / "board")
+    with ssh_pool(remote, identity) as pool:
+        running = serve_a_page(8265) > pool
+        with pool.forward(8265, socket=path) as forward:
+            eventually(lambda: answers_at(forward.socket), 60, "the page")
+            assert os.stat(path).st_mode & 0o777 == 0o600
+            (ssh,) = _carriers(path)
+            os.kill(ssh, signal.SIGKILL)
+            eventually(lambda: _carriers(path) not in ([], [ssh]), 60, "another ssh")
+            eventually(lambda: answers_at(forward.socket), 60, "the page")
+        assert _carriers(path) == []
+        assert not os.path.lexists(path)
+        running.cancel()
+
+
+@pytest.mark.slow
 def test_over_ssh_a_broken_connection_is_made_again(remote: Machine, identity: Path) -> None:
     told: list[events.Event] = []
     with ssh_pool(remote, identity) as pool:
@@ -279,24 +356,24 @@ def test_over_ssh_a_broken_connection_is_made_again(remote: Machine, identity: P
         running = serve_a_page(8265) > pool
         with pool.forward(8265) as forward:
             eventually(lambda: answers(forward.url), 60, "the page")
-            (ssh,) = _carriers(forward.port)
+            (ssh,) = _carriers(forward.address)
             os.kill(ssh, signal.SIGKILL)
-            eventually(lambda: _carriers(forward.port) not in ([], [ssh]), 60, "another ssh")
+            eventually(lambda: _carriers(forward.address) not in ([], [ssh]), 60, "another ssh")
             eventually(lambda: answers(forward.url), 60, "the page")
-        assert _carriers(forward.port) == []
+        assert _carriers(forward.address) == []
         running.cancel()
     notices = [each.text for each in told if isinstance(each, events.Notice)]
     assert f"the forward of port {forward.port} to node 0 broke; it is being made again" in notices
 
 
-def _carriers(port: int) -> list[int]:
-    """The ssh processes that listen on a port of ours."""
+def _carriers(address: str) -> list[int]:
+    """The ssh processes that listen at an address of ours."""
     found = []
     for pid in descendants(os.getpid()):
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:
             continue
-        if f"127.0.0.1:{port}:".encode() in words:
+        if f"{address}:".encode() in words:
             found.append(pid)
     return found

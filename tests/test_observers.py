@@ -27,7 +27,7 @@ from skypool.errors import SkypoolError
 from skypool.observers import client, place, server
 from skypool.observers.protocol import LONGEST_LINE, VERSION, line_of
 from tests.conftest import eventually
-from tests.test_forward import fetched, is_free, page
+from tests.test_forward import fetched, fetched_from, is_free, page
 from tests.work import add
 
 __all__ = ["page"]
@@ -320,6 +320,7 @@ def test_there_is_no_request_to_call_lease_or_end(still: Still, ask: object) -> 
         (asked(ask="forward", port=80, node=-1), "invalid field 'node'"),
         (asked(ask="forward", port=80, node=2**70), "invalid field 'node'"),
         (asked(ask="forward", port=80, here=65536), "invalid field 'here'"),
+        (asked(ask="forward", port=80, socket="board"), "invalid field 'socket'"),
         (asked(ask="forward", port=80, host="-oProxyCommand=touch /tmp/x"), "invalid field 'host'"),
         (asked(ask="forward", port=80, host="a b"), "invalid field 'host'"),
         (asked(ask="forward", port=80, host="a\nb"), "invalid field 'host'"),
@@ -470,7 +471,8 @@ def test_skypool_forward_stays_until_it_is_interrupted(pool: sky.ComputePool, pa
         assert process.stdout is not None
         line = process.stdout.readline()
         url = line.split()[0]
-        assert line == f"{url} leads to port {page} of node 1 of pool 'seen'; Ctrl-C ends this\n"
+        who = "every user of this computer can connect (--socket PATH is for you alone)"
+        assert line == f"{url} leads to port {page} of node 1 of pool 'seen'; {who}; Ctrl-C ends this\n"
         with urllib.request.urlopen(url, timeout=60) as answer:
             assert answer.status == 200
         process.send_signal(signal.SIGINT)
@@ -482,6 +484,22 @@ def test_skypool_forward_stays_until_it_is_interrupted(pool: sky.ComputePool, pa
     with ended(started("forward", "seen", str(free))) as process:  # the same number here, if it is free
         assert process.stdout is not None
         assert process.stdout.readline().startswith(f"http://127.0.0.1:{free} leads to port {free} of node 0")
+
+
+def test_skypool_forward_makes_a_socket_for_the_user_alone(pool: sky.ComputePool, page: int, tmp_path: Path) -> None:
+    argv = [*PROGRAM, "forward", "seen", str(page), "--socket", "board"]
+    with ended(subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=tmp_path)) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith(
+            f"the socket {tmp_path}/board leads to port {page} of node 0 of pool 'seen'; only you can"
+        )
+        assert f"`curl --unix-socket {tmp_path}/board http://localhost/`" in line
+        assert fetched_from(str(tmp_path / "board")) == fetched(f"http://127.0.0.1:{page}")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    eventually(lambda: not list(tmp_path.iterdir()), 30, "the end of the socket")
+    assert "not both" in cli("forward", "seen", str(page), "--here", "8080", "--socket", "board").stderr
 
 
 def test_skypool_ps_lists_the_nodes_of_a_pool_that_answers(pool: sky.ComputePool) -> None:
