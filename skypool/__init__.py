@@ -194,6 +194,7 @@ def __getattr__(name: str) -> Any:
         from skypool.supported import check_client
 
         check_client()  # what is imported next needs modules that Windows lacks
+    importlib.import_module("skypool.tracebacks").install()  # the first use of a name may be a wrong one
     if name in _MODULES:
         value = importlib.import_module(f"{home}.{name}")
     elif home is None or not hasattr(module := importlib.import_module(home), name):

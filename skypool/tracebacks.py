@@ -1,8 +1,8 @@
 """Shortens the tracebacks of errors that skypool raises, and gives warnings at the user's lines.
 
-A traceback has the user's lines, the error, and one line for each cause. `SKYPOOL_DEBUG=1` in the environment shows all
-frames, as Python does. An exception that a user's function raised on a node (a rented machine) is shown by Python as
-usual, with the remote traceback.
+A traceback has the user's lines, the error, and one line for each cause. An exception that a user's function raised on
+a node (a rented machine) is shown by Python as usual, with the remote traceback, but without the frames of skypool.
+`SKYPOOL_DEBUG=1` in the environment shows all frames.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 from skypool.errors import RemoteError, SkypoolError
@@ -24,14 +24,16 @@ from skypool.errors import RemoteError, SkypoolError
 _HERE = os.path.dirname(__file__)
 _CHECKOUT = os.path.dirname(_HERE)
 """The folder that contains the package skypool. In a checkout, the folders of drivers and images are in it, too."""
-_LIBRARIES = tuple(
-    {_HERE + os.sep, *(os.path.join(_CHECKOUT, name, "skypool_") for name in ("providers", "images"))}
-    | {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+_OURS = (
+    _HERE + os.sep,
+    *(os.path.join(_CHECKOUT, name, "skypool_") for name in ("providers", "images")),
+    os.path.join(_CHECKOUT, "skypool_"),
 )
-"""Beginnings of the paths of skypool, its drivers, the standard library and installed packages.
-
-Frames (lines of a traceback) in files below these paths are left out.
-"""
+"""Beginnings of the paths of skypool, its drivers and its images, in a checkout and where they are installed."""
+_LIBRARIES = _OURS + tuple(
+    {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+"""Beginnings of the paths of skypool, the standard library and installed packages."""
 _installed = threading.Lock()
 _hear: ContextVar[Callable[[str], object] | None] = ContextVar("skypool_hear", default=None)
 """Called with the texts of warnings in place of `warnings.warn`, if it is set."""
@@ -51,25 +53,31 @@ def install() -> None:
         if is_plain(error):
             sys.stderr.write(told(error))
         else:
-            for_main(kind, error, trace)
+            _leave_out_own_frames(error)
+            for_main(kind, error, error.__traceback__ or trace)
 
     def in_thread(args: threading.ExceptHookArgs) -> None:
         if args.exc_value is not None and is_plain(args.exc_value):
             name = args.thread.name if args.thread is not None else "?"
             sys.stderr.write(f"Exception in thread {name}:\n{told(args.exc_value)}")
         else:
+            if args.exc_value is not None:
+                _leave_out_own_frames(args.exc_value)
             for_threads(args)
 
     sys.excepthook, threading.excepthook = in_main, in_thread
     if (ipython := sys.modules.get("IPython")) and (shell := ipython.get_ipython()) is not None:
-        shell.set_custom_exc((SkypoolError,), _in_ipython)
+        shell.set_custom_exc((Exception, KeyboardInterrupt), _in_ipython)
 
 
 def _in_ipython(shell: Any, kind: type[BaseException], error: BaseException, trace: Any, tb_offset: Any = None) -> None:
     if is_plain(error):
         shell._showtraceback(kind, error, told(error).splitlines())
     else:
-        shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
+        _leave_out_own_frames(error)
+        shell.showtraceback(
+            (kind, error, error.__traceback__ or trace), tb_offset=tb_offset, running_compiled_code=True
+        )
 
 
 def is_plain(error: BaseException) -> bool:
@@ -78,10 +86,61 @@ def is_plain(error: BaseException) -> bool:
     A RemoteError, or an error whose cause is a remote traceback, comes from a function on a node. If the environment
     variable SKYPOOL_DEBUG is set to anything but "0" or "", the result is always False.
     """
-    if os.environ.get("SKYPOOL_DEBUG", "") not in ("", "0"):
-        return False
-    is_remote = type(error.__cause__).__name__ == "RemoteTraceback"
-    return isinstance(error, SkypoolError) and not isinstance(error, RemoteError) and not is_remote
+    images = sys.modules.get("skypool_images.errors")  # if it is loaded: it takes long
+    own = (SkypoolError,) if images is None else (SkypoolError, images.ImageError)
+    return isinstance(error, own) and not _is_remote(error) and not _shows_all()
+
+
+def _shows_all() -> bool:
+    return os.environ.get("SKYPOOL_DEBUG", "") not in ("", "0")
+
+
+def _is_remote(error: BaseException) -> bool:
+    return isinstance(error, RemoteError) or type(error.__cause__).__name__ == "RemoteTraceback"
+
+
+def _leave_out_own_frames(error: BaseException) -> None:
+    """Take the frames of skypool out of the tracebacks of an error and of those that led to it.
+
+    Only tracebacks of Ctrl-C, of skypool's own errors, of errors of functions on nodes, and of names that `skypool` lacks
+    are changed: in others, the frames may show a bug. Frames of libraries that skypool has called go as well.
+    """
+    seen: list[BaseException] = []
+    todo: list[BaseException | None] = [] if _shows_all() else [error]
+    while todo:
+        each = todo.pop()
+        if each is None or any(each is one for one in seen):
+            continue
+        seen.append(each)
+        todo += [each.__cause__, each.__context__]
+        if isinstance(each, BaseExceptionGroup):
+            todo += each.exceptions
+        if _is_users(each):
+            each.__traceback__ = _without_own_frames(each.__traceback__)
+
+
+def _is_users(error: BaseException) -> bool:
+    """Return True if an error is the user's, and not one that may show a bug of skypool."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_is_users, error.exceptions))
+    is_no_name = isinstance(error, AttributeError) and error.obj is sys.modules["skypool"]
+    return _is_remote(error) or isinstance(error, (SkypoolError, KeyboardInterrupt)) or is_no_name
+
+
+def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without frames of skypool, and of libraries below them; the same one if no frame is left."""
+    kept: list[TracebackType] = []
+    is_inside = False
+    each = trace
+    while each is not None:
+        is_inside = _is_ours(each.tb_frame) or (is_inside and _is_library(each.tb_frame))
+        if not is_inside:
+            kept.append(each)
+        each = each.tb_next
+    made = None
+    for each in reversed(kept):
+        made = TracebackType(made, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return made or trace
 
 
 def told(error: BaseException) -> str:
@@ -90,8 +149,9 @@ def told(error: BaseException) -> str:
     A cause gets no line if its text is empty or is part of the lines before. The result ends with a hint that
     SKYPOOL_DEBUG=1 shows all frames, and a newline.
     """
-    frames = [each for each in traceback.extract_tb(error.__traceback__) if not _is_library(each.filename)]
-    lines = ["Traceback (most recent call last):\n", *traceback.format_list(frames)] if frames else []
+    walked = [each for each in traceback.walk_tb(error.__traceback__) if not _is_library(each[0])]
+    frames = traceback.StackSummary.extract(iter(walked))
+    lines = ["Traceback (most recent call last):\n", *frames.format()] if walked else []
     own = f"{type(error).__module__}.{type(error).__qualname__}: {error}\n"
     lines += [own, *(f"{note}\n" for note in getattr(error, "__notes__", ()))]
     said, cause = own, error.__cause__
@@ -103,8 +163,17 @@ def told(error: BaseException) -> str:
     return "".join([*lines, "(set SKYPOOL_DEBUG=1 to see the frames of libraries, too)\n"])
 
 
-def _is_library(filename: str) -> bool:
-    return filename.startswith(_LIBRARIES) or filename.startswith("<frozen ")
+def _is_library(frame: FrameType) -> bool:
+    filename = frame.f_code.co_filename
+    return filename.startswith((*_LIBRARIES, "<frozen ")) or _is_ours(frame)
+
+
+def _is_ours(frame: FrameType) -> bool:
+    """Return True for a frame of skypool. The `__init__` of a dataclass has no file, but the names of its module."""
+    filename = frame.f_code.co_filename
+    if filename == "<string>":
+        return str(frame.f_globals.get("__name__", "")).startswith(("skypool.", "skypool_"))
+    return filename.startswith(_OURS)
 
 
 def warn(text: str, category: type[Warning] = RuntimeWarning, source: object = None) -> None:
@@ -116,13 +185,14 @@ def warn(text: str, category: type[Warning] = RuntimeWarning, source: object = N
     Args:
         text: what is wrong, and what to do about it.
         category: the class of the warning.
-        source: the object whose origin Python shows if `tracemalloc` is on.
+        source: the object that was collected as garbage, whose origin Python shows if `tracemalloc` is on.
     """
-    if (hear := _hear.get()) is not None:
+    hear = _hear.get()
+    if hear is not None and category is RuntimeWarning and source is None:  # what is collected may be of others
         hear(text)
         return
     frame = sys._getframe(1)
-    while frame.f_back is not None and _is_library(frame.f_code.co_filename):
+    while frame.f_back is not None and _is_library(frame):
         frame = frame.f_back
     warnings.warn_explicit(
         text,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import textwrap
 import time
@@ -173,6 +174,47 @@ def test_an_error_of_skypool_shows_the_lines_of_the_cell_alone(notebook: Noteboo
     deeper = notebook.run("mine()").trace
     named = [line.rpartition(" in ")[2] for line in deeper.splitlines() if line.startswith("  File ")]
     assert named == ["<module>", "mine"]
+
+
+@pytest.mark.timeout(120)
+def test_an_error_of_a_function_on_a_node_is_what_a_notebook_shows(notebook: Notebook) -> None:
+    notebook.run(
+        """
+        import skypool as sky
+        pool = sky.ComputePool(console="off").start()
+        @sky.compute
+        def fails(_=None):
+            raise ValueError("here it is")
+        @sky.compute
+        def hangs():
+            import time
+            time.sleep(600)
+        """
+    )
+    ways = ["fails() >> pool", "fails() @ pool", "list(pool.map(fails, [1]))", "(fails() > pool).result()"]
+    for code in [*ways, "await (fails() > pool)"]:
+        trace = plain(notebook.run(code).trace)
+        assert 'raise ValueError("here it is")' in trace, (code, trace)
+        assert f"----> 1 {code}" in trace
+        assert trace.rstrip().endswith("ValueError: here it is")
+        assert len(trace.splitlines()) <= 16, trace
+    shown = notebook.run("try:\n    fails() >> pool\nexcept ValueError as e:\n    raise KeyError('mine') from e").trace
+    assert "/skypool/" not in shown, shown
+    cell = "import _thread, threading\nthreading.Timer(1, _thread.interrupt_main).start()\nhangs() >> pool"
+    interrupted = plain(notebook.run(cell).trace)
+    assert "----> 3 hangs() >> pool" in interrupted
+    assert "/skypool/" not in interrupted, interrupted
+    both = notebook.run("sky.gather(fails(), fails()) >> pool").err  # as Python shows groups
+    assert both.count('raise ValueError("here it is")') == 2
+    assert "/skypool/" not in both, both
+    everything = notebook.run("import os\nos.environ['SKYPOOL_DEBUG'] = '1'\nfails() >> pool")
+    assert "/skypool/" in everything.trace
+    notebook.run("pool.stop()")
+
+
+def plain(text: str) -> str:
+    """Return a text without the colours of a terminal."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
 def test_other_errors_look_as_ever_in_a_notebook(notebook: Notebook) -> None:

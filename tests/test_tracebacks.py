@@ -69,19 +69,74 @@ def test_an_error_of_the_user_shows_the_users_lines_alone(tmp_path: Path, what: 
     assert any("/skypool/" in line for line in more.splitlines() if line.startswith("  File ")), more
 
 
-@pytest.mark.slow
-def test_what_a_function_raised_on_a_node_keeps_its_remote_traceback(tmp_path: Path) -> None:
-    err = said(
-        tmp_path,
-        """
-        import skypool as sky
-        @sky.compute
-        def fails():
-            raise ValueError("here it is")
-        if __name__ == "__main__":
-            with sky.ComputePool(console="off") as pool:
-                fails() >> pool
-        """,
-    )
+WRONG = [
+    "sky.AWS(region=3)",
+    "sky.SSH(3)",
+    "sky.Host(3)",
+    "sky.Budget(-1)",
+    "sky.Local(spool=3)",
+    "sky.RunPod(cloud='x')",
+    "sky.Container(image=3)",
+    "sky.Image(pip=3)",
+    "sky.ComputePool(nodes=-1)",
+    "sky.compute(timeout=-1)",
+    "sky.Prometheus(port=-1)",
+    "sky.accelerators.H100(count=0)",
+    "sky.plan(nodes=-1)",
+    "sky.H100",
+    "testing.FakeCloud(3)",
+]
+
+
+def test_a_wrong_argument_is_told_at_the_line_that_has_it(tmp_path: Path) -> None:
+    """One process tries all of them: each is the first thing that its user does with skypool."""
+    code = """
+    import os, sys
+    import skypool as sky
+    from skypool import testing
+    for number, code in enumerate(sys.stdin.read().splitlines()):
+        if os.fork() == 0:
+            exec(compile(code, f"{number}.py", "exec"))
+        os.wait()
+    """
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(code))
+    argv = [sys.executable, str(script)]
+    err = subprocess.run(argv, input="\n".join(WRONG), capture_output=True, text=True, timeout=60).stderr
+    frames = [line.split('"')[1] for line in err.splitlines() if line.startswith("  File ")]
+    assert frames == [name for number in range(len(WRONG)) for name in (str(script), f"{number}.py")], err
+
+
+FAILS = """
+    import sys
+    import skypool as sky
+    @sky.compute
+    def fails(_=None):
+        raise ValueError("here it is")
+    if __name__ == "__main__":
+        with sky.ComputePool(console="off") as pool:
+            try:
+                {}
+            except ValueError as e:
+                if len(sys.argv) > 1:
+                    raise
+                raise RuntimeError("mine") from e
+"""
+
+
+WAYS = ["fails() >> pool", "fails() @ pool", "list(pool.map(fails, [1]))", "pool.submit(fails).result()"]
+
+
+@pytest.mark.parametrize("send", WAYS)
+def test_an_error_of_a_function_on_a_node_shows_its_lines_there_and_the_users(tmp_path: Path, send: str) -> None:
+    err = said(tmp_path, FAILS.format(send))
     assert "RemoteTraceback" in err
-    assert err.rstrip().endswith("ValueError: here it is")
+    assert err.rstrip().endswith("RuntimeError: mine")
+    frames = [line for line in err.splitlines() if line.startswith("  File ")]
+    assert len(frames) == 3, "on the node, where the call was sent, and where the second error was raised"
+    assert all("script.py" in line for line in frames), err
+
+
+def test_a_bug_of_skypool_keeps_its_frames(tmp_path: Path) -> None:
+    err = said(tmp_path, "from skypool.wire import handshake\nhandshake.AgentConfig.from_json(3)\n")
+    assert 'skypool/wire/handshake.py", line ' in err

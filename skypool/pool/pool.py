@@ -11,7 +11,6 @@ import itertools
 import os
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -374,12 +373,11 @@ class ComputePool(Executor):
         if engine is None or shutdown.is_over() or shutdown.is_elsewhere(engine):
             return
         engine.abandon(self._hush)
-        warnings.warn(
+        tracebacks.warn(
             f"pool {self.name!r} was never stopped, and nothing refers to it any more: its machines end when its calls "
             "have ended. Use it in a `with` block, or call its stop()",
             ResourceWarning,
-            stacklevel=2,
-            source=self,
+            self,
         )
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:

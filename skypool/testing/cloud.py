@@ -87,6 +87,8 @@ class FakeCloud:
                 "a fake cloud needs a folder for its state: pass one, such as FakeCloud('/tmp/cloud'), or set "
                 "$SKYPOOL_FAKE_CLOUD"
             )
+        if not isinstance(state, (str, os.PathLike)):
+            raise UsageError(f"the state of a fake cloud must be the path of a folder, not {state!r}")
         object.__setattr__(self, "state", os.path.abspath(state))
         if self.key is None:
             object.__setattr__(self, "key", os.environ.get("SKYPOOL_FAKE_KEY", ""))
