@@ -268,8 +268,17 @@ def headers(dice: random.Random, frame: Frame) -> Iterator[bytes]:
         yield _pong(frame, **more)
 
 
+def mixed(dice: random.Random, frame: Frame) -> Iterator[bytes]:
+    """Several of these by turns."""
+    made = [each(dice, frame) for each in dice.sample([samples, devices, xids, statuses, output, headers], 3)]
+    while True:
+        for each in made:
+            yield next(each)
+
+
 PLAIN = {
-    each.__name__: each for each in (samples, devices, xids, tiny, statuses, notices, output, begun, modules, headers)
+    each.__name__: each
+    for each in (samples, devices, xids, tiny, statuses, notices, output, begun, modules, headers, mixed)
 }
 WITH_CALLS = {each.__name__: each for each in (errors, strays, items, recalled)}
 
@@ -295,6 +304,20 @@ def greet(dice: random.Random, welcome: dict[str, Any]) -> None:
         welcome["health"]["driver"] = "d" * 4000
     else:
         welcome |= {"slots": 16000, "cpu_slots": 16000, "devices": 16000}
+
+
+# --- the setup of a machine ----------------------------------------------------------------------------------
+
+
+def lines(dice: random.Random) -> bytes:
+    """What the setup of a machine prints: lines of one kind, or of several."""
+    words = ("@step 1 2 x", "@advice y", "@alive", "@retry a 1 2", "@skip", "@done", "@boot", "@have", "|", "", "| ")
+    long = dice.choice((0, 1, 100, 70_000))
+    some = dice.sample(words, dice.choice((1, 1, 3)))
+    text = "\n".join(f"{word}{(dice.choice(STYLES) * long)[:long]}" for word in some)
+    return f"{text}{dice.choice(chr(10) * 5 + 'x')}".encode("utf-8", "backslashreplace") * (
+        1 + (64 << 10) // (1 + len(text))
+    )
 
 
 # --- the attack ----------------------------------------------------------------------------------------------

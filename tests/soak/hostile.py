@@ -10,6 +10,7 @@ report. The bound of its processor time is in proportion to what the node has se
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import json
 import os
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,8 @@ from skypool.console.printer import Printer
 from skypool.console.view import draw
 from skypool.model import Trust
 from skypool.observers import client
+from skypool.provision.bootstrap import SetupBundle, bootstrap
+from skypool.wire.transport import CommandStream
 from tests.conftest import memory
 from tests.false_node import false_node
 from tests.soak import _harm
@@ -52,7 +55,7 @@ _SECONDS = 3.0
 """Seconds in which it sends them."""
 _ALONE = 90.0
 """Seconds that a run may take."""
-SURFACES = (*_harm.PLAIN, *_harm.WITH_CALLS, "greetings", "reconnections", "stacks", "forwards", "complaints")
+SURFACES = (*_harm.PLAIN, *_harm.WITH_CALLS, "greetings", "reconnections", "stacks", "forwards", "complaints", "setup")
 
 
 @sky.compute
@@ -146,6 +149,8 @@ def node_of(mode: Mode, folder: Path, tell: Path) -> sky.Local:
             )
         case "forwards":
             after = _ATTACK.format(surface="tiny", ids="[]", **{**common, "most": 0})
+        case "setup":
+            after = "wait()"
         case surface:
             calls = 300 if surface == "errors" else 1
             before += f"welcome['slots'] = {calls}\n"
@@ -195,6 +200,8 @@ def run(mode: Mode, folder: Path) -> dict[str, Any]:
         before, disk, cpu = memory(), used(state), _cpu()
         most = disk
         try:
+            if mode.surface == "setup":
+                set_up(mode, folder, tell, pool.events.emit)
             pool.start()
             said["started"] = True
             engine = pool._engine
@@ -257,6 +264,22 @@ def forward(pool: sky.ComputePool, tell: Path) -> None:
         while got < _MOST and (data := there.recv(1 << 20)):
             got += len(data)
     tell.write_text(f"{got}\n")
+
+
+def set_up(mode: Mode, folder: Path, tell: Path, emit: Callable[[sky.events.Event], None]) -> None:
+    """Follow the setup of a machine that prints 40 MB."""
+    (folder / "lines").write_bytes(_harm.lines(mode.dice))
+    program = f"import os\ndata = open({str(folder / 'lines')!r}, 'rb').read()\n"
+    program += f"for _ in range({_MOST} // len(data)): os.write(1, data)"
+
+    async def work() -> None:
+        stream = CommandStream([sys.executable, "-c", program])
+        stream.socket.setblocking(False)
+        await bootstrap(stream, SetupBundle("true"), "hostile", 0, 30.0, emit)
+
+    with contextlib.suppress(sky.SkypoolError):
+        asyncio.run(work())
+    tell.write_text(f"{_MOST}\n")
 
 
 def used(folder: Path) -> int:
