@@ -391,9 +391,7 @@ Hear = Callable[[Event], None]
 _PATIENCE = 1.0
 """The most seconds for which an event waits for a listener. From then on, no event waits for that listener."""
 _MOST_UNHEARD = 16 << 20
-"""The most characters of events, about, that wait for a listener. Beyond it, events are dropped and counted."""
-_EVENT = 200
-"""The characters that an event counts beside its text."""
+"""The most bytes of events, about, that wait for a listener. Beyond it, events are dropped and counted."""
 _REST = 5.0
 """Seconds without an event after which the thread of a listener ends. The next event starts another one."""
 
@@ -420,7 +418,7 @@ class _Listener:
     def put(self, event: Event) -> int:
         """Let the function hear an event soon. Return the number of the event for `wait`. Does not wait."""
         with self._changed:
-            size = _size(event)
+            size = weight(event)
             if self._is_removed:
                 return 0
             if self._size + size > _MOST_UNHEARD:
@@ -470,7 +468,7 @@ class _Listener:
                     self._thread = None
                     return
                 event = self._unheard.popleft()
-                self._size -= _size(event)
+                self._size -= weight(event)
                 dropped, self._dropped = self._dropped, 0
             try:
                 if dropped:
@@ -483,10 +481,6 @@ class _Listener:
             with self._changed:
                 self._heard += 1
                 self._changed.notify_all()
-
-
-def _size(event: Event) -> int:
-    return _EVENT + len(getattr(event, "text", ""))
 
 
 def _complain(event: Event) -> bool:
@@ -517,7 +511,7 @@ class EventStream:
         Args:
             hear: called with each event, in a thread of its own. A listener that returns within a second has heard an
                 event before the pool goes on. A slower one hears its events later, and the pool does not wait for it
-                again. If more than 16 million characters wait for it, further events are dropped.
+                again. If more than 16 MiB wait for it, further events are dropped.
             inline: True calls it in the thread that emits an event. The pool waits for it, also when its machines are
                 to be ended, so it must not block. Default False.
         """

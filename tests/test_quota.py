@@ -9,16 +9,20 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from skypool import events
+from skypool.clock import RunningClock
 from skypool.console.lines import LONGEST, Lines
 from skypool.console.printer import Printer
 from skypool.errors import BootstrapError, ProtocolError
 from skypool.gangs.ports import ports_of
+from skypool.link.chunks import Pieces
 from skypool.link.inbound import Printed, message_of
+from skypool.link.inbox import Arrival, Inbox
 from skypool.link.reports import NodeReports
 from skypool.logs import files
 from skypool.logs.files import Limits
@@ -33,7 +37,7 @@ from skypool.samples.journal import Journal, JournalEvent, read
 from skypool.samples.store import SampleStore, history, sizes
 from skypool.samples.values import DeviceSample, NodeSample
 from skypool.shipping.user_modules import Lender
-from skypool.wire.frames import Frame, Kind
+from skypool.wire.frames import Frame, Kind, frame, scan
 from skypool.wire.transport import CommandStream
 from tests.conftest import memory
 
@@ -272,7 +276,35 @@ def test_output_of_slots_without_end_is_refused() -> None:
     reports = NodeReports("p", lambda event: None, lambda node, seq: None, lambda node: True)
     with pytest.raises(ProtocolError, match="more than 2048 slots"):
         for n in range(5000):
-            reports.printed(0, Printed(1, n, 1, n + 1), b"\xf0\x9f")
+            reports.printed(0, Printed(1, n, 1, n + 1), [b"\xf0\x9f"])
+
+
+def test_small_pieces_of_output_become_one_event_and_come_once_after_a_reconnection() -> None:
+    heard: list[events.Event] = []
+    reports = NodeReports("p", heard.append, lambda node, seq: None, lambda node: True)
+    came: list[Arrival] = []
+    broken: list[str] = []
+
+    def wrong(*why: object) -> None:
+        broken.append(str(why))
+
+    inbox = Inbox(RunningClock(), lambda: (), lambda some, _: came.extend(some), lambda: None, wrong, wrong)
+    said = [(1, 1, b"a"), (1, 1, b"b"), (2, 1, b"c"), (2, 2, b"d"), (2, 2, b"e" * 5000), *[(2, 2, b"f")] * 200]
+    sent = b"".join(
+        b"".join(bytes(part) for part in frame(Kind.OUTPUT, {"id": id_, "slot": 0, "fd": fd, "seq": n + 1}, [data]))
+        for n, (id_, fd, data) in enumerate(said)
+    )
+    incoming: Any = SimpleNamespace(pieces=Pieces(), stream=None, number=1)
+    for part in (sent[:150], sent):  # the second connection brings all again
+        inbox._digest(incoming, scan(memoryview(part))[0])
+    assert not broken
+    assert len(came) < 15
+    for each in came:
+        assert isinstance(each.said, Printed)
+        reports.printed(0, each.said, each.buffers)
+    texts = [(each.call, each.stream, each.text) for each in heard if isinstance(each, events.Output)]
+    assert texts[:3] == [(1, 1, "ab"), (2, 1, "c"), (2, 2, "d")]
+    assert "".join(text for *_, text in texts) == f"abcd{'e' * 5000}{'f' * 200}"
 
 
 def test_unfinished_lines_of_all_slots_of_a_node_are_bounded_together(capsys: pytest.CaptureFixture[str]) -> None:

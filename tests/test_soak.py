@@ -43,3 +43,11 @@ def test_services_that_are_killed_cut_off_or_orphaned_leave_nothing() -> None:
     argv = [sys.executable, "-m", "tests.soak.services", "--seed", "7", "--runs", "5"]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_hostile_nodes_cost_their_client_little() -> None:
+    argv = [sys.executable, "-m", "tests.soak.hostile", "--runs", "21", "--seed", "7"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]

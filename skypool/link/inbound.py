@@ -241,6 +241,15 @@ class Printed:
     rank: int | None = None
     label: str = ""
 
+    def goes_on(self, before: object) -> bool:
+        """Return True if this is the next piece of the node's output, and of the same process as the one before."""
+        return (
+            isinstance(before, Printed)
+            and self.seq == before.seq + 1
+            and (self.id, self.slot, self.fd, self.rank) == (before.id, before.slot, before.fd, before.rank)
+            and self.label == before.label
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ModuleAsked:

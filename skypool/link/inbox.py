@@ -35,6 +35,10 @@ After a broken connection, a node sends up to 600 measurements that have waited.
 """
 _REPORTED_EACH = 1 << 20
 """The bytes that each requested status report may have, on average."""
+_SMALL_PIECE = 1 << 10
+"""The bytes of output up to which several pieces become one arrival, because each arrival costs 20 microseconds."""
+_PIECES_TOGETHER = 64
+"""The most pieces in one arrival."""
 _MEASURED = 1 << 10
 """Bytes that a measurement, and each device and call in it, counts in addition, because handling it takes time."""
 
@@ -44,7 +48,8 @@ class Arrival(NamedTuple):
 
     Attributes:
         said: the message.
-        buffers: the bytes of the value or the output, copied out of the receive buffer. Default (): there are none.
+        buffers: the bytes of the value or the output, copied out of the receive buffer. Default (): there are none. Of
+            output, there may be several pieces; `said` is the header of the last one.
     """
 
     said: Said
@@ -392,7 +397,13 @@ class Inbox:
         elif isinstance(said, Piece):
             pieces.take(said, frame.body, self._awaited)
         elif isinstance(said, Printed):
-            arrivals.append(_make_arrival((said, [bytes(frame.body)])))
+            pieces_of_text = [bytes(frame.body)]
+            if arrivals and len(frame.body) < _SMALL_PIECE and said.goes_on(arrivals[-1].said):
+                earlier = arrivals[-1].buffers
+                if len(earlier) < _PIECES_TOGETHER:
+                    pieces_of_text = [*earlier, *pieces_of_text]
+                    arrivals.pop()
+            arrivals.append(_make_arrival((said, pieces_of_text)))
         elif isinstance(said, Bye):
             self._on_bye()
         elif isinstance(said, (Welcome, Taken)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import codecs
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from skypool import events
 from skypool.errors import protocol_violation
@@ -63,8 +63,8 @@ class NodeReports:
         self._sources: Counter[int] = Counter()
         self._lock = threading.Lock()  # guards the four dicts above
 
-    def printed(self, node: int, said: Printed, data: Buffer) -> None:
-        """Emit an `Output` event for a piece of output.
+    def printed(self, node: int, said: Printed, pieces: Sequence[Buffer]) -> None:
+        """Emit an `Output` event for pieces of output.
 
         When more than 256 KiB have come since this method last acknowledged output to the node, acknowledge all output
         so far. The text of the event may be empty if a character or colour sequence is not complete yet. A piece that
@@ -73,12 +73,14 @@ class NodeReports:
         Args:
             node: the number of the node.
             said: the message: the call, its slot (the place on the node where it ran), the stream and the number of the
-                piece.
-            data: the bytes that were printed.
+                last piece.
+            pieces: the bytes that were printed, up to the piece with that number.
         """
         with self._lock:
-            if said.seq <= self._heard.get(node, 0):
+            new = said.seq - self._heard.get(node, 0)
+            if new <= 0:
                 return
+            data = b"".join(pieces[-new:])
             self._heard[node] = said.seq
             unread = self._unread.get(node, 0) + len(data)
             self._unread[node] = 0 if unread > _ACK else unread

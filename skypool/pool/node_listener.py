@@ -80,7 +80,7 @@ class NodeListener:
         for arrival in arrivals:
             said = arrival.said
             if isinstance(said, Printed):
-                self._reports.printed(self._node, said, arrival.buffers[0])
+                self._reports.printed(self._node, said, arrival.buffers)
             elif isinstance(said, Pong):
                 self._on_pong(said)
             elif isinstance(said, ModuleAsked):

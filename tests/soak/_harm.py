@@ -337,12 +337,13 @@ def attack(
     dice = random.Random(seed)
     made = PLAIN[surface](dice, frame) if surface in PLAIN else WITH_CALLS[surface](dice, frame, ids)
     until = time.monotonic() + seconds
-    sent = 0
+    sent = messages = 0
     try:
         while sent < most and time.monotonic() < until:
             data = next(made)
             write(data)
             sent += len(data)
+            messages += 1
     finally:
         with open(tell, "a") as file:
-            file.write(f"{sent}\n")
+            file.write(f"{sent} {messages}\n")

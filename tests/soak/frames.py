@@ -213,7 +213,7 @@ class _Client:
         for arrival in arrivals:
             said = arrival.said
             if isinstance(said, Printed):
-                self.reports.printed(0, said, arrival.buffers[0])
+                self.reports.printed(0, said, arrival.buffers)
             elif isinstance(said, Pong):
                 self.reports.reported(0, said)
             elif isinstance(said, ModuleAsked):

@@ -47,6 +47,8 @@ DISK = 64 << 20
 """Bytes that a client may write to its state."""
 CPU = 1.0
 """Seconds of processor time for each 10 MB received."""
+CPU_EACH = 30e-6
+"""Seconds of processor time for each message, however small."""
 CPU_AT_REST = 2.0
 """Seconds of processor time that a client of such a pool takes by itself, with its report."""
 _MOST = 40 << 20
@@ -194,7 +196,7 @@ def run(mode: Mode, folder: Path) -> dict[str, Any]:
         )
         printer, board = Printer(), Board()
         for hear in (board.hear, Plain(printer=printer).hear):
-            pool.events.listen(hear)
+            pool.events.listen(hear, inline=True)  # as a console does
         notices: list[str] = []
         pool.events.listen(lambda e: notices.append(e.text) if isinstance(e, sky.events.Notice) else None)
         before, disk, cpu = memory(), used(state), _cpu()
@@ -250,7 +252,7 @@ def run(mode: Mode, folder: Path) -> dict[str, Any]:
             "disk": most - disk,
             "cpu": flood_cpu,
             "report_cpu": _cpu() - cpu,
-            "sent": sum(map(int, tell.read_text().split())) if tell.exists() else 0,
+            **_sent(tell),
             "notices": [each[:200] for each in notices[:5]],
         }
 
@@ -282,6 +284,12 @@ def set_up(mode: Mode, folder: Path, tell: Path, emit: Callable[[sky.events.Even
     tell.write_text(f"{_MOST}\n")
 
 
+def _sent(tell: Path) -> dict[str, int]:
+    """The bytes and the messages that a node has sent."""
+    found = [line.split() for line in tell.read_text().splitlines()] if tell.exists() else []
+    return {"sent": sum(int(each[0]) for each in found), "messages": sum(int(each[1]) for each in found if each[1:])}
+
+
 def used(folder: Path) -> int:
     """Bytes of all files in a folder."""
     total = 0
@@ -301,7 +309,7 @@ def _cpu() -> float:
 
 def wrong(said: dict[str, Any]) -> list[str]:
     """What a run has cost too much of."""
-    allowed = CPU_AT_REST + CPU * said["sent"] / 10e6
+    allowed = CPU_AT_REST + CPU * said["sent"] / 10e6 + CPU_EACH * said["messages"]
     bounds = {
         f"{said['memory'] >> 20} MiB of memory": said["memory"] <= MEMORY,
         f"{said['disk'] >> 20} MiB of disk": said["disk"] <= DISK,
