@@ -397,7 +397,7 @@ class Inbox:
         elif isinstance(said, Piece):
             pieces.take(said, frame.body, self._awaited)
         elif isinstance(said, Printed):
-            pieces_of_text = [bytes(frame.body)]
+            pieces_of_text: list[Buffer] = [bytes(frame.body)]
             if arrivals and len(frame.body) < _SMALL_PIECE and said.goes_on(arrivals[-1].said):
                 earlier = arrivals[-1].buffers
                 if len(earlier) < _PIECES_TOGETHER:
