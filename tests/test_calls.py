@@ -60,6 +60,12 @@ class NodeQueue:
         self.took.append(("run_group", group))
         return tuple(self.value(call) for call in group.calls)
 
+    def send_group(self, group: Group[Any]) -> CallFuture[Any]:
+        self.took.append(("send_group", group))
+        future: CallFuture[Any] = CallFuture()
+        future.set_result(tuple(self.value(call) for call in group.calls))
+        return future
+
 
 @pytest.fixture
 def node_queue() -> NodeQueue:
@@ -98,6 +104,29 @@ def test_calls_joined_with_and_are_sent_together_in_order(node_queue: NodeQueue)
     assert (gather(add(1), add(2)) & gather(add(3))) >> node_queue == (11, 12, 13)
     assert gather() >> node_queue == ()
     assert {how for how, _ in node_queue.took} == {"run_group"}
+    assert ((add(1) & add(2)) > node_queue).result(timeout=0) == (11, 12)
+    assert node_queue.took[-1][0] == "send_group"
+    assert_type((add(1) & add(2)) > node_queue, CallFuture[tuple[int, int]])
+
+
+def test_a_group_is_no_condition_and_runs_on_one_node_for_each_call(node_queue: NodeQueue) -> None:
+    group = lazily(max) & lazily(min)
+    with pytest.raises(UsageError, match="no truth value"):
+        bool(group)
+    with pytest.raises(UsageError, match="send each call of the group by itself"):
+        group @ node_queue
+
+
+def test_a_function_may_return_not_implemented_although_no_operator_can(node_queue: NodeQueue) -> None:
+    @compute
+    def compare() -> Any:
+        return NotImplemented
+
+    with pytest.raises(UsageError, match=r"compare returned NotImplemented, .* use pool\.run\(.*compare\(…\)\)"):
+        compare() >> node_queue
+    assert node_queue.run(compare()) is NotImplemented
+    assert compare() @ node_queue == [NotImplemented] * 2
+    assert (compare() > node_queue).result(timeout=0) is NotImplemented
 
 
 def test_type_checkers_know_the_values_of_calls_that_are_sent_together(node_queue: NodeQueue) -> None:

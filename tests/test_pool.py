@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextvars
 import functools
 import os
 import sys
@@ -12,14 +13,14 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 import skypool as sky
 from skypool import events
-from skypool.calls import call as calls
+from skypool.calls import entered
 from skypool.pool import states
 from skypool.pool.engine import PoolEngine
 from tests.conftest import eventually, nodes
@@ -104,6 +105,46 @@ def test_gather_streams_in_order_or_as_calls_end(pool: sky.ComputePool, tmp_path
         got.append(value)
         Path(first if value == 0.0 else second).touch()
     assert got == [0.0, first, second]
+
+
+@sky.compute
+def explode(n: int) -> int:
+    raise ValueError(n)
+
+
+def test_a_group_that_is_sent_has_one_future(pool: sky.ComputePool, tmp_path: Path) -> None:
+    future = (add(1) & add(2)) > pool
+    assert future.result(60) == (2, 3)
+    assert (sky.gather() > pool).result(0) == ()
+    assert (sky.gather(add(1), add(1).with_options(node="all")) > pool).result(60) == (2, [2, 2])
+    failed = sky.gather(explode(1), add(1), explode(2)) > pool
+    with pytest.raises(ExceptionGroup, match="2 of 3 calls failed"):
+        failed.result(60)
+    assert isinstance((sky.gather(explode(1), add(1)) > pool[0]).exception(60), ValueError)
+    paths = [str(tmp_path / name) for name in ("a", "b")]
+    stopped = sky.gather(*map(until, paths)) > pool
+    assert stopped.cancel()
+    assert stopped.wait_stopped(60)
+    with pytest.raises(sky.UsageError, match="has no future: iterate over"):
+        pool.send_group(sky.gather(add(1), stream=True))
+
+
+def test_a_group_of_which_a_call_cannot_be_sent_is_not_run(pool: sky.ComputePool, tmp_path: Path) -> None:
+    path, engine = str(tmp_path / "never"), cast(Any, pool._engine)
+    for send in (pool.send_group, pool.run_group):
+        with pytest.raises(sky.PickleError):
+            send(sky.gather(until(path), add(threading.Lock())))  # type: ignore[arg-type]
+        eventually(lambda: not engine.dispatch.unfinished, 30, "the end of the first call")
+
+
+def test_a_future_as_an_argument_is_refused_with_what_to_pass_instead(pool: sky.ComputePool) -> None:
+    future = add(1) > pool
+    with pytest.raises(sky.PickleError, match=r"the future of add .* pass its value, future\.result\(\)"):
+        add(future) >> pool  # type: ignore[arg-type]
+    with pytest.raises(sky.PickleError, match=r"the future of a group of 2 calls .* pass its value"):
+        add((add(1) & add(2)) > pool) >> pool  # type: ignore[arg-type]
+    with pytest.raises(sky.PickleError, match="a stream can be used only in the process that sent the call"):
+        add([count(2) >> pool]) >> pool  # type: ignore[arg-type]
 
 
 def test_a_call_can_be_pinned_to_a_node(pool: sky.ComputePool) -> None:
@@ -319,7 +360,7 @@ def test_asyncio_programs_enter_a_pool_and_await_calls() -> None:
 
 
 def test_await_without_a_pool_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "current", [])
+    monkeypatch.setattr(entered, "_everywhere", [])
 
     async def main() -> None:
         call = add(1)
@@ -327,7 +368,7 @@ def test_await_without_a_pool_says_what_is_missing(monkeypatch: pytest.MonkeyPat
         await call
 
     with pytest.raises(sky.UsageError, match="async with"):
-        asyncio.run(main())
+        contextvars.Context().run(asyncio.run, main())
 
 
 def test_an_async_function_runs_to_its_end(pool: sky.ComputePool) -> None:

@@ -3,6 +3,7 @@
 - `call`: `@compute`, `Call`, and the operators that send a call to a pool.
 - `command`: `cmd`, which makes a call that runs a program of the node; `program`: runs it there.
 - `arguments`: pickles the arguments of a call; `upstream`: sends the items of iterator arguments one by one.
+- `entered`: the pool that `await call` uses.
 - `options`: the options that `@compute` takes, such as timeout, retries and output.
 - `pending`: the client's record of a call until it ends.
 - `dispatch`: chooses a node for each call, sends it there, and sends it again when the node is lost.
@@ -14,6 +15,7 @@
 - `gangs`: one call that runs as several processes, which start, fail and run again together; the note of its error.
   `skypool.gangs` decides what happens.
 - `parts`: one call that runs on several nodes, and stops on all of them when it fails on one.
+- `groups`: several calls that run at the same time.
 """
 
 __all__ = [
@@ -22,8 +24,10 @@ __all__ = [
     "callbacks",
     "command",
     "dispatch",
+    "entered",
     "futures",
     "gangs",
+    "groups",
     "idle",
     "map",
     "node_queue",

@@ -29,6 +29,7 @@ from typing import (
 )
 
 from skypool import tracebacks
+from skypool.calls import entered
 from skypool.calls.arguments import arity, payload_of, signature
 from skypool.calls.futures import CallFuture
 from skypool.calls.options import NodesAsked, NodesChanges, OneNodeChanges, OptionChanges, Options, OutputMode, Procs
@@ -94,6 +95,13 @@ class Runner(Protocol):
         Returns:
             a tuple of values in the order of the calls, after waiting for all. For `gather(…, stream=True)`, an
             iterator of the values, at once.
+        """
+        ...
+
+    def send_group(self, group: Group[R]) -> CallFuture[R]:
+        """Send all calls of a group without waiting, and return one future of all. `group > pool` does this.
+
+        Its result is the tuple of the values, in the order of the calls.
         """
         ...
 
@@ -576,7 +584,7 @@ class Call(Generic[T_co]):
     - `call @ pool` runs it on every node, waits, and returns the list of values, ordered by node number.
     - `call > pool` sends it and returns a `CallFuture` at once.
     - `a & b` is a `Group` of calls, which `group >> pool` runs at the same time.
-    - `await call` runs it on the innermost pool that was entered with `with` or `async with`.
+    - `await call` runs it on the innermost pool that this task or thread has entered with `with` or `async with`.
 
     If the call's option `node` is "all" or a list such as [0, 2], `>>` and `>` send the call to each of these nodes.
     The value, or the value of the future, is then a list.
@@ -651,7 +659,13 @@ class Call(Generic[T_co]):
         Raises:
             UsageError: the right operand is not a pool.
         """
-        return _runner(pool, ">>", self).run(self)
+        value = _runner(pool, ">>", self).run(self)
+        if value is NotImplemented:
+            raise UsageError(
+                f"{self.function.name} returned NotImplemented, which no operator can return; use "
+                f"pool.run({self.function.name}(…)) to get it"
+            )
+        return value
 
     def __matmul__(self, pool: Runner) -> list[T_co]:
         """Run the call on every node of the pool, wait, and return the list of values, ordered by node number.
@@ -699,16 +713,15 @@ class Call(Generic[T_co]):
     def __await__(self) -> Generator[Any, None, T_co]:
         """Send the call to the innermost pool that was entered, and wait for its value: `await train(10)`.
 
-        An exception that the function raises is raised here. The event loop is not blocked while the call runs.
+        An exception that the function raises is raised here. The event loop is not blocked while the call runs. Each
+        task has its own pools: those that it has entered, and those that were entered where it was started. A thread
+        that has entered none uses the pool of a `with` block, if there is one such pool.
 
         Raises:
             UsageError: no pool was entered with `with` or `async with`, or the function is a generator function.
         """
-        if not current:
-            raise UsageError(
-                "`await call` needs an `async with ComputePool(…)` around it; without one, write `await (call > pool)`"
-            )
-        return current[-1].send(self).__await__()
+        self.sent = True  # also if it is refused here: the error is enough, without a warning
+        return entered.innermost().send(self).__await__()
 
     def __bool__(self) -> bool:
         """Raise a UsageError, always, because a call has no truth value.
@@ -793,10 +806,6 @@ def _runner(pool: Any, operator: str, call: Call[Any] | None = None) -> Runner:
     return pool  # type: ignore[no-any-return]  # it has what a Runner has
 
 
-current: list[Runner] = []
-"""Pools that were entered with `with` or `async with` and not left, the innermost last. `await call` uses the last."""
-
-
 class Group(Generic[R_co]):
     """Several calls that run at the same time. `gather` and `&` make a group, and `group >> pool` runs it.
 
@@ -844,6 +853,41 @@ class Group(Generic[R_co]):
             ExceptionGroup: several calls of the group raised. If only one did, its exception is raised.
         """
         return _runner(pool, ">>").run_group(self)
+
+    def __gt__(self, pool: Runner) -> CallFuture[R_co]:
+        """Send all calls of the group, and return one future at once. Its result is the tuple of their values.
+
+        The tuple has the order of the calls. If a call raises, the future raises its exception when all have ended; for
+        several, an ExceptionGroup.
+
+        Raises:
+            UsageError: the right operand is not a pool, or the group was made with `stream=True`.
+        """
+        return _runner(pool, ">").send_group(self)
+
+    def __await__(self) -> Generator[Any, None, R_co]:
+        """Send all calls of the group to the innermost pool that was entered, and wait for the tuple of their values.
+
+        The event loop is not blocked meanwhile. `await call` says which pool that is.
+
+        Raises:
+            UsageError: no pool was entered, or the group was made with `stream=True`.
+            ExceptionGroup: several calls of the group raised. If only one did, its exception is raised.
+        """
+        for call in self.calls:
+            call.sent = True
+        return entered.innermost().send_group(self).__await__()
+
+    def __matmul__(self, pool: Runner) -> NoReturn:
+        """Raise a UsageError, always: a group runs on one node for each call."""
+        raise UsageError(f"{self!r} @ pool is not possible: send each call of the group by itself, `call @ pool`")
+
+    def __bool__(self) -> bool:
+        """Raise a UsageError, always, because a group has no truth value. See `Call.__bool__`."""
+        raise UsageError(
+            f"{self!r} have not run, so they have no truth value; send them with `>> pool`. If you wrote `a > b > c`, "
+            "that means `a > b and b > c`: add parentheses"
+        )
 
     def __repr__(self) -> str:
         return f"<{len(self.calls)} calls>"

@@ -11,10 +11,11 @@ import logging
 import pickle
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from skypool.calls.callbacks import Callbacks
 from skypool.errors import PickleError, UntrustedResult, protocol_violation
@@ -318,6 +319,78 @@ class CallFuture(Future[T]):
 
         return asyncio.wrap_future(self).__await__()
 
+    def __reduce__(self) -> NoReturn:
+        """Raise a TypeError, because a future cannot be pickled. The message says what to pass instead."""
+        raise TypeError(
+            f"the future of {self.name} can be used only in the process that sent the call: pass its value, "
+            "future.result()"
+        )
+
+
+class JoinedFuture(CallFuture[T]):
+    """A future of several calls, which is done when all of them have ended. Subclasses say what its value is.
+
+    Attributes:
+        parts: the future of each call.
+    """
+
+    parts: Sequence[CallFuture[Any]] = ()
+
+    def _joined(self) -> T:
+        """Return the value, which is made of the values of the parts. All parts have ended, and none has failed."""
+        raise NotImplementedError
+
+    def result(self, timeout: float | None = None) -> T:
+        """Wait for all calls, and return their values.
+
+        Args:
+            timeout: seconds to wait; None waits without a limit.
+
+        Raises:
+            TimeoutError: the calls have not ended within `timeout` seconds. They keep running.
+            CancelledError: the calls were cancelled.
+            PickleError: the value of a call cannot be unpickled here.
+            UntrustedResult: a node is not trusted, and its value is more than plain data.
+        """
+        Future.result(self, timeout)
+        return self._joined()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for all calls, and return the exception that `result` would raise, or None if it would return a value.
+
+        For a value that cannot be unpickled, the error of unpickling is returned, not raised.
+
+        Args:
+            timeout: seconds to wait; None waits without a limit.
+
+        Raises:
+            TimeoutError: the calls have not ended within `timeout` seconds. They keep running.
+            CancelledError: the calls were cancelled.
+        """
+        error = Future.exception(self, timeout)
+        if error is None:
+            try:
+                self.result()
+            except (PickleError, UntrustedResult, BaseExceptionGroup) as e:
+                return e
+        return error
+
+    def wait_stopped(self, timeout: float | None = None) -> bool:
+        """Wait until the functions of all calls have stopped, including their `finally` and `with` blocks.
+
+        Args:
+            timeout: seconds to wait for all calls together; None waits without a limit.
+
+        Returns:
+            False if a function may still run after `timeout` seconds, otherwise True.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        for part in self.parts:
+            left = None if until is None else max(0.0, until - time.monotonic())
+            if not part.wait_stopped(left):
+                return False
+        return True
+
 
 class Items(Generic[T]):
     """The queue of items that a generator on a node (rented machine) yields. A `Stream` gives them to the user.
@@ -588,6 +661,13 @@ class Stream(Generic[T]):
         """Stop the generator soon, in another thread, if the iteration has not ended. Return at once."""
         if not self._items.is_over:
             self._later(self._items.close)  # not here: garbage collection may happen in any thread, with any lock held
+
+    def __reduce__(self) -> NoReturn:
+        """Raise a TypeError, because a stream cannot be pickled. The message says what to pass instead."""
+        raise TypeError(
+            "a stream can be used only in the process that sent the call: pass a list of its items, or pass the stream "
+            "as an argument of its own, not inside another value"
+        )
 
     async def __aiter__(self) -> AsyncIterator[T]:
         """Yield the items in an asyncio program: `async for item in stream`.

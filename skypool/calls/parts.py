@@ -6,16 +6,14 @@ A call is a function with its arguments. A node is a rented machine. The run of 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from functools import partial
 from typing import Generic, TypeVar
 
 from skypool.calls.callbacks import Callbacks
-from skypool.calls.futures import CallFuture, Items, Returned, as_one_error, cancel_all, results_of
+from skypool.calls.futures import CallFuture, Items, JoinedFuture, Returned, as_one_error, cancel_all, results_of
 from skypool.calls.options import Options
-from skypool.errors import ConnectionLost, PickleError, UntrustedResult, WorkerDied
+from skypool.errors import ConnectionLost, WorkerDied
 from skypool.wire.blame import annotate, text_of
 
 T = TypeVar("T")
@@ -103,7 +101,7 @@ def _timer(seconds: float, function: Callable[[], None]) -> threading.Timer:
     return timer
 
 
-class ListFuture(CallFuture[list[T]]):
+class ListFuture(JoinedFuture[list[T]]):
     """The future of a call that runs on several nodes. Its result is the list of values, ordered by node number.
 
     When the call fails for good on one node, the other parts are stopped: their processes get SIGTERM, and SIGKILL when
@@ -186,60 +184,8 @@ class ListFuture(CallFuture[list[T]]):
             error = as_one_error(self._errors, len(self.parts))
         self.finish(error or Returned(()))
 
-    def result(self, timeout: float | None = None) -> list[T]:
-        """Wait for all nodes, and return the list of values, ordered by node number.
-
-        If the call failed on a node, the exception that came first is raised when the other parts have stopped. Its
-        attribute `others` is the list of further exceptions. With the option `independent`, exceptions are raised when
-        the call has ended on all nodes; several are raised as an ExceptionGroup.
-
-        Args:
-            timeout: seconds to wait; None waits without a limit.
-
-        Raises:
-            TimeoutError: the call has not ended on all nodes within `timeout` seconds. The call keeps running.
-            CancelledError: the call was cancelled.
-            PickleError: the value of one node cannot be unpickled here.
-            UntrustedResult: one node is not trusted, and its value is more than plain data.
-        """
-        Future.result(self, timeout)
+    def _joined(self) -> list[T]:
         return results_of(self.parts)
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for all nodes, and return the exception that `result` would raise, or None if it would return a list.
-
-        For a value that cannot be unpickled, the error of unpickling is returned, not raised.
-
-        Args:
-            timeout: seconds to wait; None waits without a limit.
-
-        Raises:
-            TimeoutError: the call has not ended on all nodes within `timeout` seconds. The call keeps running.
-            CancelledError: the call was cancelled.
-        """
-        error = Future.exception(self, timeout)
-        if error is None:
-            try:
-                self.result()
-            except (PickleError, UntrustedResult, BaseExceptionGroup) as e:
-                return e
-        return error
-
-    def wait_stopped(self, timeout: float | None = None) -> bool:
-        """Wait until the function has stopped on every node, including its `finally` and `with` blocks.
-
-        Args:
-            timeout: seconds to wait for all nodes together; None waits without a limit.
-
-        Returns:
-            False if the function may still run on some node after `timeout` seconds, otherwise True.
-        """
-        until = None if timeout is None else time.monotonic() + timeout
-        for part in self.parts:
-            left = None if until is None else max(0.0, until - time.monotonic())
-            if not part.wait_stopped(left):
-                return False
-        return True
 
 
 class StreamParts(Generic[T]):

@@ -21,10 +21,13 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar, Un
 
 from skypool import events, tracebacks
 from skypool.calls import call as calls
+from skypool.calls import entered
 from skypool.calls.arguments import Ref
 from skypool.calls.call import Call, ComputeFunction, Group, call_asked
+from skypool.calls.callbacks import Callbacks
 from skypool.calls.dispatch import Dispatch
-from skypool.calls.futures import CallFuture, Items, ResultCell, Stream, as_they_end, in_order, results_of
+from skypool.calls.futures import CallFuture, Items, ResultCell, Stream
+from skypool.calls.groups import run_group, send_group
 from skypool.calls.map import Map, map_of_gangs
 from skypool.calls.options import NamedNodes, NodesAsked, Options, node_asked
 from skypool.calls.parts import ListFuture, StreamParts
@@ -233,6 +236,7 @@ class ComputePool(Executor):
         self._ended = False
         self._functions: dict[Any, ComputeFunction[..., Any]] = {}
         self._hush: Callable[[], None] | None = None
+        self._entries: list[entered.Entry] = []
         self._widget: Widget | None = None
 
     # --- its life --------------------------------------------------------------------------------------------
@@ -420,7 +424,7 @@ class ComputePool(Executor):
             SkypoolError: the pool could not become ready. Its machines have been ended then.
         """
         self.start()
-        calls.current.append(self)
+        self._entries.append(entered.enter(self, everywhere=True))
         return self
 
     def __exit__(
@@ -431,9 +435,13 @@ class ComputePool(Executor):
         Streams that were not read to their end are closed. The exception of the block is raised further. With
         `linger=`, the machines stay for that time, except after Ctrl-C and SystemExit.
         """
-        if self in calls.current:
-            calls.current.remove(self)
+        self._left()
         self._leave(kind)
+
+    def _left(self) -> None:
+        """Note that the block of this pool is left: `await call` uses it no more."""
+        if self._entries:
+            entered.leave(self._entries.pop())
 
     def _leave(self, kind: type[BaseException] | None) -> None:
         """End the pool, or leave its machines for the time `linger=`, if the user gave one.
@@ -467,7 +475,7 @@ class ComputePool(Executor):
         except asyncio.CancelledError:
             await asyncio.to_thread(self.stop)  # otherwise the thread that runs `start` would go on
             raise
-        calls.current.append(self)
+        self._entries.append(entered.enter(self, everywhere=False))
         return self
 
     async def __aexit__(
@@ -480,8 +488,7 @@ class ComputePool(Executor):
         Raises:
             StillRunning, ErrorGroup: the end of some machines is not confirmed.
         """
-        if self in calls.current:
-            calls.current.remove(self)
+        self._left()
         await asyncio.to_thread(self._leave, kind)
 
     def _working(self) -> PoolEngine:
@@ -843,12 +850,26 @@ class ComputePool(Executor):
             PickleError: the function or an argument of a call cannot be pickled.
             PoolClosed: the pool has ended.
         """
-        if not isinstance(group, Group):
-            raise UsageError(f"run_group() takes a group of calls made by gather() or &, not {group!r:.80}")
-        futures = [self.send(call) for call in group.calls]
-        if not group.stream:
-            return cast(R, tuple(results_of(futures)))
-        return cast(R, in_order(futures) if group.ordered else as_they_end(futures))
+        return run_group(group, self.send)
+
+    def send_group(self, group: Group[R]) -> CallFuture[R]:
+        """Send the calls of a group, and return the future of all without waiting. `group > pool` does the same.
+
+        The result of the future is the tuple of the values, in the order of the calls, when all have ended. Cancelling
+        the future stops all of the calls. If a call cannot be sent, the others are stopped, too.
+
+        Raises:
+            UsageError: the argument is not a group, the group has `stream=True`, or a call names a node that the pool
+                does not have.
+            PickleError: the function or an argument of a call cannot be pickled.
+            PoolClosed: the pool has ended.
+        """
+        return send_group(group, self.send, self._callbacks)
+
+    @property
+    def _callbacks(self) -> Callbacks:
+        """What calls the functions that users add to futures. If the pool was not started, start it first."""
+        return self._working().dispatch.callbacks
 
     @overload
     def submit(self, fn: ComputeFunction[P, T], /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[T]: ...

@@ -11,7 +11,9 @@ from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar, cast, overload
 
 from skypool.calls import call as calls
 from skypool.calls.call import Call, ComputeFunction, Group, call_asked
-from skypool.calls.futures import CallFuture, as_they_end, in_order, results_of
+from skypool.calls.callbacks import Callbacks
+from skypool.calls.futures import CallFuture
+from skypool.calls.groups import run_group, send_group
 from skypool.calls.options import NamedNodes, no_such_node, node_asked
 from skypool.checks import whole
 from skypool.errors import UsageError
@@ -31,6 +33,8 @@ class Pool(Protocol):
 
     @property
     def nodes(self) -> Mapping[int, str]: ...
+    @property
+    def _callbacks(self) -> Callbacks: ...
     def run_all(self, call: Call[T]) -> list[T]: ...
     def send(self, call: Call[T], *, node: Sequence[int]) -> CallFuture[list[T]]: ...
     def map(
@@ -195,12 +199,18 @@ class PoolView:
             UsageError: the argument is not a group, the pool does not have a node of the view, or a call names a node
                 that is not in the view.
         """
-        if not isinstance(group, Group):
-            raise UsageError(f"run_group() takes a group of calls made by gather() or &, not {group!r:.80}")
-        futures = [self.send(call) for call in group.calls]
-        if not group.stream:
-            return cast(R, tuple(results_of(futures)))
-        return cast(R, in_order(futures) if group.ordered else as_they_end(futures))
+        return run_group(group, self.send)
+
+    def send_group(self, group: Group[R]) -> CallFuture[R]:
+        """Send the calls of a group to nodes of the view, and return the future of all. So does `group > view`.
+
+        `ComputePool.send_group` says more, and lists the errors.
+
+        Raises:
+            UsageError: the argument is not a group, the group has `stream=True`, the pool does not have a node of the
+                view, or a call names a node that is not in the view.
+        """
+        return send_group(group, self.send, self._pool._callbacks)
 
     @overload
     def submit(self, fn: ComputeFunction[P, T], /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[T]: ...

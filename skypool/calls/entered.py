@@ -1,0 +1,77 @@
+"""The pools that were entered with `with` or `async with`, of which `await call` uses the innermost.
+
+Each task and thread has its own: two tasks with an `async with` each never use each other's pool. A thread that was
+started in a `with` block has none of its own, and uses the pool of that block.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+from skypool.errors import UsageError
+
+if TYPE_CHECKING:
+    from skypool.calls.call import Runner
+
+
+class Entry:
+    """A pool that was entered.
+
+    Attributes:
+        pool: the pool; None once it was left, also in contexts that were copied before.
+    """
+
+    __slots__ = ("pool",)
+
+    def __init__(self, pool: Runner) -> None:
+        self.pool: Runner | None = pool
+
+
+_here: ContextVar[tuple[Entry, ...]] = ContextVar("skypool_entered", default=())
+"""The pools that this task or thread has entered, or had when it was started; the innermost last."""
+_everywhere: list[Entry] = []
+"""The pools that were entered with `with`, by any thread. A context without a pool of its own may use the only one."""
+
+
+def enter(pool: Runner, *, everywhere: bool) -> Entry:
+    """Note that a pool was entered, and return what `leave` takes.
+
+    Args:
+        pool: the pool.
+        everywhere: True for `with`, so that threads that are started in the block find the pool.
+    """
+    entry = Entry(pool)
+    _here.set((*(each for each in _here.get() if each.pool is not None), entry))
+    if everywhere:
+        _everywhere.append(entry)
+    return entry
+
+
+def leave(entry: Entry) -> None:
+    """Note that a pool was left. This may be another task or thread than the one that entered it."""
+    entry.pool = None
+    if entry in _everywhere:
+        _everywhere.remove(entry)
+
+
+def innermost() -> Runner:
+    """Return the pool that `await call` uses in this task or thread.
+
+    Raises:
+        UsageError: there is none, or this thread or task has none of its own and there are several others.
+    """
+    for entry in reversed(_here.get()):
+        if entry.pool is not None:
+            return entry.pool
+    others = [pool for entry in _everywhere if (pool := entry.pool) is not None]
+    if len(others) == 1:
+        return others[0]
+    if others:
+        raise UsageError(
+            "`await call` does not say which pool: this thread has entered none, and others have entered "
+            f"{len(others)}; write `await (call > pool)`"
+        )
+    raise UsageError(
+        "`await call` needs an `async with ComputePool(…)` around it; without one, write `await (call > pool)`"
+    )
