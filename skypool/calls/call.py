@@ -721,7 +721,7 @@ class Call(Generic[T_co]):
             UsageError: no pool was entered with `with` or `async with`, or the function is a generator function.
         """
         self.sent = True  # also if it is refused here: the error is enough, without a warning
-        return entered.innermost().send(self).__await__()
+        return _innermost().send(self).__await__()
 
     def __bool__(self) -> bool:
         """Raise a UsageError, always, because a call has no truth value.
@@ -806,6 +806,11 @@ def _runner(pool: Any, operator: str, call: Call[Any] | None = None) -> Runner:
     return pool  # type: ignore[no-any-return]  # it has what a Runner has
 
 
+def _innermost() -> Runner:
+    """Return the pool that `await` uses here. Raises a UsageError if there is none."""
+    return typing.cast(Runner, entered.innermost())
+
+
 class Group(Generic[R_co]):
     """Several calls that run at the same time. `gather` and `&` make a group, and `group >> pool` runs it.
 
@@ -876,7 +881,7 @@ class Group(Generic[R_co]):
         """
         for call in self.calls:
             call.sent = True
-        return entered.innermost().send_group(self).__await__()
+        return _innermost().send_group(self).__await__()
 
     def __matmul__(self, pool: Runner) -> NoReturn:
         """Raise a UsageError, always: a group runs on one node for each call."""

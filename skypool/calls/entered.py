@@ -7,12 +7,8 @@ started in a `with` block has none of its own, and uses the pool of that block.
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
 
 from skypool.errors import UsageError
-
-if TYPE_CHECKING:
-    from skypool.calls.call import Runner
 
 
 class Entry:
@@ -24,8 +20,8 @@ class Entry:
 
     __slots__ = ("pool",)
 
-    def __init__(self, pool: Runner) -> None:
-        self.pool: Runner | None = pool
+    def __init__(self, pool: object) -> None:
+        self.pool: object | None = pool
 
 
 _here: ContextVar[tuple[Entry, ...]] = ContextVar("skypool_entered", default=())
@@ -34,7 +30,7 @@ _everywhere: list[Entry] = []
 """The pools that were entered with `with`, by any thread. A context without a pool of its own may use the only one."""
 
 
-def enter(pool: Runner, *, everywhere: bool) -> Entry:
+def enter(pool: object, *, everywhere: bool) -> Entry:
     """Note that a pool was entered, and return what `leave` takes.
 
     Args:
@@ -55,7 +51,7 @@ def leave(entry: Entry) -> None:
         _everywhere.remove(entry)
 
 
-def innermost() -> Runner:
+def innermost() -> object:
     """Return the pool that `await call` uses in this task or thread.
 
     Raises:
