@@ -20,7 +20,7 @@ from skypool.rental.ledger_file import LedgerFile
 from skypool.rental.rental import Rental
 from skypool.testing import FakeCloud, Stock
 from tests.bill import bill
-from tests.soak import bills
+from tests.soak import _living, bills
 
 
 @pytest.mark.timeout(300)
@@ -31,6 +31,17 @@ def test_receipts_of_a_hundred_worlds_are_what_their_cloud_bills() -> None:
     wanted = "lost", "throttled delete", "launched too few", "queued", "never runs", "died silently", "undying"
     assert all(happened[each] for each in wanted), happened
     assert happened["machines"] > 300
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.slow
+@pytest.mark.serial
+def test_a_hundred_pools_cost_nothing_after_their_promised_end() -> None:
+    happened, faults, late = _living.run(100, seed=1)
+    assert faults == {}
+    wanted = "end: planned", "end: collected", "unread", "broken off", "error", "name", "program", "death"
+    assert all(happened[each] for each in wanted), happened
+    assert len(late) == 100
 
 
 @pytest.fixture(autouse=True)

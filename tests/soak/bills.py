@@ -1,10 +1,11 @@
-"""Receipts of random worlds against the simulated cloud's own bill.
+"""Receipts of random worlds against the simulated cloud's own bill, and what pools cost after their promised end.
 
-    python -m tests.soak.bills --worlds 1000 --seed 7
+    python -m tests.soak.bills --worlds 1000 --pools 1000 --seed 7
 
 In each world one pool rents from a cloud without real machines, on a clock that the world moves: machines are made one
 by one or as slices, wait in queues, boot, die silently, survive their end; calls are throttled, refused, and lose their
-replies; launches are undone; clients die. What the ledger has then is compared with `tests.bill`, machine by machine.
+replies; launches are undone; clients die; the lifetime of the pool is over. What the ledger has then is compared with
+`tests.bill`, machine by machine. `_living` has further worlds with real pools.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from unittest import mock
 
 import skypool as sky
 from skypool import clock
-from skypool.errors import CapacityError, QuotaError, SkypoolError
+from skypool.errors import CapacityError, LifetimeExceeded, QuotaError, SkypoolError
 from skypool.model import Instance, Need
 from skypool.rental import launch, reaper
 from skypool.rental.budget import Line
@@ -38,6 +39,7 @@ from skypool.rental.rental import Rental
 from skypool.testing import FakeCloud, Stock, world
 from skypool.testing.api import Api
 from tests.bill import Item, bill
+from tests.soak import _living
 
 TOLERANCE = 1.0
 """Seconds of a machine's rent by which its line may differ from the bill."""
@@ -93,21 +95,23 @@ class World:
             tells_billing=dice.random() < 0.5,
         )
         list(self.cloud.offers(Need()))
+        self.lifetime = dice.choice([None, dice.uniform(300.0, 9000.0)])
         pool = sky.ComputePool(
             self.cloud,
             name=f"w{self.seed}",
             nodes=dice.randint(1, 5),
             private_network=dice.random() < 0.4,
             accelerator=self.sliced,
+            max_lifetime=self.lifetime,
             console="off",
         )
         rental = Rental(pool._terms, lambda event: None, stopping=Patience(self.cloud))
         with self._time():
             self._live(rental, pool._terms.minimum)
             receipt = Ledger.here().receipt(rental.session)
-            self._compare(
-                {line.id: line for line in receipt.lines}, bill(self.folder / "cloud" / "events", clock.now())
-            )
+            items = bill(self.folder / "cloud" / "events", clock.now())
+            self._compare({line.id: line for line in receipt.lines}, items)
+            self._check_lifetime([*items.values()])
         left = [] if not self.cloud.count("machine") else self.cloud.control.alive("machine")
         self.faults += [f"still there: {each}" for each in left]
 
@@ -154,16 +158,21 @@ class World:
         self._spoil_launch()
         hosts = rental.plan.offers[0].hosts if rental.plan else 1
         there = self._rent(rental, range(0, nodes * hosts, hosts), hosts)
-        self._wait(rental, there)
-        for n in range(self.dice.choice([0, 0, 1, 2])):
-            self._let_time_pass()
-            if there and self.dice.random() < 0.6:
-                there = self._die(rental, there)
-            first = hosts * (nodes + n)
-            new = self._rent(rental, [first], hosts)
-            self._wait(rental, new)
-            there += new
-        self._let_time_pass()
+        try:
+            self._wait(rental, there)
+            for n in range(self.dice.choice([0, 0, 1, 2])):
+                self._let_time_pass(rental)
+                if there and self.dice.random() < 0.6:
+                    there = self._die(rental, there)
+                first = hosts * (nodes + n)
+                new = self._rent(rental, [first], hosts)
+                there += new
+                self._wait(rental, new)
+            self._let_time_pass(rental)
+        except LifetimeExceeded:
+            self.happened["lifetime over"] += 1
+            if self._rent(rental, [9000], hosts):
+                self.faults.append("a machine was rented after the lifetime")
         self._end(rental, there)
 
     async def _plan(self, rental: Rental) -> None:
@@ -221,14 +230,21 @@ class World:
             at = boots[each.id]
             if at is None:
                 continue
-            self.cloud.control.advance(max(0.0, at - clock.now()) + _POLL)
+            self._pass(rental, max(0.0, at - clock.now()) + _POLL)
             with self.cloud.control.state.open() as there_is:
                 found = there_is.machines[each.id]
             if found.state == "running":
                 rental.runs(self.cloud._instance(found))
 
-    def _let_time_pass(self) -> None:
-        self.cloud.control.advance(self.dice.choice([0.0, 1.0, self.dice.uniform(0.0, 7200.0)]))
+    def _let_time_pass(self, rental: Rental) -> None:
+        self._pass(rental, self.dice.choice([0.0, 1.0, self.dice.uniform(0.0, 7200.0)]))
+
+    def _pass(self, rental: Rental, seconds: float) -> None:
+        """Let time pass, but not beyond the pool's lifetime, which raises LifetimeExceeded as in a pool's engine."""
+        until = clock.now() + seconds
+        while (left := rental.check_limits()) < until - clock.now():
+            self.cloud.control.advance(left)
+        self.cloud.control.advance(max(0.0, until - clock.now()))
 
     def _die(self, rental: Rental, there: list[Instance]) -> list[Instance]:
         """A machine dies, its provider forgets it, and the pool hears of that only by its silence."""
@@ -261,6 +277,19 @@ class World:
             return
         self._prove(rental, there)
         rental.close(None, proved=True)
+
+    def _check_lifetime(self, items: Sequence[Item]) -> None:
+        """Note machines that cost something after the pool's lifetime. Where an end fails, it takes longer."""
+        begins = [each.begins for each in items if each.begins is not None]
+        if self.lifetime is None or not begins:
+            return
+        over = min(begins) + self.lifetime
+        slow = 60.0 if self.happened["undying"] or self.happened["throttled delete"] else 20.0
+        self.faults += [
+            f"{each.machine} cost something {each.ended - over:.0f} s after the lifetime"
+            for each in items
+            if each.ended is not None and each.begins is not None and each.ended > over + slow
+        ]
 
     # --- the comparison --------------------------------------------------------------------------------------
 
@@ -302,15 +331,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run worlds and say what they came to; 1 if a receipt differs from its bill."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak.bills", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--worlds", type=int, default=1000, help="how many worlds")
+    parser.add_argument("--pools", type=int, default=1000, help="how many worlds with real pools")
+    parser.add_argument("--at-once", type=int, default=6, help="how many of these live at the same time")
     parser.add_argument("--seed", type=int, default=1, help="of the first one; the same seed gives the same worlds")
     asked = parser.parse_args(argv)
     began = time.monotonic()
     happened, faults = run(asked.worlds, asked.seed)
+    _tell(asked.worlds, happened, faults, began)
+    began = time.monotonic()
+    lived, wrong, late = _living.run(asked.pools, asked.seed, asked.at_once)
+    _tell(asked.pools, lived, wrong, began)
+    worst = ", ".join(f"{each:.1f}" for each in sorted(late)[-5:])
+    print(f"seconds of rent after the promised end, the longest: {worst}; beyond {_living.LATE:g} s: {len(wrong)}")
+    return 1 if faults or wrong else 0
+
+
+def _tell(worlds: int, happened: Counter[str], faults: dict[int, list[str]], began: float) -> None:
     for seed, told in faults.items():
         print(f"world {seed}: {'; '.join(told)}")
     print(", ".join(f"{what}: {times}" for what, times in sorted(happened.items())))
-    print(f"{asked.worlds} worlds, {len(faults)} of them with a fault, in {time.monotonic() - began:.0f} s")
-    return 1 if faults else 0
+    print(f"{worlds} worlds, {len(faults)} of them with a fault, in {time.monotonic() - began:.0f} s", flush=True)
 
 
 if __name__ == "__main__":
