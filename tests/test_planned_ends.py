@@ -193,3 +193,12 @@ def test_a_call_whose_pool_another_process_ends_says_so_at_once(cloud: FakeCloud
         down.join()
     assert not pool.heard(events.CallRetried)
     assert len(rented(cloud)) == 1
+
+
+def test_a_call_whose_machine_was_ended_from_another_computer_blames_no_network(cloud: FakeCloud) -> None:
+    with Watched(cloud, name="p", liveness=2.0) as pool:
+        call = pool.send(nap(600))
+        pool.until_busy(0)
+        cloud.terminate(cloud.instances(pool="p"))  # its ledger is not this one
+        with pytest.raises(sky.ConnectionLost, match=r"machine i-0001 has ended, as fake says: .*`skypool down p`"):
+            call.result(BOUND)

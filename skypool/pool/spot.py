@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from skypool.drivers.contract import Driver
-from skypool.errors import ConnectionLost, taken_back
+from skypool.errors import ConnectionLost, ProtocolError, taken_back
 from skypool.model import Instance
 from skypool.pool import states
 
@@ -19,6 +19,8 @@ _LOOK = 0.5
 """Seconds between two checks if the link (connection) to a node still works."""
 _ASK = 5.0
 """Seconds between two requests to a provider. Requests are rare because providers limit their rate."""
+_ANSWER = 10.0
+"""The most seconds for which the loss of a node waits for the answer of its provider."""
 
 
 class Departures:
@@ -86,17 +88,29 @@ class Departures:
     async def lost(self, node: int, error: ConnectionLost) -> None:
         """Report to the state machine that a node has failed, because the connection to the node was given up.
 
-        If the node is a spot machine, ask the provider first. If the machine has ended or is ending, first report that
-        the provider took the machine back.
+        If the node is a rented machine, ask the provider first. If a spot machine has ended or is ending, first report
+        that the provider took it back. Of another machine that has ended, the error says so.
 
         Args:
             node: the number of the node.
             error: why the connection was given up.
         """
         instance = self._state().instance_of(node)
-        if instance.offer is not None and instance.offer.market == "spot" and await self._is_gone(node):
-            self.noticed(node, time.time())
+        offer = instance.offer
+        if (offer is None or offer.usd_per_hour > 0) and await self._is_gone_soon(node):
+            if offer is not None and offer.market == "spot":
+                self.noticed(node, time.time())
+            elif not isinstance(error, ProtocolError):
+                error = _ended(instance, error)
         self._apply(states.Failed(node, error))
+
+    async def _is_gone_soon(self, node: int) -> bool:
+        """Ask the provider if the machine of a node has ended. Return False if no answer comes within 10 s."""
+        try:
+            async with asyncio.timeout(_ANSWER):
+                return await self._is_gone(node)
+        except TimeoutError:
+            return False
 
     async def _is_gone(self, node: int) -> bool:
         """Ask the provider if the machine of a node has ended, is ending, or is not listed any more.
@@ -110,3 +124,14 @@ class Departures:
         except Exception:  # noqa: BLE001 - a lost node is given up even if the provider cannot be asked
             return False
         return {each.id: each.state for each in found}.get(instance.id, "ended") in ("ending", "ended")
+
+
+def _ended(instance: Instance, error: ConnectionLost) -> ConnectionLost:
+    """Return (not raise) the error for a node whose machine has ended, although its provider does not take it back."""
+    lost = ConnectionLost(
+        f"node {instance.node} was lost, because its machine {instance.id} has ended, as {instance.provider} says: it "
+        f"has failed, or was ended by somebody, as `skypool down {instance.pool}` does on another computer",
+        instance.node,
+    )
+    lost.__cause__ = error
+    return lost

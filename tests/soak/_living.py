@@ -163,8 +163,7 @@ class LivingWorld:
                 self.kept.append(stream)
             case "working stream":
                 self.is_at_work = True
-                stream = slow_items() >> pool
-                self.kept.append(stream)
+                self.kept.append(slow_items() >> pool)
             case "error":
                 with suppress(ValueError):
                     fail(_WORD) >> pool
