@@ -102,8 +102,8 @@ def _is_remote(error: BaseException) -> bool:
 def _leave_out_own_frames(error: BaseException) -> None:
     """Take the frames of skypool out of the tracebacks of an error and of those that led to it.
 
-    Only tracebacks of Ctrl-C, of skypool's own errors, of errors of functions on nodes, and of names that `skypool` lacks
-    are changed: in others, the frames may show a bug. Frames of libraries that skypool has called go as well.
+    Only tracebacks of Ctrl-C, of skypool's own errors, of errors of functions on nodes, and of names that `skypool`
+    lacks are changed: in others, the frames may show a bug. Frames of libraries that skypool has called go as well.
     """
     seen: list[BaseException] = []
     todo: list[BaseException | None] = [] if _shows_all() else [error]
