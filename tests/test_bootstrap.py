@@ -94,9 +94,9 @@ def test_files_travel_once_and_whole(tmp_path: Path) -> None:
     _, told = made_ready(setup(tmp_path, step, payload=payload))
     kept = next((tmp_path / "payload").iterdir())
     assert [(e.done, e.total) for e in told if isinstance(e, events.FilesProgress)] == [(len(payload),) * 2]
-    before = kept.stat().st_mtime_ns
+    before = kept.stat().st_ino
     made_ready(setup(tmp_path, step, payload=payload))
-    assert kept.stat().st_mtime_ns == before
+    assert kept.stat().st_ino == before
 
 
 def test_a_machine_for_one_pool_at_a_time_names_the_other_one(tmp_path: Path) -> None:
@@ -261,6 +261,29 @@ def test_what_an_image_lacks_here_is_told_before_anything_starts() -> None:
 
 
 # --- the machine's own end -----------------------------------------------------------------------------------
+
+
+def test_archives_of_other_images_stay_only_so_far_as_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def there(*payloads: bytes) -> bool:
+        names = {Packed.of(each).name for each in payloads}
+        return names == {each.name for each in (tmp_path / "payload").iterdir()}
+
+    small = [bytes([number]) * 1000 for number in range(5)]
+    for number, each in enumerate(small[:3]):
+        made_ready(setup(tmp_path, payload=each))
+        os.utime(tmp_path / "payload" / Packed.of(each).name, (number, number))
+    (tmp_path / "payload/cut.tar.gz.part").touch()
+    made_ready(setup(tmp_path, payload=small[0]))  # used again
+    assert (tmp_path / "payload/cut.tar.gz.part").exists()
+    made_ready(setup(tmp_path, payload=small[3]))
+    assert there(small[0], small[2], small[3])
+    monkeypatch.setattr("skypool.provision.bootstrap._KEPT_BYTES", 2500)
+    made_ready(setup(tmp_path, payload=small[4]))
+    assert there(small[3], small[4])
+    made_ready(setup(tmp_path, payload=bytes(3000)))
+    assert there(bytes(3000)), "it stays, as it is in use"
 
 
 def guarded(home: Path, *steps: Step, payload: bytes = b"") -> tuple[SetupBundle, Path]:

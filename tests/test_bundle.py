@@ -103,6 +103,22 @@ def test_a_zip_that_was_deleted_is_made_again(installed: Installed) -> None:
 
 
 @pytest.mark.slow
+def test_the_cache_keeps_a_few_zips_and_nothing_unfinished(installed: Installed) -> None:
+    installed.run()
+    folder = installed.record.parent
+    for number in range(20):
+        for name in (f"bundle-{number:016}.zip", f"tmp{number}"):
+            (folder / name).touch()
+            os.utime(folder / name, (number, number))
+    (folder / "tmpnew").touch()  # another process may be writing it
+    (installed.site / "skypool/errors.py").open("a").write("# changed\n")
+    after = installed.run()
+    kept = {each.name for each in folder.iterdir()}
+    assert len([each for each in kept if each.endswith(".zip")]) == 8
+    assert {each for each in kept if each.startswith("tmp")} == {"tmpnew"}
+    assert installed.run(UNREAD) == after
+
+
 def test_a_cache_that_cannot_be_written_does_no_harm(installed: Installed) -> None:
     before = installed.run()
     shutil.rmtree(installed.cache)

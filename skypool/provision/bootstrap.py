@@ -51,6 +51,10 @@ _MARK = re.compile(r"^\| ?", re.MULTILINE)
 """The beginning of a line of output."""
 _KNOCK_TIMEOUT = 30.0
 """Seconds that a shell on the machine has to answer one attempt to connect."""
+_KEPT_PAYLOADS = 3
+"""The largest number of archives of files that stay on a machine, for images that come again."""
+_KEPT_BYTES = 512 << 20
+"""The largest size of these archives together. The one in use stays also if it is larger."""
 _ALIVE = 5
 """Seconds between two signs of life that a machine prints during its setup."""
 _SAY_EVERY = 1.0
@@ -114,6 +118,7 @@ class SetupBundle:
             told["payload"] = self.payload.name
             told["payload_blocks"] = -(-self.payload.size // _BLOCK)
             told["payload_size"] = self.payload.size
+            told["kept"], told["kept_bytes"] = _KEPT_PAYLOADS, _KEPT_BYTES
         home = f"SKYPOOL_HOME={bundle.shell_path(self.home)}\n"
         return bundle.staged(home + bundle.assigned(told) + private.CLOSED + _script("setup"))
 

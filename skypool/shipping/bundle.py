@@ -16,6 +16,7 @@ import shlex
 import struct
 import sys
 import sysconfig
+import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
@@ -36,6 +37,10 @@ _PYNVML = "nvidia-ml-py/pynvml.py"
 _SENT = (".py", ".csv", ".json", ".sh")
 """File name endings of the files that nodes get: Python modules, and the tables and programs that these modules read.
 """
+_KEPT = {"bundle-*.zip": 8, "bundle-of-*.json": 32, "tmp*": 0}
+"""How many files of each kind stay in the cache: zips of 4 MB, records, and files that are being written."""
+_UNFINISHED = 3600.0
+"""Seconds after which a file that is being written is removed. Its process was killed while it wrote the file."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 _STAGE_BYTES = 12288
@@ -193,6 +198,7 @@ def _made(folder: Path, record: Path) -> Bundle:
         data = _pack(sources)
         _keep(kept, data)
     _keep(record, json.dumps([packages, stamp, key]).encode())
+    _prune(folder)
     return Bundle(data, key)
 
 
@@ -300,6 +306,16 @@ def _keep(path: Path, data: bytes) -> None:
         os.replace(file.name, path)
     except OSError:
         return
+
+
+def _prune(folder: Path) -> None:
+    """Remove the oldest zips and records from the cache, and files that were never finished. Errors are ignored."""
+    with contextlib.suppress(OSError):
+        for pattern, most in _KEPT.items():
+            files = sorted(folder.glob(pattern), key=lambda file: file.stat().st_mtime, reverse=True)
+            for file in files[most:]:
+                if most or time.time() - file.stat().st_mtime > _UNFINISHED:
+                    file.unlink()
 
 
 def prelude(config: AgentConfig, start: bool) -> bytes:

@@ -3,7 +3,7 @@
 # It is told, in the lines above: SKYPOOL_HOME; guest, who takes this machine for itself, or nothing; guard, the file by
 # which the machine's end is put off, or nothing, and lease, for how many seconds; settings, shell for the environment of
 # the steps; blocks and size, of the script; hidden, the blocks of the secrets behind it; payload, payload_blocks and
-# payload_size, of the archive of files, or nothing; block, the bytes of a block, and chunk, how many are taken at once;
+# payload_size, of the archive of files, or nothing; kept and kept_bytes, how many archives may stay; block, the bytes of a block, and chunk, how many are taken at once;
 # watch, the program that says that this machine lives, and every, the seconds between two times; loader, Python.
 # shellcheck shell=sh disable=SC2154
 umask 077
@@ -34,6 +34,17 @@ take() {
         dd bs="$block" count="$some" iflag=fullblock 2> /dev/null
         left=$((left - some))
         ask
+    done
+}
+
+# room SIZE: remove the archives that were used longest ago, so that there is room for one more of this size
+room() {
+    count=1 bytes=$1
+    # shellcheck disable=SC2012 # their names are hashes
+    ls -t payload | while read -r each; do
+        case $each in *.tar.gz) ;; *.part) rm -f "payload/$each"; continue ;; *) continue ;; esac
+        count=$((count + 1)) bytes=$((bytes + $(wc -c < "payload/$each")))
+        { [ "$count" -le "$kept" ] && [ "$bytes" -le "$kept_bytes" ]; } || rm -f "payload/$each"
     done
 }
 
@@ -68,7 +79,9 @@ if [ -z "$payload" ]; then
     :
 elif [ -s "payload/$payload" ]; then
     echo @have
+    touch "payload/$payload"
 else
+    room "$payload_size"
     echo @want
     take "$payload_blocks" | head -c "$payload_size" > "payload/$payload.part"
     whole "payload/$payload.part" "$payload_size"
