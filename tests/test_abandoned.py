@@ -101,3 +101,11 @@ def test_a_pool_that_was_stopped_or_never_started_says_nothing(cloud: FakeCloud)
     with sky.ComputePool(cloud, name="r", console="off"):
         pass
     gc.collect()
+
+
+@pytest.mark.filterwarnings("error::ResourceWarning")
+def test_a_pool_that_has_ended_by_itself_says_nothing(cloud: FakeCloud) -> None:
+    held = [sky.ComputePool(cloud, name="p", max_lifetime=1.0, console="off").start()]
+    eventually(lambda: held[0].phase == "ended", BOUND, "the end of the pool")
+    held.clear()
+    eventually(ended, BOUND, "the record of the end")

@@ -516,10 +516,11 @@ class PoolEngine:
 
     async def _end_abandoned(self, hush: Callable[[], None] | None) -> None:
         """Wait until all calls have ended, and stop the pool. Tell the user what nobody can be told otherwise."""
-        self._notice(
-            f"pool {self.terms.name!r} was never stopped, and the program cannot use it any more: it ends when its "
-            "calls have ended"
-        )
+        if not self._is_ending:
+            self._notice(
+                f"pool {self.terms.name!r} was never stopped, and the program cannot use it any more: it ends when its "
+                "calls have ended"
+            )
         while self.dispatch.unfinished and not self._is_ending:
             await asyncio.sleep(_LOOK_ABANDONED)
         try:

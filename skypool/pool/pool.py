@@ -377,6 +377,8 @@ class ComputePool(Executor):
         if engine is None or shutdown.is_over() or shutdown.is_elsewhere(engine):
             return
         engine.abandon(self._hush)
+        if engine.state.phase is Phase.ENDED:
+            return
         tracebacks.warn(
             f"pool {self.name!r} was never stopped, and nothing refers to it any more: its machines end when its calls "
             "have ended. Use it in a `with` block, or call its stop()",
