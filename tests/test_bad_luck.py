@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
 import re
@@ -93,6 +94,40 @@ def test_an_exception_keeps_its_type_cause_notes_and_remote_traceback(pool: sky.
     shown = "".join(traceback.format_exception(error))
     assert "error = Custom(7" in shown or "in fail" in shown
     assert "fail() >> pool" in shown
+
+
+def leaves(status: Any) -> None:
+    sys.exit(status)
+
+
+async def leaves_while_it_waits(status: Any) -> None:
+    await asyncio.sleep(0)
+    sys.exit(status)
+
+
+def leaves_in_the_middle(status: Any) -> Iterator[int]:
+    yield 1
+    sys.exit(status)
+
+
+@pytest.mark.parametrize("status", [0, None, False])
+def test_a_function_that_exits_with_success_returns_none(pool: sky.ComputePool, status: object) -> None:
+    for function in (leaves, leaves_while_it_waits):
+        call: Any = sky.compute(function)(status)
+        assert call >> pool is None
+        assert call.with_options(procs=2) @ pool == [None, None]
+        assert call.with_options(output="capture") >> pool == sky.Captured(None, "")
+    assert list(sky.compute(leaves_in_the_middle)(status) >> pool) == [1]
+
+
+@pytest.mark.parametrize(("status", "told"), [(3, "3"), (True, "True"), ("no data", "no data")])
+def test_a_function_that_exits_with_another_status_fails_with_it(pool: sky.ComputePool, status: Any, told: str) -> None:
+    for function in (leaves, leaves_while_it_waits):
+        call: Any = sky.compute(function)(status)
+        with pytest.raises(sky.RemoteError, match=f"SystemExit: {told}"):
+            call >> pool
+    with pytest.raises(sky.RemoteError, match=f"SystemExit: {told}"):
+        list(sky.compute(leaves_in_the_middle)(status) >> pool)
 
 
 def test_sys_exit_and_keyboard_interrupt_there_do_not_end_the_program_here(pool: sky.ComputePool) -> None:

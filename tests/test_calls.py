@@ -296,7 +296,6 @@ def test_a_mistyped_option_is_refused_with_the_nearest_spelling(wrong: str, righ
         {"timeout": True},
         {"timeout": float("nan")},
         {"grace": -1},
-        {"grace": None},
         {"retries": -1},
         {"retries": 1.5},
         {"retries": True},
@@ -314,6 +313,7 @@ def test_a_mistyped_option_is_refused_with_the_nearest_spelling(wrong: str, righ
         {"output": None},
         {"retry_on": 3},
         {"retry_on": (KeyError, "ValueError")},
+        {"retry_on": KeyError},
     ],
     ids=str,
 )
@@ -324,18 +324,41 @@ def test_an_option_that_cannot_be_meant_is_refused_by_its_name(options: dict[str
 
 
 def test_options_of_a_call_do_not_change_those_of_its_function() -> None:
-    other = add.with_options(timeout=5, retry_on=KeyError)
+    other = add.with_options(timeout=5, retries=1, retry_on=KeyError)
     assert (other.options.timeout, other.options.retry_on) == (5, (KeyError,))
     assert add.options.timeout is None
     call = other(1).with_options(retries=2)
     call.sent = True
     assert (call.options.timeout, call.options.retries) == (5, 2)
-    assert other.options.retries == 0
+    assert other.options.retries == 1
+
+
+def test_retry_on_without_retries_is_refused_as_it_would_do_nothing() -> None:
+    with pytest.raises(UsageError, match=r"retry_on= has no effect without retries="):
+        add.with_options(retry_on=KeyError)
+    with pytest.raises(UsageError, match=r"retry_on= has no effect"):
+        compute(retry_on=(KeyError, OSError))
+    once = add.with_options(retry_on=KeyError, retries=1)
+    assert once.with_options(retries=0).options.retry_on == (KeyError,)  # who says so means it
+
+
+def test_a_function_and_its_options_may_be_given_at_once() -> None:
+    def three(a: int) -> int:
+        return a
+
+    assert compute(three, timeout="5m", retries=2).options.timeout == 300
+    assert compute(compute(three, timeout=5), retries=2).options.timeout == 5
+    again = compute(timeout=7)(compute(three, timeout=5, retries=1))
+    assert (again.options.timeout, again.options.retries) == (7, 1)
+    with pytest.raises(UsageError, match="timeouts"):
+        compute(three, timeouts=3)  # type: ignore[call-overload]
 
 
 def test_options_that_the_node_must_know_travel_with_the_call() -> None:
     assert Options().header == ""
     assert Options(timeout=2.5, output="capture").header == '"timeout":2.5,"output":"capture"'
+    assert Options(timeout=2.5, grace="1s").header == '"timeout":2.5,"grace":1.0'
+    assert Options(grace=1).header == ""
     assert Options(output="head").header == ""
 
 

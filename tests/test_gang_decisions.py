@@ -229,12 +229,10 @@ def test_a_first_run_gives_up_if_the_pool_has_too_few_nodes_and_rents_no_more() 
 
 
 def test_a_gang_whose_ranks_have_all_returned_finishes_and_frees_its_nodes() -> None:
-    play = running(two(timeout=9), 0, 1)
-    assert Set(0, "timeout", 9) in play.actions
+    play = running(two(), 0, 1)
     assert play(Ended(0, 1, 1, "returned")) == []
     run = play.state.gangs[0].run
     assert play(Ended(0, 1, 0, "returned")) == [
-        Unset(0, "timeout"),
         Finish(0, Verdict("returned", run)),
         Free(0),
         Free(1),
@@ -307,17 +305,24 @@ def test_events_of_an_earlier_run_are_ignored() -> None:
 
 
 def test_a_gang_that_takes_too_long_is_stopped_and_not_run_again() -> None:
-    play = running(two(timeout=9, retries=3), 0, 1)
+    play = running(two(retries=3), 0, 1)
+    run = play.state.gangs[0].run
+    assert play(Ended(0, 1, 1, "overran")) == [Stop(0, (0,)), Set(0, "stop", 6.0)]
+    assert play(Ended(0, 1, 0, "overran"))[1] == Finish(0, Verdict("timeout", run, others=(0, 1)))
+
+
+def test_a_rank_that_returned_before_the_timeout_of_its_gang_is_not_named() -> None:
+    play = running(two(), 0, 1)
     run = play.state.gangs[0].run
     play(Ended(0, 1, 0, "returned"))
-    assert play(Fired(0, "timeout"))[1:] == [Stop(0, (1,)), Set(0, "stop", 6.0)]
-    assert play(Ended(0, 1, 1, "raised"))[1] == Finish(0, Verdict("timeout", run, others=(1,)))
+    assert play(Ended(0, 1, 1, "overran"))[0] == Finish(0, Verdict("timeout", run, others=(1,)))
 
 
 def test_a_timeout_after_the_first_failure_changes_nothing() -> None:
-    play = running(two(timeout=9), 0, 1)
-    play(Ended(0, 1, 0, "raised"))
-    assert play(Fired(0, "timeout")) == []
+    play = running(two(), 0, 1)
+    play(Ended(0, 1, 1, "raised"))
+    play(Ended(0, 1, 0, "overran"))
+    assert play.verdicts[0].rank == 1
     play(Fired(0, "settle"), Fired(0, "stop"))
     assert [each.kind for each in play.verdicts] == ["failed"]
 
@@ -330,9 +335,9 @@ def test_a_gang_without_processes_that_is_cancelled_finishes_at_once(asks: bool)
 
 
 def test_a_running_gang_that_is_cancelled_is_stopped_first() -> None:
-    play = running(two(timeout=9), 0, 1)
+    play = running(two(), 0, 1)
     run = play.state.gangs[0].run
-    assert play(Cancelled(0)) == [Unset(0, "timeout"), Stop(0, (0, 1)), Set(0, "stop", 6.0)]
+    assert play(Cancelled(0)) == [Stop(0, (0, 1)), Set(0, "stop", 6.0)]
     assert play(Cancelled(0), Ended(0, 1, 0, "stopped")) == []
     assert play(Ended(0, 1, 1, "stopped"))[1] == Finish(0, Verdict("cancelled", run))
 

@@ -32,8 +32,8 @@ In the agent's process:
 - `call_queue`, `call`: the queue of calls, and one call.
 - `batch`: small calls that arrive in one frame; `batch_watch`: takes back calls that wait behind a slow one.
 - `slots`: forks the worker processes, also those of gangs, sets their environment variables, signals and watches them.
-  When one has died, it kills what is left in its process group.
-- `processes`: the processes of a node: their names and CPUs, and the descendants of a process.
+  When one has died, it kills all that is left of it.
+- `processes`: the processes of a node: their names and CPUs, descendants of a process, and orphans.
 - `lease`: how long the node may live; each sign of life from the client extends it.
 - `notice`: waits for the spot notice (the provider will take the machine back), and tells the running call.
 - `call_output`: output of calls: limits it and sends it to the client.
@@ -50,7 +50,8 @@ In a worker's process:
 - `worker_channel`, `packets`: the packets between worker and agent.
 - `capture`: captures everything that a call prints, if the call's options ask for that.
 - `shield`: lets the stop of a call wait while the worker's own code holds a lock.
-- `left_behind`: finds what a failed call has left, so that a new process replaces the worker.
+- `left_behind`: ends the processes that a call has left, so that a new process replaces the worker.
+- `import_clock`: measures how long a call imports modules, which does not count towards its timeout.
 - `output_stream`: `sys.stdout` and `sys.stderr`; `streams`: items of generators.
 - `modules`: imports the user's own modules; `child_imports`: lets processes that calls start import them, too.
 """
@@ -67,6 +68,7 @@ __all__ = [
     "client",
     "connection",
     "health",
+    "import_clock",
     "lease",
     "left_behind",
     "loader",

@@ -13,6 +13,7 @@ from skypool.agent import stacks
 from skypool.agent.call import NodeCall
 from skypool.agent.call_output import CallOutput
 from skypool.agent.call_queue import CallQueue
+from skypool.agent.capture import PRINTED
 from skypool.agent.slots import Slot
 from skypool.agent.unacknowledged import Unacknowledged
 from skypool.errors import CallTimeout, ConnectionLost, SkypoolError, WorkerDied
@@ -56,7 +57,7 @@ class Answers:
         header["lens"] = [len(b) for b in dumped]
         self._unacknowledged.add(id_, 0, [encode(Kind.OUTCOME, header, total), *buffers])
 
-    def stopped(self, call: NodeCall) -> None:
+    def stopped(self, call: NodeCall, printed: str = "", said: str = "") -> None:
         """Send the client an error for a call that the agent has made to end. `call.doomed` has the reason.
 
         The error depends on the reason:
@@ -66,12 +67,17 @@ class Answers:
         - any other: a SkypoolError that says that the call was cancelled.
 
         The call is removed from the queue.
+
+        Args:
+            call: the call.
+            printed: the end of what the call has printed, if that was captured; "" if not.
+            said: the exception that the call raised when its time was over; "" for none.
         """
         error: SkypoolError
         if call.doomed == "timeout":
             error = CallTimeout(
-                f"{call.name} ran longer than its timeout of {call.timeout:g} s and was ended; set a longer timeout= "
-                "if the call needs more time"
+                f"{call.name} ran longer than its timeout of {call.timeout:g} s (imports do not count) and was ended; "
+                "set a longer timeout= if the call needs more time"
             )
         elif call.doomed == "stopped":
             error = ConnectionLost(
@@ -86,6 +92,10 @@ class Answers:
                 error.add_note(f"{STOPPED_IN}{was}")
             call.mark.close()
             call.mark = None
+        if said:
+            error.add_note(f"when its time was over, it raised {said}")
+        if printed:
+            error.add_note(f"{PRINTED}{printed}")
         self.fail(call.id, error)
 
     def broken(self, call: NodeCall, fault: str) -> None:

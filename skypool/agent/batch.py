@@ -116,7 +116,17 @@ class Batch:
         header = {"id": id_, **self._options, "lens": [length]}
         packet = encode(Kind.CALL, header, length) + self.packet[stop - length : stop]
         call = NodeCall(
-            id_, packet, None, self.name, self.fn, self.timeout, self.silent, False, self.kind, offered=self.offered
+            id_,
+            packet,
+            None,
+            self.name,
+            self.fn,
+            self.timeout,
+            self.silent,
+            False,
+            self.kind,
+            offered=self.offered,
+            grace=self._options.get("grace"),
         )
         self._singles.append(call)
         return call

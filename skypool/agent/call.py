@@ -32,7 +32,8 @@ class NodeCall:
             arguments.
         doomed: why the agent ends the call: "cancel", "timeout" or "stopped" (its worker's process was frozen, for
             example by SIGSTOP). "" if the call may go on.
-        grace: seconds that the call has to end after it was asked to. Then its worker is killed.
+        grace: seconds that the call has to end after it was asked to. Then its worker is killed. Until it is cancelled,
+            this is the option of the call; None if it was not given.
         mark: where the worker writes what it was doing when it was to stop; None if it was not asked.
         stop_at: the time from which the worker may be told to stop, when it has written that.
         missing: the time at which a worker died, after which no worker was known to have the call; None if the call is
@@ -56,7 +57,7 @@ class NodeCall:
     offered: bool = False
     again: bool = False
     doomed: str = ""
-    grace: float = 0.0
+    grace: float | None = None
     mark: Mark | None = None
     stop_at: float = 0.0
     missing: float | None = None

@@ -10,6 +10,7 @@ import os
 
 from skypool.agent.call import NodeCall
 from skypool.agent.call_queue import CallQueue
+from skypool.agent.capture import captured
 from skypool.agent.client import OUTPUT_WINDOW, Client
 from skypool.agent.slots import SERVICE, TAIL, Slot, Slots
 
@@ -109,8 +110,11 @@ class CallOutput:
     def tail(slot: Slot, call: NodeCall) -> str:
         """Return the end of a call's output, decoded from its last `TAIL` (4096) bytes. Invalid UTF-8 is replaced.
 
-        Returns "" if the call has printed nothing, or if another call on the same slot has printed since.
+        Returns "" if the call has printed nothing, or if another call on the same slot has printed since. What a call
+        with `output="capture"` has printed is taken from its file.
         """
+        if printed := captured(slot.printed, TAIL):
+            return printed
         return slot.tail[-TAIL:].decode("utf-8", "replace") if slot.tail_of == call.id else ""
 
     @staticmethod

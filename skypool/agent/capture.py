@@ -5,38 +5,64 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable
+
+PRINTED = "what the call printed:\n"
+"""How the note of an error begins that says what a call with `output="capture"` has printed."""
+LONGEST = 64 << 10
+"""The most bytes, from the end, of what a call printed that its error has if the call did not end by itself in time."""
 
 
-def capture(out: io.TextIOBase, err: io.TextIOBase) -> Callable[[], str]:
-    """Redirect to a file in memory everything that this process and its children print.
+class Capture:
+    """What a call and its child processes print, gathered in a file in memory that the agent has open, too.
 
-    `sys.stdout`, `sys.stderr` and the file descriptors 1 and 2 are replaced until the end of the capture.
+    So the agent can read it if the call does not end by itself.
 
     Args:
+        fd: the file. It is empty while nothing is captured.
         out: the `sys.stdout` to restore at the end.
         err: the `sys.stderr` to restore at the end.
 
-    Returns:
-        a function that ends the capture and returns the printed text, decoded as UTF-8; "" if nothing was printed. Call
-            the function only once.
+    Attributes:
+        last: the end of what was printed in the last capture that has ended, at most `LONGEST` (64 Ki) bytes; "" before
+            the first one.
     """
-    fd = os.memfd_create("skypool-captured", os.MFD_CLOEXEC)
-    kept = [os.dup(1), os.dup(2)]
-    os.dup2(fd, 1)
-    os.dup2(fd, 2)
-    raw = io.FileIO(fd, "wb", closefd=False)  # unbuffered, so that the order with output of child processes is kept
-    text = io.TextIOWrapper(raw, "utf-8", "backslashreplace", write_through=True)
-    sys.stdout = sys.stderr = text
 
-    def end() -> str:
-        sys.stdout = out
-        sys.stderr = err
-        for number, original in zip((1, 2), kept, strict=True):
+    def __init__(self, fd: int, out: io.TextIOBase, err: io.TextIOBase) -> None:
+        self._fd = fd
+        self._streams = out, err
+        self._kept: list[int] = []
+        self.last = ""
+
+    def begin(self) -> None:
+        """Redirect `sys.stdout`, `sys.stderr` and the file descriptors 1 and 2 to the file until `end` is called."""
+        self._kept = [os.dup(1), os.dup(2)]
+        os.dup2(self._fd, 1)
+        os.dup2(self._fd, 2)
+        raw = io.FileIO(self._fd, "wb", closefd=False)  # unbuffered, to keep the order with output of child processes
+        text = io.TextIOWrapper(raw, "utf-8", "backslashreplace", write_through=True)
+        sys.stdout = sys.stderr = text
+
+    def end(self) -> str:
+        """End the capture, and return the printed text, decoded as UTF-8; "" if nothing was printed."""
+        sys.stdout, sys.stderr = self._streams
+        for number, original in zip((1, 2), self._kept, strict=True):
             os.dup2(original, number)
             os.close(original)
-        with open(fd, "rb") as file:
+        with open(self._fd, "rb", closefd=False) as file:
             file.seek(0)
-            return file.read().decode("utf-8", "replace")
+            printed = file.read()
+        os.ftruncate(self._fd, 0)
+        os.lseek(self._fd, 0, os.SEEK_SET)
+        self.last = printed[-LONGEST:].decode("utf-8", "replace")
+        return printed.decode("utf-8", "replace")
 
-    return end
+
+def captured(fd: int, most: int = LONGEST) -> str:
+    """Return the end of what has been captured so far; "" if nothing is captured now. Called in the agent.
+
+    Args:
+        fd: the file.
+        most: the most bytes that are read.
+    """
+    size = os.fstat(fd).st_size
+    return os.pread(fd, most, max(0, size - most)).decode("utf-8", "replace") if size else ""

@@ -24,6 +24,7 @@ from skypool.agent.batch_watch import LOOK, BatchWatch
 from skypool.agent.call import NodeCall
 from skypool.agent.call_output import CallOutput
 from skypool.agent.call_queue import CallQueue
+from skypool.agent.capture import captured
 from skypool.agent.client import Client
 from skypool.agent.lease import Lease
 from skypool.agent.monitor import Monitor
@@ -503,7 +504,19 @@ class Agent:
         streams = "stream" in h
         kind = self._slots.kind_of(h)
         busy = kind != SERVICE or bool(h.get("busy"))
-        call = NodeCall(h["id"], bytes(f.raw), blob, name, h["fn"], h.get("timeout"), silent, streams, kind, busy)
+        call = NodeCall(
+            h["id"],
+            bytes(f.raw),
+            blob,
+            name,
+            h["fn"],
+            h.get("timeout"),
+            silent,
+            streams,
+            kind,
+            busy,
+            grace=h.get("grace"),
+        )
         self._names[call.id] = name
         if streams:
             self._generators.add(call.id)
@@ -708,10 +721,44 @@ class Agent:
     def _on_outcome(self, slot: Slot, f: Frame, packet: bytes) -> None:
         id_ = f.header["id"]
         if slot.kind == SERVICE:
-            slot.answer = packet, "blob" in f.header, "done" in f.header  # sent when its processes are gone
+            if "late" in f.header and id_ in self._calls and self._is_late(slot, f.header):
+                call = self._queue.get(id_)
+                assert call is not None
+                call.doomed = "timeout"
+            else:  # sent when its processes are gone
+                slot.answer = packet, "blob" in f.header, "done" in f.header
         elif id_ in self._calls:
+            if "late" in f.header and self._is_late(slot, f.header):
+                self._end_late(slot, f.header)
+                return
             self._end(slot, id_, "done" in f.header)
             self._unacknowledged.add(id_, 0, [packet], "blob" in f.header)
+
+    def _is_late(self, slot: Slot, header: Mapping[str, Any]) -> bool:
+        """Return True if a call took longer than its timeout, without pauses in which the whole node was stopped.
+
+        Args:
+            slot: the slot (place for one call) that the call ran on.
+            header: the header of its outcome (result or error).
+        """
+        limit = self._calls[header["id"]].timeout
+        return limit is not None and float(header["late"]) - slot.paused_during(header["id"]) > limit
+
+    def _end_late(self, slot: Slot, header: Mapping[str, Any]) -> None:
+        """End a call that took longer than its timeout. Its outcome (result or error) is discarded.
+
+        Args:
+            slot: the slot (place for one call) that the call ran on.
+            header: the header of the outcome.
+        """
+        call = self._queue.get(header["id"])
+        assert call is not None
+        call.doomed = "timeout"
+        self._call_output.end(slot, call)
+        slot.kill_at = None
+        self._done += 1
+        self._answers.stopped(call, str(header["printed"]), str(header["said"]))
+        self._batch_watch.ended()
 
     def _end(self, slot: Slot, id_: int, done: bool = False) -> None:
         """Note that a call has ended, and forget it.
@@ -894,7 +941,7 @@ class Agent:
             self._end(slot, call.id, done)
             self._unacknowledged.add(call.id, 0, [packet], is_large)
         elif call.doomed:
-            self._answers.stopped(call)
+            self._answers.stopped(call, captured(slot.printed))
         elif slot.fault:
             self._answers.broken(call, slot.fault)
         else:

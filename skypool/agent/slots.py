@@ -82,6 +82,7 @@ class Slot:
         outputs: a dict from the worker's file descriptors 1 and 2 to the read ends of the pipes that they write to.
         waiting: packets (messages) for which the worker's socket had no room, in order. Each is (buffers, file
             descriptors, True if these file descriptors are closed after sending).
+        printed: a file descriptor of the memory in which a call with `output="capture"` has what it prints.
         pipes: the pipes through which the agent (the node's main process) follows batches (several calls in one
             message).
         ended: outcomes (results or errors) from these pipes that were not sent to the client yet.
@@ -116,6 +117,7 @@ class Slot:
     channel: socket.socket = field(default_factory=socket.socket)
     outputs: dict[int, int] = field(default_factory=dict)
     waiting: deque[Packet] = field(default_factory=deque)
+    printed: int = -1
     pipes: Pipes = field(init=False)
     ended: bytearray = field(default_factory=bytearray)
     answer: tuple[bytes, bool, bool] | None = None
@@ -407,6 +409,8 @@ class Slots:
         slot.pipes = Pipes()
         opened.callback(slot.pipes.close)
         opened.callback(slot.pipes.keep)
+        slot.printed = os.memfd_create("skypool-printed", os.MFD_CLOEXEC)
+        opened.callback(os.close, slot.printed)
         pipes: dict[int, tuple[int, int]] = {}
         for fd in (1, 2):
             pipes[fd] = os.pipe2(os.O_CLOEXEC)
@@ -467,7 +471,7 @@ class Slots:
             os.setsid()
             for fd, write_end in outputs.items():
                 os.dup2(write_end, fd)
-            keep = {0, 1, 2, channel.fileno(), taken.fileno(), notice, *slot.pipes.leave()}
+            keep = {0, 1, 2, channel.fileno(), taken.fileno(), notice, slot.printed, *slot.pipes.leave()}
             for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
                 if fd not in keep:
                     with contextlib.suppress(OSError):
@@ -497,6 +501,7 @@ class Slots:
                 self._plan.config.spool,
                 self._plan.config.spool_memory,
                 self._plan.config.folder,
+                slot.printed,
             ).run()
         except BaseException:  # noqa: BLE001 - a forked child must never return into the agent's loop
             import traceback
@@ -733,7 +738,7 @@ class Slots:
         for fd in (slot.channel.fileno(), slot.pidfd, *slot.outputs.values()):
             self._watch(fd, 0, _nothing)
         slot.channel.close()
-        for fd in (slot.pidfd, *slot.outputs.values()):
+        for fd in (slot.pidfd, slot.printed, *slot.outputs.values()):
             os.close(fd)
         slot.pipes.close()
         slot.outputs = {}
@@ -759,7 +764,7 @@ class Slots:
 
 
 def allow_more_files() -> tuple[int, int]:
-    """Increase this process's soft limit of open files to the hard limit: an agent needs six files for each worker.
+    """Increase this process's soft limit of open files to the hard limit: an agent needs seven files for each worker.
 
     Returns:
         the limits before this call, as (soft, hard). Worker processes are set back to these limits, because some

@@ -149,7 +149,7 @@ class Stops:
         if slot is not None:
             call.missing = None
             if call.doomed and slot.kill_at is None and self._has_told(slot, call, now):
-                self._slots.stop_call(slot, call.id, call.grace)
+                self._slots.stop_call(slot, call.id, self._grace if call.grace is None else call.grace)
         elif call.missing is not None and now - call.missing > _LOST_AFTER:
             self._queue.again([call.id])
             self._queue.pump()
@@ -157,7 +157,8 @@ class Stops:
     def _check_time(self, slot: Slot, now: float) -> None:
         """Ask the call of a slot to stop if it has run longer than its timeout. Pauses of the whole node do not count.
 
-        The call has some seconds to end (`grace` in the node's configuration) before its worker is killed. Does nothing
+        The call has some seconds to end (its own `grace`, or that of the node's configuration) before its worker is
+        killed. Does nothing
         if the call has ended, has no timeout, or must stop already.
 
         Args:
@@ -171,7 +172,8 @@ class Stops:
         call = self._queue.get(id_)
         if call is not None and not call.doomed:
             call.doomed = "timeout"
-            call.grace = self._grace
+            if call.grace is None:
+                call.grace = self._grace
             self._queue.suspects[id_] = call
             self._look_at(call, now)
 

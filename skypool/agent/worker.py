@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import mmap
 import os
 import select
@@ -15,7 +16,7 @@ import socket
 import sys
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NoReturn
 from weakref import ref
@@ -23,7 +24,8 @@ from weakref import ref
 from skypool import runtime
 from skypool.agent import child_imports, stacks
 from skypool.agent.batch import LARGEST_END, Pipes
-from skypool.agent.capture import capture
+from skypool.agent.capture import PRINTED, Capture
+from skypool.agent.import_clock import ImportClock
 from skypool.agent.left_behind import end_processes, holds_process_group
 from skypool.agent.modules import FoundPackage, UserModules, take_source
 from skypool.agent.notice import Herald
@@ -35,7 +37,7 @@ from skypool.agent.streams import Sender
 from skypool.agent.worker_channel import WorkerChannel
 from skypool.errors import PickleError, SkypoolError, SpoolFull, UntrustedResult
 from skypool.wire import codec, exceptions, namespaces
-from skypool.wire.blame import annotate
+from skypool.wire.blame import annotate, text_of
 from skypool.wire.frames import INLINE, Buffer, Frame, Kind, encode, end_of, frame, parse_frame, seal, split_buffers
 
 _CALLS = Kind.CALLS
@@ -48,7 +50,12 @@ _UNTOLD = 16 << 10
 _LARGEST = LARGEST_END - len(end_of(0, True, 0, b""))
 """The greatest size in bytes of the serialized value or error of a batched call that is sent through the pipe."""
 LOADING = 60.0
-"""Seconds to load a call's function, modules and arguments. Only longer loading counts towards the call's timeout."""
+"""Seconds to load a call's function, modules and arguments. Only longer loading counts towards the call's timeout.
+
+Modules that the function itself imports are among them.
+"""
+_TEXT = 200
+"""The most characters of the text of an exception that came too late."""
 _FORKING = 5e-5
 """Seconds that a call takes at least if it starts a process."""
 _OWN_FRAMES = 2
@@ -68,6 +75,7 @@ class Worker:
         folder: the folder for values that are too large for memory.
         spool_memory: the size in bytes of the largest value kept in memory; None for half of the free memory.
         node_folder: the folder of skypool's files on this node.
+        printed: the file in memory for what a call with `output="capture"` prints. The agent reads it, too.
     """
 
     def __init__(
@@ -81,6 +89,7 @@ class Worker:
         folder: str,
         spool_memory: int | None,
         node_folder: str,
+        printed: int,
     ) -> None:
         self._slot = slot
         self._socket = agent
@@ -103,10 +112,14 @@ class Worker:
         self._worn = False
         self._failure: BaseException | None = None
         self._arguments: tuple[Callable[[], object], int] | None = None
+        self._runs = False
+        self._counts_from = 0.0
+        self._uncounted = 0.0
         self._node_folder = node_folder
         self._user_modules = UserModules(self._fetch_module, node_folder)
         self._out = OutputStream(1, self._print)
         self._err = OutputStream(2, self._print)
+        self._capture = Capture(printed, self._out, self._err)
 
     def run(self) -> NoReturn:
         """Run calls until this process must end, then end it. Does not return.
@@ -166,6 +179,7 @@ class Worker:
         sys.stderr = self._err
         sys.argv = ["skypool-worker"]
         self._user_modules.install()
+        ImportClock(self._on_import, self._on_imported).install()
         stacks.register()
         runtime.pull = self._pull
         runtime.taken = lambda: self._page.announced(self._slot)
@@ -185,6 +199,20 @@ class Worker:
         self._out.forget()
         self._err.forget()
         self._herald.forget()
+        self._runs = False  # the call is the parent's
+
+    def _on_import(self) -> None:
+        """Let the time of the call stand still while its function imports a module, for `LOADING` (60) s in all."""
+        if self._runs:
+            self._page.run(self._slot, self._counts_from + self._uncounted)
+
+    def _on_imported(self, seconds: float) -> None:
+        """Count the time of the call again, without that of the import."""
+        if self._runs:
+            seconds = min(seconds, self._uncounted)
+            self._uncounted -= seconds
+            self._counts_from += seconds
+            self._page.run(self._slot, self._counts_from)
 
     def _on_sigterm(self, _number: int, _stack: object) -> None:
         """Raise Cancelled if the agent wants the running call to stop. Otherwise ignore SIGTERM.
@@ -397,6 +425,7 @@ class Worker:
         if is_own and self._page.given_up(self._slot):
             raise Cancelled
         self._arguments = None
+        self._counts_from = began + LOADING
         if self._page.drops != self._drops:
             self._drops = self._page.drops
             self._channel.drain()
@@ -412,6 +441,8 @@ class Worker:
                 annotate(e, advice, {})
             own = 0 if isinstance(e, (PickleError, UntrustedResult)) else _OWN_FRAMES
             buffers = exceptions.dump_error(e, own, home=True)
+        self._runs = False
+        late = self._lateness(packet.header)
         self._herald.leave()
         self._flush()
         self._channel.call = 0
@@ -420,9 +451,11 @@ class Worker:
         if os.getpid() != self._process:
             return False  # this is a child that the call forked
         seconds = time.monotonic() - began
-        if seconds > _FORKING and not is_own and end_processes():
+        if seconds > _FORKING and not is_own and self._end_processes():
             self._worn = True
-        if part is None or len(buffers) > 1 or len(buffers[0]) > _LARGEST:
+        if late:
+            self._answer(id_, ok, buffers, seconds, late)
+        elif part is None or len(buffers) > 1 or len(buffers[0]) > _LARGEST:
             self._answer(id_, ok, buffers, seconds)
         else:
             self._note_end(end_of(id_, ok, seconds, buffers[0]))
@@ -435,6 +468,25 @@ class Worker:
             self._worn = self._worn or holds_process_group()
         self._modules = len(sys.modules)
         return True
+
+    def _lateness(self, header: dict[str, Any]) -> dict[str, Any]:
+        """Return what the agent is told of a call that took longer than its timeout; {} if it did not.
+
+        Only the agent knows for how long the whole node was stopped meanwhile, and decides.
+
+        Args:
+            header: the header of the call's frame (message).
+        """
+        limit = header.get("timeout")
+        if limit is None or (ran := time.monotonic() - self._counts_from) <= limit:
+            return {}
+        said = "" if self._failure is None else f"{type(self._failure).__name__}: {text_of(self._failure)}"
+        return {"late": ran, "said": said[:_TEXT], "printed": self._capture.last}
+
+    def _end_processes(self) -> bool:
+        """End the processes that the call has left; True if there were some. The call's time is over meanwhile."""
+        self._page.run(self._slot, math.inf)
+        return end_processes()
 
     def _lacks_modules(self) -> bool:
         """Return True if a module that was in `sys.modules` at this worker's start was removed from it or replaced.
@@ -482,17 +534,26 @@ class Worker:
         args, kwargs = codec.loads(payload)
         if isinstance(function, runtime.Attended):
             function = self._herald.attend(function)
-        self._page.run(self._slot, time.monotonic())
+        now = time.monotonic()
+        self._uncounted = max(0.0, self._counts_from - now)  # what is left of LOADING
+        self._counts_from = now
+        self._page.run(self._slot, now)
+        self._runs = True
         value: Any
-        if header.get("output") == "capture":
-            value = self._captured(function, args, kwargs)
-        else:
-            value = function(*args, **kwargs)
-        if type(value) is types.CoroutineType:
-            value = _run_coroutine(value)
-        if "stream" in header:
-            stall = partial(self._page.stall, self._slot)
-            value = Sender(self._channel, id_, name, header["stream"], self._shield, stall).send_all(value)
+        try:
+            if header.get("output") == "capture":
+                value = self._captured(function, args, kwargs)
+            else:
+                value = function(*args, **kwargs)
+            if type(value) is types.CoroutineType:
+                value = _run_coroutine(value)
+            if "stream" in header:
+                stall = partial(self._page.stall, self._slot)
+                value = Sender(self._channel, id_, name, header["stream"], self._shield, stall).send_all(value)
+        except SystemExit as e:
+            if not _is_success(e):
+                raise
+            value = None
         return codec.dump_result(value, f"the result of {name}")
 
     def _captured(self, function: Callable[..., Any], args: Any, kwargs: Any) -> codec.Captured:
@@ -502,18 +563,25 @@ class Worker:
         note with the printed text if anything was printed.
         """
         self._flush()
-        end = capture(self._out, self._err)
+        self._capture.begin()
         try:
             value = function(*args, **kwargs)
             if type(value) is types.CoroutineType:
                 value = _run_coroutine(value)
+        except Cancelled:
+            raise  # the agent reads what was printed
         except BaseException as e:
-            if printed := end():
-                annotate(e, f"what the call printed:\n{printed}", {})
+            printed = self._capture.end()
+            if isinstance(e, SystemExit) and _is_success(e):
+                return codec.Captured(None, printed)
+            if printed:
+                annotate(e, f"{PRINTED}{printed}", {})
             raise
-        return codec.Captured(value, end())
+        return codec.Captured(value, self._capture.end())
 
-    def _answer(self, id_: int, ok: bool, buffers: list[Buffer], seconds: float) -> None:
+    def _answer(
+        self, id_: int, ok: bool, buffers: list[Buffer], seconds: float, late: Mapping[str, Any] | None = None
+    ) -> None:
         """Send the outcome (result or error) of a call to the agent, in a packet (message) of its own.
 
         If there is no room for a large outcome, a SpoolFull error is sent in its place, and nothing is raised.
@@ -523,24 +591,24 @@ class Worker:
             ok: True if the call returned, False if it raised.
             buffers: its serialized value or exception.
             seconds: how long the call took, including the loading of its arguments.
+            late: what the agent is told of a call that took longer than its timeout; None for other calls.
         """
-        if len(buffers) == 1 and (size := len(buffers[0])) <= INLINE and self._arguments is None:
+        if not late and len(buffers) == 1 and (size := len(buffers[0])) <= INLINE and self._arguments is None:
             # The usual header contains numbers only. Writing it by hand takes 0.3 µs, a serializer 2.5 µs (Python
             # 3.11).
             head = f'{{"id":{id_},"ok":{"true" if ok else "false"},"seconds":{seconds:.6f},"lens":[{size}]}}'
             self._socket.sendmsg((seal(_OUTCOME, head.encode(), size), buffers[0]))
             return
         lens = [len(b) for b in buffers]
-        answer: dict[str, Any] = {"id": id_, "ok": ok, "seconds": seconds, "lens": lens}
+        answer: dict[str, Any] = {"id": id_, "ok": ok, "seconds": seconds, "lens": lens, **(late or {})}
         if self._let_go():
             answer["done"] = True
         try:
             self._channel.send(Kind.OUTCOME, answer, buffers)
         except SpoolFull as e:
             buffers = exceptions.dump_error(e, home=True)
-            self._channel.send(
-                Kind.OUTCOME, {"id": id_, "ok": False, "seconds": seconds, "lens": [len(buffers[0])]}, buffers
-            )
+            answer |= {"ok": False, "lens": [len(buffers[0])]}
+            self._channel.send(Kind.OUTCOME, answer, buffers)
 
     def _pull(self, number: int) -> Any:
         """Ask the client for the next item of the running call's iterator argument. Wait for the item, and return it.
@@ -579,6 +647,11 @@ class Worker:
     def _flush(self) -> None:
         self._out.flush()
         self._err.flush()
+
+
+def _is_success(ended: SystemExit) -> bool:
+    """Return True if a function has ended itself with success, as by `sys.exit(0)`. Its call then returns None."""
+    return ended.code is None or ended.code == 0
 
 
 def _run_coroutine(coroutine: types.CoroutineType[Any, Any, Any]) -> Any:

@@ -118,13 +118,14 @@ class ComputeFunction(Generic[P, T]):
 
     Options:
         timeout: the time that a call may run on its node, in seconds or as a duration such as "5m". Default None: no
-            limit. A call that runs longer is stopped, and raises CallTimeout. Up to 60 s of imports are not counted.
+            limit. A call that runs longer is stopped, and raises CallTimeout; a value that comes later is discarded. Up
+            to 60 s of imports are not counted, also where the function imports modules itself.
         retries: the number of times that a call may run again after its node or worker process was lost. Default 0.
             If the provider takes a spot machine back, calls there also run again, without using up a retry. A call
             does not run again if it has yielded items or has an iterator argument. Neither does a call whose only
             nodes are gone.
         retry_on: an exception class, or a tuple of them. A call that raises one of them runs again too, and uses up
-            one of its `retries`. Default (): no exception of the function causes a retry.
+            one of its `retries`, which must be at least 1. Default (): no exception of the function causes a retry.
         node: the nodes that run the call. Default None: any node with room. A number means that node. A list of
             numbers such as [0, 2] means each of these nodes, and "all" means every node: the result is then a list of
             values, ordered by node number. In `pool.map`, each call runs on only one of the nodes that `node` names.
@@ -132,8 +133,8 @@ class ComputeFunction(Generic[P, T]):
             but for a call that is sent to several nodes only the output of the first node. "rank0" prints only the
             output of rank 0 of a gang (see `procs`). "silent" drops it. "capture" returns it with the value, as
             `Captured(value, output)`.
-        grace: the time between SIGTERM and SIGKILL when a call is cancelled, in seconds or as a duration. Default 5.
-            A call that exceeds its `timeout` gets the `grace` of the pool instead.
+        grace: the time between SIGTERM and SIGKILL when a call is cancelled or exceeds its `timeout`, in seconds or as
+            a duration. Default None: 5 when it is cancelled, and the `grace` of the pool when its time is over.
         window: for a generator, the bytes of items that may be sent before the consumer has taken them. The generator
             waits while there are more. Default 1 MiB.
         on_interruption: a function that is called with an `Interruption` when the provider announces that it takes the
@@ -481,7 +482,24 @@ def _equal(a: object, b: object) -> bool:
 
 
 @overload
-def compute(function: Callable[P, T], /) -> ComputeFunction[P, T]: ...
+def compute(
+    function: Callable[P, T],
+    /,
+    *,
+    timeout: Duration | None = None,
+    retries: int = 0,
+    retry_on: type[BaseException] | tuple[type[BaseException], ...] = (),
+    node: NodesAsked = None,
+    output: OutputMode = "show",
+    grace: Duration | None = None,
+    window: int = 1 << 20,
+    on_interruption: Callable[[Interruption], object] | None = None,
+    fresh: bool = False,
+    devices: Literal[0] | None = None,
+    independent: bool = False,
+    procs: Procs | None = None,
+    min_nodes: int | None = None,
+) -> ComputeFunction[P, T]: ...
 @overload
 def compute(
     *,
@@ -490,7 +508,7 @@ def compute(
     retry_on: type[BaseException] | tuple[type[BaseException], ...] = (),
     node: NodesAsked = None,
     output: OutputMode = "show",
-    grace: Duration = 5.0,
+    grace: Duration | None = None,
     window: int = 1 << 20,
     on_interruption: Callable[[Interruption], object] | None = None,
     fresh: bool = False,
@@ -508,14 +526,15 @@ def compute(
     machine) of the pool and returns its value. Write `@compute`, or with options `@compute(timeout="5m", retries=2)`.
 
     Args:
-        function: the function to decorate. Leave it out to give options: `@compute(retries=2)`.
+        function: the function to decorate. Leave it out to decorate with options: `@compute(retries=2)`.
         timeout: the time that a call may run, in seconds or as a duration such as "5m". Default None: no limit.
         retries: the number of times that a call may run again after its node or worker process was lost. Default 0.
         retry_on: exception classes. A call that raises one of them also runs again, and uses up one of its `retries`.
             Default: none.
         node: the nodes that run a call: a number, a list of numbers, or "all". Default None: any node with room.
         output: the handling of what a call prints: "show" (the default), "head", "rank0", "silent" or "capture".
-        grace: the time between SIGTERM and SIGKILL when a call is cancelled, in seconds or as a duration. Default 5.
+        grace: the time between SIGTERM and SIGKILL when a call is cancelled or exceeds its `timeout`, in seconds or as
+            a duration. Default None: 5 when it is cancelled, and the `grace` of the pool when its time is over.
         window: for a generator, the bytes of items that may be sent before the consumer has taken them. Default 1 MiB.
         on_interruption: a function that the node calls, with an `Interruption`, when the provider announces that it
             takes the machine back. Default None.
@@ -530,16 +549,14 @@ def compute(
 
     Returns:
         a `ComputeFunction`; without `function`, a decorator that returns one. A function that is decorated already is
-        copied and keeps its own options.
+        copied, and keeps its options that are not given here.
 
     Raises:
         UsageError: the decorated object is not a function, or an option is not valid. Options are checked at once,
             before the decorator is used.
     """
-    if function is None:
-        checked = _changed(Options(), options)
-        return lambda f: _decorate(f, checked)
-    return _decorate(function, Options())
+    checked = _changed(Options(), options)
+    return (lambda f: _decorate(f, checked, options)) if function is None else _decorate(function, checked, options)
 
 
 def _changed(options: Options, changes: Mapping[str, object]) -> Options:
@@ -556,10 +573,13 @@ def _changed(options: Options, changes: Mapping[str, object]) -> Options:
     return options.but(changes)
 
 
-def _decorate(function: Callable[P, T], options: Options) -> ComputeFunction[P, T]:
-    """Return a function as a `ComputeFunction` with these options.
+def _decorate(function: Callable[P, T], options: Options, changes: NodesChanges) -> ComputeFunction[P, T]:
+    """Return a function as a `ComputeFunction` with options.
 
-    A function that is decorated already is copied. The copy keeps its own options, and `options` is ignored.
+    Args:
+        function: the function. One that is decorated already is copied, and keeps its options beside `changes`.
+        options: all options, for a function that is not decorated.
+        changes: those that the user gave.
 
     Raises:
         UsageError: the object is a class, a static or class method, or not callable.
@@ -567,7 +587,7 @@ def _decorate(function: Callable[P, T], options: Options) -> ComputeFunction[P, 
     if isinstance(function, (staticmethod, classmethod)):
         raise UsageError("put @staticmethod or @classmethod above @compute, not below it")
     if isinstance(function, ComputeFunction):
-        return function.with_options()
+        return function.with_options(**changes)
     if not callable(function) or isinstance(function, type):
         raise UsageError(
             f"@compute takes a function, but {function!r} is not a function; put @compute directly above a def"

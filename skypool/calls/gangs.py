@@ -193,8 +193,8 @@ class _Call:
 
     @property
     def rank_options(self) -> Options:
-        """The options of a single rank. Timeouts and retries belong to the gang, not to its ranks."""
-        return self.options.but({"timeout": None, "retries": 0, "retry_on": (), "node": None})
+        """The options of a single rank. Retries belong to the gang, not to its ranks."""
+        return self.options.but({"retries": 0, "retry_on": (), "node": None})
 
 
 _PROBE = ComputeFunction[[int], list[int]](free_ports, Options())
@@ -309,7 +309,6 @@ class GangRunner:
                 procs=options.procs if isinstance(options.procs, int) else None,
                 among=among,
                 retries=options.retries,
-                timeout=options.timeout,
                 grace=options.grace,
                 wait=self._wait,
             )
@@ -583,7 +582,8 @@ class GangRunner:
                 return
             call.ends[rank] = end
             again = isinstance(end, call.options.retry_on) if call.options.retry_on else False
-            self._apply(Ended(gang, attempt, rank, _how(end, pending.stopped), again))
+            has_timeout = call.options.timeout is not None
+            self._apply(Ended(gang, attempt, rank, _how(end, pending.stopped, has_timeout), again))
 
     def _set_timer(self, gang: int, timer: Timer, seconds: float) -> None:
         call = self._calls[gang]
@@ -665,11 +665,15 @@ class GangRunner:
         left = [_words(run.places[rank], self._devices(run.places[rank].node)) for rank in verdict.others]
         shown = "; ".join(left[:8]) + (f"; and {len(left) - 8} more" if len(left) > 8 else "")
         error = CallTimeout(
-            f"{call.code.name} ran longer than its timeout of {call.options.timeout:g} s as a gang of "
-            f"{len(run.places)} processes and was stopped (timeout= allows more). These had not ended: {shown}"
+            f"{call.code.name} ran longer than its timeout of {call.options.timeout:g} s (imports do not count) as a "
+            f"gang of {len(run.places)} processes and was stopped (timeout= allows more). These had not ended: {shown}"
         )
         error.stacks = {rank: _stack_of(call.ends.get(rank)) for rank in verdict.others}
         error.add_note(_told_together(error.stacks))
+        for rank in verdict.others:
+            for note in getattr(call.ends.get(rank), "__notes__", ()):
+                if not note.startswith(STOPPED_IN):
+                    error.add_note(note if len(run.places) == 1 else f"rank {rank}: {note}")
         return error
 
     def _tell_failure(self, call: _Call, verdict: Verdict, again: bool) -> BaseException:
@@ -741,12 +745,13 @@ class GangRunner:
         call.timers.clear()
 
 
-def _how(end: BaseException | Returned, stopped: bool) -> How:
+def _how(end: BaseException | Returned, stopped: bool, has_timeout: bool) -> How:
     """Return how the process of a rank ended.
 
     Args:
         end: the value or the error of its call.
         stopped: True if it was stopped for the gang's sake.
+        has_timeout: True if the gang has a timeout, so that its node may have ended it.
     """
     if isinstance(end, Returned):
         return "returned"
@@ -756,6 +761,8 @@ def _how(end: BaseException | Returned, stopped: bool) -> How:
         return "interrupted"
     if isinstance(end, ConnectionLost):
         return "lost"
+    if has_timeout and isinstance(end, CallTimeout):
+        return "overran"
     return "died" if isinstance(end, WorkerDied) else "raised"
 
 

@@ -21,6 +21,8 @@ Procs = int | Literal["per-device"]
 """The type of the option `procs`: the number of processes on each node, or "per-device"."""
 MOST_PROCS = 128
 """The most processes of a gang on one node. (A gang is one call that runs as several processes.)"""
+GRACE = 5.0
+"""Seconds between SIGTERM and SIGKILL for a call that is cancelled and has no `grace` of its own."""
 NodesAsked = int | Literal["all"] | Sequence[int] | None
 """The type of the option `node`: the number of a node, several numbers, "all", or None for any node with room."""
 NamedNodes = int | Literal["all"] | tuple[int, ...] | None
@@ -52,7 +54,7 @@ class OptionChanges(TypedDict, total=False):
     retries: int
     retry_on: type[BaseException] | tuple[type[BaseException], ...]
     output: OutputMode
-    grace: Duration
+    grace: Duration | None
     window: int
     on_interruption: Callable[[Interruption], object] | None
     fresh: bool
@@ -88,6 +90,9 @@ class Options:
     seconds. A single `retry_on` class becomes a tuple.
 
     Attributes:
+        grace: seconds between SIGTERM and SIGKILL when the call is cancelled.
+        own_grace: the option `grace` in seconds; None if it was not given. Then `grace` is `GRACE` (5), and a call that
+            exceeds its timeout gets the `grace` of the pool.
         on_cpu: True if the call needs no device (`devices=0`). A node that has CPU slots runs the call on one of them.
         is_broadcast: True if `node` is "all" or a sequence of numbers, so that the call is sent to each of these nodes.
         pinned: the number of the only node that may run the call; None if `node` is not a single number.
@@ -98,7 +103,7 @@ class Options:
         UsageError: a value is not valid.
     """
 
-    __slots__ = (*_OPTIONS, "header", "is_broadcast", "on_cpu", "pinned")
+    __slots__ = (*_OPTIONS, "header", "is_broadcast", "on_cpu", "own_grace", "pinned")
 
     def __init__(
         self,
@@ -108,7 +113,7 @@ class Options:
         retry_on: type[BaseException] | tuple[type[BaseException], ...] = (),
         node: NodesAsked = None,
         output: OutputMode = "show",
-        grace: Duration = 5.0,
+        grace: Duration | None = None,
         window: int = 1 << 20,
         on_interruption: Callable[[Interruption], object] | None = None,
         fresh: bool = False,
@@ -122,7 +127,8 @@ class Options:
         self.node: NamedNodes = node_asked(node)
         self.output = output
         self.retry_on = retry_on if isinstance(retry_on, tuple) else (retry_on,)
-        self.grace = seconds("grace", grace) if isinstance(grace, (str, timedelta)) else grace
+        self.own_grace = seconds("grace", grace) if isinstance(grace, (str, timedelta)) else grace
+        self.grace = GRACE if self.own_grace is None else self.own_grace
         self.window = window
         self.fresh = fresh
         self.on_interruption = on_interruption
@@ -139,10 +145,12 @@ class Options:
     def _header(self) -> str:
         """Return the options that a node needs, as JSON members for the header of a CALL frame (message).
 
-        These options are timeout, output, fresh and devices. Options with their default values are left out, and so is
-        the output mode "head". There are no braces around the members. If no option is left, return "".
+        These options are timeout, grace, output, fresh and devices. Options with their default values are left out, and
+        so is the output mode "head". There are no braces around the members. If no option is left, return "".
         """
         said: dict[str, Any] = {} if self.timeout is None else {"timeout": self.timeout}
+        if self.timeout is not None and self.own_grace is not None:
+            said["grace"] = self.own_grace
         if self.output in ("silent", "capture"):
             said["output"] = self.output
         if self.fresh:
@@ -158,7 +166,7 @@ class Options:
             UsageError: a value is not valid. The message names the first option with such a value.
         """
         number("timeout", self.timeout, "seconds the call may run", optional=True, above=0)
-        number("grace", self.grace, "seconds between SIGTERM and SIGKILL", least=0)
+        number("grace", self.own_grace, "seconds between SIGTERM and SIGKILL", optional=True, least=0)
         whole("retries", self.retries, "how often the call may run again", least=0)
         whole("window", self.window, "bytes of a stream under way", least=1)
         for name, value in (("fresh", self.fresh), ("independent", self.independent)):
@@ -219,8 +227,15 @@ class Options:
                 hint = f"; did you mean {' or '.join(close)}?" if close else ""
                 raise UsageError(f"a call has no option {name!r}{hint}; its options are {', '.join(_OPTIONS)}")
         options: dict[str, Any] = {name: getattr(self, name) for name in _OPTIONS}
+        options["grace"] = self.own_grace
         options.update(changes)
-        return Options(**options)
+        made = Options(**options)
+        if changes.get("retry_on") and not made.retries:
+            raise UsageError(
+                "retry_on= has no effect without retries=, which says how often a call may run again; give both, "
+                "such as retry_on=OSError, retries=2"
+            )
+        return made
 
 
 def node_asked(node: object) -> NamedNodes:

@@ -177,8 +177,6 @@ def _begun(state: Gangs) -> tuple[Gangs, list[Action]]:
             run = _placed(state, gang, held)
             state = _with(state, replace(gang, phase="running", run=run, answered=frozenset()))
             actions.append(Start(number, run))
-            if gang.order.timeout is not None:
-                actions.append(Set(number, "timeout", gang.order.timeout))
     return state, actions
 
 
@@ -312,8 +310,10 @@ def _ended(state: Gangs, gang: Gang, event: Ended) -> tuple[Gangs, list[Action]]
         how = "interrupted" if node.leaving else how
         state = _with_node(state, run.places[rank].node, replace(node, silent=True))  # NodeGone follows
     again = gang.again | {rank} if how == "raised" and event.again else gang.again
-    ended = {**gang.ended, rank: how}
-    return _judged(state, replace(gang, ended=ended, again=again, presumed=gang.presumed - {rank}))
+    gang = replace(gang, ended={**gang.ended, rank: how}, again=again, presumed=gang.presumed - {rank})
+    if how == "overran" and gang.phase == "running":
+        return _stopped(state, replace(gang, end="timeout", failed=tuple(sorted({rank, *_left(gang)}))))
+    return _judged(state, gang)
 
 
 def _judged(state: Gangs, gang: Gang) -> tuple[Gangs, list[Action]]:
@@ -336,7 +336,7 @@ def _judged(state: Gangs, gang: Gang) -> tuple[Gangs, list[Action]]:
     if not _failures(gang):
         if not is_over:
             return _with(state, gang), []
-        return _finished(state, gang, Verdict("returned", gang.run), *_untimed(gang))
+        return _finished(state, gang, Verdict("returned", gang.run))
     if is_over and not gang.presumed:
         return _blamed(state, gang, *([Unset(number, "settle")] if gang.phase == "settling" else []))
     if gang.phase == "settling":
@@ -347,11 +347,12 @@ def _judged(state: Gangs, gang: Gang) -> tuple[Gangs, list[Action]]:
 def _blamed(state: Gangs, gang: Gang, *before: Action) -> tuple[Gangs, list[Action]]:
     """Decide which rank failed first, and stop the others.
 
-    A rank that was killed or lost is blamed before ranks that raised an exception: when a process dies, its peers often
-    raise an exception about it before its death is known. Otherwise, the rank whose failure came first is blamed.
+    A rank that was killed or lost is blamed before ranks that raised an exception or took too long: when a process
+    dies, its peers often raise an exception about it before its death is known. Otherwise, the rank whose failure came
+    first is blamed.
     """
     failed = _failures(gang)
-    rank = next((each for each in failed if gang.ended[each] != "raised"), failed[0])
+    rank = next((each for each in failed if gang.ended[each] not in ("raised", "overran")), failed[0])
     return _stopped(state, replace(gang, end="failed", blamed=rank, failed=failed), *before)
 
 
@@ -366,14 +367,13 @@ def _stopped(state: Gangs, gang: Gang, *before: Action) -> tuple[Gangs, list[Act
     Returns:
         (state, actions): the new state with the gang, and the actions that the client must perform, in order.
     """
-    first = [*before, *_untimed(gang)]
     left = _left(gang)
     if not left:
         state, actions = _over(state, gang)
-        return state, [*first, *actions]
+        return state, [*before, *actions]
     number = gang.order.gang
     stopping: list[Action] = [Stop(number, left), Set(number, "stop", gang.order.grace + STOPPING)]
-    return _with(state, replace(gang, phase="stopping")), [*first, *stopping]
+    return _with(state, replace(gang, phase="stopping")), [*before, *stopping]
 
 
 def _over(state: Gangs, gang: Gang) -> tuple[Gangs, list[Action]]:
@@ -409,8 +409,6 @@ def _fired(state: Gangs, gang: Gang, timer: Timer) -> tuple[Gangs, list[Action]]
             return _blamed(state, gang)
         case "stop", "stopping":
             return _over(state, gang)  # a rank that has not ended in time counts as ended
-        case "timeout", "running":
-            return _stopped(state, replace(gang, end="timeout", failed=_left(gang)))
         case "wait", "waiting" if _lacks_some(state, gang.order.gang):
             return _with(state, replace(gang, late=True)), []
         case "shortage", "waiting" if _is_short(state, gang.order.gang):
@@ -468,11 +466,6 @@ def _left(gang: Gang) -> tuple[int, ...]:
 def _failures(gang: Gang) -> tuple[int, ...]:
     """Return the ranks that have failed, in the order in which their failures came."""
     return tuple(rank for rank, how in gang.ended.items() if how != "returned")
-
-
-def _untimed(gang: Gang) -> list[Action]:
-    """Return the action that stops the "timeout" timer of a gang that has one."""
-    return [] if gang.order.timeout is None else [Unset(gang.order.gang, "timeout")]
 
 
 def _with(state: Gangs, gang: Gang) -> Gangs:

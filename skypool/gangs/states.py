@@ -11,23 +11,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-How = Literal["returned", "raised", "died", "lost", "interrupted", "stopped"]
+How = Literal["returned", "raised", "overran", "died", "lost", "interrupted", "stopped"]
 """How the process of a rank ended.
 
 - "returned": the function returned a value.
 - "raised": the function raised an exception.
+- "overran": the function took longer than the timeout of the gang, and its node has ended it.
 - "died": the process ended without a value or an exception, as by a signal.
 - "lost": its node was lost.
 - "interrupted": the provider took the machine of its node back.
 - "stopped": the process ended because it was stopped for the gang's sake.
 """
 
-Timer = Literal["settle", "stop", "timeout", "wait", "shortage"]
+Timer = Literal["settle", "stop", "wait", "shortage"]
 """The timers of a gang.
 
 - "settle": the time after the first failure in which further failures are collected before one is blamed.
 - "stop": the time in which stopped processes must end.
-- "timeout": the longest time that one run of the gang may take.
 - "wait": the time in which the gang waits for nodes that replace lost ones.
 - "shortage": the time in which a gang that has never run waits although the pool has too few nodes for it, and rents no
   more.
@@ -59,7 +59,6 @@ class Order:
         procs: the number of processes on each node; None for one process per device, and one on a node without devices.
         among: the only nodes that may run the gang; None for any.
         retries: how often the gang may run again after a failure. Interruptions use up none.
-        timeout: seconds that one run may take; None for no limit.
         grace: seconds between SIGTERM and SIGKILL for stopped processes.
         wait: seconds for which a re-run waits for nodes that replace lost ones.
     """
@@ -70,7 +69,6 @@ class Order:
     procs: int | None = None
     among: frozenset[int] | None = None
     retries: int = 0
-    timeout: float | None = None
     grace: float = 5.0
     wait: float = 0.0
 
@@ -122,7 +120,7 @@ class Verdict:
         run: the last run; None if the gang never began to run.
         rank: the rank that failed first. None unless `kind` is "failed".
         others: the ranks that failed too before the gang was stopped, in the order in which their failures came. For
-            "timeout", the ranks that had not ended.
+            "timeout", the rank that took too long first, and those that had not ended, by rank.
         lacking: for "failed", True if the gang would have run again, but its nodes could not be had.
     """
 
@@ -350,7 +348,7 @@ class Gang:
         end: why the gang stops, once that is decided: "failed", "timeout" or "cancelled".
         blamed: the rank that failed first, once that is decided.
         failed: the ranks that had failed when the blame was decided, in the order in which their failures came.
-            For "timeout", the ranks that had not ended.
+            For "timeout", as in `Verdict.others`.
         late: True once the time for which a re-run waits for more nodes than `Order.least` is over.
         last: the failure after which the gang waits to run again; None in its first run.
     """

@@ -138,7 +138,8 @@ class ComputePool(Executor):
             a `with` block, the machines end at once.
         liveness: the time without any message from a node after which the node is given up. The node's calls then raise
             ConnectionLost, unless the calls may run again on another node. Default 90 s.
-        grace: the time between SIGTERM and SIGKILL for a call that exceeded its `timeout`. Default 5 s.
+        grace: the time between SIGTERM and SIGKILL for a call that exceeded its `timeout` and has no `grace` of its
+            own. Default 5 s.
         wait: the time to keep asking while every suitable offer is out of stock. The time counts anew for each launch
             of nodes. Default None: give up at once.
         console: the form of the output about the pool. "live" is a view that updates itself, "plain" is lines, and

@@ -173,7 +173,7 @@ class _Gang:
         assert self.has_settled or (len(self.known) == len(self.ranks) and not self.presumed), "decided too early"
         failed = [rank for rank, how in self.known.items() if how != "returned"]
         mine = [rank for rank in failed if rank in self.own]
-        rank = next((rank for rank in mine if self.known[rank] != "raised"), mine[0])
+        rank = next((rank for rank in mine if self.known[rank] not in ("raised", "overran")), mine[0])
         how = self.known[rank]
         may = self.retried < self.order.retries and (how != "raised" or rank in self.again)
         self.decided = rank, tuple(each for each in failed if each != rank), how == "interrupted" or may
@@ -252,7 +252,6 @@ class World:
             procs=chance.choice((None, 1, 2)),
             among=among,
             retries=chance.randrange(4),
-            timeout=chance.choice((None, None, 10.0)),
             wait=chance.choice((0.0, 5.0)),
         )
         self.gangs[number] = _Gang(order)
@@ -347,11 +346,12 @@ class World:
         rank = gang.ranks[number]
         fate = self.chance.random()
         if rank.is_stopped:
-            hows: tuple[How, ...] = ("stopped", "stopped", "raised", "died", "returned")
+            hows: tuple[How, ...] = ("stopped", "stopped", "raised", "overran", "died", "returned")
             self.ended(gang, number, self.chance.choice(hows))
         elif gang.own:  # what happens to the others is that they report a broken connection, or return
             if fate < 0.5:
-                self.ended(gang, number, "raised" if fate < 0.4 else "returned", again=fate < 0.2)
+                how: How = "raised" if fate < 0.4 else "returned" if fate < 0.46 else "overran"
+                self.ended(gang, number, how, again=fate < 0.2)
         elif fate < 0.4:
             self.ended(gang, number, "returned")
         elif fate < 0.65:
@@ -360,6 +360,8 @@ class World:
         elif fate < 0.75:
             gang.own.add(number)
             self.ended(gang, number, "died")
+        elif fate < 0.8:
+            self.ended(gang, number, "overran")
         else:  # its death is known later, after its peers may have raised errors because of it
             gang.own.add(number)
             rank.is_dead = True
@@ -383,8 +385,6 @@ class World:
         ready = sorted(each for each in self.timers if not (each[1] == "settle" and self._has_dead(each[0])))
         if ready:
             gang, timer = self.chance.choice(ready)
-            if timer == "timeout" and self.chance.random() < 0.8:
-                return
             self.timers.remove((gang, timer))
             self.happen(Fired(gang, timer))
 
@@ -471,6 +471,9 @@ class World:
                 gang = self.gangs[number]
                 if not gang.is_running or attempt != gang.attempt:
                     return
+                is_first = not gang.is_stopping and all(each == "returned" for each in gang.known.values())
+                if how == "overran" and is_first:
+                    gang.unfinished = tuple(n for n in gang.ranks if n not in gang.known)
                 gang.ranks[rank].has_ended, gang.ranks[rank].is_dead = True, False
                 node = gang.ranks[rank].node
                 if rank in gang.presumed:
@@ -483,10 +486,6 @@ class World:
                 if how == "raised" and again:
                     gang.again.add(rank)
                 gang.presumed.discard(rank)
-            case Fired(number, "timeout"):
-                gang = self.gangs[number]
-                if all(how == "returned" for how in gang.known.values()) and not gang.is_stopping:
-                    gang.unfinished = tuple(n for n in gang.ranks if n not in gang.known)
             case Fired(number, "settle"):
                 self.gangs[number].has_settled = True
             case Fired(number, "wait"):
@@ -662,7 +661,6 @@ class World:
             running = {timer for owner, timer in self.timers if owner == number}
             assert ("settle" in running) == (mine.phase == "settling")
             assert ("stop" in running) == (mine.phase == "stopping")
-            assert "timeout" not in running or mine.phase in ("running", "settling")
 
     def _check_waiting(self, gang: _Gang, free: set[int]) -> None:
         """Check that a gang that waits has good reason to."""
