@@ -478,6 +478,26 @@ def test_tools_are_missed_only_where_they_are_missing(said: str, missing: bool, 
     assert (TOOLS in ran.stdout) is missing, ran.stdout
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "This error likely indicates that `flash-attn@2.8.3` depends on `torch`, but doesn't declare it as a build "
+        "dependency.\nre-run with `--no-build-isolation`.",
+        "      ModuleNotFoundError: No module named 'torch'",
+    ],
+)
+def test_a_build_that_needs_an_installed_package_is_told_how_to_get_it(said: str, tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(f"{said}\n")
+    ran = subprocess.run(
+        ["sh", "-c", f"{shell('advice')}\nexplain"],
+        env={**os.environ, "B": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert 'run=["pip install --no-build-isolation NAME"]' in ran.stdout
+    Image(pip=["torch", "setuptools", "wheel", "packaging", "ninja"], run=["pip install --no-build-isolation NAME"])
+
+
 def test_what_a_command_leaves_running_does_not_hold_the_script_up(machine: Machine) -> None:
     ran = machine([PYTHON, Step("daemon", "sleep 30 > /dev/null 2>&1 & sleep 30 2> /dev/null & echo started")])
     assert ran.steps == ["done python", "done daemon"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -10,8 +11,13 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import skypool as sky
+from skypool.agent.modules import FoundPackage, UserModules
+from skypool.calls import futures
+from skypool.wire import codec, exceptions
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.timeout(180)
@@ -384,3 +390,75 @@ def test_a_traceback_and_a_stack_name_the_file_and_the_line_of_the_script(texts:
     assert 'script_of_mine.py", line 6, in divide\n    return 1 / x  # by zero\n' in texts["traceback"]
     assert "script_of_mine.py" in texts["note"]
     assert "<dynamic-code>" not in texts["traceback"] + texts["note"]
+
+
+# --- values of put, errors, versions -----------------------------------------------------------------------------
+
+
+def test_no_call_sees_what_another_one_has_changed_in_a_value_of_put() -> None:
+    def change(small: list[int], array: Any, large: Any) -> tuple[list[int], float, str]:
+        small.append(4)
+        array += 1
+        try:
+            large += 1
+        except ValueError as e:
+            return small, float(array[0]), str(e)
+        return small, float(array[0]), "changed"
+
+    with sky.ComputePool(slots=1, console="off") as pool:
+        refs = pool.put([1, 2, 3]), pool.put(np.zeros(500)), pool.put(np.zeros(100_000))
+        said = [pool.submit(change, *refs).result(60) for _ in range(2)]
+    assert said == [([1, 2, 3, 4], 1.0, "output array is read-only")] * 2
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenFailure(Exception):
+    code: int
+
+
+class Fault(OSError):
+    def __init__(self, code: int, path: str) -> None:
+        super().__init__(code, "is bad", path)
+        self.extra = [code]
+
+
+class TwoArguments(Exception):
+    def __new__(cls, a: int, b: int) -> TwoArguments:
+        return super().__new__(cls, a, b)
+
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(f"{a} and {b}")
+
+
+def is_whole(error: BaseException) -> bool:
+    return {
+        FrozenFailure: lambda e: e.code == 3,
+        Fault: lambda e: (e.errno, e.strerror, e.filename, e.extra) == (5, "is bad", "a file", [5]),
+        TwoArguments: lambda e: str(e) == "1 and 2",
+    }[type(error)](error)
+
+
+@pytest.mark.parametrize(
+    "error", [FrozenFailure(3), Fault(5, "a file"), TwoArguments(1, 2)], ids=lambda e: type(e).__name__
+)
+def test_an_exception_comes_home_whole_raised_or_returned_alone_or_in_a_group(error: Exception) -> None:
+    assert is_whole(codec.loads(codec.dumps(error)))
+    for raised in (error, ExceptionGroup("both", [error, ValueError("other")])):
+        try:
+            raise raised from KeyError("cause")
+        except (Exception, ExceptionGroup) as e:
+            back = exceptions.load_error(exceptions.dump_error(e))
+        assert type(back.__cause__) is KeyError
+        assert is_whole(back.exceptions[0] if isinstance(back, ExceptionGroup) else back)
+
+
+def test_two_versions_of_numpy_are_named_where_they_meet() -> None:
+    modules = UserModules(lambda *_: FoundPackage(None, "", (), ""), "/nowhere")
+    modules._numpy = "1.26.4"
+    (advice,) = {
+        modules.advice(ModuleNotFoundError("no", name=name)) for name in ("numpy._core", "numpy._core.numeric")
+    }
+    assert f"numpy 1.26.4 and the node numpy {np.__version__}" in advice
+    assert futures._remedy(ModuleNotFoundError("no", name="numpy._core")).startswith(
+        f"this computer has numpy {np.__version__} and the node numpy 2 or later"
+    )

@@ -57,7 +57,7 @@ def read_file(path: Path) -> str:
         ImageError: the file cannot be read, or is not text.
     """
     try:
-        return path.read_text()
+        return path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ImageError(f"the image file {path} cannot be read: {error}") from error
 

@@ -159,7 +159,7 @@ def _is_url(line: str) -> bool:
 
 def _text(path: Path, field: str) -> str:
     try:
-        return path.read_text()
+        return path.read_text("utf-8-sig")  # editors of Windows put a mark at the beginning
     except (OSError, UnicodeDecodeError) as error:
         raise ImageError(f"{field}: {path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 

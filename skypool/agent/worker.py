@@ -62,6 +62,17 @@ _OWN_FRAMES = 2
 """The number of stack frames in a call's traceback that belong to this module."""
 
 
+class _Small:
+    """A small value of `pool.put()`, pickled.
+
+    Args:
+        buffers: its pickle, and the memory of its arrays.
+    """
+
+    def __init__(self, buffers: list[bytes]) -> None:
+        self.buffers = buffers
+
+
 class Worker:
     """The main loop of one worker process, which runs calls for the agent (the node's main process).
 
@@ -267,7 +278,7 @@ class Worker:
         """Return the serialized arguments or contents in a packet (message) from the agent, as buffers.
 
         The agent is the node's main process. A large value is not copied: its memory or file is mapped, and changes
-        stay private to this process. Several small buffers are copied. A single small buffer is a view of the packet.
+        stay private to this process. A large value of `pool.put()` cannot be changed. Several small buffers are copied. A single small buffer is a view of the packet.
         Use it before the next packet is received, which overwrites it.
 
         Args:
@@ -278,7 +289,8 @@ class Worker:
         lengths = packet.header["lens"]
         if "blob" in packet.header:
             forks = self._forks
-            memory = mmap.mmap(fds[0], packet.header["blob"], mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+            writes = 0 if packet.header.get("what") == "object" else mmap.PROT_WRITE
+            memory = mmap.mmap(fds[0], packet.header["blob"], mmap.MAP_PRIVATE, mmap.PROT_READ | writes)
             os.close(fds[0])
             if packet.kind is Kind.CALL:
                 self._arguments = ref(memory), forks
@@ -310,8 +322,9 @@ class Worker:
     def _object(self, key: str) -> Any:
         """Return the value of `pool.put()` with this key.
 
-        At the first use, the value is fetched from the agent (the node's main process) and unpickled. Later uses return
-        the same object, until the value is freed.
+        At the first use, the value is fetched from the agent (the node's main process). A small value is unpickled for
+        each use, so that no call sees what another one has changed in it. A large value is unpickled once, and its
+        arrays are read-only.
 
         Raises:
             KeyError: the node does not have the value, because it was freed or belongs to another pool.
@@ -326,8 +339,13 @@ class Worker:
                 )
             if "full" in reply.header:
                 raise SpoolFull(reply.header["full"])
-            self._objects[key] = codec.loads(self._payload(reply, fds))
-        return self._objects[key]
+            payload = self._payload(reply, fds)
+            if "blob" in reply.header:
+                self._objects[key] = codec.loads(payload)
+            else:
+                self._objects[key] = _Small([bytes(buffer) for buffer in payload])
+        found = self._objects[key]
+        return codec.loads([found.buffers[0], *map(bytearray, found.buffers[1:])]) if type(found) is _Small else found
 
     def _function(self, key: str) -> tuple[str, Callable[..., Any] | runtime.Attended, namespaces.View] | None:
         """Return (name, function, values of its globals) for the key of a function.

@@ -7,9 +7,11 @@ connection stores the call's result here. Threads of the program wait here for t
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import pickle
 import queue
+import sys
 import threading
 import time
 from collections import deque
@@ -72,10 +74,22 @@ def _opened(raw: Returned, name: str) -> Any:
     except Exception as e:
         what = f"the result of {name}"
         raise PickleError(
-            f"{what} arrived, but cannot be unpickled here: {type(e).__name__}: {e}; install the packages that the "
-            "result needs on this computer too, or return plain data",
+            f"{what} arrived, but cannot be unpickled here: {type(e).__name__}: {e}; {_remedy(e)}",
             what,
         ) from e
+
+
+def _remedy(error: Exception) -> str:
+    """Return what to do if a result cannot be unpickled here."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None and isinstance(error, ModuleNotFoundError) and str(error.name).startswith("numpy."):
+        numpy = importlib.import_module("numpy")
+    if isinstance(error, ModuleNotFoundError) and str(error.name).startswith("numpy._") and numpy is not None:
+        return (
+            f"this computer has numpy {numpy.__version__} and the node numpy 2 or later, whose arrays it cannot read: "
+            f'update numpy here, or use Image(pip=["numpy=={numpy.__version__}"])'
+        )
+    return "install the packages that the result needs on this computer too, or return plain data"
 
 
 class ResultCell(Generic[T]):

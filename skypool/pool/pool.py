@@ -1005,6 +1005,9 @@ class ComputePool(Executor):
         too. Use this for a large value that many calls need. `drop` frees the value. If the pool was not started, this
         starts it first.
 
+        Each call gets a copy of a value of up to about 32 KiB. The calls of a worker process share a larger value: its
+        arrays are read-only, and no call should change other parts of it.
+
         Raises:
             PickleError: the value cannot be pickled.
             PoolClosed: the pool has ended.
