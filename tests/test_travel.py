@@ -446,7 +446,7 @@ def test_an_exception_comes_home_whole_raised_or_returned_alone_or_in_a_group(er
     for raised in (error, ExceptionGroup("both", [error, ValueError("other")])):
         try:
             raise raised from KeyError("cause")
-        except (Exception, ExceptionGroup) as e:
+        except type(raised) as e:
             back = exceptions.load_error(exceptions.dump_error(e))
         assert type(back.__cause__) is KeyError
         assert is_whole(back.exceptions[0] if isinstance(back, ExceptionGroup) else back)
@@ -462,3 +462,92 @@ def test_two_versions_of_numpy_are_named_where_they_meet() -> None:
     assert futures._remedy(ModuleNotFoundError("no", name="numpy._core")).startswith(
         f"this computer has numpy {np.__version__} and the node numpy 2 or later"
     )
+
+
+# --- pickles that are kept ---------------------------------------------------------------------------------------
+
+CHANGES = """
+import dataclasses, enum, json, sys
+import skypool as sky
+
+RATE = 1
+TABLE = [1]
+
+class Base:
+    def scale(self):
+        return RATE
+
+@dataclasses.dataclass
+class Point(Base):
+    x: int
+    y: int = 2
+    factor = 1
+
+    def far(self):
+        return self.x * self.factor * self.scale() + helper()
+
+class Listed(Base):
+    def far(self):
+        return TABLE[-1]
+
+class Color(enum.Enum):
+    RED = 1
+    def text(self):
+        return f"{self.name} {RATE}"
+
+def helper():
+    return 0
+
+@sky.compute
+def far(it):
+    return it.far()
+
+@sky.compute
+def text(it):
+    return it.text()
+
+def now():
+    return [far(Point(1)) >> pool, far(Listed()) >> pool, text(Color.RED) >> pool]
+
+seen = []
+with sky.ComputePool(slots=1, console="off") as pool:
+    seen += [now(), now()]
+    RATE = 2
+    seen.append(now())
+    Point.factor = 10
+    seen.append(now())
+    TABLE.append(5)
+    seen.append(now())
+    def helper():
+        return 100
+    seen.append(now())
+    kept, Point.far = Point.far, lambda self: "replaced"
+    seen.append(now())
+    Base.scale.__code__ = (lambda self: 7).__code__
+    Point.far = lambda self: self.scale()
+    seen.append(now())
+    Color.text = lambda self: "new"
+    seen.append(now())
+    @dataclasses.dataclass
+    class Point:
+        x: int
+        def far(self):
+            return "another class"
+    seen.append(now())
+json.dump(seen, sys.stdout)
+"""
+
+
+def test_every_change_of_a_class_and_of_what_its_methods_use_reaches_the_node_with_an_argument(tmp_path: Path) -> None:
+    assert run_script(tmp_path, CHANGES) == [
+        [1, 1, "RED 1"],
+        [1, 1, "RED 1"],
+        [2, 1, "RED 2"],
+        [20, 1, "RED 2"],
+        [20, 5, "RED 2"],
+        [120, 5, "RED 2"],
+        ["replaced", 5, "RED 2"],
+        [7, 5, "RED 2"],
+        [7, 5, "new"],
+        ["another class", 5, "new"],
+    ]

@@ -278,8 +278,8 @@ class Worker:
         """Return the serialized arguments or contents in a packet (message) from the agent, as buffers.
 
         The agent is the node's main process. A large value is not copied: its memory or file is mapped, and changes
-        stay private to this process. A large value of `pool.put()` cannot be changed. Several small buffers are copied. A single small buffer is a view of the packet.
-        Use it before the next packet is received, which overwrites it.
+        stay private to this process. A large value of `pool.put()` cannot be changed. Several small buffers are copied.
+        A single small buffer is a view of the packet. Use it before the next packet is received, which overwrites it.
 
         Args:
             packet: the packet.

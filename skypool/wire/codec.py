@@ -45,7 +45,7 @@ def dumps(value: object, what: str = "value", codes: list[CodeType] | None = Non
     buffers: list[Buffer] = [b""]
     try:
         with io.BytesIO() as file:
-            pickler = Pickler(file, PROTOCOL, buffer_callback=_collector(buffers))
+            pickler = Pickler(file, PROTOCOL, buffer_callback=_collector(buffers), keeps=codes is None)
             pickler.dump(value)
             buffers[0] = file.getvalue()
             if codes is not None:

@@ -30,7 +30,7 @@ _MADE_WITH = ("__module__", "__qualname__", "__slots__", "__orig_bases__", "__fi
 _MADE_ANEW = frozenset(("__dict__", "__weakref__", "_abc_impl", "__slotnames__"))
 _MADE_ANEW |= {"__annotate_func__", "__annotate__", "__annotations_cache__"}  # Python 3.14
 """The attributes that Python makes with each class, or when it first uses one."""
-_MADE_BY_ENUM = frozenset(
+MADE_BY_ENUM = frozenset(
     (
         "_member_names_",
         "_member_map_",
@@ -42,7 +42,7 @@ _MADE_BY_ENUM = frozenset(
 )
 _FOLLOWING = frozenset(("__dataclass_fields__", "__dataclass_params__"))
 """Attributes that follow from others, so that the version of a class can leave them out. They take long to hash."""
-_OF_MEMBERS = frozenset(("_name_", "_value_", "__objclass__", "_sort_order_"))
+OF_MEMBERS = frozenset(("_name_", "_value_", "__objclass__", "_sort_order_"))
 """The attributes that `enum` gives each member."""
 
 
@@ -172,7 +172,7 @@ def reduce_class(kind: type) -> Any:
     states: tuple[tuple[str, dict[str, Any]], ...] = ()
     boundary = None
     if issubclass(kind, Enum):
-        left_out |= _MADE_BY_ENUM | kind.__members__.keys()
+        left_out |= MADE_BY_ENUM | kind.__members__.keys()
         members = tuple(
             _Member(name, _arguments_of(member), member._value_) for name, member in kind.__members__.items()
         )
@@ -223,7 +223,7 @@ def _arguments_of(member: Any) -> tuple[Any, ...]:
 
 
 def _state_of(member: Any) -> dict[str, Any]:
-    return {name: value for name, value in vars(member).items() if name not in _OF_MEMBERS}
+    return {name: value for name, value in vars(member).items() if name not in OF_MEMBERS}
 
 
 def _class(

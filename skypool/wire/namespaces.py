@@ -248,7 +248,18 @@ def _differ(before: Any, token: Any) -> bool:
     return not (type(token) in (*CONSTANTS, Token) and bool(before == token))
 
 
+_epoch = 0
+
+
+def epoch() -> int:
+    """Return a number that grows when what the client says about a global changes here."""
+    return _epoch
+
+
 def _assign(shared: _Shared, name: str, value: Any, token: Any) -> None:
+    global _epoch
+    if _differ(shared.tokens.get(name, _Absent), token):
+        _epoch += 1
     for place, each in ((shared.values, value), (shared.tokens, token)):
         if each is _Absent:
             place.pop(name, None)

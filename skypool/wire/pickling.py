@@ -14,7 +14,7 @@ from typing import Any, ClassVar, cast
 
 import cloudpickle
 
-from skypool.wire import definitions, identity, named, rebuilt
+from skypool.wire import class_pickles, definitions, identity, named, rebuilt
 from skypool.wire.namespaces import Space
 
 PROTOCOL = 5
@@ -46,10 +46,13 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
 
     Attributes:
         codes: the code of the functions that were pickled by value.
+        keeps: True if classes may be pickled by pickles that are kept. False for the function of a call, which needs
+            the globals of all methods.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, keeps: bool = True, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.keeps = keeps
         self.codes: list[CodeType] = []
 
     dispatch_table: ClassVar[Any] = ChainMap(
@@ -72,12 +75,20 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
             return definitions.reduce_function(thing, space)
         if issubclass(kind, type):
             if identity.is_by_value(thing):
-                return definitions.reduce_class(thing)
+                kept = class_pickles.reduce_kept(thing, _whole) if self.keeps else None
+                return kept or definitions.reduce_class(thing)
             if thing in identity.UNNAMED:
                 return super().reducer_override(thing)
         if issubclass(kind, BaseException):
             return rebuilt.reduce(thing)
         return NotImplemented
+
+
+def _whole(kind: type) -> bytes:
+    """Return the pickle of a class with everything that it uses."""
+    with io.BytesIO() as file:
+        Pickler(file, PROTOCOL, keeps=False).dump(kind)
+        return file.getvalue()
 
 
 def pickled(value: object) -> bytes:
