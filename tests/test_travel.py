@@ -396,7 +396,7 @@ def test_a_traceback_and_a_stack_name_the_file_and_the_line_of_the_script(texts:
 
 
 def test_no_call_sees_what_another_one_has_changed_in_a_value_of_put() -> None:
-    def change(small: list[int], array: Any, large: Any) -> tuple[list[int], float, str]:
+    def change(small: Any, array: Any, large: Any) -> Any:
         small.append(4)
         array += 1
         try:
@@ -431,11 +431,11 @@ class TwoArguments(Exception):
 
 
 def is_whole(error: BaseException) -> bool:
-    return {
-        FrozenFailure: lambda e: e.code == 3,
-        Fault: lambda e: (e.errno, e.strerror, e.filename, e.extra) == (5, "is bad", "a file", [5]),
-        TwoArguments: lambda e: str(e) == "1 and 2",
-    }[type(error)](error)
+    if isinstance(error, FrozenFailure):
+        return error.code == 3
+    if isinstance(error, Fault):
+        return (error.errno, error.strerror, error.filename, error.extra) == (5, "is bad", "a file", [5])
+    return type(error) is TwoArguments and str(error) == "1 and 2"
 
 
 @pytest.mark.parametrize(
