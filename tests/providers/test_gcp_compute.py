@@ -528,6 +528,16 @@ def test_a_check_says_what_is_there(gce_api: World) -> None:
     assert gce_api.left() == {}
 
 
+def test_a_check_tells_both_quotas_that_a_machine_with_a_lifetime_may_use(gce_api: World) -> None:
+    gce_api.regional = {(region, each): 0.0 for region in gce_api._regions() for each in gce_wares.QUOTAS}
+    gce_api.regional["us-central1", "PREEMPTIBLE_NVIDIA_T4_GPUS"] = 4.0
+    (found,) = [each for each in Compute(_settings()).check() if each.what == "Compute Engine: quotas of GPUs"]
+    assert found.good
+    assert not found.open
+    assert "T4: none (preemptible: up to 4 in 1 regions)" in found.text
+    assert "machines with a lifetime may use either" in found.text
+
+
 def test_a_check_tells_networks_quotas_and_types_that_do_not_fit_in_one_line_each(
     gce_api: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -536,14 +546,16 @@ def test_a_check_tells_networks_quotas_and_types_that_do_not_fit_in_one_line_eac
     monkeypatch.setattr(gce_wares, "sold", lambda: sold)
     gce_api.regional = {(region, each): 0.0 for region in gce_api._regions() for each in gce_wares.QUOTAS}
     gce_api.network("lab-net", "us-central1", "inner")
-    found = {each.what: each for each in gcp(network="lab-net", subnetwork="inner").check() if not each.good}
+    checked = list(gcp(network="lab-net", subnetwork="inner").check())
+    found = {each.what: each for each in checked if each.open or not each.good}
     told = {what.removeprefix("Compute Engine: "): (each.text, each.advice) for what, each in found.items()}
     assert told.keys() == {"network lab-net", "machine types with GPUs", "quotas of GPUs"}
     assert "no subnetwork inner in africa-south1, " in told["network lab-net"][0]
     assert "GCP(zones=…)" in told["network lab-net"][1]
     assert "Google has a9-highgpu-8g, nvidia-r900, which" in told["machine types with GPUs"][0]
-    assert "limit 0 in every region" in told["quotas of GPUs"][0]
+    assert "T4: none (preemptible: none)" in told["quotas of GPUs"][0]
     assert "iam-admin/quotas" in told["quotas of GPUs"][1]
+    assert next(each for each in checked if each.what.endswith("quotas of GPUs")).good  # nobody asked for GPUs
     gce_api.network("lab-net", "us-central1")
     (text,) = [each for each in gcp(network="lab-net").check() if each.what.endswith("network lab-net")]
     assert "GCP(subnetwork=…)" in text.advice

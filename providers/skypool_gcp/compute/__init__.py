@@ -411,26 +411,29 @@ class Compute:
             recording.attend(session, _api.REFUSALS.provider, "compute", private=_api.PRIVATE)
             return _api.call("to tell the time", lambda: session.head(base, timeout=10).headers["Date"])
 
-    def _quota(self, metric: str) -> str:
+    def _quota(self, metric: str) -> str | Finding:
         """Return the limit and the current use of a project-wide quota, as text such as "limit 8, in use 2".
 
-        Returns "Google does not report this quota" if the project has no such quota.
+        Returns "Google does not report this quota" if the project has no such quota. If the limit for GPUs is 0, the
+        result is an open finding, because the user may want none.
 
         Args:
             metric: Google's name of the quota, such as "GPUS_ALL_REGIONS".
 
         Raises:
-            QuotaError: The use has reached the limit, or the limit is 0.
+            QuotaError: The use has reached the limit, or the limit for CPUs is 0.
             ProviderError: The quotas could not be read.
         """
         for each in look(self._calls.project_record).quotas:
             if each.metric == metric:
                 text = f"limit {each.limit:g}, in use {each.usage:g}"
-                if each.limit <= each.usage:
-                    raise _api.REFUSALS.error(
-                        f"more of the quota {metric}", "QUOTA_EXCEEDED", text, project=self.settings.billed()
-                    )
-                return text
+                if each.limit > each.usage:
+                    return text
+                what = f"more of the quota {metric}"
+                refused = _api.REFUSALS.error(what, "QUOTA_EXCEEDED", text, project=self.settings.billed())
+                if each.limit or metric != "GPUS_ALL_REGIONS":
+                    raise refused
+                return Finding("", True, text, f"to rent GPUs, {preflight.failure('', refused).advice}", open=True)
         return "Google does not report this quota"
 
     def image(self, path: str, has: Accelerator | None = None) -> compute_v1.Image:

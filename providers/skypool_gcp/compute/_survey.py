@@ -9,7 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from skypool.accelerators import parse
+from skypool.drivers import preflight
 from skypool.errors import ProviderError, UnknownAccelerator
+from skypool.model import Finding
 from skypool_gcp import _api, billing, catalog
 from skypool_gcp.catalog import FACTS
 from skypool_gcp.compute._asked import ComputeApi, look
@@ -58,40 +60,48 @@ def network(calls: ComputeApi, regions: Sequence[str]) -> str:
     return f"subnetwork {name or settings.network} in all {len(regions)} regions"
 
 
-def quotas(calls: ComputeApi, regions: Sequence[str]) -> str:
-    """Return the largest quota of each family of GPUs in one region, and in how many regions it is not zero.
+def quotas(calls: ComputeApi, regions: Sequence[str]) -> Finding:
+    """Return a finding about the quotas of each family of GPUs: the largest in one region, and where it is not zero.
 
-    Compute Engine's API tells the quotas of older GPUs only.
+    Each family has a standard and a preemptible quota. Spot VMs use the latter. VMs with a limit of their lifetime,
+    which skypool's machines have, may use either. Compute Engine's API tells the quotas of older GPUs only. If all
+    quotas are zero, the finding is open: the user may want no GPUs.
 
     Args:
         calls: The API.
         regions: The regions in which machines may be rented.
 
     Raises:
-        QuotaError: All the quotas are zero.
         ProviderError: Google did not answer.
     """
     metrics = sorted({each for each in FACTS["metrics"].values() if each.startswith("NVIDIA_")})
     limits: dict[str, list[float]] = {}
     for region in look(calls.regions):
         for quota in region.quotas if region.name in regions else ():
-            if quota.metric in metrics:
-                limits.setdefault(quota.metric, []).append(quota.limit)
+            limits.setdefault(quota.metric, []).append(quota.limit)
     parts, silent = [], []
     for metric in metrics:
         called = metric.removeprefix("NVIDIA_").removesuffix("_GPUS").replace("_", " ")
-        several = [each for each in limits.get(metric, ()) if each]
-        if metric not in limits:
+        standard, preemptible = (limits.get(name) for name in (metric, f"PREEMPTIBLE_{metric}"))
+        if standard is None and preemptible is None:
             silent.append(called)
-        elif several:
-            parts.append(f"{called}: up to {max(several):g} in {len(several)} regions")
         else:
-            parts.append(f"{called}: none")
-    if limits and not any(each for several in limits.values() for each in several):
-        text = f"{', '.join(parts)}; limit 0 in every region"
-        raise _api.REFUSALS.error("GPUs on demand", "QUOTA_EXCEEDED", text, project=calls.project)
+            parts.append(f"{called}: {_most(standard)} (preemptible: {_most(preemptible)})")
     told = f" (Compute Engine's API does not tell those of {', '.join(silent)})" if silent else ""
-    return f"{', '.join(parts)}{told}"
+    text = f"{', '.join(parts)}{told}; machines with a lifetime may use either"
+    wanted = {f"{before}{metric}" for metric in metrics for before in ("", "PREEMPTIBLE_")}
+    if not limits or any(each for name in wanted & set(limits) for each in limits[name]):
+        return Finding("", True, text)
+    refused = _api.REFUSALS.error("GPUs", "QUOTA_EXCEEDED", text, project=calls.project)
+    return Finding("", True, text, f"to rent GPUs, {preflight.failure('', refused).advice}", open=True)
+
+
+def _most(limits: Sequence[float] | None) -> str:
+    """Return the largest of some limits, and in how many regions it is not zero, as text."""
+    several = [each for each in limits or () if each]
+    if limits is None:
+        return "not told"
+    return f"up to {max(several):g} in {len(several)} regions" if several else "none"
 
 
 def types(records: Iterable[compute_v1.MachineType], models: Iterable[compute_v1.AcceleratorType]) -> str:
