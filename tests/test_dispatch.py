@@ -92,8 +92,8 @@ class Office:
         self.drained: list[int] = []
         self.dispatch = Dispatch(
             "p",
-            lambda *told: self.failed.append(told),
-            lambda *told: self.retried.append(told),
+            lambda pending, error, _: self.failed.append((pending, error)),
+            lambda pending, error, *_: self.retried.append((pending, error)),
             lambda *told: self.fed.append(told),
             self.drained.append,
             lambda _: None,

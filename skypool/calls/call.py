@@ -154,8 +154,9 @@ class ComputeFunction(Generic[P, T]):
             RANK and MASTER_ADDR. `call @ pool` returns the list of values by rank. `call >> pool` runs the gang on one
             node and returns the value of its rank 0. When a process fails, the others are stopped and its error is
             raised; `retries` and `retry_on` then count for the whole gang. Default None: no gang.
-        min_nodes: for a gang: the fewest nodes with which it may run again if lost nodes are not replaced in the time
-            of the pool's `wait`. Default None: it runs again only with as many nodes as before.
+        min_nodes: for a gang: the fewest nodes with which it may run, or run again, if lost nodes are not replaced in
+            the time of the pool's `wait`. Default None: it runs on as many nodes as the pool is to have, and runs again
+            with as many as before.
 
     Attributes:
         function: the plain function.
@@ -543,7 +544,7 @@ def compute(
             runs it.
         independent: True lets a call for several nodes go on when it has failed on one of them. Default False.
         procs: runs the call as a gang: in this many new processes on each of its nodes, or "per-device". Default None.
-        min_nodes: for a gang: the fewest nodes with which it may run again. Default None: as many as before.
+        min_nodes: for a gang: the fewest nodes with which it may run. Default None: all of the pool.
 
     `ComputeFunction` describes each option in full.
 

@@ -78,9 +78,10 @@ class Dispatch:
 
     Args:
         pool: the name of the pool, for messages.
-        on_failed: called as (pending, error) for each call that failed, except calls that were cancelled or that
-            `close` ended.
-        on_retry: called as (pending, error) for each call that will run again after a run ended with `error`.
+        on_failed: called as (pending, error, node) for each call that failed on a node, except calls that were
+            cancelled or that `close` ended. The node is -1 for a call that no node ran.
+        on_retry: called as (pending, error, node, attempt) for each call that will run again after a run on a node
+            ended with `error`. `attempt` is the number of the next run.
         on_feed: called as (pending, arg, n) when a call asks for item `n` (from 1) of its iterator argument number
             `arg` (from 0).
         on_drained: called with the number of a leaving node when that node has no call left. (A leaving node is one
@@ -100,8 +101,8 @@ class Dispatch:
     def __init__(
         self,
         pool: str,
-        on_failed: Callable[[PendingCall, BaseException], None],
-        on_retry: Callable[[PendingCall, BaseException], None],
+        on_failed: Callable[[PendingCall, BaseException, int], None],
+        on_retry: Callable[[PendingCall, BaseException, int, int], None],
         on_feed: Callable[[PendingCall, int, int], None],
         on_drained: Callable[[int], None],
         on_gang_failed: Callable[[GangFailure], None],
@@ -168,6 +169,21 @@ class Dispatch:
                     self._fill(node_queue)
             if pending_calls:
                 self._send_on(pending_calls[-1])
+
+    @_then_acts
+    def submit_together(self, parts: Sequence[PendingCall]) -> bool:
+        """Send the parts of a call, each to its own node, as `submit` does. Return False if one node gets no new calls.
+
+        No part is sent then.
+
+        Raises:
+            PoolClosed: the pool has ended.
+        """
+        with self._lock:
+            if self._closed is None and not all(pending.node in self._staying() for pending in parts):
+                return False
+            self._submit(parts)
+            return True
 
     def _later(self, tell: Callable[[T], object]) -> Callable[[T], None]:
         """Return a function that may be called with the lock held. It has `act` call `tell` with its argument."""
@@ -903,7 +919,7 @@ class Dispatch:
                 pending.attempt += 1
                 pending.id = next(self._ids)  # frames about the old id belong to the run before
                 self.tally.retried()
-                self._effects.append(partial(self._on_retry, pending, error))
+                self._effects.append(partial(self._on_retry, pending, error, pending.at, pending.attempt))
             self._requeue(pending)
         else:
             if isinstance(error, (NodeInterrupted, NodeRetired)):
@@ -915,7 +931,7 @@ class Dispatch:
             pending.settled = True
             pending.finish(error)
             if pending.gang is None:
-                self._effects.append(partial(self._on_failed, pending, error))
+                self._effects.append(partial(self._on_failed, pending, error, pending.at))
 
     def _requeue(self, pending: PendingCall) -> None:
         """Put a call that was taken from its node back to the front of the queue where it waited. Send nothing."""
@@ -1096,7 +1112,7 @@ class Dispatch:
             for pending, end in ended:
                 pending.finish(end)
                 if isinstance(end, BaseException) and not pending.stopped and pending.gang is None:
-                    self._on_failed(pending, end)
+                    self._on_failed(pending, end, node)
         finally:
             with self._lock:
                 for pending, _ in ended:

@@ -656,7 +656,8 @@ class GangRunner:
         left = sum(not node.leaving for node in self._state.nodes.values())
         return (
             f"it needs {_nodes(order.count)} at once, but pool {self._pool!r} has {left} and rents no more; send the "
-            f"call again to run it on the nodes that are left, or call pool.resize({order.count}) before that"
+            f"call again after pool.resize({max(1, left)}) to run it on the nodes that are left, or after "
+            f"pool.resize({order.count}) to have as many as before"
         )
 
     def _timed_out(self, call: _Call, verdict: Verdict) -> CallTimeout:

@@ -674,12 +674,78 @@ class PoolEngine:
             ) from (errors[-1] if errors else None)
         return state.count(Phase.READY) >= wanted
 
+    @property
+    def _whole(self) -> int:
+        """The number of nodes that the pool is to have, at least 1."""
+        return max(1, self.state.minimum * self.state.hosts)
+
+    def check_least(self, name: str, least: int | None, named: int | None) -> None:
+        """Check the option `min_nodes` of a call. Any thread may call this.
+
+        Args:
+            name: the name of the call.
+            least: the option.
+            named: the number of nodes that the call names; None for all nodes of the pool.
+
+        Raises:
+            UsageError: the call runs on fewer nodes.
+        """
+        most = max(self._whole, len(self.dispatch.nodes())) if named is None else named
+        if least is not None and least > most:
+            raise UsageError(f"min_nodes={least} is more than the {most} nodes on which {name} is to run")
+
+    def await_nodes(self, name: str, least: int | None, every: bool = True) -> None:
+        """Wait until the pool has as many nodes for calls as it is to have. Any thread but the engine's may call this.
+
+        Args:
+            name: the name of the call that needs them.
+            least: the number of nodes that is enough when the pool's `wait` is over, or if no more are being launched.
+                None for all.
+            every: False if `least` nodes are enough at once.
+
+        Raises:
+            LaunchError: nodes are missing, and no more are being launched in their place.
+            PoolClosed: the pool has ended.
+            SkypoolError: the error that ended the pool.
+        """
+        if len(self.dispatch.nodes()) < (self._whole if every else least or 1):
+            Loop.shared().run(self._await_nodes(name, least, every))
+
+    async def _await_nodes(self, name: str, least: int | None, every: bool) -> None:
+        until = time.monotonic() + (self.terms.wait if every else 0.0)
+        is_told = False
+        while (there := len(self.dispatch.nodes())) < self._whole:
+            is_enough = least is not None and there >= least
+            left = until - time.monotonic()
+            try:
+                self._has(None)
+            except LaunchError as e:
+                if not is_enough:
+                    rest = f"; pool.resize({self.state.count(Phase.READY)}) does without the others" if there else ""
+                    words = f"{name} needs {self._whole} nodes and was not run on {there}{rest}: {e}"
+                    raise LaunchError(words, is_short=e.is_short) from e
+                left = 0.0
+            if is_enough and left <= 0:
+                if every:
+                    self._notice(f"{name} runs on {there} of {self._whole} nodes (min_nodes={least})")
+                return
+            coming = self._coming()
+            if coming and not is_told:
+                is_told = True
+                self._notice(f"{name} waits for {self._whole - there} of {self._whole} nodes: {', '.join(coming)}")
+            self._changed.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), left if is_enough else None)
+
+    def _coming(self) -> list[str]:
+        """Return a text for each node that is being launched or set up, such as "node 3 is booting"."""
+        nodes = sorted(self.state.nodes.items())
+        return [f"node {node} is {each.word}" for node, each in nodes if each.phase in LIVING[:-1]]
+
     def _missing(self, count: int | None, why: str) -> str:
         state = self.state
         wanted = state.minimum if count is None else count
-        coming = [
-            f"node {node} is {each.word}" for node, each in sorted(state.nodes.items()) if each.phase in LIVING[:-1]
-        ]
+        coming = self._coming()
         rest = f" ({', '.join(coming)})" if coming else ""
         return f"pool {self.terms.name!r} has {state.count(Phase.READY)} of {wanted} nodes ready {why}{rest}"
 
@@ -1297,7 +1363,7 @@ class PoolEngine:
         instance = self.state.instance_of(node)
         self._spawn(asyncio.to_thread(self.rental.rejected, instance, error), "the report of an unhealthy machine")
 
-    def _on_failed(self, pending: PendingCall, error: BaseException) -> None:
+    def _on_failed(self, pending: PendingCall, error: BaseException, node: int) -> None:
         """Emit a `CallFailed` event for the user: a call has ended with an error. Any thread may call this.
 
         Do nothing for a service, whose end `Services` tells.
@@ -1305,7 +1371,7 @@ class PoolEngine:
         if pending.service:
             return
         name = self.terms.name
-        self.emit(events.CallFailed(pool=name, node=pending.at, call=pending.name, error=blame.told(error)))
+        self.emit(events.CallFailed(pool=name, node=node, call=pending.name, error=blame.told(error)))
 
     def _report(self, event: events.Event) -> None:
         """Emit an event of a node. The gangs keep the end of what their processes print. Any thread may call this.
@@ -1332,15 +1398,15 @@ class PoolEngine:
         )
         self.emit(event)
 
-    def _on_retry(self, pending: PendingCall, error: BaseException) -> None:
+    def _on_retry(self, pending: PendingCall, error: BaseException, node: int, attempt: int) -> None:
         """Emit a `CallRetried` event for the user: a call runs again because of `error`. Any thread may call this."""
         name = self.terms.name
         self.emit(
             events.CallRetried(
                 pool=name,
-                node=pending.at,
+                node=node,
                 call=pending.name,
-                attempt=pending.attempt,
+                attempt=attempt,
                 reason=blame.cut(blame.text_of(error)),
             )
         )

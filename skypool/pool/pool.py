@@ -31,10 +31,10 @@ from skypool.calls.groups import run_group, send_group
 from skypool.calls.map import Map, map_of_gangs
 from skypool.calls.options import NamedNodes, NodesAsked, Options, node_asked
 from skypool.calls.parts import ListFuture, StreamParts
-from skypool.calls.pending import PendingCall, World
+from skypool.calls.pending import PendingCall
 from skypool.checks import Duration, number, seconds, switch, whole
 from skypool.drivers.contract import Driver
-from skypool.errors import PoolClosed, UsageError
+from skypool.errors import ConnectionLost, PoolClosed, UsageError
 from skypool.event_loop import Loop
 from skypool.link.forward import Forward
 from skypool.metrics.exporter import Exporter, exporters_asked
@@ -65,6 +65,9 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+V = TypeVar("V")
+Outlet = CallFuture[Any] | Items[Any] | ResultCell[Any]
+"""The type of what gets the result of a call."""
 ConsoleMode = Literal["auto", "live", "plain", "off"]
 
 
@@ -545,7 +548,7 @@ class ComputePool(Executor):
         if call.options.procs is not None:
             return self._send_gang(call, named, every=isinstance(named, (str, tuple)))
         if isinstance(named, (str, tuple)):
-            return self._send_parts(call, self._worlds(named))
+            return self._send_parts(call, named)
         return self._send_to(call, named)
 
     def _send_to(self, call: Call[T], node: int | tuple[int, ...] | None) -> CallFuture[T]:
@@ -563,28 +566,63 @@ class ComputePool(Executor):
         self._submit(call, future, node)
         return future
 
-    def _send_parts(self, call: Call[T], worlds: Mapping[int, World]) -> ListFuture[T]:
+    def _send_parts(self, call: Call[T], named: NamedNodes) -> ListFuture[T]:
         """Send a call to several nodes, and return the future of the list of values.
 
         Args:
             call: the call.
-            worlds: for each node that runs the call: its position among them, and the addresses of all of them.
+            named: the nodes that the call names: a number, a tuple of numbers, or None or "all" for every node.
 
         Raises:
             PickleError, UsageError, PoolClosed: as `send`. Parts that were sent already are cancelled.
+            LaunchError: nodes are missing, and no more are being launched in their place.
         """
         _refuse_generator(call)
         engine = self._working()
-        future: ListFuture[T] = ListFuture(
-            call.function.name, [*worlds], call.options, engine.advise_stopped, engine.dispatch.callbacks
-        )
-        try:
-            for part, (node, world) in zip(future.parts, worlds.items(), strict=True):
-                self._submit(call, part, node, world)
-        except BaseException:
-            future.cancel()
-            raise
-        return future
+
+        def future_of(nodes: Sequence[int]) -> tuple[ListFuture[T], Sequence[CallFuture[T]]]:
+            future: ListFuture[T] = ListFuture(
+                call.function.name, nodes, call.options, engine.advise_stopped, engine.dispatch.callbacks
+            )
+            return future, future.parts
+
+        return self._on_several(call, named, future_of)
+
+    def _on_several(
+        self, call: Call[Any], named: NamedNodes, outlets_of: Callable[[Sequence[int]], tuple[V, Sequence[Outlet]]]
+    ) -> V:
+        """Send a call to several nodes, and return what `outlets_of` returns first. If a node leaves, choose again.
+
+        Args:
+            call: the call.
+            named: the nodes that the call names.
+            outlets_of: called with the numbers of the nodes. Returns the value to return, and what gets the result of
+                each part.
+
+        Raises:
+            PickleError, UsageError, PoolClosed, LaunchError: as `_send_parts`. Parts that were sent are stopped.
+        """
+        payload, feeds = call.payload()
+        code, options = call.function.code(), call.options
+        while True:
+            there = self._chosen(call.function.name, named, check=self._check_network)
+            addresses = list(there.values())
+            value, outlets = outlets_of([*there])
+            parts = [
+                PendingCall(code, payload, outlet, options, node=node, world=(place, addresses), feeds=feeds)
+                for place, (node, outlet) in enumerate(zip(there, outlets, strict=True))
+            ]
+            dispatch = self._working().dispatch
+            if named not in (None, "all"):
+                try:
+                    dispatch.submit(*parts)
+                except BaseException:
+                    for part in parts:
+                        dispatch.stop(part)
+                    raise
+                return value
+            if dispatch.submit_together(parts):
+                return value
 
     def _send_gang(self, call: Call[Any], named: NamedNodes, every: bool) -> GangFuture[Any]:
         """Send a call that runs as a gang (as several processes, on one or more nodes), and return its future.
@@ -602,6 +640,7 @@ class ComputePool(Executor):
             UsageError: the pool does not have a node that is named, a node is not trusted, an argument is an iterator,
                 or `min_nodes` is more than the nodes of the call.
             NetworkError: the nodes cannot reach each other.
+            LaunchError: nodes are missing, and no more are being launched in their place.
             PoolClosed: the pool has ended.
         """
         name = call.function.name
@@ -612,7 +651,10 @@ class ComputePool(Executor):
             raise UsageError(
                 f"{name} has an iterator among its arguments, which the processes of a gang cannot share: pass a list"
             )
-        nodes = [*self._worlds(named)]
+        least = call.options.min_nodes
+        if every:
+            self._working().check_least(name, least, len(named) if isinstance(named, tuple) else None)
+        nodes = [*self._chosen(name, named, least, self._check_gang_nodes if every else None, every=every)]
         engine = self._working()
         strangers = [node for node in nodes if engine.is_stranger(node)]
         if strangers:
@@ -621,12 +663,6 @@ class ComputePool(Executor):
                 '(trust="data"): leave procs= out, or rent machines of a provider that you trust'
             )
         count = len(nodes) if every else 1
-        if call.options.min_nodes is not None and call.options.min_nodes > count:
-            raise UsageError(
-                f"min_nodes={call.options.min_nodes} is more than the {count} nodes on which {name} is to run"
-            )
-        if every:
-            self._check_gang_nodes(nodes)
         among = None if named in (None, "all") else frozenset(nodes)
         code = call.function.code()
         return engine.dispatch.gang_runner(code.name).submit(code, payload, call.options, count, among, every)
@@ -667,9 +703,8 @@ class ComputePool(Executor):
     def _submit(
         self,
         call: Call[Any],
-        outlet: CallFuture[Any] | Items[Any] | ResultCell[Any],
+        outlet: Outlet,
         node: int | tuple[int, ...] | None,
-        world: World | None = None,
     ) -> tuple[PendingCall, Dispatch]:
         """Pickle a call, and queue it for the nodes. Does not wait for the result.
 
@@ -679,8 +714,6 @@ class ComputePool(Executor):
             call: the call.
             outlet: the object that gets the result, such as a future.
             node: the number of the node that must run it, the numbers of the nodes that may run it, or None for any.
-            world: for a call that runs on several nodes: the position of this node among them, and the addresses of all
-                of them. None for other calls.
 
         Returns:
             (pending call, dispatch): the queued call, and the object that sends the pool's calls to nodes.
@@ -698,7 +731,6 @@ class ComputePool(Executor):
             outlet,
             options,
             node=node,
-            world=world,
             feeds=feeds,
         )
         dispatch = self._working().dispatch
@@ -749,32 +781,31 @@ class ComputePool(Executor):
             dispatch.stop(pending)
             raise
 
-    def _stream(
-        self, call: Call[Any], items: Items[Any], node: int | tuple[int, ...] | None, world: World | None = None
-    ) -> Stream[Any]:
+    def _stream(self, call: Call[Any], items: Items[Any], node: int | tuple[int, ...] | None) -> Stream[Any]:
         """Send a call of a generator function, and return the stream of its items at once.
 
         Args:
             call: the call.
             items: the queue that gets the items.
             node: the number of the node that must run it, the numbers of the nodes that may run it, or None for any.
-            world: for a call that runs on several nodes: the position of this node among them, and the addresses of all
-                of them. None for other calls.
 
         Raises:
             PickleError: the function or an argument cannot be pickled.
             UsageError: the pool does not have the node.
             PoolClosed: the pool has ended.
         """
-        self._submit(call, items, node, world)
+        self._submit(call, items, node)
         return Stream(items, Loop.shared().loop.call_soon_threadsafe)
 
     def run_all(self, call: Call[T]) -> list[T]:
         """Run a call on every node, wait for all, and return the list of values. `call @ pool` does the same.
 
         The list is ordered by node number. If the call's option `node` is a number or a list of numbers, only these
-        nodes run the call. For a generator function, return a list of `Stream` objects at once. A node whose machine
-        the provider takes back is left out, unless the call names it.
+        nodes run the call. For a generator function, return a list of `Stream` objects at once.
+
+        Unless it names nodes, the call waits until the pool has as many nodes as it is to have: one that the provider
+        takes back, or that was lost, is being replaced. A notice says for which nodes it waits. A gang with `min_nodes`
+        waits at most for the time of the pool's `wait`.
 
         If the call fails for good on one node, the other parts are stopped: their processes get SIGTERM, and SIGKILL
         when the call's `grace` is over. Then the exception that came first is raised, and its attribute `others` is the
@@ -789,55 +820,80 @@ class ComputePool(Executor):
             ExceptionGroup: the call has the option `independent`, and failed on several nodes.
             UsageError: the argument is not a call, or the pool does not have a node that the call names.
             PickleError: the function or an argument cannot be pickled.
+            LaunchError: the pool lacks nodes, and no more are being launched. `pool.resize` lets it do without them.
             PoolClosed: the pool has ended.
         """
         if call_asked(call).options.procs is not None:
             return cast(list[T], self._run_gang(call, every=True))
-        worlds = self._worlds(call.options.node)
         if call.function.is_generator:
-            parts = StreamParts[Any](call.function.name, [*worlds], call.options, self._working().advise_stopped)
-            streams = zip(parts.items, worlds.items(), strict=True)
-            return [cast(T, self._stream(call, items, node, world)) for items, (node, world) in streams]
-        future = self._send_parts(call, worlds)
+            return cast(list[T], self._streams(call))
+        future = self._send_parts(call, call.options.node)
         try:
             return future.result()
         except BaseException:
             future.cancel()  # as after Ctrl-C; a future that is done is not changed
             raise
 
-    def _worlds(self, named: NamedNodes) -> dict[int, World]:
+    def _streams(self, call: Call[Any]) -> list[Stream[Any]]:
+        """Send a call of a generator function to several nodes, and return the streams of its items at once."""
+        name, advise = call.function.name, self._working().advise_stopped
+
+        def items_of(nodes: Sequence[int]) -> tuple[Sequence[Items[Any]], Sequence[Items[Any]]]:
+            items = StreamParts[Any](name, nodes, call.options, advise).items
+            return items, items
+
+        later = Loop.shared().loop.call_soon_threadsafe
+        return [Stream(items, later) for items in self._on_several(call, call.options.node, items_of)]
+
+    def _check_network(self, nodes: Sequence[int]) -> None:
+        """Check that nodes reach each other, if the pool has `private_network=True`."""
+        if self._terms.need.private_network:
+            self._working().network.ensure(nodes)
+
+    def _chosen(
+        self,
+        name: str,
+        named: NamedNodes,
+        least: int | None = None,
+        check: Callable[[Sequence[int]], None] | None = None,
+        every: bool = True,
+    ) -> dict[int, str]:
         """Choose the nodes of a call that runs on several nodes. Start the pool if it was not started.
 
-        In a pool with `private_network=True`, nodes that were not checked yet try to reach each other first.
-
-        If the call names no node and all nodes are being replaced, block until a new node is ready.
+        If the call names no node, block until the pool has as many nodes as it is to have: a node that is being
+        replaced counts. If a node leaves while `check` runs, choose again.
 
         Args:
+            name: the name of the call, for messages.
             named: the checked `node` of the call: a number, a tuple of numbers, or None or "all" for every node.
+            least: the number of nodes that is enough when the time of the pool's `wait` is over. Default None: all.
+            check: called with the numbers of the nodes. Raises an error if they cannot run the call.
+            every: False if one of the nodes is enough.
 
         Returns:
-            A dict from the number of each chosen node to a tuple (position, addresses), in ascending order of the
-            numbers. The position of the node among the chosen nodes counts from 0. The addresses are those of all
-            chosen nodes.
+            A dict from the number of each chosen node to its address, in ascending order of the numbers.
 
         Raises:
             UsageError: the pool does not have a node that is named.
-            NetworkError: the pool has `private_network=True`, and these nodes cannot reach each other.
+            NetworkError: the nodes cannot reach each other.
+            LaunchError: nodes are missing, and no more are being launched in their place.
             PoolClosed: the pool has ended.
         """
-        numbers: tuple[int, ...] | None = None
-        if isinstance(named, int):
-            numbers = (named,)
-        elif isinstance(named, tuple):
-            numbers = named
-        there = self._working().dispatch.nodes(numbers)
-        while not there:
-            threading.Event().wait(0.02)
-            there = self._working().dispatch.nodes(numbers)
-        if self._terms.need.private_network:
-            self._working().network.ensure(there)
-        addresses = list(there.values())
-        return {node: (place, addresses) for place, node in enumerate(there)}
+        numbers = (named,) if isinstance(named, int) else named if isinstance(named, tuple) else None
+        while True:
+            engine = self._working()
+            if numbers is None:
+                engine.await_nodes(name, least if every else 1, every)
+            there = engine.dispatch.nodes(numbers)
+            try:
+                if check is not None:
+                    check([*there])
+            except (UsageError, ConnectionLost):
+                if numbers is None and engine.dispatch.nodes().keys() != there.keys():
+                    continue
+                raise
+            if there and (numbers is not None or engine.dispatch.nodes().keys() >= there.keys()):
+                return there
 
     def run_group(self, group: Group[R]) -> R:
         """Run the calls of a group at the same time, and wait for all. `group >> pool` does the same.
@@ -1109,7 +1165,9 @@ class ComputePool(Executor):
             return engine.services.start(call, named or 0, again, name, busy=busy)
         started: list[Service[T]] = []
         try:
-            for each, world in self._worlds(named).items():
+            there = self._chosen(call.function.name, named, check=self._check_network)
+            for place, each in enumerate(there):
+                world = (place, list(there.values()))
                 started.append(engine.services.start(call, each, again, name, world, busy))
         except BaseException:
             for service in started:
