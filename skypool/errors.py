@@ -97,7 +97,26 @@ if TYPE_CHECKING:
 
 
 class SkypoolError(Exception):
-    """The base class of all errors that skypool raises. Exceptions of the user's own functions are not among them."""
+    """The base class of all errors that skypool raises. Exceptions of the user's own functions are not among them.
+
+    Servers, nodes and programs are quoted in errors. So control characters, such as those that move the cursor of a
+    terminal, are removed from the texts.
+    """
+
+    _colours = False
+    """True for errors with output of calls, whose colours are kept."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(_plain(each, self._colours) if type(each) is str else each for each in args))
+
+
+def _plain(text: str, colours: bool = False) -> str:
+    """Return a text without control characters other than tabs and newlines. Colours are kept if `colours` is True."""
+    if text.isascii() and text.isprintable():
+        return text
+    from skypool.safety.text import plain, printable
+
+    return printable(text, colours=True) if colours else plain(text)
 
 
 class UsageError(SkypoolError, ValueError):
@@ -133,7 +152,7 @@ class ProviderError(SkypoolError):
     """
 
     def __init__(self, message: str, *, provider: str = "", code: str = "", text: str = "") -> None:
-        self.provider, self.code, self.text = provider, code, text
+        self.provider, self.code, self.text = provider, _plain(code), _plain(text)
         super().__init__(message)
 
 
@@ -410,6 +429,7 @@ class WorkerDied(SkypoolError):
         others: the errors of other parts of the same call, in the order in which they came.
     """
 
+    _colours = True
     rank: int | None = None
     others: Sequence[BaseException] = ()
 
@@ -467,6 +487,8 @@ class CommandFailed(SkypoolError):
         node: the node's number; -1 if unknown.
         why: why the program could not be started, and what to do about it; "" if it was started.
     """
+
+    _colours = True
 
     def __init__(
         self, command: str, returncode: int | None = None, tail: str = "", node: int = -1, why: str = ""
@@ -530,6 +552,8 @@ class RemoteError(SkypoolError):
         traceback: the remote traceback as text; "" if not known.
         why: the reason why the type cannot be rebuilt; "" if not known.
     """
+
+    _colours = True
 
     def __init__(self, type_name: str, text: str, traceback: str = "", why: str = "") -> None:
         self.type_name, self.text, self.traceback, self.why = type_name, text, traceback, why

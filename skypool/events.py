@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
-from skypool.safety.text import encodable
+from skypool.safety.text import encodable, plain, printable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,15 +31,19 @@ class Event:
     time: float = field(default_factory=time.time)
 
     def __post_init__(self) -> None:
-        """Write surrogates in texts as escapes: no file, terminal or socket takes them."""
+        """Remove control characters from texts, and write surrogates as escapes: no file or socket takes them."""
         kind = type(self)
         for name in _TEXTS.get(kind) or _texts_of(kind):
             value = getattr(self, name)
             if type(value) is str:
-                if not value.isascii():
-                    object.__setattr__(self, name, encodable(value))
+                if not (value.isascii() and value.isprintable()):
+                    object.__setattr__(self, name, self._harmless(value))
             elif type(value) is tuple:
-                object.__setattr__(self, name, tuple(map(encodable, value)))
+                object.__setattr__(self, name, tuple(map(self._harmless, value)))
+
+    def _harmless(self, text: str) -> str:
+        """Return a text as files and terminals may have it. Colours are kept: the text may quote output of a call."""
+        return printable(text, colours=True)
 
 
 _TEXTS: dict[type[Event], tuple[str, ...]] = {}
@@ -163,6 +167,9 @@ class Notice(Event):
     """
 
     text: str
+
+    def _harmless(self, text: str) -> str:
+        return plain(text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,6 +322,9 @@ class Output(NodeEvent):
     rank: int | None = None
     label: str = ""
     service: str = ""
+
+    def _harmless(self, text: str) -> str:
+        return encodable(text)  # the rest was done when the text came
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

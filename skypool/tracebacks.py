@@ -20,6 +20,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from skypool.errors import RemoteError, SkypoolError
+from skypool.safety.text import plain, printable
 
 _HERE = os.path.dirname(__file__)
 _CHECKOUT = os.path.dirname(_HERE)
@@ -153,10 +154,10 @@ def told(error: BaseException) -> str:
     frames = traceback.StackSummary.extract(iter(walked))
     lines = ["Traceback (most recent call last):\n", *frames.format()] if walked else []
     own = f"{type(error).__module__}.{type(error).__qualname__}: {error}\n"
-    lines += [own, *(f"{note}\n" for note in getattr(error, "__notes__", ()))]
+    lines += [own, *(printable(f"{note}\n", colours=True) for note in getattr(error, "__notes__", ()))]
     said, cause = own, error.__cause__
     while cause is not None:
-        words = str(cause).strip()
+        words = plain(str(cause).strip())  # a library may quote a server
         if words and words not in said:
             lines.append(f"  caused by {type(cause).__module__}.{type(cause).__qualname__}: {words}\n")
         said, cause = said + words, cause.__cause__

@@ -20,6 +20,7 @@ from skypool.drivers.refusals import Refusals
 from skypool.drivers.sdk import imported
 from skypool.drivers.settings import surroundings
 from skypool.errors import ProviderError, UsageError
+from skypool.safety.text import quotable
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
@@ -381,9 +382,9 @@ def _translated(action: str, region: str) -> Iterator[None]:
     except exceptions.ClientError as e:
         error = e.response["Error"]
         code = error.get("Code") or REFUSALS.known(_class_names(e))
-        raise _refusal(action, region, code, error.get("Message", "")) from e
+        raise _refusal(action, region, code, error.get("Message", "")) from quotable(e)
     except (exceptions.BotoCoreError, parsers.ResponseParserError) as e:
-        raise _refusal(action, region, REFUSALS.known(_class_names(e)), str(e)) from e
+        raise _refusal(action, region, REFUSALS.known(_class_names(e)), str(e)) from quotable(e)
 
 
 def _class_names(error: BaseException) -> list[str]:

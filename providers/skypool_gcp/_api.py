@@ -26,6 +26,7 @@ from skypool.drivers.retry import quietly
 from skypool.drivers.settings import surroundings
 from skypool.errors import ProviderError, UsageError
 from skypool.model import Order
+from skypool.safety.text import quotable
 from skypool_gcp._sdk import auth, auth_credentials, auth_exceptions, exceptions, requests
 
 if TYPE_CHECKING:
@@ -347,7 +348,7 @@ def call(what: str, do: Callable[[], T], **names: str) -> T:
     try:
         return do()
     except (exceptions.GoogleAPIError, auth_exceptions.GoogleAuthError, requests.RequestException) as e:
-        raise error_of(e, what, **names) from e
+        raise error_of(e, what, **names) from quotable(e)
     finally:
         _note_tokens()
 

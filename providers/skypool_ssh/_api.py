@@ -22,7 +22,7 @@ from skypool.devices import elsewhere
 from skypool.drivers import settings
 from skypool.errors import ConnectionLost, HostKeyMismatch, LoginRefused, UsageError, nearest
 from skypool.safety import private
-from skypool.safety.text import printable
+from skypool.safety.text import plain
 from skypool.shipping import bundle
 from skypool.wire.transport import SSH, Errand, Trouble
 
@@ -243,11 +243,11 @@ def _answer(asked: Errand, ssh: SSH, label: str, until: float) -> list[str]:
         raise ConnectionLost(
             f"host {label} did not answer in time; check that the host is switched on and `ssh {ssh.host}` reaches it"
         ) from e
-    lines = out.splitlines()
+    lines = [plain(each) for each in out.splitlines()]
     if _BEGUN in lines and status == 0:
         return lines[lines.index(_BEGUN) + 1 :]
     if _BEGUN not in lines and 0 <= status < _SSH_FAILED:
-        printed = printable("\n".join([*lines, said]).strip())
+        printed = "\n".join([*lines, said]).strip()
         also = f" and said {printed[:500]!r}" if printed else ""
         raise ConnectionLost(
             f"{label} accepts the login, but runs no commands: the shell there ended with status {status}{also}. "

@@ -10,25 +10,27 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from skypool.safety.text import plain
+
 
 def complain(message: str) -> None:
     """Print an error as one red line on stderr, with "error: " before it. The program goes on."""
-    Console(stderr=True, soft_wrap=True).print(Text(f"error: {message}", style="red"))
+    Console(stderr=True, soft_wrap=True).print(Text(plain(f"error: {message}"), style="red"))
 
 
 def warn(message: str) -> None:
     """Print a warning as one yellow line on stderr, with "warning: " before it. The program goes on."""
-    Console(stderr=True, soft_wrap=True).print(Text(f"warning: {message}", style="yellow"))
+    Console(stderr=True, soft_wrap=True).print(Text(plain(f"warning: {message}"), style="yellow"))
 
 
 def say(text: str) -> None:
     """Print a line of text on stdout. Brackets in the text are printed as they are, and long lines are not wrapped."""
-    Console(soft_wrap=True, highlight=False).print(Text(text))
+    Console(soft_wrap=True, highlight=False).print(Text(plain(text)))
 
 
 def note(text: str) -> None:
     """Print a line of text on stderr, beside what goes to stdout. Long lines are not wrapped."""
-    Console(stderr=True, soft_wrap=True, highlight=False).print(Text(text, style="dim"))
+    Console(stderr=True, soft_wrap=True, highlight=False).print(Text(plain(text), style="dim"))
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[str] = ()) -> None:
@@ -46,7 +48,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Se
     for heading in headings:
         made.add_column(heading, justify="right" if heading in numbers else "left", overflow="fold")
     for row in rows:
-        made.add_row(*(Text(cell) for cell in row))
+        made.add_row(*(Text(plain(cell)) for cell in row))
     console = Console(highlight=False)
     if not console.is_terminal:  # a pipe has no width: print long lines whole
         console = Console(highlight=False, width=10_000)

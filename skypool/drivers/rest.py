@@ -20,6 +20,7 @@ from skypool.drivers.refusals import Refusals
 from skypool.drivers.retry import patiently
 from skypool.drivers.sdk import imported
 from skypool.errors import CredentialsError, NoAnswer, ProviderError, RateLimitError, UsageError
+from skypool.safety.text import plain, plain_value, quotable
 
 if TYPE_CHECKING:
     import requests
@@ -347,7 +348,7 @@ class Rest:
                 allow_redirects=False,
             )
         except requests.RequestException as e:
-            raise self.error(what, "ConnectionError", str(e)) from e
+            raise self.error(what, "ConnectionError", str(e)) from quotable(e)
         body = _read(got)
         if got.status_code < 300 and _is_page(body):
             text = f"the reply is a web page, perhaps of a proxy, not of the API: {said(got.status_code, body)[1]}"
@@ -559,11 +560,14 @@ def _is_page(body: object) -> bool:
 
 
 def _read(got: requests.Response) -> Any:
-    """Return the body of an answer: the parsed value if it is JSON, otherwise the text; None if the body is empty."""
+    """Return the body of an answer: the parsed value if it is JSON, otherwise the text; None if the body is empty.
+
+    Control characters are removed from all texts, as these are shown in offers, errors and lists of machines.
+    """
     try:
-        return got.json() if got.content else None
-    except ValueError:
-        return got.text
+        return plain_value(got.json()) if got.content else None
+    except (ValueError, RecursionError):
+        return plain(got.text)
 
 
 def _seconds(retry_after: str) -> float | None:

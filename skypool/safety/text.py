@@ -1,9 +1,10 @@
-"""Removes terminal control sequences from texts that nodes (rented machines) send."""
+"""Removes terminal control sequences from texts that nodes (rented machines), servers and programs send."""
 
 from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Callable
 from typing import Any
 
 _ESCAPES = re.compile(
@@ -52,6 +53,27 @@ def printable(text: str, colours: bool = False) -> str:
     return "".join(parts)
 
 
+def plain(text: str) -> str:
+    """Return what another machine or program has said, with newlines and tabs as its only control characters.
+
+    A carriage return becomes a newline, as what follows it would be shown in place of what was before.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return printable(text).replace("\r\n", "\n").replace("\r", "\n")
+
+
+def plain_value(value: Any) -> Any:
+    """Return a value of JSON with all of its texts as `plain` returns them. Nothing else is changed."""
+    if type(value) is str:
+        return plain(value)
+    if type(value) is list:
+        return [plain_value(each) for each in value]
+    if type(value) is dict:
+        return {plain(name): plain_value(each) for name, each in value.items()}
+    return value
+
+
 def one_line(text: str, most: int) -> str:
     """Return the beginning of a text as a single line, without what `printable` removes.
 
@@ -72,6 +94,32 @@ def plain_error(error: BaseException) -> BaseException:
     exception's arguments, attributes and notes. Its causes, contexts and group members are changed in the same way.
     Strings inside lists or other containers stay as they are, except for notes.
     """
+    _change_texts(error, _harmless)
+    return error
+
+
+def quotable(error: BaseException) -> BaseException | None:
+    """Return an exception of a library as a cause of ours, without what a server could do to a terminal by its texts.
+
+    Libraries quote servers in their errors. The texts that `plain_error` changes are changed in place, by `plain`. A
+    cause whose text still has control characters is left out, with its own causes. Returns None if that is `error`.
+    """
+    _change_texts(error, plain)
+    here: BaseException | None = error
+    above: BaseException | None = None
+    while here is not None:
+        text = str(here)
+        if plain(text) != text:
+            if above is None:
+                return None
+            above.__cause__ = above.__context__ = None
+            return error
+        above, here = here, here.__cause__ or (None if here.__suppress_context__ else here.__context__)
+    return error
+
+
+def _change_texts(error: BaseException, change: Callable[[str], str]) -> None:
+    """Change the strings among the arguments, attributes and notes of an exception, its causes and its members."""
     todo = [error]
     seen = set[int]()
     while todo:
@@ -80,24 +128,20 @@ def plain_error(error: BaseException) -> BaseException:
             continue
         seen.add(id(each))
         args = _ARGUMENTS.__get__(each)
-        if any(map(_needs_it, args)):
-            _ARGUMENTS.__set__(each, tuple(map(_harmless, args)))
+        changed = tuple(change(value) if type(value) is str else value for value in args)
+        if any(new is not old for new, old in zip(changed, args, strict=True)):
+            _ARGUMENTS.__set__(each, changed)
         for name, value in list(vars(each).items()):
-            if _needs_it(value):
-                vars(each)[name] = _harmless(value)
+            if type(value) is str and (said := change(value)) != value:
+                vars(each)[name] = said
             elif name == "__notes__" and type(value) is list:
-                vars(each)[name] = [*map(_harmless, value)]
+                vars(each)[name] = [change(note) if type(note) is str else note for note in value]
         todo += [link for link in (each.__cause__, each.__context__) if link is not None]
         todo += each.exceptions if isinstance(each, BaseExceptionGroup) else []
-    return error
 
 
-def _needs_it(value: object) -> bool:
-    return type(value) is str and _INTRODUCES.search(value) is not None
-
-
-def _harmless(value: Any) -> Any:
-    return printable(value, colours=True) if _needs_it(value) else value
+def _harmless(text: str) -> str:
+    return printable(text, colours=True) if _INTRODUCES.search(text) is not None else text
 
 
 def unfinished(text: str) -> int:

@@ -18,6 +18,7 @@ from enum import Enum
 from typing import Protocol
 
 from skypool.errors import ConnectionLost, HostKeyMismatch, LoginRefused
+from skypool.safety.text import plain
 
 
 class Trouble(Enum):
@@ -276,7 +277,7 @@ class CommandStream:
                 if not part:
                     break
                 said = (said + part)[-2000:]
-        return said.decode("utf-8", "replace").strip()
+        return plain(said.decode("utf-8", "replace")).strip()
 
     def end(self, patience: float = 2.0) -> str:
         """Close the socket, wait until the command ends, and return what the command last wrote to stderr.
@@ -395,7 +396,7 @@ class Errand:
                     ) from e
                 raise
             self._said.seek(0)
-            said = self._said.read().decode("utf-8", "replace").strip()
+            said = plain(self._said.read().decode("utf-8", "replace")).strip()
         return self._process.returncode, out.decode("utf-8", "replace"), said
 
 
