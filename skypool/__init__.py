@@ -12,6 +12,7 @@ package: `skypool.AWS` is the class `AWS` of `skypool_aws`. The modules beside t
 - `processes`: identity of processes and of this machine, as the ledger stores it.
 - `runtime`: functions that user code calls on a node: `instance_info`, `shard`, `interruption`.
 - `supported`: checks of the operating system.
+- `text`: removes control characters from texts of nodes, servers and programs, and makes texts encodable.
 - `tracebacks`: shortened tracebacks for errors that skypool raises.
 """
 

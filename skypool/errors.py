@@ -114,7 +114,7 @@ def _plain(text: str, colours: bool = False) -> str:
     """Return a text without control characters other than tabs and newlines. Colours are kept if `colours` is True."""
     if text.isascii() and text.isprintable():
         return text
-    from skypool.safety.text import plain, printable
+    from skypool.text import plain, printable
 
     return printable(text, colours=True) if colours else plain(text)
 

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
-from skypool.safety.text import encodable, plain, printable
+from skypool.text import encodable, plain, printable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from skypool.errors import RemoteError, SkypoolError
-from skypool.safety.text import plain, printable
+from skypool.text import plain, printable
 
 _HERE = os.path.dirname(__file__)
 _CHECKOUT = os.path.dirname(_HERE)

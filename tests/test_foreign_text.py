@@ -29,7 +29,7 @@ from skypool.errors import (
     SpoolFull,
     UsageError,
 )
-from skypool.safety.text import plain, quotable
+from skypool.text import plain, quotable
 from skypool.wire.transport import CommandStream, Errand
 from tests.conftest import ROOT, served
 

@@ -17,8 +17,8 @@ import skypool as sky
 from skypool import events
 from skypool.errors import ConnectionLost, PoolClosed, ProtocolError, RemoteError, WorkerDied
 from skypool.link.inbound import message_of
-from skypool.safety.text import plain_error, printable
 from skypool.shipping.user_modules import Lender
+from skypool.text import plain_error, printable
 from skypool.wire.frames import Frame, Kind
 from tests.conftest import eventually, memory
 from tests.false_node import false_node

@@ -23,16 +23,16 @@ from tests.needs import SHELLCHECK
 ROOT = Path(__file__).parent.parent
 
 ORDER = """
-    errors safety tracebacks supported events clock checks processes event_loop accelerators devices wire shipping model
-    trust samples runtime gangs link drivers calls offers rental provision console logs metrics observers report pool
-    engines proof agent cli testing __main__
-""".split()  # noqa: SIM905 - as a list it is 34 lines and says no more
+    text errors safety tracebacks supported events clock checks processes event_loop accelerators devices wire shipping
+    model trust samples runtime gangs link drivers calls offers rental provision console logs metrics observers report
+    pool engines proof agent cli testing __main__
+""".split()  # noqa: SIM905 - as a list it is 35 lines and says no more
 """The rooms of skypool from the bottom up; a package is one room. Lower never imports higher."""
 
 FRONT_DOOR = "skypool"
 ENGINES = "engines"
 """The room that may use the front door, and nothing else of skypool."""
-MOST_BESIDE = 12
+MOST_BESIDE = 13
 """How many modules may stand in skypool/ itself, `__init__` and `__main__` among them."""
 NO_NAMES = {"util", "utils", "helper", "helpers", "common", "base", "manager", "managers", "misc"}
 CLOUDS = {"aws", "gcp", "runpod", "vast", "vastai", "verda"}
@@ -502,7 +502,7 @@ BREAKS: list[tuple[Rule, str, str, str]] = [
         few_modules_stand_beside_the_packages,
         "skypool/attic.py",
         '"""One more."""',
-        "13 modules stand beside the packages, 12 at most",
+        "14 modules stand beside the packages, 13 at most",
     ),
     (roots_import_downwards, "skypool/pool/pool.py", "import skypool_local", "the core imports skypool_local"),
     (

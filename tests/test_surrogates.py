@@ -19,9 +19,9 @@ from skypool import events
 from skypool.errors import CommandFailed, ProviderError
 from skypool.observers import client
 from skypool.rental.ledger import Ledger
-from skypool.safety.text import encodable, printable
 from skypool.samples import session_file
 from skypool.testing import FakeCloud, Stock
+from skypool.text import encodable, printable
 from tests.conftest import eventually
 from tests.watched import Watched
 

@@ -48,7 +48,7 @@ from skypool.link.chunks import MEMORY, Pieces
 from skypool.link.inbound import Outcome, Piece
 from skypool.model import Instance, Need, Offer, Order
 from skypool.pool.trust_levels import TrustLevels
-from skypool.safety.text import printable
+from skypool.text import printable
 from skypool.trust import sending
 from skypool.trust.reader import DataReader
 from skypool.wire import codec, exceptions

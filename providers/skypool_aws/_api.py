@@ -20,7 +20,7 @@ from skypool.drivers.refusals import Refusals
 from skypool.drivers.sdk import imported
 from skypool.drivers.settings import surroundings
 from skypool.errors import ProviderError, UsageError
-from skypool.safety.text import quotable
+from skypool.text import quotable
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client

@@ -26,7 +26,7 @@ from skypool.drivers.retry import quietly
 from skypool.drivers.settings import surroundings
 from skypool.errors import ProviderError, UsageError
 from skypool.model import Order
-from skypool.safety.text import quotable
+from skypool.text import quotable
 from skypool_gcp._sdk import auth, auth_credentials, auth_exceptions, exceptions, requests
 
 if TYPE_CHECKING:

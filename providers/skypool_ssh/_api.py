@@ -22,8 +22,8 @@ from skypool.devices import elsewhere
 from skypool.drivers import settings
 from skypool.errors import ConnectionLost, HostKeyMismatch, LoginRefused, UsageError, nearest
 from skypool.safety import private
-from skypool.safety.text import plain
 from skypool.shipping import bundle
+from skypool.text import plain
 from skypool.wire.transport import SSH, Errand, Trouble
 
 _WRITTEN = re.compile(r"(?:(?P<user>[^@\s]+)@)?(?:\[(?P<v6>[0-9a-fA-F:.%\w]+)\]|(?P<name>[^@:\s]+))(?::(?P<port>\d+))?")

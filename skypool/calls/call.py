@@ -37,8 +37,8 @@ from skypool.calls.pending import Code
 from skypool.checks import Duration
 from skypool.errors import UsageError
 from skypool.runtime import Attended, Interruption
-from skypool.safety.text import encodable
 from skypool.shipping import sources, user_modules
+from skypool.text import encodable
 from skypool.wire import blame, codec, identity, pickling
 from skypool.wire.frames import Buffer
 

@@ -16,7 +16,7 @@ from skypool.calls.tally import CallTally
 from skypool.errors import ConnectionLost, SkypoolError, WorkerDied, protocol_violation, taken_back
 from skypool.link.inbound import ItemWanted, Outcome, Outcomes, Yielded
 from skypool.link.inbox import Arrival
-from skypool.safety.text import plain_error
+from skypool.text import plain_error
 from skypool.wire import exceptions
 from skypool.wire.frames import Buffer, End
 

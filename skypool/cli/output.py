@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from skypool.safety.text import plain
+from skypool.text import plain
 
 
 def complain(message: str) -> None:

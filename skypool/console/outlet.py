@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from typing import Literal, TextIO
 
 from skypool.console.lines import Lines, harmless
-from skypool.safety.text import encodable
+from skypool.text import encodable
 
 MOST = 64 << 20
 """Maximum number of characters that wait for a slow reader (the terminal or program that takes the output)."""

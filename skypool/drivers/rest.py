@@ -20,7 +20,7 @@ from skypool.drivers.refusals import Refusals
 from skypool.drivers.retry import patiently
 from skypool.drivers.sdk import imported
 from skypool.errors import CredentialsError, NoAnswer, ProviderError, RateLimitError, UsageError
-from skypool.safety.text import plain, plain_value, quotable
+from skypool.text import plain, plain_value, quotable
 
 if TYPE_CHECKING:
     import requests

@@ -27,7 +27,7 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlencode
 
 from skypool.drivers.placeholders import Kind, placeholder
-from skypool.safety.text import base64_parts
+from skypool.text import base64_parts
 
 _DEEPEST = 8
 """How often a text may be encoded in another one. What is encoded more often is removed."""

@@ -18,7 +18,7 @@ from skypool.link.handshake import LONGEST_WELCOME, Gone, Handshake
 from skypool.link.inbound import Welcome
 from skypool.link.inbox import Arrival, Inbox, complaint
 from skypool.link.outbox import Outbox
-from skypool.safety.text import printable
+from skypool.text import printable
 from skypool.trust import Reader
 from skypool.wire.frames import CHUNK, Buffer, Decoder, Kind, frame
 from skypool.wire.handshake import AgentConfig

@@ -17,8 +17,8 @@ from typing import Any, NoReturn, cast
 
 from skypool.devices.device import Device
 from skypool.errors import ProtocolError, protocol_violation
-from skypool.safety.text import one_line, printable
 from skypool.samples.values import NodeSample, node_sample
+from skypool.text import one_line, printable
 from skypool.wire.frames import CHUNK, INLINE, End, Frame, Kind, ends_in, header_of, total_length
 from skypool.wire.handshake import NodeHealth
 

@@ -19,7 +19,7 @@ from skypool.link import inbound
 from skypool.link.chunks import Pieces
 from skypool.link.inbound import Bye, Outcome, Outcomes, Piece, Pong, Printed, Said, Taken, Welcome, Yielded
 from skypool.link.turns import Turns, quickest_turns
-from skypool.safety.text import printable
+from skypool.text import printable
 from skypool.wire.frames import Buffer, Decoder, Frame
 from skypool.wire.transport import CommandStream
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from skypool import events
 from skypool.errors import protocol_violation
 from skypool.link.inbound import Pong, Printed
-from skypool.safety.text import printable, unfinished
+from skypool.text import printable, unfinished
 from skypool.wire.frames import Buffer
 
 _ACK = 256 << 10

@@ -8,7 +8,7 @@ import re
 from collections.abc import Hashable, Mapping
 from urllib.parse import quote, quote_plus
 
-from skypool.safety.text import base64_parts, encodable
+from skypool.text import base64_parts, encodable
 
 _SHORTEST = 4
 """Secrets of fewer characters are not replaced, because they are parts of ordinary words and numbers."""

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from skypool.metrics.values import Attributes, Distribution, Measurement, Metric
-from skypool.safety.text import encodable
+from skypool.text import encodable
 
 MOST = 2000
 """The most measurements in one request, so that it stays below the limit of 4 MiB that gRPC servers have."""

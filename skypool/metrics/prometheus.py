@@ -11,7 +11,7 @@ from skypool.checks import whole
 from skypool.errors import UsageError
 from skypool.metrics.exporter import MISSING, Exporter, Source
 from skypool.metrics.values import Distribution, Measurement, Metric
-from skypool.safety.text import encodable
+from skypool.text import encodable
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as Family

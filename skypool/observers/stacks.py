@@ -18,7 +18,7 @@ from importlib.resources import files
 from typing import Any
 
 from skypool.errors import ConnectionLost, ProtocolError, SkypoolError
-from skypool.safety.text import one_line, printable
+from skypool.text import one_line, printable
 from skypool.wire.frames import check_json
 
 _PATIENCE = 60.0

@@ -27,8 +27,8 @@ from skypool.offers.ranking import Plan
 from skypool.pool.observed import hardware
 from skypool.rental.rental import Rental
 from skypool.safety.quota import WAITING, Quota
-from skypool.safety.text import encodable
 from skypool.samples.journal import MOST_SLOWEST, Journal, JournalCall, JournalEvent, WorkSpan
+from skypool.text import encodable
 
 KEPT = (
     events.PoolPhase,

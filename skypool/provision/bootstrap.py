@@ -20,8 +20,8 @@ from skypool import events
 from skypool.errors import BootstrapError, ConnectionLost, HostBusy, HostKeyMismatch, LoginRefused, ProtocolError
 from skypool.model import Access
 from skypool.safety import private
-from skypool.safety.text import printable
 from skypool.shipping import bundle
+from skypool.text import printable
 from skypool.wire.transport import CommandStream, Transport, refusal
 from skypool_images.payload import Packed
 

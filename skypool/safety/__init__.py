@@ -7,8 +7,6 @@ docs/trust.md lists what other users can reach, and what each part does about it
 - `private`: folders and files that only this user can change.
 - `quota`: counts what this process keeps of each node (a rented machine) of a pool, and refuses what is too much.
 - `removal`: removes folders, but nothing that is mounted in them.
-- `text`: removes terminal control sequences from texts of nodes, servers and programs, and makes
-  texts encodable.
 """
 
-__all__ = ["book", "descriptors", "private", "quota", "removal", "text"]
+__all__ = ["book", "descriptors", "private", "quota", "removal"]

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from skypool.safety.text import encodable
+from skypool.text import encodable
 
 
 class Book(sqlite3.Connection):

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from skypool.errors import WorkerDied, died
-from skypool.safety.text import printable
 from skypool.shipping import user_modules
+from skypool.text import printable
 from skypool.trust.cursor import FAULTY, NotData
 from skypool.trust.format import ALLOWED, ERROR, FLAGS, INSTANCE, MEMBER, NAMED
 from skypool.trust.reading import ClassShape, Reading

@@ -11,7 +11,7 @@ from json.scanner import make_scanner
 from typing import Any
 
 from skypool.errors import RemoteError, UntrustedResult
-from skypool.safety.text import printable
+from skypool.text import printable
 from skypool.trust import arrays, classes, values
 from skypool.trust.classes import Allowed
 from skypool.trust.cursor import FAULTY, NotData

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from types import FunctionType, ModuleType
 from typing import Any
 
-from skypool.safety.text import encodable
+from skypool.text import encodable
 from skypool.wire.pickling import PROTOCOL, Pickler
 
 _DEEPEST = 50

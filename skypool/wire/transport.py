@@ -18,7 +18,7 @@ from enum import Enum
 from typing import Protocol
 
 from skypool.errors import ConnectionLost, HostKeyMismatch, LoginRefused
-from skypool.safety.text import plain
+from skypool.text import plain
 
 
 class Trouble(Enum):
