@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from skypool.provision.bootstrap import SetupBundle
 from skypool_images import Image, ImageError, Step, assemble
 from skypool_images.steps import shell
 from tests.conftest import served
@@ -118,6 +120,25 @@ def test_a_second_start_skips_everything_in_no_time(first: tuple[Machine, Ran]) 
     assert [each.steps for each in again] == [["skip python", "skip env", "skip run-1"]] * 3
     assert {each.python for each in again} == {ran.python}
     assert min(each.cpu for each in again) < 0.3  # by the clock as well, where nothing else runs
+
+
+def test_texts_that_are_not_utf8_reach_the_machine_as_bytes(machine: Machine) -> None:
+    word = os.fsdecode(b"caf\xe9")
+    image = Image(run=[f"printf %s {word} > $SKYPOOL_HOME/said"], env={"WORD": word})
+    ran = subprocess.run(
+        ["sh"], input=image.script().encode("utf-8", "surrogateescape"), env=machine.env, capture_output=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert (machine.home / "said").read_bytes() == b"caf\xe9"
+    bundle = SetupBundle(image.script(), settings={"WORD": word}, secrets={"KEY": word})
+    assert b"caf\xe9" in bundle.stage()
+    assert b"export KEY='caf\xe9'" in bundle.words
+
+
+@pytest.mark.parametrize("field", [{"run": ["echo \ud800"]}, {"env": {"A": "\ud800"}}, {"secrets": {"A": "\ud800"}}])
+def test_other_surrogates_are_refused(field: dict[str, Any]) -> None:
+    with pytest.raises(ImageError, match=r"contains the surrogate '\\ud800', which no file can hold"):
+        Image(**field)
 
 
 def test_an_image_without_packages_fetches_nothing(machine: Machine) -> None:

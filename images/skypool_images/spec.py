@@ -72,11 +72,26 @@ def text(name: str, value: object, such_as: str) -> str:
         such_as: example of a valid value, for the message.
 
     Raises:
-        ImageError: the value is not a string, is empty or blank, or contains a NUL character.
+        ImageError: the value is not a string, is empty or blank, or contains a NUL character or another character that
+            no file on the node can hold.
     """
     if not isinstance(value, str) or not value.strip() or "\0" in value:
         raise ImageError(f"{name} must be text such as {such_as}, not {value!r}")
+    _check_encodable(name, value)
     return value.strip()
+
+
+def _check_encodable(name: str, value: str) -> None:
+    """Raise ImageError for a surrogate, unless Python has made it of a byte that is not UTF-8: the node gets that byte.
+
+    Args:
+        name: name of the field, for the message.
+        value: the text to check.
+    """
+    try:
+        value.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as e:
+        raise ImageError(f"{name} contains the surrogate {e.object[e.start]!r}, which no file can hold") from None
 
 
 _BETWEEN = re.compile(r"\s*,\s*(?=[A-Za-z])|\s+")
@@ -278,7 +293,7 @@ def variables(name: str, value: object) -> Pairs:
 
     Raises:
         ImageError: the value is not a mapping of variable names to texts, a name begins with "SKYPOOL_", or a text
-            contains a NUL character.
+            contains a NUL character or a surrogate.
     """
     if not isinstance(value, Mapping):
         raise ImageError(f"{name} must map variables to their values, such as {{'SEED': '1'}}, not {value!r}")
@@ -289,6 +304,7 @@ def variables(name: str, value: object) -> Pairs:
             raise ImageError(f"{name}[{key!r}] must be text such as '1', not {shown} of type {type(each).__name__}")
         if "\0" in each:
             raise ImageError(f"{name}[{key!r}] contains a NUL character, which a variable cannot hold")
+        _check_encodable(f"{name}[{key!r}]", each)
     return tuple(sorted(value.items()))
 
 

@@ -41,7 +41,7 @@ class Step:
 
         A machine records finished steps by this hash. The step's name and limits do not affect the hash.
         """
-        return hashlib.sha256(f"{self.script}\0{self.check}".encode()).hexdigest()[:16]
+        return hashlib.sha256(f"{self.script}\0{self.check}".encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def program(name: str) -> str:

@@ -98,7 +98,7 @@ class SetupBundle:
         Raises:
             UsageError: the program is too long, for example because of long settings.
         """
-        blocks = _blocks(self.script.encode())
+        blocks = _blocks(_encoded(self.script))
         told = {
             "guest": self.guest,
             "guard": self.guard,
@@ -128,11 +128,11 @@ class SetupBundle:
 
         Each of the two is padded with newlines to whole blocks of 4096 bytes.
         """
-        return bundle.padded(self.script.encode(), _BLOCK) + bundle.padded(self._hidden, _BLOCK)
+        return bundle.padded(_encoded(self.script), _BLOCK) + bundle.padded(self._hidden, _BLOCK)
 
     @property
     def _hidden(self) -> bytes:
-        return _exports(self.secrets).encode()
+        return _encoded(_exports(self.secrets))
 
     @property
     def alive(self) -> int:
@@ -151,6 +151,11 @@ def _script(name: str) -> str:
 
 def _exports(env: Mapping[str, str]) -> str:
     return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in env.items())
+
+
+def _encoded(text: str) -> bytes:
+    """Return text for a shell. Python has made surrogates of bytes that are not UTF-8; the machine gets these bytes."""
+    return text.encode("utf-8", "surrogateescape")
 
 
 def _blocks(data: bytes) -> int:

@@ -76,7 +76,7 @@ def staged(text: str) -> bytes:
     Raises:
         UsageError: the text is longer than 12288 bytes in UTF-8.
     """
-    data = text.encode()
+    data = text.encode("utf-8", "surrogateescape")  # settings may have bytes that are not UTF-8
     if len(data) > _STAGE_BYTES:
         raise UsageError(
             f"the shell script that starts a connection has {len(data)} bytes, and the limit is {_STAGE_BYTES}: "
