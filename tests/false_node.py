@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 import skypool as sky
@@ -43,7 +44,18 @@ NODE = """\
     marker = {marker!r}
     again = os.path.exists(marker)
     open(marker, "w").close()
-    p = json.loads(take(int(take(8))))
+    length = take(8)
+    config = take(int(length))
+    p = json.loads(config)
+    if p["config"]["node"] in {honest}:  # a usual node in its place
+        import subprocess
+        real = subprocess.Popen([sys.executable, *sys.argv[1:]], stdin=subprocess.PIPE, bufsize=0)
+        data = length + config
+        while data:
+            real.stdin.write(data)
+            data = os.read(0, 65536)
+        real.stdin.close()
+        sys.exit(real.wait())
     greeting = json.dumps({{"python": list(sys.version_info[:3]), "have": True, "gone": False}})
     welcome = {{"slots": 1, "cpu_slots": 0, "devices": 0, "cpu_calls": []}}
     welcome |= {{"calls": [], "names": {{}}, "streams": [], "functions": [], "objects": []}}
@@ -56,12 +68,19 @@ NODE = """\
 """
 
 
-def false_node(folder: Path, after: str, before: str = "pass") -> sky.Local:
+def false_node(folder: Path, after: str, before: str = "pass", honest: Sequence[int] = ()) -> sky.Local:
+    """A provider whose nodes do what some code says.
+
+    Args:
+        folder: the folder in which the node is written.
+        after: what the node does after it was let in.
+        before: what it changes of `greeting` and `welcome` before.
+        honest: the numbers of the nodes that are real ones.
+    """
     text = textwrap.dedent(NODE)
     indented = {"before": before, "after": textwrap.dedent(after).strip()}
     script = folder / "python"
-    script.write_text(
-        text.format(python=sys.executable, version=WIRE_VERSION, marker=str(folder / "was-here"), **indented)
-    )
+    known = {"python": sys.executable, "version": WIRE_VERSION, "marker": str(folder / "was-here")}
+    script.write_text(text.format(**known, honest=tuple(honest), **indented))
     script.chmod(0o755)
     return sky.Local(python=str(script))

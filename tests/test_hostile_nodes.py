@@ -5,6 +5,7 @@ The node is a process that speaks the protocol by hand. What it does once it was
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -204,6 +205,57 @@ def test_an_item_out_of_turn_is_refused(tmp_path: Path) -> None:
     with pytest.raises((ConnectionLost, PoolClosed), match="asks for item 5"):
         with sky.ComputePool(node, slots=1, console="off", liveness=3) as pool:
             counts(iter([1, 2])) >> pool
+
+
+LOUD = """
+    call()
+    text = chr(0x1f600) * 1000
+    device = {"kind": "cuda", "uuid": text, "unknown": text, "throttled": [text] * 8, "xids": [31] * 64}
+    devices = [{**device, "index": i} for i in range(2)]
+    names = [text] * 48
+    n = 0
+    while True:
+        n += 1
+        sample = {"time": time.time() + n, "devices": devices[: 1 + n % 2]}
+        write(frame(20, {"busy": 1, "cpu_busy": 0, "waiting": 0, "done": n, "running": names, "samples": [sample]}))
+        write(frame(16, {"id": 0, "slot": 0, "fd": 1, "seq": n}, b"[1] mine\\n" * 40))
+        if n > 10: hear(19)
+"""
+
+
+def test_a_node_that_says_as_much_as_it_can_hides_no_other_node(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from skypool import cli  # nodes that import this module lack these
+    from skypool.logs import files, reader
+    from skypool.logs.reader import Assembler
+    from skypool.observers import client
+
+    @sky.compute
+    def says(text: str) -> int:
+        print(text)
+        return len(text)
+
+    node = false_node(tmp_path, LOUD, honest=[1])
+    with sky.ComputePool(node, nodes=2, slots=1, console="off", trust="data", name="loud") as pool:
+        loud = asks(1) > pool[0]
+        assert says("quiet") >> pool[1] == 5
+        eventually(lambda: 0 in pool.samples.latest() and 1 in pool.samples.latest(), 60, "samples of both")
+        told = client.info("loud")
+        assert [each["node"] for each in told["nodes"]] == [0, 1]
+        assert len(json.dumps(told)) < 1 << 20
+        shown = CliRunner().invoke(cli.build(), ["top", "loud", "--once"]).stdout
+        assert "node 1" in shown
+        found = pool.stack()
+        assert found.nodes[1]
+        assert isinstance(found.errors[0], ConnectionLost)
+        assert says("again") >> pool[1] == 5
+        pool.stop()  # it would wait for the call on node 0, which never ends
+        assert loud.exception(10)
+    assert "node 1" in pool.report().html
+    assert {each.node for each in pool.samples.history()} == {0, 1}
+    kept = reader.lines(reader.records(files.runs("loud")[-1]), Assembler(1))
+    assert [each.text for each in kept if each is not None and each.place == "1"] == ["quiet", "again"]
 
 
 # --- what it shows -------------------------------------------------------------------------------------------

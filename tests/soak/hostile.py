@@ -122,7 +122,7 @@ _STACKS = """
 import subprocess
 evil = {folder!r} + "/evil"
 child = subprocess.Popen([evil], executable="/bin/cat", stdin=subprocess.PIPE)
-with open(p["folder"] + "/keeper.json", "w") as file: file.write(json.dumps({{"pid": child.pid}}))
+with open(p["config"]["folder"] + "/keeper.json", "w") as file: file.write(json.dumps({{"pid": child.pid}}))
 hear(99)
 """
 
