@@ -26,6 +26,7 @@ from skypool.link.inbox import Arrival, Inbox
 from skypool.link.reports import NodeReports
 from skypool.logs import files
 from skypool.logs.files import Limits
+from skypool.logs.masking import Masker
 from skypool.logs.writer import LogWriter
 from skypool.metrics.devices import device_measurements, xid_measurements
 from skypool.observers.server import Waiting
@@ -318,6 +319,26 @@ def test_unfinished_lines_of_all_slots_of_a_node_are_bounded_together(capsys: py
     finally:
         printer.close()
     assert capsys.readouterr().out.count("x") == 100 * (LONGEST // 10)
+
+
+@pytest.mark.parametrize("text", ["\r" * (1 << 20), "\r\n" * (1 << 19), "x\r" * (1 << 19), "\r" * (1 << 20) + "x\n"])
+def test_a_text_of_carriage_returns_costs_as_much_as_any_other(text: str) -> None:
+    lines, began = Lines(), time.process_time()
+    lines.feed(text)
+    lines.feed(text)
+    lines.finish()
+    assert time.process_time() - began < 5
+
+
+def test_a_text_like_the_beginning_of_a_secret_costs_as_much_as_any_other() -> None:
+    secret = "-----BEGIN OPENSSH PRIVATE KEY-----" + "x" * 4000
+    masker, began = Masker({"KEY": secret, "OTHER": "-" * 30 + "y" * 4000}), time.process_time()
+    for _ in range(250):
+        masker.feed("s", "-" * 4096)
+        masker.feed("s", secret[:30] * 130)
+    assert time.process_time() - began < 5
+    assert masker.feed("s", f" {secret[:100]}") + masker.feed("s", secret[100:]) != ""
+    assert "x" not in masker.feed("t", secret[:2000]) + masker.feed("t", secret[2000:]) + masker.finish("t")
 
 
 @pytest.mark.parametrize("piece", ["xy", "x\ry", "\rx"])

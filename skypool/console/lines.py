@@ -14,8 +14,6 @@ _LONGEST_REDRAWN = 4096
 _MANY_PIECES = 500
 """The number of pieces of a line that are put together, so that they take less memory."""
 
-_LINE_END = re.compile(r"\r+\n")
-_REDRAWN = re.compile(r"^[^\n]*\r(?=[^\r\n])", re.MULTILINE)
 _NOT_COLOUR = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-ln-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[^\[\]])")
 _ANY_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[^\[\]])")
 
@@ -73,10 +71,11 @@ class Lines:
         The last state of a line is the text after its last carriage return. A carriage return at the end of a line does
         not count. The unfinished line is taken out of this object.
         """
-        text = _LINE_END.sub("\n", self._take() + text)
-        end = text.rfind("\n")
-        self.redrawn = "\r" in text[end + 1 :] or (self.redrawn and end < 0)
-        return _REDRAWN.sub("", text)
+        *whole, rest = (self._take() + text).split("\n")
+        self.redrawn = "\r" in rest or (self.redrawn and not whole)
+        states = [_last_state(line.rstrip("\r")) for line in whole]
+        ends = len(rest) - len(rest.rstrip("\r"))  # what comes next may be a newline, or another state
+        return "\n".join([*states, _last_state(rest.rstrip("\r")) + ends * "\r"])
 
     def _keep(self, text: str) -> None:
         if text:
@@ -90,6 +89,10 @@ class Lines:
         self._pieces = []
         self.size = 0
         return text
+
+
+def _last_state(line: str) -> str:
+    return line[line.rfind("\r") + 1 :]
 
 
 def marked(lines: str, mark: str) -> str:

@@ -14,6 +14,10 @@ _SHORTEST = 4
 """Secrets of fewer characters are not replaced, because they are parts of ordinary words and numbers."""
 
 
+_HEAD = 16
+"""The number of characters of a secret by which its beginning is searched."""
+
+
 class Masker:
     """A replacement of secrets in streams of text by a mark such as `[secret HF_TOKEN]`.
 
@@ -92,9 +96,12 @@ class Masker:
         """Return the length of the longest end of a text with which a secret begins; 0 if there is none."""
         longest = 0
         for secret in self._marks:
-            at = text.find(secret[0], max(0, len(text) - len(secret) + 1))
+            head = secret[:_HEAD]  # with more than one character, there are few places to look at
+            at = text.find(head, max(0, len(text) - len(secret) + 1))
             while at >= 0 and len(text) - at > longest:
                 if secret.startswith(text[at:]):
                     longest = len(text) - at
-                at = text.find(secret[0], at + 1)
+                at = text.find(head, at + 1)
+            ends = range(min(len(head), len(secret) - 1, len(text)), longest, -1)
+            longest = next((size for size in ends if text.endswith(secret[:size])), longest)
         return longest

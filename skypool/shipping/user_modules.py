@@ -474,6 +474,11 @@ class Lender:
             answer = {"found": True, "hash": unit.version, "inline": inline, "left_out": left_out}
             return {**header, **answer}, body
         self._missing = {each: until for each, until in self._missing.items() if until > now}
+        self._asked = {  # without those that count as if they had never been asked for
+            each: (since, count)
+            for each, (since, count) in self._asked.items()
+            if count > (now - since) * _ANSWERS_A_SECOND
+        }
         if len(self._missing) >= _MOST_MISSING:
             raise ProtocolError(
                 f"the node asked within {_MISSING_FOR:g} s for {len(self._missing)} modules that do not exist on the "
