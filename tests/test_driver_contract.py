@@ -186,6 +186,40 @@ class TestNone(DriverContract):
 """
 
 
+LEAST = """
+from dataclasses import replace
+from skypool.drivers.contract import Abilities
+from skypool.testing import FakeCloud, Stock
+
+class Least(FakeCloud):
+    @property
+    def abilities(self):
+        return Abilities(ends_itself=False)
+
+    def access(self, instance):
+        return replace(super().access(instance), watch="", guard="")
+
+STOCK = [Stock("one", 0.5, region=region, zone="") for region in ("north", "south")]
+"""
+LEAST_TESTS = """
+import pytest
+from least import STOCK, Least
+from skypool.testing import DriverContract
+
+class TestLeast(DriverContract):
+    quick = 5.0
+
+    @pytest.fixture
+    def driver(self, tmp_path):
+        with Least(tmp_path / "cloud", stock=STOCK, ends_itself=False) as cloud:
+            yield cloud
+
+    @pytest.fixture
+    def control(self, driver):
+        return driver.control
+"""
+
+
 def pytest_of(folder: Path, *words: str) -> str:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""}
     argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rs", *words]
@@ -201,6 +235,15 @@ def test_an_author_without_control_is_told_what_was_left_out_and_of_faults_with_
     assert "1 failed" in said
     assert "2 errors" in said
     assert re.search(r"\b[3-9] passed", said)
+
+
+@pytest.mark.slow
+def test_a_driver_with_no_more_than_a_driver_must_have_passes(tmp_path: Path) -> None:
+    (tmp_path / "least.py").write_text(LEAST)
+    (tmp_path / "test_least.py").write_text(LEAST_TESTS)
+    said = pytest_of(tmp_path)
+    assert re.search(r"^3[0-9] passed, 8 skipped", said, re.MULTILINE), said
+    assert "Access.watch is empty: the driver sells no spot machines" in said
 
 
 def test_the_fake_cloud_needs_no_pytest_and_skypool_neither() -> None:

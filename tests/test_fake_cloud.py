@@ -182,6 +182,18 @@ def test_machines_that_never_boot_or_never_answer_are_there_and_cost(cloud: Fake
 # --- what it refuses -----------------------------------------------------------------------------------------
 
 
+def test_it_sells_by_regions_without_zones(tmp_path: Path) -> None:
+    stock = [Stock("gpu", usd, "H100", region=region, zone="") for region, usd in (("north", 2.0), ("south", 3.0))]
+    cloud = FakeCloud(tmp_path / "cloud", stock, machines=False)
+    north, south = sorted(cloud.offers(Need()), key=lambda each: each.usd_per_hour)
+    cloud.control.stock_out(north)
+    with pytest.raises(CapacityError, match="no gpu is left in north"):
+        cloud.launch(north, order(0))
+    [made] = cloud.launch(south, order(0))
+    assert made.region == "south"
+    assert [each.available for each in cloud.offers(Need())] == [False, True]
+
+
 def test_it_has_no_more_than_its_stock(tmp_path: Path) -> None:
     cloud = FakeCloud(tmp_path / "cloud", [Stock("gpu", 2.0, "H100", capacity=2)], machines=False)
     [sold] = cloud.offers(Need())

@@ -54,6 +54,16 @@ def make(cloud: HttpCloud, token: str = "t-0", **more: Any) -> dict[str, Any]:
     return made
 
 
+def test_a_type_that_is_sold_by_regions_needs_no_zone(tmp_path: Path) -> None:
+    stock = [Stock("small", usd, region=region, zone="") for region, usd in (("north", 1.0), ("south", 2.0))]
+    with HttpCloud(tmp_path / "cloud", stock, key=KEY, machines=False) as cloud:
+        assert make(cloud, zone="", region="south")["region"] == "south"
+        asked = {**SMALL, "client_token": "t-1", "zone": "", "region": "east"}
+        refused = ask(cloud, "POST", "/machines", json=asked)
+        assert (refused.status_code, refused.json()["code"]) == (400, "NoSuchType")
+        assert "is not sold in 'east'" in refused.json()["message"]
+
+
 def listed(cloud: HttpCloud, **params: str) -> list[dict[str, Any]]:
     """The machines of the first page, which is the only one unless a test says else."""
     found: list[dict[str, Any]] = ask(cloud, "GET", "/machines", params=params).json()["machines"]

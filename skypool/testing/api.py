@@ -306,12 +306,12 @@ class Api:
             QuotaError: the machines would exceed the account's limit.
         """
         if not world.lenient and stock.place not in {each.place for each in world.stock}:
-            text = f"no {stock.instance_type} is sold in {stock.zone} on the market {stock.market!r}"
+            text = f"no {stock.instance_type} is sold in {stock.where} on the market {stock.market!r}"
             self._refuse(OfferGone, "create a machine", text)
         if world.limits or world.capacity or stock.capacity is not None:
             world.settle()  # machines that are due to end make room
         if _left(world, stock) <= 0:
-            self._refuse(CapacityError, "create a machine", f"no {stock.instance_type} is left in {stock.zone}")
+            self._refuse(CapacityError, "create a machine", f"no {stock.instance_type} is left in {stock.where}")
         if (limit := world.limits.get(stock.quota)) is not None:
             there = sum(each.stock.quota == stock.quota for each in world.alive())
             if there + stock.size > limit:

@@ -336,7 +336,7 @@ class FakeCloud:
         if not drift:
             return Finding("price list", True, "all on-demand prices are those of the list")
         told = ", ".join(
-            f"{new.instance_type} in {new.zone} costs {new.usd_per_hour:g} USD/h, not {old.usd_per_hour:g}"
+            f"{new.instance_type} in {new.where} costs {new.usd_per_hour:g} USD/h, not {old.usd_per_hour:g}"
             for old, new in drift
         )
         return Finding("price list", False, told, "trust the offers, which have the new prices; the list is old")
@@ -367,7 +367,7 @@ class FakeCloud:
             made = self._api().create(stock, order, order.nodes, token)
             self.terminate([self._instance(each) for each in made])
         except (ProviderError, StillRunning) as e:
-            if isinstance(e, OfferGone) and f"no {stock.instance_type} is sold in {stock.zone}" in e.text:
+            if isinstance(e, OfferGone) and f"no {stock.instance_type} is sold in {stock.where}" in e.text:
                 return Finding(title, True, f"refused: {e.text} ({e.code})")
             return preflight.failure(title, e, "report this message to skypool's authors")
         ids = ", ".join(each.id for each in made)

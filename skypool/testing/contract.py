@@ -460,6 +460,8 @@ class DriverContract(SliceContract):
         assert access.watch or not abilities(trial.driver).spot, (
             "a driver that sells spot machines must return an Access whose `watch` is not empty"
         )
+        if not access.watch:
+            pytest.skip("Access.watch is empty: the driver sells no spot machines, and nothing tells of an end")
         source = f'print("begun", flush=True)\n{access.watch}'
         argv = access.transport.argv([access.python or "python3", "-uc", source])
         with subprocess.Popen(argv, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, bufsize=1) as watch:

@@ -177,15 +177,15 @@ class FakeCloudControl(Control):
 
         A slice is several machines that are sold together. A request beyond the limit fails with CapacityError.
         Machines that are alive already count toward the limit, but are not ended. The limit applies to the offer's
-        instance type in the offer's zone and market. The limit stays until a test sets another limit. The method
-        `relent` does not remove it.
+        instance type in the offer's zone (its region, if it has no zone) and market. The limit stays until a test sets
+        another limit. The method `relent` does not remove it.
 
         Args:
             offer: the offer. An offer that the cloud does not sell is accepted, without effect.
             left: the maximum number of live machines (or slices); 0 means out of stock.
         """
         with self.state.open() as world:
-            world.capacity[offer.instance_type, offer.zone, offer.market] = left
+            world.capacity[offer.instance_type, offer.zone or offer.region, offer.market] = left
 
     def spot_price(self, instance_type: str, usd_per_hour: float) -> None:
         """Set the spot price of an instance type in all zones, also for live spot machines of the type.
@@ -274,7 +274,8 @@ class FakeCloudControl(Control):
             call: the calls that fail: one of `CALLS`, or "" for any call.
             times: how many calls fail, at least 1. None: all calls, until the method `relent` is called.
             instance_type, zone, market: only calls that create machines of this type, zone and market fail; "" matches
-                any. Calls other than "create" have no type, zone or market, and fail only if all three are "".
+                any. The zone of stock without zones is its region. Calls other than "create" have no type, zone or
+                market, and fail only if all three are "".
 
         Raises:
             UsageError: there is no such call, `error` is not an exception, or `times` is less than 1.

@@ -13,7 +13,8 @@ are JSON. A refusal has a status of 400 or more and a body such as
 
     GET    /v1/account                 return the limits of the account, by name
     GET    /v1/types                   return what is sold: a list of {type, region, zone, market, usd_per_hour, …}
-    POST   /v1/machines                make a machine: {type, zone, market, client_token, tags, lease, lifetime}
+    POST   /v1/machines                make a machine: {type, zone, market, client_token, tags, lease, lifetime};
+                                       {region} in place of a zone "" if the type is sold by regions
     GET    /v1/machines?after=…        return machines that are alive, and what to ask for the next ones
     GET    /v1/machines/ID             return one machine that is alive
     PUT    /v1/machines/ID/tags        replace the machine's tags
@@ -291,15 +292,15 @@ class HttpCloud:
         api = self._api(request)
         body = request.body
         name = _given(body, "type", str)
-        zone = _given(body, "zone", str)
+        where = _given(body, "zone", str) or _given(body, "region", str)
         market = _given(body, "market", str)
         with self._state().open(settle=False) as world:
-            stock = next((each for each in world.stock if each.place == (name, zone, market)), None)
+            stock = next((each for each in world.stock if each.place == (name, where, market)), None)
         if stock is None:
             raise Refused(
                 400,
                 "NoSuchType",
-                f"the type {name!r} is not sold in the zone {zone!r} on the market {market!r}; GET /v1/types lists "
+                f"the type {name!r} is not sold in {where!r} on the market {market!r}; GET /v1/types lists "
                 "what is sold",
             )
         token = _given(body, "client_token", str)

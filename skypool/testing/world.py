@@ -35,7 +35,7 @@ class Stock:
             together).
         accelerator: the accelerators of one machine or slice, such as "H100:8"; None for none.
         region: the region in which the machines are sold.
-        zone: the zone in which the machines are sold.
+        zone: the zone in which the machines are sold; "" if the cloud sells by regions and has no zones.
         market: the market on which the machines are sold: "on-demand" or "spot".
         capacity: how many machines (or slices) can be alive at once; None for any number.
         quota: the name of the account's limit toward which the machines count; "" for none.
@@ -81,8 +81,16 @@ class Stock:
 
     @property
     def place(self) -> tuple[str, str, Market]:
-        """Return the tuple (instance type, zone, market), which identifies this stock in a fake cloud."""
-        return self.instance_type, self.zone, self.market
+        """Return the tuple (instance type, zone, market), which identifies this stock in a fake cloud.
+
+        If the stock has no zone, the tuple has the region in its place.
+        """
+        return self.instance_type, self.where, self.market
+
+    @property
+    def where(self) -> str:
+        """Return the name of the zone; that of the region if the stock has no zone."""
+        return self.zone or self.region
 
     @property
     def has(self) -> Accelerator | None:
