@@ -25,6 +25,8 @@ from skypool.wire.frames import Frame, Kind
 
 _MOST_CHILDREN = 200
 """The most processes that may wait for modules at once."""
+_BREATH = 0.01
+"""Seconds that the agent waits when it cannot accept a connection."""
 _LONGEST = 1000
 """The most bytes of a question at the socket."""
 _PATIENCE = 60.0
@@ -85,8 +87,11 @@ class Packages:
         assert self._listener is not None
         try:
             child, _ = self._listener.accept()
-        except OSError:
-            return  # it has left, or no descriptor is free
+        except BlockingIOError:
+            return  # it has left
+        except OSError:  # no descriptor is free; the loop is told of the connection again at once
+            time.sleep(_BREATH)
+            return
         if not is_own(child) or len(self._children) >= _MOST_CHILDREN:
             child.close()
             return
