@@ -189,9 +189,11 @@ def test_it_sells_by_regions_without_zones(tmp_path: Path) -> None:
     cloud.control.stock_out(north)
     with pytest.raises(CapacityError, match="no gpu is left in north"):
         cloud.launch(north, order(0))
-    [made] = cloud.launch(south, order(0))
-    assert made.region == "south"
+    assert len(cloud.launch(south, order(0))) == 1
     assert [each.available for each in cloud.offers(Need())] == [False, True]
+    cloud.control.stock_out(south, left=1)
+    with pytest.raises(CapacityError, match="no gpu is left in south"):
+        cloud.launch(south, order(1))
 
 
 def test_it_has_no_more_than_its_stock(tmp_path: Path) -> None:
