@@ -214,6 +214,16 @@ def is_main():
 class Typed:
     a: "C"
 
+def double(x):
+    return 2 * x
+
+@sky.compute
+def spawned(method):
+    import multiprocessing, os
+    assert os.path.basename(__file__) == "script_of_mine.py"
+    with multiprocessing.get_context(method).Pool(1) as pool:
+        return pool.map(double, [1, 2]), __name__, __package__
+
 results = {}
 with sky.ComputePool(slots=1, console="off") as pool:
     c = C()
@@ -243,6 +253,7 @@ with sky.ComputePool(slots=1, console="off") as pool:
     results["trained"] = [call() >> pool for call in (trains, trains, optimizes, trains, optimizes)]
     results["held"] = [holds(C()) >> pool, holds(C()) >> pool]
     results["main"] = is_main() >> pool
+    results["spawned"] = [spawned(method) >> pool for method in ("spawn", "forkserver")]
     old = C
     class C:
         count = 7
@@ -317,6 +328,31 @@ def test_a_class_that_is_defined_again_is_another_class(state: dict[str, Any]) -
 
 def test_pickle_and_typing_find_the_classes_of_the_script_on_a_node(state: dict[str, Any]) -> None:
     assert state["main"] == [[2, 2], "C"]
+
+
+def test_a_function_that_reads_its_file_does_not_make_children_run_the_script(state: dict[str, Any]) -> None:
+    assert state["spawned"] == [[[2, 4], "__main__", None]] * 2
+
+
+@pytest.mark.slow
+def test_a_kernel_of_triton_travels(tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="triton is not installed; it is no part of .[dev], being 1 GB")
+    script = """
+        import json, sys
+        import skypool as sky, triton, triton.language as tl
+
+        @triton.jit
+        def add(x, n, B: tl.constexpr):
+            tl.store(x, tl.load(x) + n)
+
+        @sky.compute
+        def text():
+            return add.src
+
+        with sky.ComputePool(slots=1, console="off") as pool:
+            json.dump(text() >> pool, sys.stdout)
+    """
+    assert run_script(tmp_path, script).startswith("def add(x, n, B: tl.constexpr):")
 
 
 # --- the text of scripts -----------------------------------------------------------------------------------------

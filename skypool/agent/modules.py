@@ -58,6 +58,22 @@ class FoundPackage:
     why: str
 
 
+class ScriptModule(ModuleType):
+    """The module `__main__` of a worker, which has the globals of the client's script.
+
+    It says that it has no file, although functions of the script may read `__file__`. Otherwise multiprocessing would
+    run the script in the children that it starts.
+    """
+
+    @property
+    def __file__(self) -> str:  # type: ignore[override]
+        raise AttributeError("the script of the client is no file on this node")
+
+    @property
+    def __spec__(self) -> None:  # type: ignore[override]
+        return None
+
+
 class UserModules:
     """An import hook for the modules that the user wrote, which the client sends.
 

@@ -27,7 +27,7 @@ from skypool.agent.batch import LARGEST_END, Pipes
 from skypool.agent.capture import PRINTED, Capture
 from skypool.agent.import_clock import ImportClock
 from skypool.agent.left_behind import end_processes, holds_process_group
-from skypool.agent.modules import FoundPackage, UserModules, take_source
+from skypool.agent.modules import FoundPackage, ScriptModule, UserModules, take_source
 from skypool.agent.notice import Herald
 from skypool.agent.output_stream import OutputStream
 from skypool.agent.packets import CLOEXEC, PACKET, SPACE, descriptors
@@ -182,7 +182,7 @@ class Worker:
         user's modules, and the handlers for signals, for ignored exceptions and for forks. Also connects
         `skypool.runtime` and `codec` with this worker.
         """
-        main = types.ModuleType("__main__")
+        main = ScriptModule("__main__")
         main.__dict__["__builtins__"] = __builtins__
         sys.modules["__main__"] = main
         namespaces.own_main(main.__dict__)

@@ -47,7 +47,8 @@ class _Fingerprinter(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
     """A pickler for `fingerprint`: definitions are named by their ids, and functions by their parts."""
 
     dispatch_table: ClassVar[Any] = ChainMap(
-        cast(Any, named.REDUCERS | {CodeType: lambda code: (_part, (hash(code),))}),
+        cast(Any, {CodeType: lambda code: (_part, (hash(code),))}),
+        cast(Any, named.REDUCERS),
         cast(Any, cloudpickle.Pickler.dispatch_table),
     )
 

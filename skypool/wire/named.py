@@ -185,6 +185,42 @@ def _reduce_weak_dictionary(mapping: Any) -> Any:
     return type(mapping), (dict(mapping),)
 
 
+_TRITON = "triton.runtime.jit"
+_KERNEL_OPTIONS = (
+    "version",
+    "do_not_specialize",
+    "do_not_specialize_on_alignment",
+    "debug",
+    "noinline",
+    "launch_metadata",
+)
+
+
+def _reduce_kernel(kernel: Any) -> Any:
+    """Pickle a kernel of `triton.jit`, which has a lock, by its function. What was compiled stays here."""
+    if _travels_by_name(kernel):
+        return kernel.__qualname__
+    options = {name: value for name in _KERNEL_OPTIONS if (value := getattr(kernel, name, None)) is not None}
+    id_ = identity.id_of(kernel) if identity.is_named(kernel) else None
+    return _kernel, (id_, type(kernel), kernel.fn, options)
+
+
+def _kernel(id_: str | None, kind: Any, function: FunctionType, options: dict[str, Any]) -> Any:
+    found = None if id_ is None else identity.known(id_)
+    if found is not None and (found.fn is function or identity.is_own(found)):
+        return found
+    made = kind(function, **options)
+    return made if id_ is None else identity.replace(id_, "", made)
+
+
+def learn_libraries() -> None:
+    """Add the types of libraries that have been imported to `REDUCERS`."""
+    if _TRITON in sys.modules:
+        kind = getattr(sys.modules[_TRITON], "JITFunction", None)
+        if kind is not None:
+            REDUCERS.setdefault(kind, _reduce_kernel)
+
+
 REDUCERS: dict[type, Callable[[Any], Any]] = {
     **dict.fromkeys(_VARIABLES, _reduce_variable),
     typing.NewType: _reduce_new_type,

@@ -108,6 +108,7 @@ def _new_globals(key: Key, base: dict[str, Any]) -> dict[str, Any]:
     global _main
     if key[1] == "__main__" and _main is not None:
         values, _main = _main, None
+        values.update(base)
         return values
     return {**base, "__builtins__": builtins.__dict__}
 

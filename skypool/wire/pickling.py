@@ -51,12 +51,14 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
     """
 
     def __init__(self, *args: Any, keeps: bool = True, **kwargs: Any) -> None:
+        named.learn_libraries()
         super().__init__(*args, **kwargs)
         self.keeps = keeps
         self.codes: list[CodeType] = []
 
     dispatch_table: ClassVar[Any] = ChainMap(
-        cast(Any, {io.TextIOWrapper: _no_file, CodeType: definitions.reduce_code, **named.REDUCERS}),
+        cast(Any, {io.TextIOWrapper: _no_file, CodeType: definitions.reduce_code}),
+        cast(Any, named.REDUCERS),
         cast(Any, cloudpickle.Pickler.dispatch_table),
     )
 
