@@ -93,7 +93,13 @@ def is_users(path: str | None) -> bool:
     """
     if not path or not os.path.isabs(path):
         return False
-    return not os.path.realpath(path).startswith(_installed())
+    if os.path.islink(path):
+        return not os.path.realpath(path).startswith(_installed())
+    folder, name = os.path.split(path)
+    return not os.path.join(_real_folder(folder), name).startswith(_installed())
+
+
+_real_folder = cache(os.path.realpath)
 
 
 _is_users_file = cache(is_users)
@@ -367,23 +373,26 @@ def _metadata() -> Unit:
             names = os.listdir(place or ".")
         except OSError:
             continue
-        for name in sorted(names):
-            folder = Path(place or ".", name)
+        for name in sorted(each for each in names if each.endswith((".dist-info", ".egg-info"))):
+            folder = os.path.join(place or ".", name)
             if name.startswith(("skypool-", "skypool.")):
                 continue
-            if name.endswith(".dist-info") and (is_own or _is_editable(folder)):
-                each = ("METADATA", "entry_points.txt", "top_level.txt")
-            elif name.endswith(".egg-info") and is_own:
-                each = ("PKG-INFO", "entry_points.txt", "top_level.txt")
+            if name.endswith(".egg-info"):
+                each = ("PKG-INFO", "entry_points.txt", "top_level.txt") if is_own else ()
             else:
-                continue
-            files.update({f"{name}/{file}": folder / file for file in each if (folder / file).is_file()})
+                each = ("METADATA", "entry_points.txt", "top_level.txt") if is_own or _is_editable(folder) else ()
+            for file in each:
+                if os.path.isfile(os.path.join(folder, file)):
+                    files[f"{name}/{file}"] = Path(folder, file)
     return _unit(METADATA, *_contents(files))
 
 
-def _is_editable(folder: Path) -> bool:
+def _is_editable(folder: str) -> bool:
+    path = os.path.join(folder, "direct_url.json")
+    if not os.path.exists(path):  # as for most
+        return False
     try:
-        about = json.loads((folder / "direct_url.json").read_bytes())
+        about = json.loads(Path(path).read_bytes())
         return bool(about["dir_info"]["editable"]) and is_users(unquote(urlparse(about["url"]).path))
     except (OSError, ValueError, KeyError, TypeError):
         return False
