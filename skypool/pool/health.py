@@ -159,11 +159,16 @@ class _Identities:
 
     def only(self, sample: NodeSample) -> NodeSample:
         """Return a sample without devices and causes beyond the limits."""
-        kept = [each for each in sample.devices if self._is_known(each)]
-        return sample if len(kept) == len(sample.devices) else replace(sample, devices=tuple(kept))
+        if all(map(self._is_known, sample.devices)):  # as usual
+            return sample
+        return replace(sample, devices=tuple(filter(self._can_be_added, sample.devices)))
 
     def _is_known(self, device: DeviceSample) -> bool:
-        """Return True if the device and all its causes are known, or can be added. Otherwise it is left out."""
+        is_known = (device.kind, device.index, device.uuid) in self._devices
+        return is_known and (not device.throttled or self._causes.issuperset(device.throttled))
+
+    def _can_be_added(self, device: DeviceSample) -> bool:
+        """Return True if there is room for the device and its causes, which are known from then on."""
         identity = (device.kind, device.index, device.uuid)
         causes = self._causes.union(device.throttled or ())
         if (identity not in self._devices and len(self._devices) >= _MOST_DEVICES) or len(causes) > _MOST_CAUSES:

@@ -92,9 +92,8 @@ class SampleStore:
             if abs(each.time - now) > _CLOCKS:
                 each = replace(each, time=now)
             row = _row(each)
-            if not self._quota.take(each.node, _LARGEST, row.size):
+            if row.size > _LARGEST.most and not self._quota.take(each.node, _LARGEST, row.size):
                 continue
-            self._quota.give_back(each.node, _LARGEST, row.size)
             new.append(each)
             is_kept = self._quota.take(each.node, WAITING, row.size)
             with self._lock:

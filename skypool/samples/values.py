@@ -212,8 +212,8 @@ def _read(kind: type[T], said: object, printable: Callable[[str], str]) -> T:
     for name, value in said.items():
         if value is not None and (check := checks.get(name)):
             given[name] = check(name, value, printable)
-    for part, whole in _PARTS:
-        if given.get(part) is not None and given.get(whole) is not None and given[part] > given[whole] * _ROUNDED:
+    for part, whole in _PARTS_OF[kind]:
+        if (most := given.get(whole)) is not None and (used := given.get(part)) is not None and used > most * _ROUNDED:
             given[part] = None
     try:
         return kind(**given)
@@ -240,7 +240,7 @@ def _memory_of(name: str, value: object, printable: Callable[[str], str]) -> dic
         raise ValueError(f"the field {name!r} must be an object of at most {_MANY} entries")
     if not all(len(pid) < 20 and pid.isdecimal() for pid in value):
         raise ValueError(f"the field {name!r} must be an object with process ids")
-    read = {pid: _measured("memory_mib", mib, printable) for pid, mib in value.items()}
+    read = {pid: _measured("memory_used_mib", mib, printable) for pid, mib in value.items()}
     return {pid: mib for pid, mib in read.items() if mib is not None}
 
 
@@ -254,7 +254,7 @@ def _measured(name: str, value: object, _: Callable[[str], str]) -> float | None
     """Return a measured number; None if it cannot be true."""
     if type(value) is not float and type(value) is not int:
         raise ValueError(f"the field {name!r} is no number")
-    least, most = _PLAUSIBLE.get(name.rpartition("_")[2], (0.0, _MOST))
+    least, most = _LIMITS[name]
     return float(value) if least <= value <= most else None  # NaN is neither
 
 
@@ -262,7 +262,7 @@ def _counted(name: str, value: object, _: Callable[[str], str]) -> int | None:
     """Return a counted number; None if it cannot be true."""
     if type(value) is not int:
         raise ValueError(f"the field {name!r} is no whole number")
-    least, most = _PLAUSIBLE.get(name.rpartition("_")[2], (0, (1 << 63) - 1))
+    least, most = _LIMITS[name]
     return value if least <= value <= most else None
 
 
@@ -320,6 +320,16 @@ _CHECKS_OF: dict[type[Any], dict[str, _Check]] = {
     for kind in _KINDS
 }
 """The check of each field. These tables are made once, because samples come each second."""
+_LIMITS: dict[str, tuple[float, float]] = {
+    each.name: _PLAUSIBLE.get(each.name.rpartition("_")[2], (0, _MOST if "float" in str(each.type) else (1 << 63) - 1))
+    for kind in _KINDS
+    for each in fields(kind)
+}
+"""The least and the largest number that can be true, by field."""
+_PARTS_OF: dict[type[Any], tuple[tuple[str, str], ...]] = {
+    kind: tuple(pair for pair in _PARTS if pair[0] in _CHECKS_OF[kind]) for kind in _KINDS
+}
+"""The pairs of `_PARTS` that a kind of sample has."""
 _DEFAULTS: dict[type[Any], tuple[tuple[str, Any], ...]] = {
     kind: tuple((each.name, each.default) for each in fields(kind)) for kind in _KINDS
 }
