@@ -51,3 +51,11 @@ def test_hostile_nodes_cost_their_client_little() -> None:
     argv = [sys.executable, "-m", "tests.soak.hostile", "--runs", "21", "--seed", "7"]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_calls_see_what_a_script_defined_when_they_were_sent() -> None:
+    argv = [sys.executable, "-m", "tests.soak.travel", "--seed", "7", "--worlds", "20"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]

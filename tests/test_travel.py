@@ -488,6 +488,27 @@ def test_an_exception_comes_home_whole_raised_or_returned_alone_or_in_a_group(er
         assert is_whole(back.exceptions[0] if isinstance(back, ExceptionGroup) else back)
 
 
+def test_exceptions_that_cannot_be_pickled_come_back_returned_as_they_come_raised() -> None:
+    def fail(how: str) -> Any:
+        import threading
+
+        error = ValueError("held")
+        error.lock = threading.Lock()  # type: ignore[attr-defined]
+        if how == "raised":
+            raise error
+        return {"errors": [error, KeyError("k")]} if how == "returned" else [error, threading.Lock()]
+
+    with sky.ComputePool(slots=1, console="off") as pool:
+        back = pool.submit(fail, "returned").result(60)["errors"]
+        with pytest.raises(ValueError, match="held") as raised:
+            pool.submit(fail, "raised").result(60)
+        with pytest.raises(sky.PickleError, match=r"lock"):
+            pool.submit(fail, "a lock, too").result(60)
+    assert [repr(each) for each in back] == ["ValueError('held')", "KeyError('k')"]
+    assert back[0].__notes__ == ["attributes left out because they cannot be pickled: lock"]
+    assert raised.value.__notes__[0] == back[0].__notes__[0]
+
+
 def test_two_versions_of_numpy_are_named_where_they_meet() -> None:
     modules = UserModules(lambda *_: FoundPackage(None, "", (), ""), "/nowhere")
     modules._numpy = "1.26.4"

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from typing import Any, Protocol
 
 from skypool.agent.shield import Cancelled, Closed, Shield
-from skypool.wire import codec
+from skypool.wire import codec, exceptions
 from skypool.wire.frames import INLINE, Buffer, Frame, Kind
 
 _SHORT = 4096
@@ -113,7 +113,7 @@ class Sender:
             entry = item
             size = 64 + (len(item) if type(item) in (str, bytes) else 0)
         else:
-            buffers = codec.dump_result(item, f"item {self._count} of {self._name}")
+            buffers = exceptions.dump_result(item, f"item {self._count} of {self._name}")
             size = sum(len(b) for b in buffers) + 64
             if len(buffers) > 1 or size > INLINE // 4:
                 self._put_large(buffers, size)

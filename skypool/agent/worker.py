@@ -572,7 +572,7 @@ class Worker:
             if not _is_success(e):
                 raise
             value = None
-        return codec.dump_result(value, f"the result of {name}")
+        return exceptions.dump_result(value, f"the result of {name}")
 
     def _captured(self, function: Callable[..., Any], args: Any, kwargs: Any) -> codec.Captured:
         """Run a function and return its value with everything that it and its child processes printed.

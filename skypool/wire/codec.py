@@ -27,7 +27,9 @@ _SMALL_BUFFER = 1024
 """The size in bytes from which an array's memory becomes a buffer of its own. Smaller memory stays in the pickle."""
 
 
-def dumps(value: object, what: str = "value", codes: list[CodeType] | None = None) -> list[Buffer]:
+def dumps(
+    value: object, what: str = "value", codes: list[CodeType] | None = None, kind: type[Pickler] = Pickler
+) -> list[Buffer]:
     """Serialize a value: return its pickle, and then the memory of its large arrays, which is not copied.
 
     `loads` reads these buffers.
@@ -36,6 +38,7 @@ def dumps(value: object, what: str = "value", codes: list[CodeType] | None = Non
         value: anything that cloudpickle can pickle.
         what: the name of the value in messages, such as `train(cfg=…)`. The path in a PickleError starts with it.
         codes: a list that gets the code of the functions that were pickled by value.
+        kind: the class of the pickler.
 
     Raises:
         PickleError: the value cannot be pickled. The message names the part of the value that is the cause.
@@ -45,7 +48,7 @@ def dumps(value: object, what: str = "value", codes: list[CodeType] | None = Non
     buffers: list[Buffer] = [b""]
     try:
         with io.BytesIO() as file:
-            pickler = Pickler(file, PROTOCOL, buffer_callback=_collector(buffers), keeps=codes is None)
+            pickler = kind(file, PROTOCOL, buffer_callback=_collector(buffers), keeps=codes is None)
             pickler.dump(value)
             buffers[0] = file.getvalue()
             if codes is not None:

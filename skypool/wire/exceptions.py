@@ -8,11 +8,11 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from skypool.errors import RemoteError
+from skypool.errors import PickleError, RemoteError
 from skypool.wire import codec, rebuilt
 from skypool.wire.blame import failure_of, name_of, short, text_of
 from skypool.wire.frames import Buffer
-from skypool.wire.pickling import PROTOCOL, pickled
+from skypool.wire.pickling import PROTOCOL, Pickler, pickled
 
 STOPPED_IN = "it was stopped in:\n"
 """How the note begins that tells what a call was doing when it was stopped."""
@@ -113,6 +113,35 @@ def dump_one(error: BaseException, home: bool = True) -> ErrorLink:
             if text_of(back) == text:
                 return candidate_data, kind, text, "", notes
     return data, kind, text, why, notes
+
+
+class _LenientPickler(Pickler):
+    """A pickler that sends an exception which cannot be pickled in part, or as its name and text, as if it was raised."""
+
+    def reducer_override(self, thing: Any) -> Any:
+        if isinstance(thing, BaseException) and failure_of(thing) is not None:
+            return _load_one, dump_one(thing, home=False)
+        return super().reducer_override(thing)
+
+
+def dump_result(value: object, what: str) -> list[Buffer]:
+    """Return the buffers of the value that a call has returned, as `codec.dump_result` does.
+
+    Exceptions among the parts of the value need not be picklable: they come as they would come if they were raised.
+
+    Raises:
+        PickleError: another part of the value cannot be pickled.
+        UntrustedResult: the client takes plain data only, and the value is more than that.
+    """
+    try:
+        return codec.dump_result(value, what)
+    except PickleError as e:
+        if codec.result_writer is not None:
+            raise
+        try:
+            return codec.dumps(value, what, kind=_LenientPickler)
+        except PickleError:
+            raise e from e.__cause__
 
 
 class _Rebuilt:
