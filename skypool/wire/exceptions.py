@@ -116,7 +116,7 @@ def dump_one(error: BaseException, home: bool = True) -> ErrorLink:
 
 
 class _LenientPickler(Pickler):
-    """A pickler that sends an exception which cannot be pickled in part, or as its name and text, as if it was raised."""
+    """A pickler that sends exceptions that cannot be pickled as raised ones: in part, or their name and text."""
 
     def reducer_override(self, thing: Any) -> Any:
         if isinstance(thing, BaseException) and failure_of(thing) is not None:

@@ -196,23 +196,22 @@ CHANGES = (
 
 def arguments(dice: random.Random) -> Any:
     n = dice.randrange(100)
-    return dice.choice(
-        [
-            lambda: None,
-            lambda: n,
-            lambda: Point(n),
-            lambda: Slotted(n),
-            lambda: dice.choice(list(Color)),
-            lambda: HELD,
-            lambda: first,
-            lambda: third,
-            lambda: lambda: (n, NUMBER, first()),
-            lambda: [Point(1), Color.RED, first, Slotted],
-            lambda: Point,
-            lambda: Point(n).far,
-            lambda: ITEMS,
-        ]
-    )()
+    kinds: list[Callable[[], Any]] = [
+        lambda: None,
+        lambda: n,
+        lambda: Point(n),
+        lambda: Slotted(n),
+        lambda: dice.choice(list(Color)),
+        lambda: HELD,
+        lambda: first,
+        lambda: third,
+        lambda: lambda: (n, NUMBER, first()),
+        lambda: [Point(1), Color.RED, first, Slotted],
+        lambda: Point,
+        lambda: Point(n).far,
+        lambda: ITEMS,
+    ]
+    return dice.choice(kinds)()
 
 
 def world(seed: int) -> int:
