@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import sqlite3
 import sys
 import time
@@ -39,7 +41,7 @@ from skypool.samples.store import SampleStore, history, sizes
 from skypool.samples.values import DeviceSample, NodeSample
 from skypool.shipping.user_modules import Lender
 from skypool.wire.frames import Frame, Kind, frame, scan
-from skypool.wire.transport import CommandStream
+from skypool.wire.transport import CommandStream, Errand
 from tests.conftest import memory
 
 STRANGER = 7
@@ -379,6 +381,32 @@ def test_a_command_that_complains_without_end_does_not_hold_up_who_asks() -> Non
     finally:
         stream.shut()
         stream.close(0.0)
+
+
+@pytest.mark.parametrize("fd", [1, 2])
+def test_an_answer_of_a_host_without_end_is_cut_off(fd: int) -> None:
+    began, before = time.monotonic(), memory()
+    program = f"import os\nwhile True: os.write({fd}, b'x' * 65536)"
+    status, out, said = Errand([sys.executable, "-c", program], b"").result(time.monotonic() + 60)
+    assert status == -signal.SIGKILL
+    assert len(out) < 5 << 20
+    assert len(said) <= 4096
+    assert time.monotonic() - began < 50
+    assert memory() - before < 50 << 20
+
+
+def test_an_answer_of_a_host_is_whole_although_another_process_keeps_its_stderr_open() -> None:
+    errand = Errand(["sh", "-c", "cat; echo done; echo why >&2; sleep 60 >/dev/null <&- & exit 3"], b"given\n")
+    began = time.monotonic()
+    assert errand.result(time.monotonic() + 60) == (3, "given\ndone\n", "why")
+    assert time.monotonic() - began < 30
+    os.killpg(errand._process.pid, signal.SIGKILL)
+
+
+def test_an_answer_that_does_not_come_in_time_is_an_error() -> None:
+    for command in ("sleep 60", "exec >&-; sleep 60"):
+        with pytest.raises(TimeoutError, match="did not end in time"):
+            Errand(["sh", "-c", command], b"").result(time.monotonic() + 1)
 
 
 # --- the setup of a machine ----------------------------------------------------------------------------------

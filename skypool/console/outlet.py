@@ -22,7 +22,7 @@ from typing import Literal, TextIO
 from skypool.console.lines import Lines, harmless
 from skypool.text import encodable
 
-MOST = 64 << 20
+MOST = 8 << 20
 """Maximum number of characters that wait for a slow reader (the terminal or program that takes the output)."""
 PATIENCE = 1.0
 """Seconds that a writer waits for room. Then its text is dropped, and a note about that is written."""

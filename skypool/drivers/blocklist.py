@@ -13,6 +13,8 @@ from skypool.safety import private
 
 REMEMBERED = 86400.0
 """Seconds for which a failed machine stays on the blocklist."""
+_LONGEST = 1000
+"""The most characters of a reason."""
 
 
 def note(provider: str, machine: int, why: str) -> None:
@@ -23,13 +25,13 @@ def note(provider: str, machine: int, why: str) -> None:
     Args:
         provider: name of the driver.
         machine: the provider's number of the machine.
-        why: the reason, as text.
+        why: the reason, as text. Its first 1,000 characters are kept.
 
     Raises:
         OSError: the blocklist, a folder with a file for each machine, cannot be written, or another user can change it.
     """
     folder = private.folder(place(provider), private.STATE)
-    (folder / str(machine)).write_text(why, "utf-8", "backslashreplace")
+    (folder / str(machine)).write_text(why[:_LONGEST], "utf-8", "backslashreplace")
 
 
 def known(provider: str) -> dict[int, str]:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import re
+import selectors
 import shlex
 import signal
 import socket
@@ -347,11 +348,17 @@ def _widen(end: socket.socket) -> None:
         return
 
 
+_LONGEST = 4 << 20
+"""The most bytes that an `Errand` may write."""
+_COMPLAINT = 4096
+"""The bytes of its stderr that are kept, from the end."""
+
+
 class Errand:
     """A running command that gets its whole stdin at the start. Its output is kept until `result` is called.
 
-    The command counts as ended when its own process ends. Other processes that the command started are not waited for,
-    even if they keep stderr open.
+    The command counts as ended when its own process has ended, and its stdout. Other processes that the command started
+    are not waited for, even if they keep stderr open.
 
     Args:
         argv: the local command, which starts at once.
@@ -362,19 +369,19 @@ class Errand:
     """
 
     def __init__(self, argv: Sequence[str], given: bytes) -> None:
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - `result` closes it
         with tempfile.TemporaryFile() as stdin:
             stdin.write(given)
             stdin.seek(0)
             self._process = subprocess.Popen(
-                argv, stdin=stdin, stdout=subprocess.PIPE, stderr=self._said, start_new_session=True
+                argv, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
             )
 
     def result(self, until: float) -> tuple[int, str, str]:
         """Wait for the command and return its exit status, its stdout and its stderr. Call it once.
 
         The status is negative if a signal ended the command. A status other than 0 is returned, not raised. Stdout and
-        stderr are decoded as UTF-8; stderr is stripped.
+        stderr are decoded as UTF-8; stderr is stripped, and only its last 4 KiB are returned. A command that writes
+        more than 4 MiB is killed.
 
         Args:
             until: a time of `time.monotonic()`, in seconds. A command that still runs then is killed, with its process
@@ -383,21 +390,59 @@ class Errand:
         Raises:
             TimeoutError: the command was killed because it had not ended in time.
         """
-        with self._said, self._process:
+        out, said = bytearray(), bytearray()
+        with self._process:
             try:
-                out, _ = self._process.communicate(timeout=max(0.0, until - time.monotonic()))
+                if not self._read(out, said, until):
+                    self._kill()
+                self._process.wait(max(0.0, until - time.monotonic()))
             except BaseException as e:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
-                if isinstance(e, subprocess.TimeoutExpired):
+                self._kill()
+                if isinstance(e, (TimeoutError, subprocess.TimeoutExpired)):
                     raise TimeoutError(
                         "the command did not end in time and was killed; check that the machine to which the command "
                         "connects runs and can be reached"
                     ) from e
                 raise
-            self._said.seek(0)
-            said = plain(self._said.read().decode("utf-8", "replace")).strip()
-        return self._process.returncode, out.decode("utf-8", "replace"), said
+        complaint = plain(said.decode("utf-8", "replace")).strip()
+        return self._process.returncode, out.decode("utf-8", "replace"), complaint
+
+    def _read(self, out: bytearray, said: bytearray, until: float) -> bool:
+        """Read stdout to its end, and stderr as far as it came by then. Return False if the command wrote too much.
+
+        Raises:
+            TimeoutError: stdout has not ended in time.
+        """
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        total = 0
+        with selectors.DefaultSelector() as selector:
+            for file, kept in ((self._process.stdout, out), (self._process.stderr, said)):
+                os.set_blocking(file.fileno(), False)
+                selector.register(file, selectors.EVENT_READ, kept)
+            while self._process.stdout in {key.fileobj for key in selector.get_map().values()}:
+                ready = selector.select(max(0.0, until - time.monotonic()))
+                if not ready:
+                    raise TimeoutError
+                for key, _ in ready:
+                    part = os.read(key.fd, 65536)
+                    total += len(part)
+                    key.data.extend(part)
+                    del said[:-_COMPLAINT]
+                    if not part:
+                        selector.unregister(key.fileobj)
+                if total > _LONGEST:
+                    return False
+        with contextlib.suppress(BlockingIOError):
+            while total <= _LONGEST and (part := os.read(self._process.stderr.fileno(), 65536)):
+                total += len(part)
+                said.extend(part)
+                del said[:-_COMPLAINT]
+        return total <= _LONGEST
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
 
 def refusal(transport: Transport, node: int, said: str) -> ConnectionLost:
