@@ -347,10 +347,16 @@ class Worker:
         found = self._objects[key]
         return codec.loads([found.buffers[0], *map(bytearray, found.buffers[1:])]) if type(found) is _Small else found
 
-    def _function(self, key: str) -> tuple[str, Callable[..., Any] | runtime.Attended, namespaces.View] | None:
+    def _function(
+        self, key: str, view: namespaces.View | None = None
+    ) -> tuple[str, Callable[..., Any] | runtime.Attended, namespaces.View] | None:
         """Return (name, function, values of its globals) for the key of a function.
 
         At the first use, the function is fetched from the agent and unpickled.
+
+        Args:
+            key: the key.
+            view: the values of the globals of a function that must be unpickled again. None for any other function.
 
         Returns None if a module that this process has imported has changed on the client. Only a new process can import
         the changed module.
@@ -359,7 +365,7 @@ class Worker:
             SkypoolError: the client disconnected before the whole function had arrived.
             SpoolFull: the node had no room for the function.
         """
-        if key not in self._functions:
+        if key not in self._functions or view is not None:
             reply, fds = self._channel.fetch("function", key)
             if not reply.header.get("found"):
                 raise SkypoolError(
@@ -374,7 +380,7 @@ class Worker:
                 return None
             for file, source in about["sources"].items():
                 self._take_source(file, source)
-            view = namespaces.View()
+            view = view or namespaces.View()
             with namespaces.loading(view):
                 self._functions[key] = (reply.header["name"], codec.loads(pickled), view)
         return self._functions[key]
@@ -542,6 +548,8 @@ class Worker:
             Exception: the function raised it, or the arguments or the result could not be unpickled or serialized.
         """
         known = self._functions.get(header["fn"]) or self._function(header["fn"])
+        if known is not None and known[2].is_outdated():
+            known = self._function(header["fn"], known[2])
         if known is None:
             self._page.begin(self._slot, 0, time.monotonic())  # another worker may have it before this one has ended
             self._channel.send(Kind.RECALLED, {"id": self._channel.call}, [])

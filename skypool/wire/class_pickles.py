@@ -164,8 +164,8 @@ def _parts_of(function: FunctionType) -> tuple[Any, ...]:
 _EMPTY = cloudpickle._make_empty_cell()
 _kept: dict[tuple[str, str], _Kept | type] = {}
 """By module and name: the pickle of a class, or the class if it cannot be kept."""
-_applied: dict[str, tuple[str, int]] = {}
-"""By the id of a class: the version that was applied last, and the epoch of the globals at that time."""
+_applied: dict[str, tuple[str, int, int]] = {}
+"""By the id of a class: the version that was applied last, and the numbers of changes of globals and classes then."""
 
 
 def reduce_kept(kind: type, pickled: Callable[[type], bytes]) -> Any:
@@ -200,7 +200,7 @@ def _class(id_: str, sender: str, version: str, data: bytes) -> Any:
     found = identity.known(id_)
     if found is not None and (sender == identity.here() or identity.is_own(found)):
         return found
-    if found is None or _applied.get(id_) != (version, namespaces.epoch()):
+    if found is None or _applied.get(id_) != (version, namespaces.epoch(), identity.changes()):
         found = pickle.loads(data)
-        _applied[id_] = version, namespaces.epoch()
+        _applied[id_] = version, namespaces.epoch(), identity.changes()
     return found

@@ -353,6 +353,8 @@ class _Held:
 
 def _fill_class(kind: Any, state: tuple[Any, ...]) -> None:
     sender, version, attributes, registry, members, is_named = state
+    if identity.came_from(kind, sender):
+        namespaces.define(kind, version)
     if not identity.is_outdated(kind, sender, version):
         return
     setter = _maker(type(kind))

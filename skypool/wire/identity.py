@@ -102,6 +102,20 @@ def replace(id_: str, sender: str, made: Any) -> Any:
     return made
 
 
+_changes = 0
+
+
+def changes() -> int:
+    """Return a number that grows when a definition that is here is replaced by another version of it."""
+    return _changes
+
+
+def version_of(thing: Any) -> str | None:
+    """Return the version of a received definition that is here; None for one of this process."""
+    origin = _received.get(thing)
+    return None if origin is None else origin.version
+
+
 def is_own(thing: Any) -> bool:
     """Return True if a definition with an id was not received, but made in this process."""
     return thing not in _received
@@ -128,6 +142,9 @@ def names_of(thing: Any) -> frozenset[str]:
 
 def note(thing: Any, version: str | None, names: frozenset[str] = frozenset()) -> None:
     """Note which version of a received definition is here now."""
+    global _changes
+    if _received[thing].version not in (None, version):
+        _changes += 1
     _received[thing].version = version
     _received[thing].names = names
 

@@ -124,6 +124,23 @@ class View:
     def __init__(self) -> None:
         self._kept: list[_Entry] = []
         self._before: dict[tuple[Key, str], _Entry] = {}
+        self._classes: list[tuple[Any, str]] = []
+        self._changes = 0
+
+    def forget_classes(self) -> None:
+        """Forget the versions of classes, because the function is read again."""
+        self._classes = []
+
+    def define(self, kind: Any, version: str) -> None:
+        """Note the version of a class that the function uses."""
+        self._classes.append((kind, version))
+
+    def is_outdated(self) -> bool:
+        """Return True if a class that the function uses has another version here now, so that it is read again."""
+        if self._changes == identity.changes():
+            return False
+        self._changes = identity.changes()
+        return any(identity.version_of(kind) not in (None, version) for kind, version in self._classes)
 
     def leave(self) -> None:
         """Keep the values that the globals of this view have now."""
@@ -157,6 +174,7 @@ class View:
                 entry.shared.tokens[entry.name] = Token(f"{entry.token} {id(self)}")
         self._kept = [_entry(entry.shared, entry.name) for entry in self._before.values()]
         self._before = {}
+        self._changes = identity.changes()
 
     def _is_new(self, before: _Entry) -> bool:
         return _differ(before.token, before.shared.tokens.get(before.name, _Absent))
@@ -194,12 +212,19 @@ def loading(view: View) -> Iterator[None]:
     """Enter a new view, and let all globals that arrive meanwhile belong to it."""
     global _loading
     enter(view)
+    view.forget_classes()
     _loading = view
     try:
         yield
     finally:
         _loading = None
         view.settle()
+
+
+def define(kind: Any, version: str) -> None:
+    """Note the version of a class that has arrived, if the function of a call is being read."""
+    if _loading is not None:
+        _loading.define(kind, version)
 
 
 def bind(
