@@ -193,13 +193,13 @@ class Rows:
         with mock.patch.object(
             sky.Budget, "check_first_hour"
         ):  # a budget pays for an hour, unless it is told otherwise
-            pool, call = self.started(budget=30.0)
+            pool, call = self.started(budget=60.0)
         self.note(call)
         with suppress(SkypoolError):
             pool.stop()
 
     def max_lifetime(self) -> None:
-        pool, call = self.started(max_lifetime=3.0)
+        pool, call = self.started(max_lifetime=6.0)
         self.note(call)
         with suppress(SkypoolError):
             pool.stop()
@@ -275,7 +275,7 @@ END: dict[str, tuple[type[BaseException] | None, str]] = {
     "exception": (PoolClosed, "pool 'p' was stopped before the call ended"),
     "stop": (PoolClosed, "pool 'p' was stopped before the call ended"),
     "budget": (BudgetExceeded, "has spent"),
-    "max_lifetime": (LifetimeExceeded, "max_lifetime of 3 s is over"),
+    "max_lifetime": (LifetimeExceeded, "max_lifetime of 6 s is over"),
     "linger": (PoolClosed, "has had no work"),
     "linger_after_block": (None, ""),
     "unread_stream": (PoolClosed, "was left before this stream was read to its end"),

@@ -105,7 +105,7 @@ def test_a_pool_that_was_stopped_or_never_started_says_nothing(cloud: FakeCloud)
 
 @pytest.mark.filterwarnings("error::ResourceWarning")
 def test_a_pool_that_has_ended_by_itself_says_nothing(cloud: FakeCloud) -> None:
-    held = [sky.ComputePool(cloud, name="p", max_lifetime=1.0, console="off").start()]
+    held = [sky.ComputePool(cloud, name="p", linger=1.0, console="off").start()]
     eventually(lambda: held[0].phase == "ended", BOUND, "the end of the pool")
     held.clear()
     eventually(ended, BOUND, "the record of the end")

@@ -11,7 +11,7 @@ from skypool.checks import duration_words
 from skypool.errors import BudgetExceeded, LifetimeExceeded, PoolClosed
 from skypool.link.connection import Link
 from skypool.pool.linger import LingerWatch
-from skypool.rental.rental import Rental
+from skypool.rental.rental import NODE_LATER, Rental
 from skypool.rental.request import Terms
 
 PLANNED = (BudgetExceeded, LifetimeExceeded, PoolClosed)
@@ -70,7 +70,7 @@ class Limits:
         if left < float("inf") and now - self._told >= _TELL_EVERY:
             self._told = now
             for link in links:
-                link.allow(left)
+                link.allow(left + NODE_LATER)
         return min(left, LOOK)
 
     async def watch_pauses(self) -> None:

@@ -42,8 +42,8 @@ from skypool.wire.keys import Keys
 
 _BOOT = 120.0
 """Seconds that are added to the lease for the expiry time in a machine's tag, as a new machine must boot first."""
-_NODE_LATER = 5.0
-"""Seconds by which nodes end themselves later than the pool, when its lifetime is over."""
+NODE_LATER = 5.0
+"""Seconds by which nodes end themselves later than the pool, so that the pool ends first and can say why."""
 REPRICE = 600.0
 """Seconds after which the prices of spot machines are read again."""
 _HEADROOM = 1.25
@@ -448,10 +448,10 @@ class Rental:
     def node_lifetime(self) -> float | None:
         """Return the seconds after which a node that starts now must end itself; None for no such limit. Blocks.
 
-        It is a little later than the end of the pool, so that the pool ends first and can say why.
+        It is a little later than the end of the pool.
         """
         left = self._lifetime_left
-        return None if left == math.inf else max(0.0, left) + _NODE_LATER
+        return None if left == math.inf else max(0.0, left) + NODE_LATER
 
     def check_owner(self) -> None:
         """Check in the ledger whether this process still has the pool. Do nothing if the ledger does not know. Blocks.

@@ -32,8 +32,10 @@ from skypool.testing import FakeCloud, Stock
 from tests.bill import Item, bill
 from tests.work import add, endless, nap
 
-LATE = 6.0
-"""Seconds of rent after the promised end that are not counted: this computer may be busy with other worlds."""
+LATE = 15.0
+"""Seconds of rent after the promised end that are not counted, as this computer may be busy; far below `LEASE`."""
+LEASE = 60.0
+"""Seconds after which a machine that was forgotten ends itself."""
 PRICE = 3600.0
 """USD an hour for a machine, which is 1 USD a second."""
 _WORD = os.fsdecode(b"caf\xe9")
@@ -106,8 +108,8 @@ class LivingWorld:
             name=self.name,
             nodes=self.nodes,
             slots=4,
-            lease=30.0,
-            liveness=2.0,
+            lease=LEASE,
+            liveness=4.0,
             console="off",
             max_lifetime=self.lifetime,
             budget=self.budget,
