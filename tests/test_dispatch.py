@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import pytest
 
 from skypool.calls.dispatch import Dispatch
-from skypool.calls.futures import CallFuture, Items
+from skypool.calls.futures import CallFuture, Items, ResultCell
 from skypool.calls.options import Options
 from skypool.calls.pending import Code, PendingCall
 from skypool.errors import (
@@ -29,6 +31,7 @@ from skypool.trust.reader import DataReader
 from skypool.wire import codec, exceptions
 from skypool.wire import frames as wire
 from skypool.wire.frames import INLINE, Buffer, Kind
+from tests.conftest import eventually
 
 CODE = Code("c0de", "train", (b"function", b"{}"))
 OTHER = Code("0ther", "other", (b"another", b"{}"))
@@ -100,6 +103,7 @@ class Office:
             lambda _: None,
         )
         self.links: dict[int, Paper] = {}
+        self.waiting: deque[PendingCall] = deque()
         for node, count in enumerate(slots):
             self.join(node, count)
 
@@ -271,6 +275,100 @@ def test_a_node_that_leaves_gives_its_calls_to_the_others_that_they_are_for() ->
     assert isinstance(error_of(office.send(node=(0, 1))), NodeInterrupted)
 
 
+def lines_of(work: Callable[[], object]) -> int:
+    """Return how many lines of Python a function executes, with those of all that it calls."""
+    count = 0
+
+    def trace(*_: object) -> Any:
+        nonlocal count
+        count += 1
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def one_after_the_other(office: Office) -> None:
+    for _ in range(50):
+        office.end(office.send())
+
+
+def on_some_nodes(office: Office) -> None:
+    every = tuple(sorted(office.links))
+    for _ in range(50):
+        office.end(office.send(node=every))
+
+
+def while_others_wait(office: Office) -> None:
+    for _ in range(50):
+        office.end(office.waiting.popleft())
+        office.waiting.append(office.send())
+
+
+def failing_and_again(office: Office) -> None:
+    for _ in range(50):
+        pending = office.send(retries=1, retry_on=(KeyError,))
+        office.fail(pending, KeyError("again"))
+        office.end(pending)
+
+
+def bound_to_a_node(office: Office) -> None:
+    for _ in range(50):
+        office.end(office.send(node=1))
+
+
+def short_ones(office: Office) -> None:
+    for _ in range(20):
+        office.end(*office.send_many(10), seconds=1e-5)
+
+
+@pytest.mark.parametrize(
+    "work", [one_after_the_other, on_some_nodes, while_others_wait, failing_and_again, bound_to_a_node, short_ones]
+)
+def test_the_cost_of_a_call_does_not_grow_with_the_number_of_nodes(work: Callable[[Office], None]) -> None:
+    counts = []
+    for nodes in (16, 400):
+        office = Office(*[1] * nodes)
+        if work is while_others_wait:
+            office.waiting.extend(office.send_many(nodes + 10))
+        elif work is short_ones:
+            office.end(*office.send_many(nodes), seconds=1e-5)
+        work(office)  # whatever is done for the first time only
+        counts.append(lines_of(lambda office=office: work(office)))  # type: ignore[misc]
+    assert counts[1] < 1.3 * counts[0], counts
+
+
+def test_a_map_begins_on_all_idle_nodes_although_its_first_calls_end_at_once() -> None:
+    office = Office(1, 1, 1)
+    busy = office.send(node=1)
+    first, *rest = [PendingCall(CODE, codec.dumps(((), {})), ResultCell(), Options()) for _ in range(5)]
+    assert office.dispatch.idle_lanes(first) == 2
+    office.dispatch.submit_spread([first, rest[0]])
+    office.end(first)
+    office.dispatch.submit(*rest[1:])
+    assert [each.at for each in (first, *rest)] == [0, 2, 0, -1, -1]
+    assert busy.at == 1
+
+
+def test_an_idle_node_takes_calls_over_only_if_the_busy_one_does_not_end_them_sooner() -> None:
+    office = Office(1, 1)
+    for node in (0, 1):
+        office.quick(node, 1e-5)
+    busy = office.send(node=1)
+    ahead = [PendingCall(CODE, codec.dumps(((), {})), ResultCell(), Options()) for _ in range(100)]
+    office.dispatch.submit(*ahead)
+    assert {each.at for each in ahead} == {0}
+    office.links[0].read()
+    office.end(busy, seconds=1e-5)
+    assert not office.links[0].told(Kind.RECALL), "100 calls of 10 µs have ended before some of them could move"
+    eventually(lambda: office.links[0].told(Kind.RECALL), 30, "a call that runs for longer than those before it")
+
+
 def test_an_idle_node_gets_calls_back_that_it_may_run() -> None:
     office = Office(1, 1, 1)
     for node in (0, 1, 2):
@@ -293,7 +391,10 @@ def test_the_queue_for_some_nodes_is_forgotten_when_it_is_empty() -> None:
     office = Office(1, 1, 1)
     for nodes in ((0, 1), (0, 2), (1, 2)):
         office.end(office.send(node=nodes))
-    assert sum(len(each.lanes[0].shared) for each in office.dispatch.node_queues.values()) == 2
+    for node in range(3, 100):
+        office.join(node)
+        office.end(office.send(node=(0, node)))
+    assert len(office.dispatch._waiting.queues) < 20
 
 
 def test_a_call_for_some_nodes_that_wait_fails_when_the_pool_ends() -> None:

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import secrets
-import sys
 import threading
+import time
 from collections import ChainMap, deque
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from functools import partial
@@ -25,12 +26,12 @@ from skypool import clock
 from skypool.calls.callbacks import Callbacks
 from skypool.calls.futures import CallFuture, Items, ResultCell
 from skypool.calls.idle import Idleness, IdleTime
-from skypool.calls.node_queue import Lane, LaneUse, NodeQueue, lanes_of
+from skypool.calls.node_queue import STUCK, Lane, LaneUse, NodeQueue, frame_full, lanes_of
 from skypool.calls.options import Options, no_such_node
 from skypool.calls.pending import Code, PendingCall
 from skypool.calls.progress import CallProgress, Ended, errors_in
 from skypool.calls.tally import CallTally
-from skypool.calls.waiting import WaitingCalls
+from skypool.calls.waiting import CallQueue, WaitingCalls
 from skypool.errors import (
     ConnectionLost,
     NodeInterrupted,
@@ -40,6 +41,7 @@ from skypool.errors import (
     gone_with,
     taken_back,
 )
+from skypool.event_loop import Loop
 from skypool.link.connection import Link
 from skypool.link.inbound import ItemWanted, Outcome, Outcomes, Recalled, Welcome, Yielded
 from skypool.link.inbox import Arrival
@@ -56,6 +58,10 @@ _STREAMS = 64
 
 _MOST_INHERITED = 10_000
 """The most calls of a former client that are taken over from a node that is not trusted. Each takes 2 KB of memory."""
+
+
+_LOOKED_AT = 8
+"""The most lanes with much work that are compared for an idle one."""
 
 
 def _then_acts(method: Callable[Concatenate[Dispatch, P], T]) -> Callable[Concatenate[Dispatch, P], T]:
@@ -119,7 +125,10 @@ class Dispatch:
         self.node_queues: dict[int, NodeQueue] = {}
         self.idle: dict[int, IdleTime] = {}
         self._waiting = WaitingCalls(self.node_queues)
-        self._enough = [0, 0]  # how many calls must wait before `_hand_out` is worth a try, by `Options.on_cpu`
+        self._staying: set[int] = set()  # the nodes that get new calls
+        self._put_back: dict[int, CallQueue] = {}  # queues to which calls were put back, by their identity
+        self._heavy: dict[Lane, NodeQueue] = {}  # lanes where calls wait that others may run, in the order of looks
+        self._looks = False  # True while `_look_for_stuck` is about to be called
         self.tally = CallTally(self._lock)
         self._progress = CallProgress(partial(self._lost, begun=True), on_feed, self.tally)
         self._objects: dict[str, list[Buffer]] = {}
@@ -148,27 +157,70 @@ class Dispatch:
         finally:
             self.act()
 
-    def _submit(self, pending_calls: Sequence[PendingCall]) -> None:
+    def _submit(self, pending_calls: Sequence[PendingCall], spread: bool = False) -> None:
+        queues: dict[int, CallQueue] = {}
         with self._lock:
-            for pending in pending_calls:
-                if self._closed is not None:
-                    raise self._too_late(pending.name)
-                pending.id = next(self._ids)
-                if type(pending.outlet) is not ResultCell:
-                    self._connect(pending)
-                if pending.node is None:
-                    self._waiting.anywhere[pending.options.on_cpu].append(pending)
-                elif isinstance(pending.node, tuple):
-                    self._submit_to_some(pending, pending.node)
-                elif (node_queue := self.node_queues.get(pending.node)) is None:
-                    raise no_such_node(self._pool, [pending.node], self.node_queues)
-                elif node_queue.leaving:
-                    self._lost(pending, node_queue.why_leaving, begun=False)
-                else:
-                    node_queue.lane(pending).pinned.append(pending)
-                    self._fill(node_queue)
-            if pending_calls:
-                self._send_on(pending_calls[-1])
+            try:
+                for pending in pending_calls:
+                    if self._closed is not None:
+                        raise self._too_late(pending.name)
+                    pending.id = next(self._ids)
+                    if type(pending.outlet) is not ResultCell:
+                        self._connect(pending)
+                    if isinstance(pending.node, int):
+                        self._submit_to_one(pending, pending.node)
+                    elif pending.node is None or self._has_one_of(pending, pending.node):
+                        queue = self._waiting.queue_of(pending)
+                        queue.append(pending)
+                        queues[id(queue)] = queue
+            finally:
+                for queue in queues.values():
+                    self._send_on(queue, spread)
+
+    def _submit_to_one(self, pending: PendingCall, node: int) -> None:
+        node_queue = self.node_queues.get(node)
+        if node_queue is None:
+            raise no_such_node(self._pool, [node], self.node_queues)
+        if node_queue.leaving:
+            self._lost(pending, node_queue.why_leaving, begun=False)
+        else:
+            node_queue.lane(pending).pinned.append(pending)
+            self._fill(node_queue)
+
+    def _has_one_of(self, pending: PendingCall, nodes: tuple[int, ...]) -> bool:
+        """Return True if one of these nodes can run a call. End the call with an error if all of them are leaving.
+
+        Raises:
+            UsageError: the pool has none of these nodes.
+        """
+        if any(node in self._staying for node in nodes):
+            return True
+        there = [self.node_queues[node] for node in nodes if node in self.node_queues]
+        if not there:
+            raise no_such_node(self._pool, nodes, self.node_queues)
+        self._lost(pending, there[0].why_leaving, begun=False)
+        return False
+
+    def submit_spread(self, pending_calls: Sequence[PendingCall]) -> None:
+        """Send calls as `submit` does, but first one to each idle lane. (A lane is the slots of one kind on a node.)
+
+        So a map over idle nodes begins on all of them, even if its first calls end before the last are sent.
+
+        Raises:
+            PoolClosed, UsageError: as `submit`.
+        """
+        try:
+            self._submit(pending_calls, spread=True)
+        finally:
+            self.act()
+
+    def idle_lanes(self, pending: PendingCall) -> int:
+        """Return the number of lanes that are idle and may run a call like this one, which is not submitted."""
+        with self._lock:
+            numbers = self._staying if pending.node is None else self._staying.intersection(pending.nodes)
+            there = (self.node_queues[node] for node in numbers)
+            lanes = [each.lane(pending) for each in there if each.is_up]
+            return sum(not each.underway and each.held is None for each in lanes)
 
     @_then_acts
     def submit_together(self, parts: Sequence[PendingCall]) -> bool:
@@ -180,7 +232,7 @@ class Dispatch:
             PoolClosed: the pool has ended.
         """
         with self._lock:
-            if self._closed is None and not all(pending.node in self._staying() for pending in parts):
+            if self._closed is None and not all(pending.node in self._staying for pending in parts):
                 return False
             self._submit(parts)
             return True
@@ -263,30 +315,6 @@ class Dispatch:
                 node_queue.services.underway[pending.id] = pending  # `resume` sends what the node does not know
                 node_queue.note_idle()
 
-    def _submit_to_some(self, pending: PendingCall, nodes: tuple[int, ...]) -> None:
-        """Send a call to one of these nodes, or queue it for them. End it with an error if all of them are leaving.
-
-        A leaving node is one whose machine the provider takes back. The least loaded node is tried first. Numbers of
-        nodes that the pool does not have are ignored, unless the pool has none of the nodes.
-
-        Args:
-            pending: the call.
-            nodes: the numbers of the nodes, in ascending order.
-
-        Raises:
-            UsageError: the pool has none of these nodes.
-        """
-        there = [self.node_queues[node] for node in nodes if node in self.node_queues]
-        if not there:
-            raise no_such_node(self._pool, nodes, self.node_queues)
-        staying = [node_queue for node_queue in there if not node_queue.leaving]
-        if not staying:
-            self._lost(pending, there[0].why_leaving, begun=False)
-            return
-        self._waiting.shared(nodes, pending.options.on_cpu).append(pending)
-        for node_queue in sorted(staying, key=lambda each: each.lane(pending).load):
-            self._fill_lane(node_queue, node_queue.lane(pending))
-
     def _lose_shared(self, node: int, error: BaseException) -> None:
         """End the waiting calls that only certain nodes may run, if these nodes are all gone or leaving.
 
@@ -297,56 +325,55 @@ class Dispatch:
             node: the node that has just gone or begun to leave.
             error: the reason why that node has gone or begun to leave.
         """
-        for pending in self._waiting.take_orphans(self._staying()):
+        for pending in self._waiting.take_orphans(self._staying):
             self._lost(pending, _lost_with_node(pending, node, error), begun=False)
 
-    def _send_on(self, last: PendingCall) -> None:
-        """Send waiting calls that any node may run, if a node has room. Otherwise leave them in their queue.
+    def _send_on(self, queue: CallQueue, spread: bool = False) -> None:
+        """Send waiting calls of a queue, if a node has room. Otherwise leave them in their queue.
 
-        If only one call waits, it goes to the first idle node. Otherwise, nodes with room are searched only when at
-        least as many calls wait as `_enough` says.
+        If only one call waits, it goes to the first idle lane. Otherwise, lanes with room are searched only when at
+        least as many calls wait as `queue.enough` says.
 
         Args:
-            last: the call that was added last. Only waiting calls of the same kind (with or without devices) are sent.
+            queue: the queue, to which calls were added.
+            spread: True to send one call to each idle lane first.
         """
-        on_cpu = last.options.on_cpu
-        queue = self._waiting.anywhere[on_cpu]
-        if len(queue) == 1:
-            for node_queue in self.node_queues.values():
-                lane = node_queue.lane(last)
-                if not lane.underway and node_queue.is_up and lane.held is None:
-                    node_queue.send([queue.popleft()])
-                    return
-        if len(queue) >= self._enough[on_cpu]:
+        while (spread or len(queue) == 1) and queue and (best := queue.best(queue[0])) and not best[1].underway:
+            pending = queue.popleft()
+            if not pending.stopped:
+                best[0].send([pending])
+        if len(queue) >= queue.enough:
             self._hand_out(queue)
 
     def frame_full(self, pending: PendingCall) -> int:
         """Return how many calls like this one may share a frame (one message to a node).
 
-        The answer may differ between nodes; the smallest number is returned. Return 1 if the pool has no node, or if
-        the call may not share a frame.
+        Return 1 if the call may not share a frame, or if no call of its function has ended yet.
         """
         with self._lock:
-            return min(
-                (node_queue.lane(pending).frame_full(pending) for node_queue in self.node_queues.values()), default=1
-            )
+            return frame_full(pending, self._progress.paces.get(pending.code.key))
 
-    def _hand_out(self, queue: deque[PendingCall]) -> None:
+    def _hand_out(self, queue: CallQueue) -> None:
         """Send waiting calls to the least loaded nodes, until no node has room or no call waits.
 
-        If calls are left, store in `_enough` how many calls must wait before another try makes sense.
+        If calls are left, store in `queue.enough` how many calls must wait before another try makes sense.
 
         Args:
             queue: the waiting calls. The calls that are sent are removed from its front.
         """
         while queue:
             first = queue[0]
-            best = self._roomiest(first)
-            if best is None or not self._fill_lane(best, best.lane(first)):
-                full = 1 if best is None else best.lane(first).frame_full(first)
-                enough = full if len(queue) < full else sys.maxsize  # no more tries until a call ends
-                self._enough[first.options.on_cpu] = enough
+            best = queue.best(first)
+            if best is None or not self._fill_lane(*best):
+                full = 1 if best is None else best[1].frame_full(first)
+                queue.enough = full if len(queue) < full else math.inf  # no more tries until a call ends
                 return
+
+    def _hand_out_again(self) -> None:
+        """Send calls that were put back to the queues where they waited, if a node has room."""
+        for queue in self._put_back.values():
+            self._hand_out(queue)
+        self._put_back.clear()
 
     def _connect(self, pending: PendingCall) -> None:
         """Connect the caller's future or stream to this dispatch, so that the caller can control the call.
@@ -364,21 +391,6 @@ class Dispatch:
             pending.outlet.on_cancel(lambda: self.stop(pending))
             pending.outlet.call_in(self.callbacks)
 
-    def _roomiest(self, pending: PendingCall) -> NodeQueue | None:
-        """Return the queue of the least loaded node that has room for a call like this one; None if no node has room.
-
-        The load is the number of calls under way (sent and not ended) per slot. A node that is not connected, or whose
-        machine the provider takes back, is not considered.
-        """
-        best = None
-        load = 1e9
-        for node_queue in self.node_queues.values():
-            lane = node_queue.lane(pending)
-            if len(lane.underway) / lane.slots < load and node_queue.is_up and lane.room(pending.together) > 0:
-                best = node_queue
-                load = len(lane.underway) / lane.slots
-        return best
-
     def _fill(self, node_queue: NodeQueue) -> None:
         """Send a node as many waiting calls as it has room for.
 
@@ -386,7 +398,6 @@ class Dispatch:
         and `on_drained` is called if no call is left on the leaving node.
         """
         if node_queue.leaving:
-            self._enough[:] = 0, 0
             self._leave(node_queue)
             return
         for lane in node_queue.lanes:
@@ -405,8 +416,7 @@ class Dispatch:
         """
         if lane.held is not None:
             return False
-        for on_cpu in lane.takes:
-            self._enough[on_cpu] = 0
+        self._waiting.offer(node_queue, lane)
         queue = self._waiting.next_queue(lane)
         if not queue:
             if len(self.node_queues) > 1 and not lane.underway and node_queue.is_up:
@@ -428,6 +438,8 @@ class Dispatch:
                 batch.append(pending)
         if batch:
             node_queue.send(batch)
+            if lane.spare > 0 and not isinstance(batch[-1].node, int):
+                self._heavy[lane] = node_queue
         return bool(batch)
 
     def _leave(self, node_queue: NodeQueue) -> None:
@@ -438,45 +450,73 @@ class Dispatch:
         Args:
             node_queue: the node that is leaving.
         """
-        for other in self.node_queues.values():
-            if self.pressed and other.is_up:
-                self._fill(other)
+        for queue in self._waiting.queues:
+            self._hand_out(queue)
         if node_queue.is_idle:
             self._on_drained(node_queue.node)
 
     def _recall_for(self, idle: NodeQueue, free: Lane) -> None:
-        """Ask the busiest other node to give back calls that it has not begun and that an idle lane may run.
+        """Ask a busier node to give back calls that it has not begun and that an idle lane may run.
 
-        About half of the calls that wait on the busiest node for a slot are asked for. That node gives them back later,
-        in a message. Nodes that are leaving or have not answered an earlier request are passed over. If no other node
-        has such calls, do nothing.
+        About half of the calls that wait there for a slot are asked for, but no more than the idle lane has room for.
+        That node gives them back later, in a message. Nodes that are leaving or have not answered an earlier request
+        are passed over. If nothing is worth it yet, look again soon: a call may run longer than those before it.
 
         Args:
             idle: the node that has nothing to do.
             free: the lane (slots of one kind) of that node that is idle.
         """
+        now = time.monotonic()
         busiest = None
-        spare = 0
-        for node_queue in self.node_queues.values():
-            for lane in node_queue.lanes:
-                fits = (
-                    node_queue is not idle
-                    and not node_queue.leaving
-                    and any(on_cpu in free.takes for on_cpu in lane.takes)
-                )
-                movable = sum(
-                    pending.options.on_cpu in free.takes
-                    and (pending.node is None or (isinstance(pending.node, tuple) and idle.node in pending.node))
-                    for pending in lane.underway.values()
-                )
-                waiting = movable - lane.slots
-                if fits and not lane.recalling and waiting > spare:
-                    busiest = (node_queue, lane)
-                    spare = waiting
+        may_be_stuck = False
+        for lane, node_queue in list(itertools.islice(self._heavy.items(), _LOOKED_AT)):
+            del self._heavy[lane]
+            if lane.spare <= 0 or self.node_queues.get(node_queue.node) is not node_queue:
+                continue
+            self._heavy[lane] = node_queue  # behind those that were not looked at
+            if node_queue is idle or node_queue.leaving or lane.recalling:
+                continue
+            if not any(each in free.takes for each in lane.takes):
+                continue
+            if not lane.is_late(now):
+                may_be_stuck = True
+            elif busiest is None or lane.spare > busiest[1].spare:
+                busiest = (node_queue, lane)
         if busiest is not None:
-            node_queue, lane = busiest
-            lane.recalling = True
-            node_queue.recall(lane, max(1, spare // 2))
+            self._recall(*busiest, idle.node, free)
+        elif may_be_stuck and not self._looks:
+            self._looks = True
+            loop = Loop.shared().loop
+            loop.call_soon_threadsafe(loop.call_later, STUCK, self._look_for_stuck)
+
+    def _recall(self, node_queue: NodeQueue, lane: Lane, node: int, free: Lane) -> None:
+        """Ask a node to give back calls of a lane that another node may run on its idle lane `free`."""
+        movable = [pending for pending in lane.underway.values() if _may_move(pending, node, free)]
+        spare = len(movable) - lane.slots
+        if spare <= 0:
+            del self._heavy[lane]  # until it gets other calls
+            return
+        lane.recalling = True
+        node_queue.recall(lane, max(1, min(spare // 2, free.room(movable[0].together))))
+
+    def _look_for_stuck(self) -> None:
+        """Let idle nodes take over calls that wait behind a call which runs for longer than those before it."""
+        with self._lock:
+            self._looks = False
+            now = time.monotonic()
+            for lane, node_queue in list(self._heavy.items()):
+                there = self.node_queues.get(node_queue.node) is node_queue and not node_queue.leaving
+                if lane.spare <= 0 or not there or lane.recalling:
+                    continue
+                for on_cpu in lane.takes:
+                    best = self._waiting.anywhere[on_cpu].best(next(iter(lane.underway.values())))
+                    if best is None or best[1].underway:
+                        continue
+                    if lane.is_late(now):
+                        self._recall(node_queue, lane, best[0].node, best[1])
+                    else:
+                        self._recall_for(*best)  # which has this called again
+                    break
 
     def stop(self, pending: PendingCall) -> None:
         """Stop a call that is waiting or running. Do nothing if the call has ended or was stopped before.
@@ -622,6 +662,7 @@ class Dispatch:
                 node, lanes, link, devices=welcome.devices, address=welcome.health.address
             )
             self.idle[node] = node_queue.idle
+            self._staying.add(node)
             for key in self._objects:
                 node_queue.give_object(key, self._objects[key])
             if self.gangs is not None:
@@ -687,6 +728,8 @@ class Dispatch:
         with self._lock:
             if node in self.node_queues:
                 self.node_queues[node].resumed = False
+                if self.gangs is not None:
+                    self.gangs.node_changed(node)
 
     @_then_acts
     def resume(self, node: int, welcome: Welcome) -> None:
@@ -722,6 +765,7 @@ class Dispatch:
             if self.gangs is not None:
                 self.gangs.resumed(node)
             self._fill(node_queue)
+            self._hand_out_again()
 
     def _unknown(self, node_queue: NodeQueue, lane: Lane, known: Container[int]) -> list[PendingCall]:
         """Return the calls of a lane that must be sent again because the node does not know them.
@@ -771,12 +815,14 @@ class Dispatch:
                 node_queue.retired = node_queue.retired and retired
                 return
             node_queue.leaving = True
+            self._staying.discard(node)
             node_queue.retired = retired
             node_queue.unhealthy = unhealthy
             for lane in node_queue.lanes:
                 while lane.pinned:
                     self._lost(lane.pinned.popleft(), node_queue.why_leaving, begun=False)
             self._lose_shared(node, node_queue.why_leaving)
+            self._hand_out_again()
             if self.gangs is not None:
                 self.gangs.node_leaving(node)
             node_queue.recall_all()
@@ -800,7 +846,7 @@ class Dispatch:
         with self._lock:
             if self._closed is not None:
                 raise self._too_late("a call")
-            nodes = self._staying() if named is None else set(named)
+            nodes = self._staying if named is None else set(named)
             missing = nodes - self.node_queues.keys()
             if missing:
                 raise no_such_node(self._pool, missing, self.node_queues)
@@ -813,7 +859,7 @@ class Dispatch:
             on_cpu: True for calls that need no device, False for all other calls.
         """
         with self._lock:
-            there = {node: self.node_queues[node].lanes for node in sorted(self._staying())}
+            there = {node: self.node_queues[node].lanes for node in sorted(self._staying)}
             return {node: lanes[-1 if on_cpu else 0].slots for node, lanes in there.items()}
 
     def can_start_on(self, node: int) -> bool:
@@ -822,7 +868,7 @@ class Dispatch:
         Return True, too, for a node that is not connected now.
         """
         with self._lock:
-            return node in self._staying()
+            return node in self._staying
 
     def why_leaving(self, node: int) -> ConnectionLost:
         """Return (do not raise) the error for what a node cannot begin or go on with, because it is leaving."""
@@ -846,9 +892,6 @@ class Dispatch:
         with self._lock:
             node_queue = self.node_queues.get(node)
             return [] if node_queue is None else list(node_queue.services.underway.values())
-
-    def _staying(self) -> set[int]:
-        return {node for node, node_queue in self.node_queues.items() if not node_queue.leaving}
 
     def _end_stopped(self, pending: PendingCall) -> None:
         """End a call that was cancelled and that no node runs any more.
@@ -877,6 +920,7 @@ class Dispatch:
             gone = [self.node_queues.pop(each) for each in (node, *others) if each in self.node_queues]
             if not gone:
                 return
+            self._staying.difference_update((node, *others))
             for node_queue in gone:
                 node_queue.idle.gone(clock.now())
                 why = error if node_queue.node == node else gone_with(node, node_queue.node, error)
@@ -887,8 +931,7 @@ class Dispatch:
                 for node_queue in gone:
                     self.gangs.node_gone(node_queue.node)
             self._lose_shared(node, error)
-            for other in self.node_queues.values():
-                self._fill(other)
+            self._hand_out_again()
 
     def _lost(self, pending: PendingCall, error: BaseException, begun: bool) -> None:
         """Handle a call whose run failed or whose node is lost: queue it again if it may run again, otherwise end it.
@@ -910,7 +953,7 @@ class Dispatch:
                 machine back.
         """
         interrupted = error if isinstance(error, NodeInterrupted) else None
-        why_not = pending.bound(self._staying(), begun)
+        why_not = pending.bound(self._staying, begun)
         if pending.stopped:
             self._end_stopped(pending)
         elif not why_not and (pending.retries > 0 or interrupted or not begun) and self._closed is None:
@@ -936,7 +979,9 @@ class Dispatch:
     def _requeue(self, pending: PendingCall) -> None:
         """Put a call that was taken from its node back to the front of the queue where it waited. Send nothing."""
         pending.at = -1
-        self._waiting.put_back(pending)
+        queue = self._waiting.put_back(pending)
+        if queue is not None:
+            self._put_back[id(queue)] = queue
 
     @_then_acts
     def end_calls(self, error: BaseException) -> None:
@@ -958,7 +1003,6 @@ class Dispatch:
                 for lane in node_queue.lanes:
                     lane.underway.clear()
                     lane.pinned.clear()
-                    lane.shared.clear()
                 node_queue.note_idle()
         self._end_all(left, error)
 
@@ -975,6 +1019,8 @@ class Dispatch:
             for node_queue in self.node_queues.values():
                 node_queue.idle.gone(clock.now())
             self.node_queues.clear()
+            self._staying.clear()
+            self._heavy.clear()
         self._end_all(left, error)
 
     def _end_all(self, calls: Sequence[PendingCall], error: BaseException) -> None:
@@ -1107,6 +1153,8 @@ class Dispatch:
                     elif isinstance(said, (ItemWanted, Yielded)):
                         self._progress.on_items(node_queue, said, buffers)
                 self._fill(node_queue)
+                if self._put_back:
+                    self._hand_out_again()
                 if node_queue.idle.calls or node_queue.idle.held:
                     node_queue.note_idle()
             for pending, end in ended:
@@ -1126,7 +1174,7 @@ class Dispatch:
                 if acks := node_queue.acks(1 if any(pending.gang is not None for pending, _ in ended) else 32):
                     node_queue.link.reply(acks)
                 if self.gangs is not None:
-                    self.gangs.node_changed()
+                    self.gangs.node_changed(node)
             self.act()
 
     def drive(self, pending: PendingCall) -> None:
@@ -1153,9 +1201,7 @@ class Dispatch:
             pending = node_queue.take(id_)
             if pending is not None:
                 self._lost(pending, node_queue.why_leaving, begun=False)  # the error is for those bound to that node
-        for other in self.node_queues.values():
-            if other is not node_queue:
-                self._fill(other)
+        self._hand_out_again()
 
     def acknowledge(self, node: int, output: int = 0) -> None:
         """Tell a node now which of its results and output have arrived, instead of with the next call that it gets.
@@ -1174,6 +1220,12 @@ class Dispatch:
             if node_queue is not None and (node_queue.to_ack or output > node_queue.output_seen):
                 node_queue.output_seen = max(node_queue.output_seen, output)
                 node_queue.link.reply(node_queue.acks(least=0))
+
+
+def _may_move(pending: PendingCall, node: int, free: Lane) -> bool:
+    """Return True if a call that was sent to another node may run on a lane of this node."""
+    fits = pending.node is None or (isinstance(pending.node, tuple) and node in pending.node)
+    return fits and pending.options.on_cpu in free.takes
 
 
 def _lost_with_node(pending: PendingCall, node: int, error: BaseException) -> BaseException:

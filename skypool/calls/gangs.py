@@ -332,9 +332,14 @@ class GangRunner:
         """Note that a node is lost or was ended. The calls that ran there must have got their errors before."""
         self._apply(NodeGone(node))
 
-    def node_changed(self) -> None:
-        """Note that calls of a node have ended, or that a node was connected again. Cheap if no gang waits."""
-        if self._calls:
+    def node_changed(self, node: int) -> None:
+        """Note that calls of a node have ended, or that its connection broke or is back. Cheap if no gang waits for it.
+
+        A gang that does not wait for nodes need not know which are idle. For one that does, `_apply` looks at all.
+        """
+        known = self._state.nodes.get(node)
+        is_changed = known is not None and self._is_idle(node) != known.idle
+        if is_changed and any(gang.phase in ("waiting", "asking") for gang in self._state.gangs.values()):
             self._apply()
 
     def coming(self, count: int) -> None:
@@ -362,7 +367,7 @@ class GangRunner:
         with self._lock:
             for call in self._calls.values():
                 self._notify(call, node)
-            self.node_changed()
+            self.node_changed(node)
 
     def _notify(self, call: _Call, node: int) -> None:
         """Tell the ranks of a gang on one node that the machine of another node is taken back, if it is."""
@@ -433,11 +438,14 @@ class GangRunner:
         A node is idle if it is connected and no call is under way in its first lane (the slots that gangs reserve).
         """
         for number, node in self._state.nodes.items():
-            node_queue = self._sender.node_queues.get(number)
-            idle = node_queue is not None and node_queue.is_reachable and not node_queue.lanes[0].underway
+            idle = self._is_idle(number)
             if idle != node.idle:
                 return number, idle
         return None
+
+    def _is_idle(self, node: int) -> bool:
+        node_queue = self._sender.node_queues.get(node)
+        return node_queue is not None and node_queue.is_reachable and not node_queue.lanes[0].underway
 
     def _perform(self, action: Action) -> None:
         match action:

@@ -5,11 +5,10 @@ A call is a function with its arguments; the nodes (machines) of the pool run th
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 from skypool.calls.arguments import payload_of
@@ -17,6 +16,7 @@ from skypool.calls.call import Call, ComputeFunction
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.futures import CallFuture, ResultCell, cancel_all
 from skypool.calls.pending import PendingCall
+from skypool.link.readings import reading
 
 T = TypeVar("T")
 _GATHER = 0.001
@@ -42,6 +42,7 @@ class Map(Generic[T]):
         self._chunksize = chunksize
         self._at_hand = at_hand
         self._sent: deque[PendingCall] = deque()
+        self._has_begun = False
 
     def send(self, items: Iterable[tuple[object, ...]]) -> None:
         """Send a call for each item, and return when all are sent.
@@ -57,24 +58,22 @@ class Map(Generic[T]):
             PoolClosed: the pool has ended.
             UsageError: the function's option `node` names a node that the pool does not have.
         """
-        with contextlib.ExitStack() as stack:
-            reads = []
-            if self._at_hand:  # this thread never waits, so it also reads the answers, instead of the engine's thread
-                reads = [
-                    stack.enter_context(node_queue.link.reading())
-                    for node_queue in list(self._dispatch.node_queues.values())
-                ]
-            self._send(items, reads)
+        if not self._at_hand:
+            self._send(items)
+            return
+        # this thread never waits, so it also reads the answers, instead of the engine's thread
+        with reading([each.link for each in list(self._dispatch.node_queues.values())]) as read:
+            self._send(items, read)
 
-    def _send(self, items: Iterable[tuple[object, ...]], reads: Sequence[Callable[[], bool]]) -> None:
-        """Send a call for each item, in groups. After each group, call each of `reads` to handle what has arrived.
+    def _send(self, items: Iterable[tuple[object, ...]], read: Callable[[], None] | None = None) -> None:
+        """Send a call for each item, in groups. After each group, call `read` to handle what has arrived.
 
         A group is sent when it has `chunksize` calls. If `chunksize` is None, a group is sent when it fills a frame
         (message). It is also sent when more than 1 ms has passed since the previous group.
 
         Args:
             items: the argument tuples of the calls.
-            reads: functions, each of which handles the messages that have arrived from one node, without waiting.
+            read: handles the messages that have arrived from the nodes, without waiting. Default None: others do so.
         """
         function = self._function
         options = function.options
@@ -82,21 +81,33 @@ class Map(Generic[T]):
         code = function.code()
         chunk: list[PendingCall] = []
         full = self._chunksize or 1
+        first = 0  # how many calls are sent first, one to each idle node
         began = time.monotonic()
         for args in items:
             payload, feeds = payload_of(function, args, {})
             pending = PendingCall(code, payload, ResultCell(), options, node=node, feeds=feeds, chunk=self._chunksize)
+            if self._at_hand and self._chunksize is None and not self._has_begun:
+                first = self._dispatch.idle_lanes(pending)
+            self._has_begun = True
             self._sent.append(pending)
             chunk.append(pending)
+            if first:
+                if len(chunk) == first:
+                    self._dispatch.submit_spread(chunk)
+                    first, chunk = 0, []
+                continue
             if len(chunk) >= full or (self._chunksize is None and time.monotonic() - began > _GATHER):
                 self._dispatch.submit(*chunk)
                 chunk = []
                 began = time.monotonic()
                 if self._chunksize is None and self._at_hand:
                     full = self._dispatch.frame_full(pending)
-                for read in reads:
+                if read is not None:
                     read()
-        self._dispatch.submit(*chunk)
+        if first:
+            self._dispatch.submit_spread(chunk)
+        else:
+            self._dispatch.submit(*chunk)
 
     def results(self, rest: Iterator[tuple[object, ...]], until: float | None) -> Iterator[T]:
         """Yield the results in order, waiting for each.
@@ -126,7 +137,7 @@ class Map(Generic[T]):
                 sent.popleft()
                 del pending  # while the caller holds a result or has dropped it, nothing here keeps it alive
                 if more := list(itertools.islice(rest, 1)):
-                    self._send(more, ())
+                    self._send(more)
                 yield values.pop()
         finally:
             for pending in self._sent:

@@ -6,6 +6,7 @@ A node is a rented machine. Each of its slots runs one call at a time. `Lane` ho
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,10 @@ _AHEAD_SECONDS = 0.02
 """Seconds of work that wait on the node for each slot. On most networks, a message and its answer take less time."""
 _AHEAD_MOST = 1024
 """The most calls that are sent to a node ahead of the running calls. If the node is lost, all must be sent again."""
+STUCK = 0.005
+"""Seconds without the end of a call after which calls that wait on a node are taken over by another node."""
+_WORTH_SECONDS = 0.004
+"""Seconds of work that must wait for each slot of a node before another node takes some of it over."""
 _TOGETHER_SECONDS = 0.002
 """Seconds of work in one frame (message). This time is short, so that slots stay evenly loaded."""
 _TOGETHER_MOST = 128
@@ -63,11 +68,10 @@ class Lane:
         on_cpu: True for the CPU slots of a node that also has slots with devices.
         underway: a dict from call id to call, of the calls that were sent to the node and have not ended.
         pinned: the waiting calls that must run on this node.
-        shared: queues of waiting calls that may run here or on certain other nodes. The lanes of those nodes contain
-            the same queue objects.
         seconds: the recent average time of a call here, in seconds; None before the first call has ended.
         paces: a dict from a function's key to the recent time of one call of that function, in seconds.
         recalling: True while the node has not answered a request to give calls back.
+        moved: when a call ended last, or when the first one was sent to the idle lane, by `time.monotonic()`.
         held: the number of the gang that the slots are reserved for; None if other calls may be sent. (A gang is one
             call that runs as several processes.)
     """
@@ -77,10 +81,10 @@ class Lane:
     on_cpu: bool = False
     underway: dict[int, PendingCall] = field(default_factory=dict)
     pinned: deque[PendingCall] = field(default_factory=deque)
-    shared: list[deque[PendingCall]] = field(default_factory=list)
     seconds: float | None = None
     paces: dict[str, float] = field(default_factory=dict)
     recalling: bool = False
+    moved: float = 0.0
     held: int | None = None
 
     def room(self, together: int | None = None) -> int:
@@ -117,8 +121,9 @@ class Lane:
             key: the function's key.
             seconds: the time that the call took, in seconds. For several calls that ended together, their mean time.
         """
+        self.moved = time.monotonic()
         self.seconds = seconds if self.seconds is None else 0.8 * self.seconds + 0.2 * seconds
-        self.paces[key] = max(seconds, 0.8 * self.paces.get(key, seconds) + 0.2 * seconds)
+        self.paces[key] = slowed(self.paces.get(key), seconds)
 
     def frame_full(self, pending: PendingCall) -> int:
         """Return how many calls like this one may share a frame (one message to the node).
@@ -128,12 +133,22 @@ class Lane:
         Otherwise return the number of calls that a slot runs in about 2 ms, from 1 to 128. This number is 1 until a
         first call of the function has ended.
         """
-        if not pending.is_small:
-            return 1
-        if pending.together:
-            return min(pending.together, TOGETHER)
-        pace = self.paces.get(pending.code.key, _TOGETHER_SECONDS)  # the first calls of a function are sent alone
-        return max(1, min(_TOGETHER_MOST, int(_TOGETHER_SECONDS / max(pace, 1e-6))))
+        return frame_full(pending, self.paces.get(pending.code.key))
+
+    @property
+    def spare(self) -> int:
+        """The number of calls that wait on the node for a slot of this lane; 0 or less if none does."""
+        return len(self.underway) - self.slots
+
+    def is_late(self, now: float) -> bool:
+        """Return True if calls that wait here had better run elsewhere: they are much work, or wait behind a long call.
+
+        Args:
+            now: the time of `time.monotonic()`, in seconds.
+        """
+        if self.seconds is None or now - self.moved >= STUCK:
+            return True
+        return self.spare * self.seconds >= _WORTH_SECONDS * self.slots
 
     def waits(self, waiting: int, first: PendingCall) -> bool:
         """Return True if waiting calls should not be sent yet, because they do not fill a frame (message).
@@ -174,6 +189,25 @@ class Lane:
             size = len(pending.payload[0]) if most > 1 else 0
         if group:
             yield group
+
+
+def slowed(pace: float | None, seconds: float) -> float:
+    """Return the recent time of one call of a function after another one took so many seconds."""
+    return seconds if pace is None else max(seconds, 0.8 * pace + 0.2 * seconds)
+
+
+def frame_full(pending: PendingCall, pace: float | None) -> int:
+    """Return how many calls like this one may share a frame, as `Lane.frame_full` says.
+
+    Args:
+        pending: the call.
+        pace: the recent time of one call of its function, in seconds. None if it is not known: then the call is alone.
+    """
+    if not pending.is_small:
+        return 1
+    if pending.together:
+        return min(pending.together, TOGETHER)
+    return 1 if pace is None else max(1, min(_TOGETHER_MOST, int(_TOGETHER_SECONDS / max(pace, 1e-6))))
 
 
 def lanes_of(slots: int, cpu_slots: int) -> tuple[Lane, ...]:
@@ -368,6 +402,8 @@ class NodeQueue:
             return
         out: list[Buffer] = self.acks()
         lane = self.lane(pending_calls[0])
+        if not lane.underway:
+            lane.moved = time.monotonic()
         if not self.idle.calls and lane is not self.services:
             self.idle.begin(clock.now())
         for group in lane.frames(pending_calls) if len(pending_calls) > 1 else [pending_calls]:

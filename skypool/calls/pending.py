@@ -133,6 +133,11 @@ class PendingCall:
         return 1 if self.options.fresh or self.gang is not None else self.chunk
 
     @property
+    def nodes(self) -> tuple[int, ...]:
+        """The only nodes that may run the call, if it names some."""
+        return (self.node,) if isinstance(self.node, int) else self.node or ()
+
+    @property
     def retries(self) -> int:
         """The number of retries that are left: the option `retries` minus the retries that are used up."""
         return self.options.retries - self.retried

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from skypool.calls.futures import Items, Returned
-from skypool.calls.node_queue import NodeQueue
+from skypool.calls.node_queue import NodeQueue, slowed
 from skypool.calls.pending import PendingCall
 from skypool.calls.tally import CallTally
 from skypool.errors import ConnectionLost, SkypoolError, WorkerDied, protocol_violation, taken_back
@@ -47,6 +47,7 @@ class CallProgress:
 
     Attributes:
         done: the number of calls whose result has arrived. A call that runs again counts again.
+        paces: a dict from a function's key to the recent time of one call of that function on any node, in seconds.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class CallProgress:
         self._tally = tally
         self._on_feed = on_feed
         self.done = 0
+        self.paces: dict[str, float] = {}
 
     def on_items(self, node_queue: NodeQueue, said: ItemWanted | Yielded, buffers: Sequence[Buffer]) -> None:
         """Handle a message with items that a generator yielded, or a request for an item of an iterator argument.
@@ -133,7 +135,7 @@ class CallProgress:
                 self._on_error(node_queue, pending, error, seconds, ended)
         if last is not None:
             self.done += count
-            node_queue.lane(last).learn(last.code.key, took / count)
+            self._learn(node_queue, last, took / count)
 
     def on_outcome(
         self, node_queue: NodeQueue, said: Outcome, buffers: Sequence[Buffer], ended: Ended, errors: Errors
@@ -161,13 +163,18 @@ class CallProgress:
         error = None if said.ok else errors[said.id]
         del node_queue.lane(pending).underway[said.id]
         self.done += 1
-        node_queue.lane(pending).learn(pending.code.key, said.seconds)
+        self._learn(node_queue, pending, said.seconds)
         if error is None:
             self._tally.returned(pending, node_queue.node, said.seconds, time.time())
             pending.settled = True
             ended.append((pending, Returned(buffers, node_queue.link.reader)))
         else:
             self._on_error(node_queue, pending, error, said.seconds, ended)
+
+    def _learn(self, node_queue: NodeQueue, pending: PendingCall, seconds: float) -> None:
+        key = pending.code.key
+        node_queue.lane(pending).learn(key, seconds)
+        self.paces[key] = slowed(self.paces.get(key), seconds)
 
     def _on_error(
         self, node_queue: NodeQueue, pending: PendingCall, error: BaseException, seconds: float, ended: Ended

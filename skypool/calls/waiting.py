@@ -1,12 +1,78 @@
-"""`WaitingCalls`: queues the calls that no node (rented machine) has room for yet."""
+"""`WaitingCalls`: queues the calls that no node (rented machine) has room for yet, and finds the next node for them.
+
+The cost of finding a node grows with the logarithm of the number of nodes.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
+from heapq import heapify, heappop, heappush, heapreplace
 
 from skypool.calls.node_queue import Lane, NodeQueue
 from skypool.calls.pending import PendingCall
+
+_SPARE = 8
+"""The number of empty queues of calls for certain nodes that are kept, as more such calls often follow."""
+_Found = tuple[NodeQueue, Lane]
+_Entry = tuple[float, int, int, NodeQueue, Lane]
+
+
+class CallQueue(deque[PendingCall]):
+    """Waiting calls that the same lanes may run, and these lanes by their load. (A lane is the slots of a node.)
+
+    Attributes:
+        enough: how many calls must wait before another search for a lane makes sense.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enough = 0.0
+        self._heap: list[_Entry] = []
+        self._loads: dict[Lane, tuple[float, NodeQueue]] = {}  # the entry of each lane that counts
+        self._numbers = itertools.count()
+
+    def offer(self, node_queue: NodeQueue, lane: Lane) -> None:
+        """Note that a lane may run calls of this queue, and may have room now.
+
+        A lane that has got more calls need not be offered: `best` finds out.
+        """
+        self.enough = 0.0
+        load = lane.load
+        known = self._loads.get(lane)
+        if known is not None and known[0] <= load:
+            return
+        self._loads[lane] = load, node_queue
+        heappush(self._heap, (load, node_queue.node, next(self._numbers), node_queue, lane))
+        if len(self._heap) > 4 * len(self._loads) + 16:  # most entries are outdated
+            self._heap = [(at, each.node, next(self._numbers), each, of) for of, (at, each) in self._loads.items()]
+            heapify(self._heap)
+
+    def best(self, pending: PendingCall) -> _Found | None:
+        """Return the least loaded lane that has room for a call like this one, with its node; None if there is none.
+
+        Of equally loaded lanes, that of the node with the lowest number is returned. A lane that cannot be used now is
+        forgotten until it is offered again.
+        """
+        heap = self._heap
+        while heap:
+            at, _, _, node_queue, lane = heap[0]
+            known = self._loads.get(lane)
+            if known is None or known[0] != at:
+                heappop(heap)
+                continue
+            if not node_queue.is_up or lane.room(pending.together) <= 0:
+                heappop(heap)
+                del self._loads[lane]
+                continue
+            load = lane.load
+            if load > at:
+                self._loads[lane] = load, node_queue
+                heapreplace(heap, (load, node_queue.node, next(self._numbers), node_queue, lane))
+                continue
+            return node_queue, lane
+        return None
 
 
 class WaitingCalls:
@@ -26,8 +92,10 @@ class WaitingCalls:
 
     def __init__(self, node_queues: Mapping[int, NodeQueue]) -> None:
         self._node_queues = node_queues
-        self._shared: dict[tuple[tuple[int, ...], bool], deque[PendingCall]] = {}
-        self.anywhere: tuple[deque[PendingCall], deque[PendingCall]] = (deque(), deque())
+        self._shared: dict[tuple[tuple[int, ...], bool], CallQueue] = {}
+        self.anywhere: tuple[CallQueue, CallQueue] = (CallQueue(), CallQueue())
+        self._shared_by: dict[Lane, list[CallQueue]] = {}  # those of `_shared` that a lane may take calls from
+        self._drop_at = _SPARE
 
     def __len__(self) -> int:
         return sum(map(len, self.anywhere)) + sum(map(len, self._shared.values()))
@@ -35,6 +103,18 @@ class WaitingCalls:
     def __iter__(self) -> Iterator[PendingCall]:
         for queue in (*self.anywhere, *self._shared.values()):
             yield from queue
+
+    @property
+    def queues(self) -> list[CallQueue]:
+        """All queues that more than one node may take calls from, as a new list."""
+        return [*self.anywhere, *self._shared.values()]
+
+    def offer(self, node_queue: NodeQueue, lane: Lane) -> None:
+        """Note in all queues of a lane that it may have fewer calls than before, or can be used again."""
+        for on_cpu in lane.takes:
+            self.anywhere[on_cpu].offer(node_queue, lane)
+        for shared in self._shared_by.get(lane, ()):
+            shared.offer(node_queue, lane)
 
     def next_queue(self, lane: Lane) -> deque[PendingCall]:
         """Return the queue that has the next call for a lane (the slots of one kind on a node). Remove nothing.
@@ -47,7 +127,7 @@ class WaitingCalls:
         """
         if lane.pinned:
             return lane.pinned
-        for shared in lane.shared:
+        for shared in self._shared_by.get(lane, ()):
             if shared:
                 return shared
         if len(lane.takes) == 1:
@@ -61,11 +141,9 @@ class WaitingCalls:
         Calls that must run on the lane's node are counted too.
         """
         waiting = len(lane.pinned) + sum(len(self.anywhere[on_cpu]) for on_cpu in lane.takes)
-        if lane.shared:
-            waiting += sum(map(len, lane.shared))
-        return waiting
+        return waiting + sum(map(len, self._shared_by.get(lane, ())))
 
-    def shared(self, nodes: tuple[int, ...], on_cpu: bool) -> deque[PendingCall]:
+    def shared(self, nodes: tuple[int, ...], on_cpu: bool) -> CallQueue:
         """Return the queue of the calls that only these nodes may run. If there is no such queue, make an empty one.
 
         A new queue is also added to the lane of each of these nodes. Nodes that the pool does not have are skipped.
@@ -76,22 +154,26 @@ class WaitingCalls:
         """
         queue = self._shared.get((nodes, on_cpu))
         if queue is None:
-            self._drop_empty()
-            queue = self._shared[nodes, on_cpu] = deque()
+            if len(self._shared) >= self._drop_at:
+                self._drop_empty()
+                self._drop_at = 2 * len(self._shared) + _SPARE
+            queue = self._shared[nodes, on_cpu] = CallQueue()
             for node in nodes:
                 if node in self._node_queues:
-                    lanes = self._node_queues[node].lanes
-                    lanes[-1 if on_cpu else 0].shared.append(queue)
+                    node_queue = self._node_queues[node]
+                    lane = node_queue.lanes[-1 if on_cpu else 0]
+                    self._shared_by.setdefault(lane, []).append(queue)
+                    queue.offer(node_queue, lane)
         return queue
 
     def _drop_empty(self) -> None:
-        """Remove the empty queues that `shared` made, also from the lanes (groups of slots) of all nodes."""
+        """Remove the empty queues that `shared` made, and the lanes of nodes that are gone."""
         self._shared = {key: queue for key, queue in self._shared.items() if queue}
-        for node_queue in self._node_queues.values():
-            for lane in node_queue.lanes:
-                lane.shared = [queue for queue in lane.shared if queue]
+        lanes = [lane for node_queue in self._node_queues.values() for lane in node_queue.lanes]
+        left = {lane: [queue for queue in self._shared_by.get(lane, ()) if queue] for lane in lanes}
+        self._shared_by = {lane: queues for lane, queues in left.items() if queues}
 
-    def take_orphans(self, staying: Collection[int]) -> list[PendingCall]:
+    def take_orphans(self, staying: Container[int]) -> list[PendingCall]:
         """Remove and return the calls that wait for certain nodes, none of which is in `staying`.
 
         Calls that any node may run are not removed. The list may be empty.
@@ -106,21 +188,27 @@ class WaitingCalls:
                 queue.clear()
         return orphans
 
-    def put_back(self, pending: PendingCall) -> None:
-        """Put a call at the front of the queue that it belongs to, which may be the queue of a single node.
+    def queue_of(self, pending: PendingCall) -> CallQueue:
+        """Return the queue of a call that more than one node may run."""
+        on_cpu = pending.options.on_cpu
+        return self.shared(pending.node, on_cpu) if isinstance(pending.node, tuple) else self.anywhere[on_cpu]
+
+    def put_back(self, pending: PendingCall) -> CallQueue | None:
+        """Put a call at the front of the queue that it belongs to. Return that queue; None for that of a single node.
 
         Raises:
             KeyError: the call must run on a single node that the pool no longer has.
         """
-        if isinstance(pending.node, tuple):
-            self.shared(pending.node, pending.options.on_cpu).appendleft(pending)
-        elif pending.node is not None:
+        if isinstance(pending.node, int):
             self._node_queues[pending.node].lane(pending).pinned.appendleft(pending)
-        else:
-            self.anywhere[pending.options.on_cpu].appendleft(pending)
+            return None
+        queue = self.queue_of(pending)
+        queue.appendleft(pending)
+        return queue
 
     def clear(self) -> None:
         """Remove all calls from the queues of this object. This does not end the calls: they get no result or error."""
         for queue in self.anywhere:
             queue.clear()
         self._shared.clear()
+        self._shared_by.clear()

@@ -11,6 +11,7 @@ The connection can break and be made again without losing calls or results.
 - `chunks`: reassembles large values that arrive in pieces; `buffers`: memory for them.
 - `reports`: turns the output and the status reports of nodes into events.
 - `forward`: a port of this computer that leads to a port of the node; `relay`: its program on the node.
+- `readings`: lets one thread read the connections to many nodes.
 - `turns`: decides which thread reads the connection: the thread of the event loop, or one that waits for a result.
 """
 
@@ -23,6 +24,7 @@ __all__ = [
     "inbound",
     "inbox",
     "outbox",
+    "readings",
     "relay",
     "reports",
     "turns",

@@ -125,6 +125,24 @@ class Incoming:
             self.stream.socket.close()
 
 
+class Reading:
+    """The reader of one connection, in the thread that `Inbox.reading` gave it to."""
+
+    __slots__ = ("_incoming", "_read")
+
+    def __init__(self, incoming: Incoming, read: Callable[[], bool]) -> None:
+        self._incoming = incoming
+        self._read = read
+
+    def fileno(self) -> int:
+        """Return the descriptor of the connection, which stays open until the `with` block of `reading` is left."""
+        return self._incoming.stream.socket.fileno()
+
+    def __call__(self) -> bool:
+        """Handle the messages that have arrived, without waiting. Return False if the connection is over."""
+        return self._read()
+
+
 class Inbox:
     """A receiver of messages from one node, over one connection after the other.
 
@@ -251,20 +269,18 @@ class Inbox:
             self._give_turn_back(incoming)
 
     @contextlib.contextmanager
-    def reading(self) -> Iterator[Callable[[], bool]]:
+    def reading(self) -> Iterator[Reading | None]:
         """Return a context manager in which the calling thread reads, instead of the thread of the event loop.
 
         Yields:
-            A function that handles the messages that have arrived, without waiting. The function returns False if
-            another thread reads already, or if the connection is missing or over. Otherwise it returns True, even if
-            nothing has arrived.
+            What reads; None if another thread reads already, or if there is no connection.
         """
         incoming = self._take_turn()
         if incoming is None:
-            yield _cannot_read
+            yield None
             return
         try:
-            yield functools.partial(self._read_here, incoming, False)
+            yield Reading(incoming, functools.partial(self._read_here, incoming, False))
         finally:
             self._give_turn_back(incoming)
 
@@ -447,8 +463,3 @@ def complaint(error: BaseException) -> str:
     if isinstance(error, SkypoolError):
         return said
     return f"invalid message: {type(error).__name__}: {said}"
-
-
-def _cannot_read() -> bool:
-    """Return False. `reading` yields this function if another thread reads already or there is no connection."""
-    return False

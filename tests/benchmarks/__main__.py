@@ -16,6 +16,7 @@ from tests.benchmarks import (
     gangs,
     joblib_tasks,
     launch,
+    nodes,
     plan,
     ray_start,
     remote,
@@ -29,7 +30,20 @@ def main() -> None:
     table = Table(
         "what", "figure", "baseline", "ratio (aim)", title=f"{os.cpu_count()} cores, Python {sys.version.split()[0]}"
     )
-    rooms = (core, gangs, trust, accelerators, plan, launch, remote, samples, joblib_tasks, dask_start, ray_start)
+    rooms = (
+        core,
+        nodes,
+        gangs,
+        trust,
+        accelerators,
+        plan,
+        launch,
+        remote,
+        samples,
+        joblib_tasks,
+        dask_start,
+        ray_start,
+    )
     parts: list[Iterable[tuple[str, str, str, str]]] = [room.rows() for room in rooms]
     for part in parts:
         for row in part:

@@ -1,0 +1,62 @@
+"""`reading`: a thread reads the connections to many nodes, instead of the thread of the event loop.
+
+For more than a few connections, one system call finds those on which something has arrived.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from skypool.link.connection import Link
+from skypool.link.inbox import Reading
+
+_FEW = 4
+"""The most connections that are read one after the other, which is quicker than to ask which have something."""
+
+
+@contextlib.contextmanager
+def reading(links: Iterable[Link]) -> Iterator[Callable[[], None]]:
+    """Return a context manager in which the calling thread reads connections, so far as no other thread reads them.
+
+    Yields:
+        A function that handles the messages that have arrived, without waiting.
+    """
+    with contextlib.ExitStack() as stack:
+        there = [each for link in links if (each := stack.enter_context(link.reading())) is not None]
+        selected = None
+        if len(there) > _FEW:
+            with contextlib.suppress(OSError):  # no free descriptor: then they are read one after the other
+                selected = stack.enter_context(_Selected(there))
+        yield (lambda: _read_all(there)) if selected is None else selected.read
+
+
+def _read_all(readings: Sequence[Reading]) -> None:
+    for each in readings:
+        each()
+
+
+class _Selected:
+    """Connections of which only those are read on which something has arrived.
+
+    Raises:
+        OSError: this process has no free descriptor.
+    """
+
+    def __init__(self, readings: Sequence[Reading]) -> None:
+        self._selector = selectors.DefaultSelector()
+        for each in readings:
+            self._selector.register(each, selectors.EVENT_READ, each)
+
+    def read(self) -> None:
+        """Handle the messages that have arrived. A connection that is over is left out from then on."""
+        for key, _ in self._selector.select(0):
+            if not key.data():
+                self._selector.unregister(key.fileobj)
+
+    def __enter__(self) -> _Selected:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._selector.close()
