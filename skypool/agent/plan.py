@@ -34,6 +34,7 @@ class NodePlan:
         slots: the slots that share out the devices; on a node without devices, all slots.
         cpu_slots: the number of additional slots without devices; 0 on a node without devices.
         env: variables that are added to the environment of the agent and its workers.
+        umask: the umask of calls. The agent has one of its own, which keeps others from its files.
     """
 
     config: AgentConfig
@@ -41,6 +42,7 @@ class NodePlan:
     slots: tuple[SlotPlan, ...]
     cpu_slots: int
     env: Mapping[str, str] = field(repr=False)
+    umask: int = 0o022
 
     @property
     def rows(self) -> int:

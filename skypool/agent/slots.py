@@ -487,6 +487,7 @@ class Slots:
             if slot.kind not in OWN and self.counts[slot.kind] > 1 and len(self.counts) > 1:
                 os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cpus() // self.counts[slot.kind])))
             adopt_orphans()
+            os.umask(self._plan.umask)
             os.makedirs(self._plan.config.cwd, exist_ok=True)  # a call may have removed it
             os.chdir(self._plan.config.cwd)
             self._introduce(slot)

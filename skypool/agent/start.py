@@ -21,6 +21,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from skypool.agent.processes import adopt_orphans, call_it, is_own, kill_descendants, started, usable_cpus
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 SOCKET = "agent.sock"
 """The name of the agent's Unix socket in its folder."""
+_UMASK = "SKYPOOL_UMASK"
+"""The environment variable with the umask of the login, in octal digits."""
 _MOST_WORDS = 3000
 """If an agent ends with an error, its client gets at most this many bytes of the error's text."""
 _LOOK = 0.5
@@ -132,13 +135,15 @@ def _start(config: AgentConfig, words: int) -> socket.socket:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(SOCKET)
     listener = socket.socket(socket.AF_UNIX)
-    os.umask(0o077)
+    umask = os.umask(0o077)
+    with contextlib.suppress(KeyError, ValueError):  # set where a script has set its own before
+        umask = int(os.environ.pop(_UMASK), 8)
     listener.bind(SOCKET)
     os.chmod(SOCKET, 0o600)
     listener.listen(8)
     if os.fork() == 0:
         try:
-            _keep(config, listener, words)
+            _keep(config, listener, words, umask)
         except BaseException:  # noqa: BLE001 - a forked child must never return; the holder reports the error
             _say_why(words)
         os._exit(70)
@@ -172,7 +177,7 @@ def _say_why(words: int) -> None:
     )
 
 
-def _keep(config: AgentConfig, listener: socket.socket, words: int) -> NoReturn:
+def _keep(config: AgentConfig, listener: socket.socket, words: int, umask: int) -> NoReturn:
     """Run the keeper: start the agent, wait for its end, kill all that is left, and remove the node's folder.
 
     Does not return: this process ends with status 0. The keeper first writes its own pid to the file keeper.json, while
@@ -182,6 +187,7 @@ def _keep(config: AgentConfig, listener: socket.socket, words: int) -> NoReturn:
         config: the node's configuration.
         listener: the agent's Unix socket.
         words: the file descriptor of the file for the agent's last error.
+        umask: the umask of calls.
     """
     os.setsid()
     call_it("keeper")
@@ -199,7 +205,7 @@ def _keep(config: AgentConfig, listener: socket.socket, words: int) -> NoReturn:
             os.close(fd)
     from skypool.agent.shared_page import SharedPage
 
-    plan = _plan(config)
+    plan = replace(_plan(config), umask=umask)
     page = SharedPage(plan.rows)
     page.deadline = time.monotonic() + config.lease
     if not adopt_orphans():

@@ -222,7 +222,7 @@ def _from_async(items: AsyncIterator[Any]) -> Iterator[Any]:
     """
     import asyncio
 
-    with asyncio.Runner() as runner:
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:  # as for coroutines, in `worker`
         while True:
             try:
                 yield runner.run(anext(items))  # type: ignore[arg-type]  # run() accepts an awaitable, too

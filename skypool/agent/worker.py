@@ -22,8 +22,9 @@ from typing import Any, NoReturn
 from weakref import ref
 
 from skypool import runtime
-from skypool.agent import child_imports, stacks
+from skypool.agent import broken_devices, child_imports, stacks
 from skypool.agent.batch import LARGEST_END, Pipes
+from skypool.agent.call_state import CallState
 from skypool.agent.capture import PRINTED, Capture
 from skypool.agent.import_clock import ImportClock
 from skypool.agent.left_behind import end_processes, holds_process_group
@@ -58,6 +59,10 @@ _TEXT = 200
 """The most characters of the text of an exception that came too late."""
 _FORKING = 5e-5
 """Seconds that a call takes at least if it starts a process."""
+_BRIEF = 1e-3
+"""Seconds up to which a call counts as short, so that looking for all that it may have changed would take too long."""
+_MOMENT = 0.05
+"""Seconds after which all that a short call may have changed is looked for again."""
 _OWN_FRAMES = 2
 """The number of stack frames in a call's traceback that belong to this module."""
 
@@ -121,6 +126,12 @@ class Worker:
         self._forks = 0
         self._served = 0
         self._worn = False
+        self._is_restored = True
+        self._restored_at = 0.0
+        self._function_key = ""
+        self._harmless: set[str] = set()
+        self._uses_devices = False
+        self._contexts = broken_devices.Contexts()
         self._failure: BaseException | None = None
         self._arguments: tuple[Callable[[], object], int] | None = None
         self._runs = False
@@ -139,8 +150,9 @@ class Worker:
 
         - The agent (the node's main process) has ended.
         - A call was cancelled.
-        - A call needed a fresh process, has removed modules, has left processes, or failed and left an initialised
-          process group of a library. A new worker process then replaces this one.
+        - A call needed a fresh process, or has left this one in a state that spoils later calls: without modules that
+          were there, with processes of its own, or with a broken CUDA context. It may also have failed and left an
+          initialised process group of a library. A new worker process then replaces this one.
         - This is a child process that a call forked.
         """
         self._settle_in()
@@ -199,8 +211,7 @@ class Worker:
         signal.signal(signal.SIGURG, self._on_wake)
         sys.unraisablehook = self._on_unraisable
         os.register_at_fork(before=self._note_fork, after_in_child=self._forget)
-        self._needed = {name: module for name, module in sys.modules.items() if name != "__main__"}
-        self._modules = len(sys.modules)
+        self._state = CallState()
         gc.freeze()
 
     def _note_fork(self) -> None:
@@ -437,10 +448,14 @@ class Worker:
         is_own = "gang" in packet.header or "service" in packet.header
         if is_own or "fresh" in packet.header:
             self._worn = True
-            if self._served:
-                # this call needs a fresh process: the worker that follows this one runs it
-                self._channel.send(Kind.RECALLED, {"id": id_}, [])
-                return True
+        function = packet.header["fn"]
+        is_unfit = (function != self._function_key or self._uses_devices) and self._is_unfit()
+        if (self._worn or is_unfit) and self._served:
+            # this call needs a fresh process: the worker that follows this one runs it
+            self._worn = True
+            self._channel.send(Kind.RECALLED, {"id": id_}, [])
+            return True
+        self._function_key = function
         self._served += 1
         began = time.monotonic()
         if not is_own:  # otherwise the agent wrote the call into the page, and may have asked already to stop it
@@ -466,7 +481,7 @@ class Worker:
             own = 0 if isinstance(e, (PickleError, UntrustedResult)) else _OWN_FRAMES
             buffers = exceptions.dump_error(e, own, home=True)
         self._runs = False
-        late = self._lateness(packet.header)
+        late = self._lateness(packet.header) if "timeout" in packet.header else None
         self._herald.leave()
         self._flush()
         self._channel.call = 0
@@ -483,26 +498,61 @@ class Worker:
             self._answer(id_, ok, buffers, seconds)
         else:
             self._note_end(end_of(id_, ok, seconds, buffers[0]))
+        # after a short call of a function that had changed nothing a moment ago, it waits until another one is called
+        self._is_restored = (
+            seconds > _BRIEF
+            or not ok
+            or function not in self._harmless
+            or began - self._restored_at > _MOMENT
+            or self._uses_devices
+        )
+        if self._is_restored and not is_own and not self._worn:
+            self._restored_at = began
+            self._worn = self._is_spoiled()
         if "gang" not in packet.header:
             # Kept until here because its frames may hold sockets: peers must not notice their end before it is sent.
             self._failure = None
-        if not ok or len(sys.modules) < self._modules:
-            self._worn = self._worn or self._lacks_modules()
-        if not ok:
-            self._worn = self._worn or holds_process_group()
-        self._modules = len(sys.modules)
         return True
 
+    def _is_spoiled(self) -> bool:
+        """Put back what a call that has ended has changed in this process. Return True if a new one must replace it."""
+        if not self._restore():
+            return True
+        self._uses_devices = broken_devices.is_in_use()
+        if self._failure is not None and (
+            holds_process_group() or (self._uses_devices and broken_devices.is_at_fault(self._failure))
+        ):
+            return True
+        return self._uses_devices and self._contexts.are_broken()
+
+    def _restore(self) -> bool:
+        """Put back what calls have changed in this process. Return False if the next call needs a new process."""
+        try:
+            has_changed = self._state.restore()
+        except OSError:
+            return False
+        if has_changed:
+            self._harmless.discard(self._function_key)
+        else:
+            self._harmless.add(self._function_key)
+        return True
+
+    def _is_unfit(self) -> bool:
+        """Return True if earlier calls have left this process in a state that spoils a call that begins now."""
+        if not self._is_restored and not self._restore():
+            return True
+        return self._uses_devices and self._contexts.are_broken()  # a kernel may have failed after its call
+
     def _lateness(self, header: dict[str, Any]) -> dict[str, Any]:
-        """Return what the agent is told of a call that took longer than its timeout; {} if it did not.
+        """Return what the agent is told of a call with a timeout that took longer; {} if it did not.
 
         Only the agent knows for how long the whole node was stopped meanwhile, and decides.
 
         Args:
             header: the header of the call's frame (message).
         """
-        limit = header.get("timeout")
-        if limit is None or (ran := time.monotonic() - self._counts_from) <= limit:
+        ran = time.monotonic() - self._counts_from
+        if ran <= header["timeout"]:
             return {}
         said = "" if self._failure is None else f"{type(self._failure).__name__}: {text_of(self._failure)}"
         return {"late": ran, "said": said[:_TEXT], "printed": self._capture.last}
@@ -511,13 +561,6 @@ class Worker:
         """End the processes that the call has left; True if there were some. The call's time is over meanwhile."""
         self._page.run(self._slot, math.inf)
         return end_processes()
-
-    def _lacks_modules(self) -> bool:
-        """Return True if a module that was in `sys.modules` at this worker's start was removed from it or replaced.
-
-        A new process must then replace this worker process.
-        """
-        return any(sys.modules.get(name) is not module for name, module in self._needed.items())
 
     def _note_end(self, end: bytes) -> None:
         """Write the outcome (result or error) of a call to the pipe that the agent (the node's main process) reads.
@@ -688,4 +731,6 @@ def _run_coroutine(coroutine: types.CoroutineType[Any, Any, Any]) -> Any:
     """
     import asyncio  # imported here because few calls need it, and it would delay the start of every node
 
-    return asyncio.run(coroutine)
+    # with a factory, it leaves no mark in this thread that keeps later calls from `asyncio.get_event_loop()`
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        return runner.run(coroutine)

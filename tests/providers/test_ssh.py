@@ -148,6 +148,9 @@ def test_a_pool_lives_and_ends_on_two_hosts(site: Site, capfd: pytest.CaptureFix
 def test_calls_run_in_a_folder_that_stays(site: Site) -> None:
     with pool(site.driver()) as p:
         assert p.submit(os.getcwd).result() == f"{site.hosts[0].home}/.skypool/work"
+        here = subprocess.run(["sh", "-c", "umask"], capture_output=True, text=True, check=True).stdout
+        there: Any = sky.cmd("sh", "-c", "umask").with_options(output="capture") >> p
+        assert there.output == here  # that of the login, here of this process, whose child sshd is
     assert (site.hosts[0].home / ".skypool/work").is_dir()
 
 

@@ -6,8 +6,9 @@
 # payload_size, of the archive of files, or nothing; kept and kept_bytes, how many archives may stay; block, the bytes of a block, and chunk, how many are taken at once;
 # watch, the program that says that this machine lives, and every, the seconds between two times; loader, Python.
 # shellcheck shell=sh disable=SC2154
+SKYPOOL_UMASK=$(umask) # that of the login, which calls get
 umask 077
-export SKYPOOL_HOME
+export SKYPOOL_HOME SKYPOOL_UMASK
 mkdir -p "$SKYPOOL_HOME" && cd "$SKYPOOL_HOME" || exit
 why=$(closed "$SKYPOOL_HOME")
 if [ -n "$why" ]; then # what is run below is in this folder

@@ -1,0 +1,91 @@
+"""Finds out if a call has broken the context of a CUDA or ROCm device, which fails all later calls of its process.
+
+After an error such as an illegal address or a failed assertion in a kernel, each use of the device in that process
+fails. Only a new process can use it again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from skypool.wire.blame import text_of
+
+_LIBRARIES = ("torch", "jaxlib", "cupy", "numba.cuda", "tensorflow", "pycuda")
+"""Modules that use such devices. Without one of them, nothing is looked for."""
+_TYPES = frozenset({"AcceleratorError", "CUDARuntimeError", "CUDADriverError", "CudaAPIError"})
+"""The names of exceptions that these libraries raise for errors of a device, of torch, CuPy and Numba."""
+_WORDS = re.compile(
+    r"CUDA (?:kernel |driver )?error|HIP error|CUDA_ERROR_|cudaError|hipError|CUDNN_STATUS|CUBLAS_STATUS"
+)
+"""What other errors of a device say: those of torch before 2.8, and of JAX, TensorFlow and PyCUDA."""
+_NOT_READY = 600
+_NOT_INITIALIZED = 3
+_DEINITIALIZED = 4
+
+
+def is_in_use() -> bool:
+    """Return True if this process has loaded a library that uses CUDA or ROCm devices."""
+    return any(name in sys.modules for name in _LIBRARIES)
+
+
+def is_at_fault(error: BaseException) -> bool:
+    """Return True if an exception, or one that led to it, is an error of a device. May be wrong for other errors."""
+    return any(type(each).__name__ in _TYPES or _WORDS.search(text_of(each)) for each in _chain(error))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception, its causes and contexts, and the members of groups."""
+    todo: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while todo:
+        each = todo.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield each
+        todo += [each.__cause__, each.__context__]
+        if isinstance(each, BaseExceptionGroup):
+            todo += each.exceptions
+
+
+class Contexts:
+    """The CUDA contexts of this process, as NVIDIA's driver knows them, whatever library made them.
+
+    Nothing is loaded: without the driver's library in this process, no context is broken.
+    """
+
+    def __init__(self) -> None:
+        self._driver: Any = None
+
+    def are_broken(self) -> bool:
+        """Return True if a context of this process can no longer be used. Does not wait for kernels that run."""
+        if self._driver is None:
+            try:
+                self._driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+            except OSError:
+                return False
+        count = ctypes.c_int()
+        if self._driver.cuDeviceGetCount(ctypes.byref(count)):
+            return False  # it was not initialized
+        return any(self._is_broken(device) for device in range(count.value))
+
+    def _is_broken(self, device: int) -> bool:
+        """Return True if the primary context of a device is broken. Libraries use only these contexts."""
+        flags, is_active = ctypes.c_uint(), ctypes.c_int()
+        self._driver.cuDevicePrimaryCtxGetState(device, ctypes.byref(flags), ctypes.byref(is_active))
+        if not is_active.value:
+            return False
+        context = ctypes.c_void_p()
+        status = self._driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+        if not status:
+            status = self._driver.cuCtxPushCurrent_v2(context)
+            if not status:
+                status = self._driver.cuStreamQuery(None)
+                self._driver.cuCtxPopCurrent_v2(ctypes.byref(context))
+            self._driver.cuDevicePrimaryCtxRelease_v2(device)
+        return status not in (0, _NOT_READY, _NOT_INITIALIZED, _DEINITIALIZED)
