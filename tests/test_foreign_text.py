@@ -173,7 +173,7 @@ def test_a_cause_whose_text_cannot_be_cleaned_is_left_out() -> None:
     kept = quotable(error)
     assert kept is error
     assert is_harmless(str(kept).replace("\r", ""))
-    assert kept.__cause__ is kept.__context__ is None
+    assert error.__cause__ is error.__context__ is None
     assert quotable(Quotes()) is None
 
 
