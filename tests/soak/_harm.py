@@ -44,21 +44,22 @@ def nonsense(dice: random.Random) -> Any:
 
 
 def count(dice: random.Random) -> int:
-    """How many entries a list has."""
-    return dice.choice((0, 1, 2, 8, 16, 64, 65, 1000))
+    """How many entries a list has: mostly few, as lists are made in lists."""
+    return dice.choice((0, 1, 2, 8, 64)) if dice.random() < 0.2 else dice.choice((0, 1, 2))
 
 
 # --- measurements --------------------------------------------------------------------------------------------
 
 _DEVICE = {
     **dict.fromkeys(("utilization_percent", "memory_used_mib", "memory_total_mib", "power_watts"), number),
-    **dict.fromkeys(("temperature_celsius", "sm_clock_mhz", "pcie_width", "pcie_width_max", "nvlinks"), number),
-    **dict.fromkeys(("nvlinks_all", "ecc_corrected", "ecc_uncorrected", "recovery", "sm_activity_percent"), number),
-    **dict.fromkeys(("lost", "remap_pending", "remap_failed", "xids_watched"), lambda dice: dice.random() < 0.3),
+    **dict.fromkeys(("temperature_celsius", "sm_clock_mhz", "sm_activity_percent"), number),
+    **dict.fromkeys(("pcie_width", "pcie_width_max", "nvlinks", "nvlinks_all"), lambda dice: 16),
+    **dict.fromkeys(("ecc_corrected", "ecc_uncorrected"), lambda dice: 7),
+    "xids_watched": lambda dice: True,
     "uuid": lambda dice: text(dice, 300),
     "unknown": lambda dice: text(dice, 300),
     "throttled": lambda dice: [text(dice, 300) for _ in range(count(dice))],
-    "xids": lambda dice: [dice.choice((31, 48, 79, 154, dice.randrange(1 << 62))) for _ in range(count(dice))],
+    "xids": lambda dice: [dice.choice((31, 43, dice.randrange(1 << 62))) for _ in range(count(dice))],
     "memory_of": lambda dice: {str(dice.randrange(1 << 40)): number(dice) for _ in range(count(dice))},
     "nonsense": lambda dice: [[]] * count(dice),
 }
@@ -90,14 +91,33 @@ def sample(dice: random.Random, n: int, wild: bool, wrong: float) -> dict[str, A
         **_some(dice, _NODE, share),
         "devices": [
             {"kind": dice.choice(("cuda", f"k{base}")), "index": base + i, **_some(dice, _DEVICE, share)}
-            for i in range(min(64, count(dice)))
+            for i in range(dice.choice((0, 1, 8, 64)))
         ],
-        "calls": [{**_some(dice, _CALL, 1.0), "slot": i, "wall_seconds": 1} for i in range(min(64, count(dice)))],
+        "calls": [{**_some(dice, _CALL, 1.0), "slot": i, "wall_seconds": 1} for i in range(dice.choice((0, 1, 8, 64)))],
     }
     for each in (said, *said["devices"], *said["calls"]):
         for name in [name for name in each if dice.random() < wrong]:
             each[name] = nonsense(dice)
     return said
+
+
+def patient(dice: random.Random, frame: Frame, hear: Callable[..., object]) -> Iterator[bytes]:
+    """As much as may be sent for each request, and no more."""
+    n = 0
+    while True:
+        hear(19)
+        said = []
+        for _ in range(16):
+            n += 1
+            fields = {
+                "kind": "cuda",
+                "utilization_percent": n % 100,
+                "unknown": f"{n}{'u' * 200}",
+                "xids_watched": True,
+            }
+            cards = [{**fields, "index": i, "uuid": f"{i}"} for i in range(dice.choice((8, 60)))]
+            said.append({"time": time.time() + n / 1000, "devices": cards})
+        yield _pong(frame, samples=said)
 
 
 def _pong(frame: Frame, **more: Any) -> bytes:
@@ -108,7 +128,11 @@ def samples(dice: random.Random, frame: Frame) -> Iterator[bytes]:
     """Measurements of any kind without end. Their times are the next ones, all the same, or far away."""
     wrong = dice.choice((0.0,) * 9 + (0.01,))
     each, wild = dice.choice((1, 4, 16)), dice.random() < 0.3
-    made = [json.dumps(sample(dice, n, wild, wrong)).encode()[1:] for n in range(60)]
+    longest = dice.choice((500, 5000, 50_000, 900_000)) // each
+    made = [b'"devices":[]}']
+    for n in range(50):
+        one = json.dumps(sample(dice, n, wild, wrong)).encode()[1:]
+        made += [one] if len(one) < longest else []
     step, begin = dice.choice((0.001, 0.0, 1.0, -1.0)), dice.choice((time.time(), 0.0, 9e11))
     head = b'{"busy":0,"cpu_busy":0,"waiting":0,"done":0,"running":[],"samples":['
     n = 0
@@ -280,6 +304,7 @@ PLAIN = {
     each.__name__: each
     for each in (samples, devices, xids, tiny, statuses, notices, output, begun, modules, headers, mixed)
 }
+PATIENT = {each.__name__: each for each in (patient,)}
 WITH_CALLS = {each.__name__: each for each in (errors, strays, items, recalled)}
 
 
@@ -330,12 +355,16 @@ def attack(
     seconds: float,
     write: Callable[[bytes], None],
     frame: Frame,
+    hear: Callable[..., object],
     ids: list[int],
     tell: str,
 ) -> None:
     """Send frames until so many bytes or seconds are over, and add the number of bytes to a file."""
     dice = random.Random(seed)
-    made = PLAIN[surface](dice, frame) if surface in PLAIN else WITH_CALLS[surface](dice, frame, ids)
+    if surface in PLAIN:
+        made = PLAIN[surface](dice, frame)
+    else:
+        made = PATIENT[surface](dice, frame, hear) if surface in PATIENT else WITH_CALLS[surface](dice, frame, ids)
     until = time.monotonic() + seconds
     sent = messages = 0
     try:

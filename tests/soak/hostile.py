@@ -57,7 +57,17 @@ _SECONDS = 3.0
 """Seconds in which it sends them."""
 _ALONE = 90.0
 """Seconds that a run may take."""
-SURFACES = (*_harm.PLAIN, *_harm.WITH_CALLS, "greetings", "reconnections", "stacks", "forwards", "complaints", "setup")
+SURFACES = (
+    *_harm.PLAIN,
+    *_harm.PATIENT,
+    *_harm.WITH_CALLS,
+    "greetings",
+    "reconnections",
+    "stacks",
+    "forwards",
+    "complaints",
+    "setup",
+)
 
 
 @sky.compute
@@ -103,7 +113,7 @@ sys.path.insert(0, {root!r})
 _ATTACK = """
 from tests.soak import _harm
 ids = {ids}
-_harm.attack({surface!r}, {seed!r}, {most}, {seconds}, write, frame, ids, {tell!r})
+_harm.attack({surface!r}, {seed!r}, {most}, {seconds}, write, frame, hear, ids, {tell!r})
 while True:
     hear(19)
     write(frame(20, {{"busy": 0, "cpu_busy": 0, "waiting": 0, "done": 0, "running": []}}))
