@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+Fields = Mapping[str, Callable[[random.Random], Any]]
+"""What a part of a measurement has: a maker of each field."""
 Frame = Callable[..., bytes]
 """Makes a frame of its kind, its header and its body. The header may be given as bytes of JSON instead, as `head`."""
 STYLES = (
@@ -50,7 +52,7 @@ def count(dice: random.Random) -> int:
 
 # --- measurements --------------------------------------------------------------------------------------------
 
-_DEVICE = {
+_DEVICE: Fields = {
     **dict.fromkeys(("utilization_percent", "memory_used_mib", "memory_total_mib", "power_watts"), number),
     **dict.fromkeys(("temperature_celsius", "sm_clock_mhz", "sm_activity_percent"), number),
     **dict.fromkeys(("pcie_width", "pcie_width_max", "nvlinks", "nvlinks_all"), lambda dice: 16),
@@ -63,16 +65,16 @@ _DEVICE = {
     "memory_of": lambda dice: {str(dice.randrange(1 << 40)): number(dice) for _ in range(count(dice))},
     "nonsense": lambda dice: [[]] * count(dice),
 }
-_CALL = {
+_CALL: Fields = {
     "id": lambda dice: dice.randrange(1 << 63),
     "name": lambda dice: text(dice, 300),
     "slot": lambda dice: dice.randrange(1 << 20),
     **dict.fromkeys(("wall_seconds", "cpu_seconds", "rss_mib", "peak_rss_mib", "device_memory_mib"), number),
 }
-_NODE = dict.fromkeys(("cpu_percent", "memory_used_mib", "disk_used_mib", "disk_read_mib", "sent_mib"), number)
+_NODE: Fields = dict.fromkeys(("cpu_percent", "memory_used_mib", "disk_used_mib", "disk_read_mib", "sent_mib"), number)
 
 
-def _some(dice: random.Random, fields: Mapping[str, Callable[[random.Random], Any]], share: float) -> dict[str, Any]:
+def _some(dice: random.Random, fields: Fields, share: float) -> dict[str, Any]:
     return {name: made(dice) for name, made in fields.items() if dice.random() < share}
 
 

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import skypool as sky
+from skypool import events
 from skypool.console.board import Board
 from skypool.console.plain import Plain
 from skypool.console.printer import Printer
@@ -208,7 +209,7 @@ def run(mode: Mode, folder: Path) -> dict[str, Any]:
         for hear in (board.hear, Plain(printer=printer).hear):
             pool.events.listen(hear, inline=True)  # as a console does
         notices: list[str] = []
-        pool.events.listen(lambda e: notices.append(e.text) if isinstance(e, sky.events.Notice) else None)
+        pool.events.listen(lambda e: notices.append(e.text) if isinstance(e, events.Notice) else None)
         before, disk, cpu = memory(), used(state), _cpu()
         most = disk
         try:
@@ -278,7 +279,7 @@ def forward(pool: sky.ComputePool, tell: Path) -> None:
     tell.write_text(f"{got}\n")
 
 
-def set_up(mode: Mode, folder: Path, tell: Path, emit: Callable[[sky.events.Event], None]) -> None:
+def set_up(mode: Mode, folder: Path, tell: Path, emit: Callable[[events.Event], None]) -> None:
     """Follow the setup of a machine that prints 40 MB."""
     (folder / "lines").write_bytes(_harm.lines(mode.dice))
     program = f"import os\ndata = open({str(folder / 'lines')!r}, 'rb').read()\n"
