@@ -57,7 +57,7 @@ LONGEST = """
     aws_permissions runpod_pools published forward gcp_prices reaper aws_pools verda_pools spot_lab gang_node fuzz
     console gang_decisions fake_cloud aws_schema spawned link lab_verda gcp_prove ranking lab_vastai cli_money
     interrupts metrics otlp testing_page sizing gcp_permissions docs_architecture cli_accelerators resize_lab
-    gcp_tpu_schema bills
+    gcp_tpu_schema bills travel usercode
 """.split()  # noqa: SIM905 - as a list it is 35 lines and says no more
 """Test files by how long they take. Processes share them out by whole files, and none should begin a long one last."""
 

@@ -241,16 +241,16 @@ def _class(
     found = identity.known(id_)
     if found is not None:
         return cast(type, found)
-    maker = maker or _maker(metaclass)
+    making: Any = maker or _maker(metaclass)
     with _silenced(bases):
-        if issubclass(maker, EnumMeta):
-            made = _enum(maker, metaclass, name, bases, body, members, boundary)
+        if issubclass(making, EnumMeta):
+            made = _enum(making, metaclass, name, bases, body, members, boundary)
         else:
-            space = maker.__prepare__(name, bases)
+            space = making.__prepare__(name, bases)
             for key, value in body.items():
                 space[key] = value
-            made = cast(Any, maker).__new__(metaclass, name, bases, space)
-            cast(Any, maker).__init__(made, name, bases, space)
+            made = making.__new__(metaclass, name, bases, space)
+            making.__init__(made, name, bases, space)
     return cast(type, identity.receive(id_, sender, made))
 
 

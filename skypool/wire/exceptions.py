@@ -118,10 +118,10 @@ def dump_one(error: BaseException, home: bool = True) -> ErrorLink:
 class _LenientPickler(Pickler):
     """A pickler that sends exceptions that cannot be pickled as raised ones: in part, or their name and text."""
 
-    def reducer_override(self, thing: Any) -> Any:
-        if isinstance(thing, BaseException) and failure_of(thing) is not None:
-            return _load_one, dump_one(thing, home=False)
-        return super().reducer_override(thing)
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, BaseException) and failure_of(obj) is not None:
+            return _load_one, dump_one(obj, home=False)
+        return super().reducer_override(obj)
 
 
 def dump_result(value: object, what: str) -> list[Buffer]:

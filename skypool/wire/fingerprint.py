@@ -52,17 +52,17 @@ class _Fingerprinter(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         cast(Any, cloudpickle.Pickler.dispatch_table),
     )
 
-    def reducer_override(self, thing: Any) -> Any:
-        is_class = issubclass(type(thing), type)
-        if is_class or type(thing) is FunctionType:
-            if not identity.is_by_value(thing):
-                return NotImplemented if thing not in identity.UNNAMED else super().reducer_override(thing)
+    def reducer_override(self, obj: Any) -> Any:
+        is_class = issubclass(type(obj), type)
+        if is_class or type(obj) is FunctionType:
+            if not identity.is_by_value(obj):
+                return NotImplemented if obj not in identity.UNNAMED else super().reducer_override(obj)
             if is_class:
-                return _part, (identity.id_of(thing),)
-            if named.is_dispatcher(thing):
-                return _part, (thing.__qualname__,), dict(thing.registry)
-            parts = (thing.__defaults__, thing.__kwdefaults__, thing.__closure__, thing.__dict__)
-            return _part, (hash(thing.__code__),), parts
+                return _part, (identity.id_of(obj),)
+            if named.is_dispatcher(obj):
+                return _part, (obj.__qualname__,), dict(cast(Any, obj).registry)
+            parts = (obj.__defaults__, obj.__kwdefaults__, obj.__closure__, obj.__dict__)
+            return _part, (hash(obj.__code__),), parts
         return NotImplemented
 
 

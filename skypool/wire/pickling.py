@@ -62,27 +62,27 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
         cast(Any, cloudpickle.Pickler.dispatch_table),
     )
 
-    def reducer_override(self, thing: Any) -> Any:
+    def reducer_override(self, obj: Any) -> Any:
         """Return how to pickle an object: a definition of a script by value, everything else as cloudpickle does."""
-        kind = type(thing)
+        kind = type(obj)
         if kind is FunctionType:
-            if not identity.is_by_value(thing):
+            if not identity.is_by_value(obj):
                 return NotImplemented
-            self.codes.append(thing.__code__)
-            if named.is_dispatcher(thing):
-                return named.reduce_dispatcher(thing)
+            self.codes.append(obj.__code__)
+            if named.is_dispatcher(obj):
+                return named.reduce_dispatcher(obj)
             # the attribute of cloudpickle's pickler for the same purpose
-            space = self.globals_ref.setdefault(id(thing.__globals__), None) or Space(thing.__globals__)
-            self.globals_ref[id(thing.__globals__)] = space
-            return definitions.reduce_function(thing, space)
+            space = self.globals_ref.setdefault(id(obj.__globals__), None) or Space(obj.__globals__)
+            self.globals_ref[id(obj.__globals__)] = space
+            return definitions.reduce_function(obj, space)
         if issubclass(kind, type):
-            if identity.is_by_value(thing):
-                kept = class_pickles.reduce_kept(thing, _whole) if self.keeps else None
-                return kept or definitions.reduce_class(thing)
-            if thing in identity.UNNAMED:
-                return super().reducer_override(thing)
+            if identity.is_by_value(obj):
+                kept = class_pickles.reduce_kept(obj, _whole) if self.keeps else None
+                return kept or definitions.reduce_class(obj)
+            if obj in identity.UNNAMED:
+                return super().reducer_override(obj)
         if issubclass(kind, BaseException):
-            return rebuilt.reduce(thing)
+            return rebuilt.reduce(obj)
         return NotImplemented
 
 

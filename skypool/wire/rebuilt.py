@@ -7,7 +7,7 @@ with an `__init__` of their own: https://github.com/python/cpython/issues/44791.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 _HEAP = 1 << 9
 """The flag of a class that Python code, not C, has made."""
@@ -29,7 +29,7 @@ def makes_itself(kind: type[BaseException]) -> bool:
 
 def parts_of(error: BaseException) -> tuple[type[BaseException], tuple[Any, ...], tuple[Any, ...], dict[str, Any]]:
     """Return the arguments with which `rebuild` makes an exception again."""
-    reduced = base_of(type(error)).__reduce__(error)
+    reduced: tuple[Any, ...] = cast(Any, base_of(type(error))).__reduce__(error)
     state = reduced[2] if len(reduced) > 2 and isinstance(reduced[2], dict) else {}
     return type(error), tuple(reduced[1]), error.args, state
 
