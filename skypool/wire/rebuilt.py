@@ -30,8 +30,9 @@ def makes_itself(kind: type[BaseException]) -> bool:
 def parts_of(error: BaseException) -> tuple[type[BaseException], tuple[Any, ...], tuple[Any, ...], dict[str, Any]]:
     """Return the arguments with which `rebuild` makes an exception again."""
     reduced: tuple[Any, ...] = cast(Any, base_of(type(error))).__reduce__(error)
-    state = reduced[2] if len(reduced) > 2 and isinstance(reduced[2], dict) else {}
-    return type(error), tuple(reduced[1]), error.args, state
+    given = tuple(reduced[1])
+    state = next((each for each in reduced[2:] if isinstance(each, dict)), {})
+    return type(error), given, error.args, state
 
 
 def rebuild(
