@@ -313,8 +313,8 @@ def test_a_colour_in_two_pieces_stays_whole(tmp_path: Path) -> None:
     printing = """
         call()
         write(frame(16, {"id": 0, "slot": 0, "fd": 1, "seq": 1}, b"a\\x1b[3"))
-        write(frame(16, {"id": 0, "slot": 0, "fd": 1, "seq": 2}, b"1mb\\x1b]52;c;"))
-        write(frame(16, {"id": 0, "slot": 0, "fd": 1, "seq": 3}, b"AA\\x07"))
+        write(frame(16, {"id": 1, "slot": 0, "fd": 1, "seq": 2}, b"1mb\\x1b]52;c;"))
+        write(frame(16, {"id": 2, "slot": 0, "fd": 1, "seq": 3}, b"AA\\x07"))
         wait()
     """
     heard: list[str] = []
