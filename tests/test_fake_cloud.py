@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 
 import skypool as sky
-from skypool import processes
+from skypool import events, processes
 from skypool.drivers import registry
 from skypool.errors import (
     CapacityError,
@@ -34,6 +35,7 @@ from skypool.model import Instance, Need, Offer, Order
 from skypool.testing import FakeCloud, Stock
 from skypool.testing.state import Overtaken
 from tests.conftest import eventually, processes_of
+from tests.watched import Watched
 
 ROOT = Path(__file__).parent.parent
 
@@ -83,6 +85,22 @@ def test_a_pool_runs_on_machines_that_have_what_was_bought(cloud: FakeCloud) -> 
 
 def where() -> tuple[str, int]:
     return os.environ["WHERE"], len(sky.instance_info().accelerators)
+
+
+def test_a_pool_waits_for_a_machine_that_boots(cloud: FakeCloud) -> None:
+    cloud.control.next_machines(boots=60)
+    pool = Watched(cloud)
+    with ThreadPoolExecutor(1) as thread:
+        starting = thread.submit(pool.start)
+        eventually(lambda: "booting" in [each.phase for each in pool.heard(events.NodePhase)], 30, "the boot")
+        time.sleep(1.0)
+        assert not starting.done()
+        assert [each.phase for each in pool.heard(events.NodePhase)] == ["launching", "booting"]
+        cloud.clock.advance(60)
+        starting.result(30)
+    with pool:
+        assert pool.submit(home).result().startswith(str(cloud.state))
+        assert [each.call for each in cloud.control.calls()].count("create") == 1, "the machine was not replaced"
 
 
 def test_an_image_is_made_on_a_machine_whose_accelerator_is_simulated(cloud: FakeCloud) -> None:

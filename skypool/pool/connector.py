@@ -120,7 +120,7 @@ class Connector:
             if access.notice:
                 self._emit(events.Notice(pool=self._terms.name, text=access.notice))
             setup = await asyncio.to_thread(self._node_setup.bundle_for, access, instance)
-            stream = await reach(access, setup, node) if setup else None
+            stream = await reach(access, setup, node) if setup or access.booting else None
         except Exception as e:  # noqa: BLE001 - lifecycle decides what it means
             await self._give_up(instance, e)
             return

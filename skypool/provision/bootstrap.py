@@ -165,7 +165,7 @@ def _blocks(data: bytes) -> int:
 # --- reaching ------------------------------------------------------------------------------------------------
 
 
-async def reach(access: Access, setup: SetupBundle, node: int) -> CommandStream:
+async def reach(access: Access, setup: SetupBundle | None, node: int) -> CommandStream:
     """Connect to a machine that may still be booting, and return the stream when a shell on the machine answers.
 
     Failed attempts are repeated with random pauses of up to 3 s, within the limits below. The limits count from the
@@ -173,7 +173,8 @@ async def reach(access: Access, setup: SetupBundle, node: int) -> CommandStream:
 
     Args:
         access: how the machine is reached.
-        setup: what is sent to the machine. Each attempt sends the first shell program of `setup`.
+        setup: what is sent to the machine. Each attempt sends the first shell program of `setup`. None: nothing is to
+            be set up, and the loader, the program that starts the agent, runs at the other end of the stream.
         node: number of the node, for error messages.
 
     Raises:
@@ -186,6 +187,10 @@ async def reach(access: Access, setup: SetupBundle, node: int) -> CommandStream:
     """
     from tenacity import AsyncRetrying, RetryCallState, wait_random_exponential
 
+    if setup is None:
+        stage = bundle.staged(f"echo @hello\n{bundle.agent_starter(access.python or '', access.home)}")
+    else:
+        stage = setup.stage()
     began = time.monotonic()
 
     def over(state: RetryCallState) -> bool:
@@ -199,7 +204,7 @@ async def reach(access: Access, setup: SetupBundle, node: int) -> CommandStream:
         return isinstance(state.outcome.exception() if state.outcome else None, ConnectionLost)
 
     attempts = AsyncRetrying(stop=over, wait=wait_random_exponential(0.1, 3.0), retry=passing, reraise=True)
-    stream: CommandStream = await attempts(_knock, access.transport, setup.stage(), node)
+    stream: CommandStream = await attempts(_knock, access.transport, stage, node)
     return stream
 
 

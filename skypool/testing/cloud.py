@@ -40,6 +40,8 @@ from skypool.testing.state import State
 from skypool.testing.world import USUAL, Billing, Machine, Stock, World
 
 _THINGS = ("key-pair", "security-group")
+_ANSWERS = 5.0
+"""For how many seconds after its boot a machine may not answer. A machine that never boots is given up after them."""
 
 
 @settings.settings_named
@@ -217,12 +219,18 @@ class FakeCloud:
             spool=f"{found.folder}/agent",
             cwd=f"{found.folder}/home",
             home=f"{found.folder}/home/.skypool",
-            booting=5.0,
+            booting=_ANSWERS + self._boots_for(found),
             owned=True,
             simulated=True,
             guard=machine.guard(found.folder),
             watch=machine.watch(found.folder),
         )
+
+    def _boots_for(self, one: Machine) -> float:
+        """Return for how many seconds of the cloud's clock a machine still boots; 0 for one whose boot never ends."""
+        if one.state != "starting" or one.boots_at is None:
+            return 0.0
+        return max(0.0, one.boots_at - self.clock.now().timestamp())
 
     def terminate(self, instances: Sequence[Instance]) -> None:
         """End machines, and repeat the request until the cloud no longer lists any of them. Blocks until then.
