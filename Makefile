@@ -12,15 +12,15 @@ demo: $(VENV)/.ready
 	$(RUN) examples/04_errors.py
 
 # Whole files to several processes, as most tests wait; a file's tests share what it has set up. Hundreds of them start a
-# Python of their own, which should find skypool compiled, whatever the shell says. What measures pace runs alone then.
-# The first line compiles the tests, once for all processes. What is skipped goes on the list for test-skipped.
+# Python of their own, which should find skypool compiled, whatever the shell says. What measures pace runs alone before,
+# which compiles the tests, once for all processes. What is skipped goes on the list for test-skipped.
 SKIPPED := build/skipped.txt
 test test-skipped test-slow: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.dev
-	-$(RUN) -m pytest tests -qq --collect-only >/dev/null
 	rm -f $(SKIPPED)
-	$(RUN) -m pytest tests -q -m "not slow and not serial" -n $(WORKERS) --dist loadfile --no-loadscope-reorder --skipped-to $(SKIPPED)
-	$(RUN) -m pytest tests -q -m "serial and not slow" --skipped-to $(SKIPPED)
+	$(RUN) -m pytest tests -q -m "serial and not slow" --skipped-to $(SKIPPED); alone=$$?; \
+	$(RUN) -m pytest tests -q -m "not slow and not serial" -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+		--skipped-to $(SKIPPED) && exit $$alone
 
 # What `make test` has skipped, when the machine has more: after `make lab`, or as another user.
 test-skipped: $(VENV)/.dev
