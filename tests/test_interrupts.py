@@ -54,7 +54,7 @@ def run(tmp_path: Path, tests: str, *prefix: str) -> subprocess.CompletedProcess
     (tmp_path / "conftest.py").write_text("from tests.interrupts import *\nhear_signals()\n")
     (tmp_path / "test_it.py").write_text(tests)
     argv = [*prefix, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull]
-    argv += ["--rootdir", str(tmp_path), "--timeout", "5", str(tmp_path)]
+    argv += ["--rootdir", str(tmp_path), "--timeout", "3", str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(argv, capture_output=True, text=True, timeout=120, env=environment, cwd=tmp_path)
 
@@ -67,7 +67,7 @@ def test_tests_that_interrupt_pass_where_signals_are_ignored(tmp_path: Path) -> 
 def test_a_timeout_kills_what_the_test_has_started(tmp_path: Path) -> None:
     seconds = f"{10_000 + os.getpid() / 1e7:.7f}"
     done = run(tmp_path, TOO_LONG.format(seconds=seconds))
-    assert "Timeout (>5.0s)" in done.stdout, done.stdout
+    assert "Timeout (>3.0s)" in done.stdout, done.stdout
     assert "1 failed" in done.stdout
     eventually(lambda: not processes_of(seconds), what="the end of what it started")
 
