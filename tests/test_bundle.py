@@ -114,7 +114,7 @@ def test_the_cache_keeps_a_few_zips_and_nothing_unfinished(installed: Installed)
     (installed.site / "skypool/errors.py").open("a").write("# changed\n")
     after = installed.run()
     kept = {each.name for each in folder.iterdir()}
-    assert len([each for each in kept if each.endswith(".zip")]) == 8
+    assert len([each for each in kept if each.endswith(".zip")]) == 16
     assert {each for each in kept if each.startswith("tmp")} == {"tmpnew"}
     assert installed.run(UNREAD) == after
 

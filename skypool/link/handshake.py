@@ -83,6 +83,7 @@ class Handshake:
             OSError: sending or receiving failed.
         """
         loop = asyncio.get_running_loop()
+        await asyncio.to_thread(bundle.bundle)  # the first time, it is made here, which takes seconds
         await loop.sock_sendall(stream.socket, bundle.prelude(self.config, start))
         line, rest = await _line(stream, b"")
         answer = inbound.greeting(json.loads(line))

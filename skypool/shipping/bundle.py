@@ -37,7 +37,7 @@ _PYNVML = "nvidia-ml-py/pynvml.py"
 _SENT = (".py", ".csv", ".json", ".sh")
 """File name endings of the files that nodes get: Python modules, and the tables and programs that these modules read.
 """
-_KEPT = {"bundle-*.zip": 8, "bundle-of-*.json": 32, "tmp*": 0}
+_KEPT = {"bundle-*.zip": 16, "bundle-of-*.json": 32, "tmp*": 0}
 """How many files of each kind stay in the cache: zips of 4 MB, records, and files that are being written."""
 _UNFINISHED = 3600.0
 """Seconds after which a file that is being written is removed. Its process was killed while it wrote the file."""
@@ -166,7 +166,9 @@ def bundle() -> Bundle:
         private.check(folder)  # the zip runs on nodes, with all that is secret there
         packages, stamp, key = json.loads(private.read(record))
         if stamp == _stamp(_files(packages)):
-            return Bundle(private.read(folder / f"bundle-{key}.zip"), key)
+            made = Bundle(private.read(folder / f"bundle-{key}.zip"), key)
+            os.utime(folder / f"bundle-{key}.zip")  # it is in use
+            return made
     return _made(folder, record)
 
 
