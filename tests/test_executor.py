@@ -22,6 +22,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import cloudpickle
+
 import skypool as sky
 from tests.needs import skip_or_fail
 
@@ -39,6 +41,7 @@ def _theirs() -> ModuleType | None:
             assert spec.loader is not None
             module = sys.modules[NAME] = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
+            cloudpickle.register_pickle_by_value(module)  # no node has it by this name
             return module
     return None
 

@@ -235,6 +235,17 @@ def test_skypool_itself_and_the_script_are_not_sent(name: str) -> None:
     assert names_of(name) == []
 
 
+@pytest.mark.parametrize("name", ["sitecustomize", "usercustomize"])
+def test_what_each_machine_has_of_its_own_is_not_sent(
+    project: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    write(project / f"{name}.py")
+    load(name)
+    assert names_of(name) == []
+    assert name not in user_modules.manifest()
+
+
 def test_a_compiled_module_is_sent_as_the_bytes_it_is(project: Path) -> None:
     path = write(project / "quick.py")
     py_compile.compile(str(path), str(project / "quick.pyc"))

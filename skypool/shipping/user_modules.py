@@ -70,7 +70,8 @@ _INLINE = 4 << 20
 """The most bytes of files that travel in the first answer about a package."""
 _MOST_LEFT_OUT = 100
 """The most files of a package of which a node is told that they were too large."""
-_NEVER_SENT = SCRIPT | {"skypool", "skypool_images", "cloudpickle"}
+_NEVER_SENT = SCRIPT | {"skypool", "skypool_images", "cloudpickle", "sitecustomize", "usercustomize"}
+"""Names of modules of which each machine has its own. Debian's sitecustomize lies outside of the standard library."""
 
 
 @cache
