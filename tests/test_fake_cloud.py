@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pickle
 import signal
@@ -308,7 +309,8 @@ def test_a_machine_that_does_not_end_is_told_of_until_it_does(names: FakeCloud) 
     assert left.value.instances == (stubborn,)
     assert names.instances()[0].state == "ending"
     names.control.undying(stubborn, times=2)
-    names.terminate([stubborn, other])
+    patient = dataclasses.replace(names, patience=30.0)
+    patient.terminate([stubborn, other])
     assert names.count("machine") == 0
     names.terminate([stubborn, other])
 
