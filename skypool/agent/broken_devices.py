@@ -10,6 +10,7 @@ import ctypes
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,8 +25,11 @@ _WORDS = re.compile(
 )
 """What other errors of a device say: those of torch before 2.8, and of JAX, TensorFlow and PyCUDA."""
 _NOT_READY = 600
-_NOT_INITIALIZED = 3
-_DEINITIALIZED = 4
+"""The status of a context whose kernels still run."""
+_FINE = frozenset({0, 3, 4, _NOT_READY})
+"""The statuses of contexts that are not broken; 3 and 4 are those of a driver that is not initialized, or no longer."""
+_LOOK = 0.0005
+"""Seconds between two looks at a context whose kernels still run."""
 
 
 def is_in_use() -> bool:
@@ -62,30 +66,46 @@ class Contexts:
     def __init__(self) -> None:
         self._driver: Any = None
 
-    def are_broken(self) -> bool:
-        """Return True if a context of this process can no longer be used. Does not wait for kernels that run."""
+    def are_broken(self, patience: float = 0.0) -> bool:
+        """Return True if a context of this process can no longer be used.
+
+        Args:
+            patience: the most seconds to wait for kernels that still run, and may fail. Those on streams that do not
+                wait for the default stream are not waited for.
+        """
+        until = time.monotonic() + patience
+        while True:
+            statuses = self._statuses()
+            if not _FINE.issuperset(statuses):
+                return True
+            if _NOT_READY not in statuses or time.monotonic() >= until:
+                return False
+            time.sleep(_LOOK)
+
+    def _statuses(self) -> list[int]:
+        """Return the status of each context of this process, as the driver has it."""
         if self._driver is None:
             try:
                 self._driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOW | os.RTLD_NOLOAD)
             except OSError:
-                return False
+                return []
         count = ctypes.c_int()
         if self._driver.cuDeviceGetCount(ctypes.byref(count)):
-            return False  # it was not initialized
-        return any(self._is_broken(device) for device in range(count.value))
+            return []  # it was not initialized
+        return [self._status(device) for device in range(count.value)]
 
-    def _is_broken(self, device: int) -> bool:
-        """Return True if the primary context of a device is broken. Libraries use only these contexts."""
+    def _status(self, device: int) -> int:
+        """Return the status of the primary context of a device. Libraries use only these contexts."""
         flags, is_active = ctypes.c_uint(), ctypes.c_int()
         self._driver.cuDevicePrimaryCtxGetState(device, ctypes.byref(flags), ctypes.byref(is_active))
         if not is_active.value:
-            return False
+            return 0
         context = ctypes.c_void_p()
-        status = self._driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+        status: int = self._driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
         if not status:
             status = self._driver.cuCtxPushCurrent_v2(context)
             if not status:
                 status = self._driver.cuStreamQuery(None)
                 self._driver.cuCtxPopCurrent_v2(ctypes.byref(context))
             self._driver.cuDevicePrimaryCtxRelease_v2(device)
-        return status not in (0, _NOT_READY, _NOT_INITIALIZED, _DEINITIALIZED)
+        return status

@@ -61,6 +61,8 @@ _FORKING = 5e-5
 """Seconds that a call takes at least if it starts a process."""
 _BRIEF = 1e-3
 """Seconds up to which a call counts as short, so that looking for all that it may have changed would take too long."""
+_KERNELS = 5.0
+"""Seconds in which the kernels that a call has left must end before the next call begins."""
 _MOMENT = 0.05
 """Seconds after which all that a short call may have changed is looked for again."""
 _OWN_FRAMES = 2
@@ -541,7 +543,7 @@ class Worker:
         """Return True if earlier calls have left this process in a state that spoils a call that begins now."""
         if not self._is_restored and not self._restore():
             return True
-        return self._uses_devices and self._contexts.are_broken()  # a kernel may have failed after its call
+        return self._uses_devices and self._contexts.are_broken(_KERNELS)  # a kernel may fail after its call
 
     def _lateness(self, header: dict[str, Any]) -> dict[str, Any]:
         """Return what the agent is told of a call with a timeout that took longer; {} if it did not.
