@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -57,14 +58,74 @@ def test_a_call_that_runs_too_long_says_where_it_was(pool: sky.ComputePool) -> N
     assert not caught.value.stacks
 
 
+HANGS = """
+import sys, threading, time
+
+def wait_for_more(seconds):
+    time.sleep(seconds)
+
+threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+open(sys.argv[1], "w").close()
+wait_for_more(600)
+"""
+
+
+@pytest.fixture
+def hangs(tmp_path: Path) -> Path:
+    (tmp_path / "hangs.py").write_text(HANGS)
+    return tmp_path / "hangs.py"
+
+
+def test_a_program_that_runs_too_long_says_where_it_was(pool: sky.ComputePool, hangs: Path) -> None:
+    started = str(hangs.with_name("started"))
+    with pytest.raises(sky.CallTimeout) as caught:
+        sky.cmd("python3", str(hangs), started).with_options(timeout=4) >> pool
+    (note,) = caught.value.__notes__
+    assert note.startswith(f"it was stopped in:\npython3 {hangs} {started}:\nFile ")
+    assert note.endswith(f'File "{hangs}", line 5 in wait_for_more\nFile "{hangs}", line 9 in <module>')
+    with pytest.raises(sky.CallTimeout) as caught:
+        sky.cmd("sleep", "600").with_options(timeout=0.5) >> pool
+    assert caught.value.__notes__[0].startswith("it was stopped in:\nsleep 600: sleeps")
+
+
+def test_programs_of_a_gang_are_shown_with_their_ranks_and_before_the_processes_that_wait(
+    pool: sky.ComputePool, hangs: Path
+) -> None:
+    shell = f"exec python3 {hangs} {hangs.with_name('started-')}$RANK"
+    gang = sky.cmd("bash", "-c", f"echo $RANK; {shell}").with_options(procs=2, timeout=20)
+    running = pool.send(gang)
+    eventually(lambda: str(pool.stack()).count("in wait_for_more") == 1, 60, "both programs, whose stacks are alike")
+    said = str(pool.stack()).splitlines()
+    headings = [line for line in said if line.startswith("node")]
+    assert [heading.split(", ")[1] for heading in headings[:2]] == ["rank 0", "rank 1"]
+    assert all("hangs.py" in heading for heading in headings[:2])
+    assert sorted(heading.rpartition(": ")[2] for heading in headings[2:]) == ["idle", *["waits for its program"] * 2]
+    with pytest.raises(sky.CallTimeout) as caught:
+        running.result()
+    assert all("in wait_for_more" in caught.value.stacks[rank] for rank in range(2))
+    assert not any("skypool" in stack.replace("skypool-", "") for stack in caught.value.stacks.values())
+
+
+def test_what_py_spy_says_is_read_like_what_processes_write() -> None:
+    said = """Thread 78 (idle): "loader"
+    wait (threading.py:324)
+Thread 77 (active+gil): "MainThread"
+    step (/opt/my (old) code/train.py:12)
+    <module> (train.py:99)
+"""
+    assert stacks._spied(said) == [
+        ['File "/opt/my (old) code/train.py", line 12 in step', 'File "train.py", line 99 in <module>'],
+        ['File "threading.py", line 324 in wait'],
+    ]
+
+
 def test_skypool_stack_shows_gangs_services_and_idle_workers(pool: sky.ComputePool) -> None:
     running = pool.submit(hang, "native")
     service = pool.service(sky.cmd("sleep", "600"), name="web")
     try:
-        eventually(lambda: asked().count("in native") == 2 and "sleep 600" in asked(), 60, "both ranks and the service")
+        alike = re.compile(r"node 0, rank 0, process \d+\nnode 0, rank 1, process \d+\n  File .*, line \d+ in native")
+        eventually(lambda: alike.search(asked()) and "sleep 600" in asked(), 60, "both ranks and the service")
         said = asked()
-        assert "node 0, rank 0, process" in said
-        assert "node 0, rank 1, process" in said
         assert ": idle" in said
         assert "sleep 600, process" in said
         found = [json.loads(line) for line in asked("--json", "--node", "0").splitlines()]
@@ -82,7 +143,7 @@ def test_a_pool_returns_what_its_processes_do(pool: sky.ComputePool) -> None:
         def both() -> bool:
             nonlocal found
             found = pool.stack(0)
-            return str(found).count("in native") == 2
+            return sum("in native" in str(each) for each in found.nodes[0]) == 2
 
         eventually(both, 60, "both ranks")
         ranks = {each.name: each for each in found.nodes[0] if each.name.startswith("rank ")}
@@ -90,7 +151,8 @@ def test_a_pool_returns_what_its_processes_do(pool: sky.ComputePool) -> None:
         assert all("in native" in "\n".join(each.stacks[0]) for each in ranks.values())
         assert not any(each.native for each in found.nodes[0])
         assert not found.errors
-        assert f"node 0, rank 1, process {ranks['rank 1'].pid}\n  File" in str(found)
+        assert {name: each.rank for name, each in ranks.items()} == {"rank 0": 0, "rank 1": 1}
+        assert str(ranks["rank 1"]).startswith(f"node 0, rank 1, process {ranks['rank 1'].pid}\n  File")
     finally:
         running.cancel()
     with pytest.raises(sky.UsageError, match="7"):
@@ -101,7 +163,7 @@ def test_a_pool_returns_what_its_processes_do(pool: sky.ComputePool) -> None:
 def test_a_pool_returns_native_calls_or_why_there_are_none(pool: sky.ComputePool) -> None:
     running = pool.submit(hang, "native")
     try:
-        eventually(lambda: str(pool.stack()).count("in native") == 2, 60, "both ranks")
+        eventually(lambda: str(pool.stack()).count("rank ") == 2, 60, "both ranks")
         ranks = [each for each in pool.stack(native=True).nodes[0] if each.name.startswith("rank ")]
         assert len(ranks) == 2
         for each in ranks:
@@ -212,7 +274,7 @@ def test_a_machine_without_the_right_to_trace_says_so(tmp_path: Path) -> None:
         "#!/bin/sh\necho 'Error: Permission Denied: Try running again with elevated permissions' >&2\nexit 1\n"
     )
     spy.chmod(0o755)
-    text, problem = stacks._dump([str(spy)], 1)
+    text, problem = stacks._dump([str(spy)], 1, native=True)
     assert text == ""
     assert "SYS_PTRACE" in problem
 

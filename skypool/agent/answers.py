@@ -22,6 +22,9 @@ from skypool.wire.exceptions import STOPPED_IN
 from skypool.wire.frames import Kind, encode, pad
 from skypool.wire.handshake import AgentConfig
 
+_PROGRAMS = 4
+"""The most programs whose stacks an error shows."""
+
 
 class Answers:
     """The part of the agent (a node's main process) that sends errors for calls that no worker process can answer.
@@ -87,11 +90,8 @@ class Answers:
             )
         else:
             error = SkypoolError(f"{call.name} was cancelled")
-        if call.mark is not None:
-            if was := stacks.short(call.mark):
-                error.add_note(f"{STOPPED_IN}{was}")
-            call.mark.close()
-            call.mark = None
+        if was := _last_seen(call):
+            error.add_note(f"{STOPPED_IN}{was}")
         if said:
             error.add_note(f"when its time was over, it raised {said}")
         if printed:
@@ -151,3 +151,21 @@ class Answers:
             hint=hint,
         )
         self.fail(call.id, error)
+
+
+def _last_seen(call: NodeCall) -> str:
+    """Return what a call was doing when it was to stop; "" if it has not said so. Close the files that say it.
+
+    For a call that ran a program, that is what its Python processes were doing. If none of them has said it, the
+    program's command and state follow.
+    """
+    was = stacks.short(call.mark) if call.mark is not None else ""
+    if not was and call.programs:
+        told = [text for each in call.programs if (text := each.text())]
+        was = "\n".join(told[:_PROGRAMS]) or f"{call.programs[0].command}: {call.programs[0].state}"
+    for mark in (call.mark, *call.programs):
+        if mark is not None:
+            mark.close()
+    call.mark = None
+    call.programs = ()
+    return was

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from skypool.agent.stacks import Mark
+from skypool.agent.stacks import Mark, ProgramMark
 from skypool.agent.value_storage import Blob
 
 
@@ -35,6 +35,7 @@ class NodeCall:
         grace: seconds that the call has to end after it was asked to. Then its worker is killed. Until it is cancelled,
             this is the option of the call; None if it was not given.
         mark: where the worker writes what it was doing when it was to stop; None if it was not asked.
+        programs: what the programs that the call had started were doing then.
         stop_at: the time from which the worker may be told to stop, when it has written that.
         missing: the time at which a worker died, after which no worker was known to have the call; None if the call is
             not missing.
@@ -59,6 +60,7 @@ class NodeCall:
     doomed: str = ""
     grace: float | None = None
     mark: Mark | None = None
+    programs: tuple[ProgramMark, ...] = ()
     stop_at: float = 0.0
     missing: float | None = None
     printed: int = 0

@@ -1,5 +1,7 @@
 """Lets Python processes that calls start import the modules of the client (the user's process), as their parents do.
 
+It also lets them say what they are doing: see `stacks`.
+
 Such a process runs this file as its `sitecustomize`, because the environment of calls names its folder in PYTHONPATH.
 It imports only the standard library. A module that is found nowhere is asked for at a Unix socket of the agent, the
 main process of the node. The answer is the folder in which the module is.
@@ -104,8 +106,24 @@ def install(place: str, first: Collection[str]) -> None:
     sys.meta_path.append(_Finder(place))
 
 
+def write_stacks() -> None:
+    """Let this process write the stacks of its threads when it gets a signal, as a worker does: see `stacks`."""
+    import _signal  # type: ignore[import-not-found]  # parts of the interpreter, which are quick to import
+    import _thread
+    import faulthandler
+    import fcntl
+
+    fd = os.memfd_create(f"skypool-stack-{_thread.get_ident():x}", os.MFD_CLOEXEC)
+    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)
+    faulthandler.register(_signal.SIGRTMIN + 9, file=fd, all_threads=True)
+
+
 def _become_sitecustomize() -> None:
     """Install the finders, and run the `sitecustomize` that this one hides."""
+    try:
+        write_stacks()
+    except (OSError, ImportError, AttributeError) as e:
+        del e  # then `skypool stack` says less about it
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [each for each in sys.path if os.path.abspath(each) != here]
     if PLACE in os.environ:

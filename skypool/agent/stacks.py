@@ -22,6 +22,10 @@ import sys
 import threading
 import time
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
 SIGNAL = signal.SIGRTMIN + 9
 """The signal on which a worker writes its stack. Programs of users hardly use it."""
 _NAME = "skypool-stack-"
@@ -30,16 +34,25 @@ _MOST = 1 << 20
 """Bytes in the file after which it is emptied."""
 _FRAME = re.compile(r'^  File "(.*)", line (\S+) in (.*)$', re.MULTILINE)
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+).*:$", re.MULTILINE)
+_SPIED = re.compile(r"^    (\S.*?) \((.*):(\d+)\)$")
 _WORKER = "/skypool/agent/worker.py"
 """The end of the path of the module that runs calls in a worker."""
+_PROGRAM = "/skypool/calls/program.py"
+"""The end of the path of the module with which a call runs a program, as `sky.cmd` does."""
 _WAITING = "_next_call"
 """The function of that module that waits for the next call."""
 _WRITING = 1.0
 """Seconds in which a process must have written its stack. Native code that may not be interrupted takes longer."""
 _FIRST = 64
 """The number of files of a process among which the file with its stack is looked for."""
+_COMMAND = 200
+"""The most characters of a program's command in an error."""
 _STILL = 0.02
 """Seconds in which nothing more is written when a stack is complete."""
+WAITS_FOR_PROGRAM = "waits for its program"
+"""The state of a worker, or a process of a gang, that has started a program, as for `sky.cmd`."""
+_RANK = "skypool-rank-"
+"""The name of a process of a gang, before its rank."""
 _NATIVE = 30.0
 """Seconds that py-spy may take for one process."""
 _INSTALLING = 120.0
@@ -49,16 +62,24 @@ _INSTALLING = 120.0
 class Mark:
     """A place in the file of a worker, behind which its next stack is written.
 
+    A long file is emptied before.
+
     Args:
-        fd: the file.
-        start: the place.
+        fd: the file. This object closes it.
         main: the id of the process's main thread.
+
+    Attributes:
+        file: the number of the file, which it shares with processes that were forked from the same one.
     """
 
-    def __init__(self, fd: int, start: int, main: int) -> None:
+    def __init__(self, fd: int, main: int) -> None:
         self.fd = fd
-        self.start = start
         self.main = main
+        if os.fstat(fd).st_size > _MOST:
+            os.ftruncate(fd, 0)
+        found = os.fstat(fd)
+        self.file = found.st_ino
+        self.start = found.st_size
 
     def text(self) -> str:
         """Return what was written since, in the format of `faulthandler`; at most `_MOST` (1 Mi) bytes of it."""
@@ -73,6 +94,33 @@ class Mark:
     __del__ = close
 
 
+class ProgramMark:
+    """What a program was doing that a call has started, such as "python train.py".
+
+    Args:
+        pid: the id of its process, which is asked now. This does not wait.
+        asked: the files of the processes that were asked before. A process that shares one of them is not asked. Its
+            own file is added.
+    """
+
+    def __init__(self, pid: int, asked: set[int]) -> None:
+        self.command = command(pid)[:_COMMAND]
+        self.state = kernel_state(pid)
+        self.mark = ask(pid, asked)
+        if self.mark is not None:
+            asked.add(self.mark.file)
+
+    def text(self) -> str:
+        """Return the innermost lines of the main thread's stack that it has written; "" if it has written none."""
+        lines = short(self.mark) if self.mark is not None else ""
+        return f"{self.command}:\n{lines}" if lines else ""
+
+    def close(self) -> None:
+        """Close the file into which it writes."""
+        if self.mark is not None:
+            self.mark.close()
+
+
 def register() -> None:
     """Let this process write the stacks of its threads on `SIGNAL`. Call this in the main thread of a worker."""
     fd = os.memfd_create(f"{_NAME}{threading.get_ident():x}", os.MFD_CLOEXEC)
@@ -80,30 +128,30 @@ def register() -> None:
     faulthandler.register(SIGNAL, file=fd, all_threads=True)
 
 
-def ask(pid: int) -> Mark | None:
+def ask(pid: int, asked: Collection[int] = ()) -> Mark | None:
     """Ask a process to write its stack. Return None if it cannot. Does not wait.
 
     A process that does not expect the signal, or has closed the file, is not disturbed.
 
     Args:
-        pid: the id of a worker, or of a process that a worker forked.
+        pid: the id of a worker, or of a process that a worker forked, or of a Python program that a call has started.
+        asked: the files into which others are writing now. A process that uses one of them is not asked. Default: none.
     """
     found = _file_of(pid)
     if found is None or not _catches(pid):
         return None
     path, main = found
-    fd = -1
+    mark = None
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
-        if os.fstat(fd).st_size > _MOST:
-            os.ftruncate(fd, 0)
-        mark = Mark(fd, os.fstat(fd).st_size, main)
-        os.kill(pid, SIGNAL)
+        mark = Mark(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK), main)
+        if mark.file not in asked:
+            os.kill(pid, SIGNAL)
+            return mark
     except OSError:  # it has ended, has closed or sealed the file, or is another user's now
-        if fd >= 0:
-            os.close(fd)
-        return None
-    return mark
+        pass
+    if mark is not None:
+        mark.close()
+    return None
 
 
 def _file_of(pid: int) -> tuple[str, int] | None:
@@ -153,40 +201,96 @@ def threads_of(text: str, main: int) -> list[list[str]]:
     return [lines for _, lines in sorted(found.values(), key=lambda each: each[0])]
 
 
+def runs_program(threads: list[list[str]]) -> bool:
+    """Return True if these stacks are those of a worker that waits for a program which its call has started."""
+    return bool(threads) and _PROGRAM in threads[0][-1]
+
+
 def short(mark: Mark, most: int = 6) -> str:
-    """Return the innermost lines of the main thread's stack that a process has written; "" if it has written none."""
+    """Return the innermost lines of the main thread's stack that a process has written; "" if it has written none.
+
+    It is also "" for a worker that waits for a program.
+    """
     found = threads_of(mark.text(), mark.main)
-    return "\n".join(found[0][:most]) if found else ""
+    return "\n".join(found[0][:most]) if found and not runs_program(found) else ""
+
+
+def kernel_state(pid: int) -> str:
+    """Return in words what the kernel says that a process does, such as "sleeps in do_wait"."""
+    state = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1]
+    words = {"R": "runs", "S": "sleeps", "D": "waits for a device", "T": "is stopped", "t": "is traced"}
+    where = _read(f"/proc/{pid}/wchan").strip()
+    said = words.get(state[0] if state else "", "has ended")
+    return f"{said} in {where}" if where not in ("", "0") else said
+
+
+def command(pid: int) -> str:
+    """Return the command line of a process; "" if it has none."""
+    return _read(f"/proc/{pid}/cmdline").replace("\0", " ").strip()
 
 
 # --- the program for `skypool stack` -------------------------------------------------------------------------
 
 
 def main(keeper: int, folder: str, native: bool) -> None:
-    """Print a line of JSON with what each process of a node does: a list of objects."""
+    """Print a line of JSON with what each process of a node does: a list of objects, skypool's own processes last."""
     there = _below(keeper)
-    marks = {pid: ask(pid) for pid in there}
-    spy, why = _spy(folder) if native else ([], "")
+    stacks = _all_stacks(list(there))
+    spy, why = _spy(folder, native)
     found = []
-    for pid, name in there.items():
-        mark = marks[pid]
-        told = {"pid": pid, "name": name, "command": _read(f"/proc/{pid}/cmdline").replace("\0", " ").strip()}
-        stacks = _written(mark) if mark is not None else []
-        if mark is not None and not stacks and mark.text():
-            told |= {"state": "idle", "stacks": []}
-        elif stacks:
-            told |= {"state": "running", "stacks": stacks}
+    for pid, (_, name) in there.items():
+        told = {"pid": pid, "name": name, "command": command(pid), "rank": _rank(there, pid), "stacks": []}
+        threads = stacks.get(pid)
+        if threads is not None and not threads:
+            told |= {"state": "idle"}
+        elif threads is not None and runs_program(threads):
+            told |= {"state": WAITS_FOR_PROGRAM}
+        elif threads is not None:
+            told |= {"state": "running", "stacks": threads}
         else:
-            told |= {"state": _kernel(pid), "stacks": []}
-        if native and told["state"] != "idle":
-            text, problem = _dump(spy, pid) if spy else ("", why)
+            told |= {"state": kernel_state(pid)}
+            if spy and not native and _is_python(pid) and (threads := _spied(_dump(spy, pid, native=False)[0])):
+                told |= {"state": "running", "stacks": threads}
+        if native and told["state"] not in ("idle", WAITS_FOR_PROGRAM):
+            text, problem = _dump(spy, pid, native=True) if spy else ("", why)
             told |= {"native": text, "problem": problem}
         found.append(told)
+    found.sort(key=lambda each: each["state"] in ("idle", WAITS_FOR_PROGRAM))
     print(json.dumps(found))
 
 
-def _below(root: int) -> dict[int, str]:
-    """Return the names of the descendants of a process, except the agent, by their pids."""
+def _all_stacks(pids: list[int]) -> dict[int, list[list[str]]]:
+    """Return the stacks of the processes that have written them, by pid; [] for a worker that waits for a call.
+
+    Processes that were forked from each other write into the same file. They are asked one after the other.
+    """
+    found: dict[int, list[list[str]]] = {}
+    left = pids
+    while left:
+        marks: dict[int, Mark] = {}
+        for pid in left:
+            if mark := ask(pid, {each.file for each in marks.values()}):
+                marks[pid] = mark
+        for pid, mark in marks.items():
+            threads = _written(mark)
+            if threads or mark.text():
+                found[pid] = threads
+            mark.close()
+        left = [pid for pid in left if pid not in marks] if marks else []
+    return found
+
+
+def _rank(there: dict[int, tuple[int, str]], pid: int) -> int | None:
+    """Return the rank of the process of a gang that a process is, or that has started it; None if there is none."""
+    while pid in there:
+        pid, name = there[pid]
+        if name.startswith(_RANK) and name[len(_RANK) :].isdecimal():
+            return int(name[len(_RANK) :])
+    return None
+
+
+def _below(root: int) -> dict[int, tuple[int, str]]:
+    """Return the parents and names of the descendants of a process, except the agent, by their pids."""
     parents: dict[int, tuple[int, str]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -194,7 +298,7 @@ def _below(root: int) -> dict[int, str]:
             name, rest = stat.partition("(")[2].rpartition(")")[0], stat.rpartition(")")[2].split()
             if len(rest) > 1 and rest[0] != "Z":
                 parents[int(entry)] = (int(rest[1]), name)
-    found: dict[int, str] = {}
+    found: dict[int, tuple[int, str]] = {}
     todo = [root]
     while todo:
         parent = todo.pop()
@@ -202,7 +306,7 @@ def _below(root: int) -> dict[int, str]:
             if above == parent and pid not in (os.getpid(), os.getppid()):
                 todo.append(pid)
                 if name != "skypool-agent":
-                    found[pid] = name
+                    found[pid] = (above, name)
     return found
 
 
@@ -228,23 +332,14 @@ def _written(mark: Mark) -> list[list[str]]:
     return threads_of(mark.text(), mark.main)
 
 
-def _kernel(pid: int) -> str:
-    """Return in words what the kernel says that a process does."""
-    state = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1]
-    words = {"R": "runs", "S": "sleeps", "D": "waits for a device", "T": "is stopped", "t": "is traced"}
-    where = _read(f"/proc/{pid}/wchan").strip()
-    said = words.get(state[0] if state else "", "has ended")
-    return f"{said} in {where}" if where not in ("", "0") else said
-
-
-def _spy(folder: str) -> tuple[list[str], str]:
-    """Return the command py-spy, and why there is none. If it is missing, it is installed in the node's folder."""
+def _spy(folder: str, may_install: bool) -> tuple[list[str], str]:
+    """Return the command py-spy, and why there is none. If it may be installed, that is done in the node's folder."""
     import shutil  # imported here, as it would delay the start of every node
 
     own = os.path.join(folder, "py-spy")
     path = os.pathsep.join([os.environ.get("PATH", ""), os.path.dirname(sys.executable), os.path.join(own, "bin")])
     there = shutil.which("py-spy", path=path)
-    if there is None:
+    if there is None and may_install:
         uv = shutil.which("uv", path=path)
         pip = [uv, "pip"] if uv else [sys.executable, "-m", "pip"]
         done = _run([*pip, "install", "-q", "--target", own, "py-spy"], _INSTALLING)
@@ -253,16 +348,24 @@ def _spy(folder: str) -> tuple[list[str], str]:
             last = done.strip().splitlines()[-1:] or ["no reason was given"]
             why = f"native frames need py-spy, which could not be installed on the node ({last[0]}); "
             return [], why + 'put it in the image: Image(pip=["py-spy"])'
-    return [there], ""
+    return [there] if there else [], ""
 
 
-def _dump(spy: list[str], pid: int) -> tuple[str, str]:
+def _is_python(pid: int) -> bool:
+    """Return True if a process runs a Python interpreter."""
+    with contextlib.suppress(OSError):
+        return os.path.basename(os.readlink(f"/proc/{pid}/exe")).startswith("python")
+    return False
+
+
+def _dump(spy: list[str], pid: int, native: bool) -> tuple[str, str]:
     """Return what py-spy says about a process, and a sentence if it may not read the process."""
     import shutil  # imported here, as it would delay the start of every node
 
-    said = _run([*spy, "dump", "--native", "--pid", str(pid)], _NATIVE)
+    argv = [*spy, "dump", *(["--native"] if native else []), "--pid", str(pid)]
+    said = _run(argv, _NATIVE)
     if "Thread" not in said and os.geteuid() and (sudo := shutil.which("sudo")):
-        said = _run([sudo, "-n", *spy, "dump", "--native", "--pid", str(pid)], _NATIVE)
+        said = _run([sudo, "-n", *argv], _NATIVE)
     if "Thread" in said:
         return _without_own(said), ""
     if "ermission" in said or "not permitted" in said:
@@ -271,6 +374,17 @@ def _dump(spy: list[str], pid: int) -> tuple[str, str]:
             "SYS_PTRACE), and other machines need root or kernel.yama.ptrace_scope=0"
         )
     return "", f"py-spy could not read process {pid}: {' '.join(said.split())[:300]}"
+
+
+def _spied(said: str) -> list[list[str]]:
+    """Return the stacks in a text of py-spy, that of the main thread first, with lines as `threads_of` has them."""
+    found: list[tuple[bool, list[str]]] = []
+    for line in said.splitlines():
+        if line.startswith("Thread "):
+            found.append(('"MainThread"' not in line, []))
+        elif found and (frame := _SPIED.match(line)):
+            found[-1][1].append(f'File "{frame[2]}", line {frame[3]} in {frame[1]}')
+    return [lines for _, lines in sorted(found, key=lambda each: each[0]) if lines]
 
 
 def _without_own(said: str) -> str:

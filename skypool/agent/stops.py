@@ -13,12 +13,15 @@ from skypool.agent import stacks
 from skypool.agent.answers import Answers
 from skypool.agent.call import NodeCall
 from skypool.agent.call_queue import CallQueue
+from skypool.agent.processes import children, descendants
 from skypool.agent.slots import GANG, Slot, Slots
 from skypool.clock import RunningClock
 from skypool.wire.handshake import AgentConfig
 
 _WRITING = 0.05
 """Seconds for which a process may write what it is doing before it is told to stop."""
+_PROGRAMS = 16
+"""The most processes that a call has started, and that are asked what they are doing."""
 _LOST_AFTER = 5.0
 """Seconds after which a call is queued again if its worker died and nothing shows that the call has begun."""
 
@@ -116,6 +119,9 @@ class Stops:
             return True
         if not call.stop_at:
             call.mark = stacks.ask(slot.pid)
+            if children(slot.pid):
+                asked = set() if call.mark is None else {call.mark.file}
+                call.programs = tuple(stacks.ProgramMark(pid, asked) for pid in descendants(slot.pid)[:_PROGRAMS])
             call.stop_at = now + (_WRITING if call.mark is not None else 0.0)
         return now >= call.stop_at
 

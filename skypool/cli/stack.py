@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Annotated
 
@@ -37,9 +37,11 @@ def stack(
         nodes = [node]
 
     found = stacks.ask(pool, nodes, native, partial(client.command, pool))
-    for processes in found.nodes.values():
-        for process in processes:
-            sys.stdout.write(f"{json.dumps(asdict(process)) if as_json else process}\n")
+    if as_json:
+        said = [json.dumps(asdict(process)) for processes in found.nodes.values() for process in processes]
+    else:
+        said = str(replace(found, errors={})).splitlines()
+    sys.stdout.writelines(f"{line}\n" for line in said)
     for error in found.errors.values():
         output.complain(str(error))
     if nodes and not found.nodes:

@@ -35,6 +35,8 @@ _COMMAND = 120
 """The most characters of a program's command that are shown."""
 _LINE = 1000
 """The most characters of any other line that a node says."""
+_SHOWN_LAST = ("idle", "waits for its program")
+"""The states of processes of skypool that do nothing but wait."""
 _LARGEST_PID = 1 << 31
 """The limit that the id of a process must stay below."""
 
@@ -47,11 +49,13 @@ class ProcessStack:
         node: the number of the node.
         pid: the id of the process there.
         name: what the process is, such as "worker 0" or "rank 3"; for a program that a call has started, its command.
-        state: "running", "idle" for a worker without a call, or what the kernel says, such as "sleeps in do_wait", of
-            a process that cannot write its stack.
+        state: "running", "idle" for a worker without a call, "waits for its program" for one whose call has started a
+            program, or what the kernel says, such as "sleeps in do_wait", of a process that cannot write its stack.
         stacks: the stack of each Python thread, that of the main thread first: its calls, the innermost first.
         native: the stacks with native calls, as py-spy writes them; "" without `native=True`.
         problem: why there are no native calls; "" if there are some or none were asked for.
+        rank: the rank of the process in its gang, or of the process of a gang that has started it; None if there is
+            none.
     """
 
     node: int
@@ -61,11 +65,23 @@ class ProcessStack:
     stacks: tuple[tuple[str, ...], ...] = ()
     native: str = ""
     problem: str = ""
+    rank: int | None = None
 
     def __str__(self) -> str:
         """Return the lines that `skypool stack` prints about the process, without a last newline."""
+        return "\n".join([self.heading, *self.lines])
+
+    @property
+    def heading(self) -> str:
+        """The line that says which process it is, and its state unless it is running."""
         end = "" if self.state == "running" else f": {self.state}"
-        lines = [f"node {self.node}, {self.name}, process {self.pid}{end}"]
+        whose = "" if self.rank is None or self.name == f"rank {self.rank}" else f"rank {self.rank}, "
+        return f"node {self.node}, {whose}{self.name}, process {self.pid}{end}"
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines below that one: the stacks of its threads, and what py-spy says."""
+        lines: list[str] = []
         for number, frames in enumerate(self.stacks):
             if number:
                 lines.append("  in another thread:")
@@ -74,7 +90,7 @@ class ProcessStack:
             lines += ["  with native code, as py-spy says:", *(f"  {each}" for each in self.native.splitlines())]
         if self.problem:
             lines.append(f"  {self.problem}")
-        return "\n".join(lines)
+        return lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +106,19 @@ class Stacks:
     errors: Mapping[int, SkypoolError] = field(default_factory=dict[int, SkypoolError])
 
     def __str__(self) -> str:
-        """Return the text of all processes, and a line for each node that did not answer."""
-        lines = [str(process) for processes in self.nodes.values() for process in processes]
+        """Return the text of all processes, and a line for each node that did not answer.
+
+        Processes of a gang with the same stacks come together. Those of skypool that have nothing to show come last.
+        """
+        alike: dict[tuple[object, ...], list[ProcessStack]] = {}
+        for process in (each for processes in self.nodes.values() for each in processes):
+            is_gang = process.rank is not None and bool(process.stacks)
+            key = (*process.lines, process.state) if is_gang else (process.node, process.pid)
+            alike.setdefault(key, []).append(process)
+        for group in alike.values():
+            group.sort(key=lambda each: each.rank or 0)
+        groups = sorted(alike.values(), key=lambda group: group[0].state in _SHOWN_LAST)
+        lines = [line for group in groups for line in (*(each.heading for each in group), *group[0].lines)]
         return "\n".join([*lines, *(str(error) for error in self.errors.values())])
 
 
@@ -208,6 +235,9 @@ def _process(node: int, said: object) -> ProcessStack:
     pid = said.get("pid")
     if type(pid) is not int or not 0 <= pid < _LARGEST_PID:
         raise ValueError("the id of a process is missing, or is no such id")
+    rank = said.get("rank")
+    if rank is not None and (type(rank) is not int or not 0 <= rank < _LARGEST_PID):
+        raise ValueError("the rank of a process is no such number")
     stacks = said.get("stacks", [])
     if type(stacks) is not list or not all(type(frames) is list for frames in stacks):
         raise ValueError("the stacks of a process must be lists of lines")
@@ -222,6 +252,7 @@ def _process(node: int, said: object) -> ProcessStack:
         stacks=tuple(tuple(one_line(_checked(frame), _LINE) for frame in frames) for frames in stacks),
         native=printable(_text(said, "native")),
         problem=one_line(_text(said, "problem"), _LINE),
+        rank=rank,
     )
 
 
