@@ -177,11 +177,12 @@ class NodeStatus(NodeEvent):
     """An event: the work of a node (a rented machine), reported about once a second.
 
     Attributes:
-        busy: the number of calls that run on the node.
-        waiting: the number of calls that wait on the node for a free slot (a place that runs one call at a time).
+        busy: the number of busy slots. (A slot is a place that runs one call at a time.) A gang, which is one call that
+            runs as several processes, has all slots of its nodes.
+        waiting: the number of calls that wait on the node for a free slot, or that only this node may run.
         done: the number of calls that have ended on the node.
         running: the names of a few functions that run on the node.
-        cpu_busy: the number of the running calls that use a CPU slot (one without devices); 0 for a node without CPU
+        cpu_busy: the number of busy slots that are CPU slots (one without devices); 0 for a node without CPU
             slots.
     """
 

@@ -87,7 +87,8 @@ def node(number: int, **values: object) -> dict[str, object]:
 
 def answer(*nodes: dict[str, object], **values: object) -> Answer:
     said: dict[str, object] = {
-        "phase": "ready", "usd": 47.84, "usd_per_hour": 47.84, "idle_usd": 0.5, "waiting": 40, "nodes": list(nodes)
+        "phase": "ready", "usd": 47.84, "usd_per_hour": 47.84, "idle_usd": 0.5, "running": 6 * len(nodes), "waiting": 42,
+        "done": 1800, "failed": 0, "nodes": list(nodes),
     }  # fmt: skip
     return Answer(said | values, NOW - 0.5)
 
@@ -168,7 +169,8 @@ def test_a_sick_node_says_why_and_an_older_owner_is_understood() -> None:
     del older["cpu_busy"], older["usd_per_hour"], older["idle_usd"]
     said = answer(older, node(1, state="unreachable since 12:30:01"))
     assert isinstance(said.said, dict)
-    del said.said["waiting"], said.said["idle_usd"]
+    for each in ("running", "waiting", "done", "failed", "idle_usd"):
+        del said.said[each]
     text = "\n".join(shown(view_of(record(), said, NOW), 200))
     assert "unhealthy" in text
     assert "XID 79" in text

@@ -26,11 +26,11 @@ from skypool import clock
 from skypool.calls.callbacks import Callbacks
 from skypool.calls.futures import CallFuture, Items, ResultCell
 from skypool.calls.idle import Idleness, IdleTime
-from skypool.calls.node_queue import STUCK, Lane, LaneUse, NodeQueue, frame_full, lanes_of
+from skypool.calls.node_queue import STUCK, Lane, NodeQueue, frame_full, lanes_of
 from skypool.calls.options import Options, no_such_node
 from skypool.calls.pending import Code, PendingCall
 from skypool.calls.progress import CallProgress, Ended, errors_in
-from skypool.calls.tally import CallTally
+from skypool.calls.tally import CallTally, Present, present
 from skypool.calls.waiting import CallQueue, WaitingCalls
 from skypool.errors import (
     ConnectionLost,
@@ -60,6 +60,8 @@ _MOST_INHERITED = 10_000
 """The most calls of a former client that are taken over from a node that is not trusted. Each takes 2 KB of memory."""
 
 
+_PARTS = 64
+"""The number of parts of calls after which those that have ended are forgotten."""
 _LOOKED_AT = 8
 """The most lanes with much work that are compared for an idle one."""
 
@@ -129,7 +131,9 @@ class Dispatch:
         self._put_back: dict[int, CallQueue] = {}  # queues to which calls were put back, by their identity
         self._heavy: dict[Lane, NodeQueue] = {}  # lanes where calls wait that others may run, in the order of looks
         self._looks = False  # True while `_look_for_stuck` is about to be called
-        self.tally = CallTally(self._lock)
+        self._parts: list[PendingCall] = []  # parts of calls, with some that have ended
+        self._most_parts = _PARTS
+        self.tally = CallTally(self._lock, self._present)
         self._progress = CallProgress(partial(self._lost, begun=True), on_feed, self.tally)
         self._objects: dict[str, list[Buffer]] = {}
         self._ids = itertools.count((secrets.randbits(30) << 32) + 1)
@@ -167,6 +171,8 @@ class Dispatch:
                     pending.id = next(self._ids)
                     if type(pending.outlet) is not ResultCell:
                         self._connect(pending)
+                        if pending.part_of is not None:
+                            self.note_part(pending)
                     if isinstance(pending.node, int):
                         self._submit_to_one(pending, pending.node)
                     elif pending.node is None or self._has_one_of(pending, pending.node):
@@ -901,6 +907,7 @@ class Dispatch:
         error = SkypoolError(f"{pending.name} was cancelled")
         with self._lock:
             self.tally.failed(pending, pending.at, None, error)
+            pending.settled = True
         pending.finish(error)
 
     @_then_acts
@@ -1024,11 +1031,13 @@ class Dispatch:
         self._end_all(left, error)
 
     def _end_all(self, calls: Sequence[PendingCall], error: BaseException) -> None:
-        for pending in calls:
-            if not pending.stopped:
-                pending.finish(error)
-            else:
-                self._end_stopped(pending)
+        with self._lock:
+            left = [each for each in calls if not (each.settled or each.ended)]
+            for pending in left:
+                pending.settled = True
+                self.tally.closed(pending)
+        for pending in left:
+            pending.finish(SkypoolError(f"{pending.name} was cancelled") if pending.stopped else error)
 
     @property
     def done(self) -> int:
@@ -1092,27 +1101,20 @@ class Dispatch:
             gangs = 0 if self.gangs is None else self.gangs.unfinished
             return len(self._waiting) + gangs + sum(self.load.values())
 
-    @property
-    def waiting(self) -> int:
-        """The number of calls and gangs that were not sent to a node yet. Calls that wait on a node do not count."""
-        with self._lock:
-            gangs = 0 if self.gangs is None else self.gangs.waiting
-            return len(self._waiting) + gangs + sum(len(each.pinned) for each in self.node_queues.values())
+    def note_part(self, pending: PendingCall) -> None:
+        """Note a pending call that is a part of a call, or of none, so that it can be counted."""
+        if len(self._parts) >= self._most_parts:
+            self._parts = [each for each in self._parts if not each.settled]
+            self._most_parts = 2 * len(self._parts) + _PARTS
+        self._parts.append(pending)
 
-    def occupancy(self) -> tuple[dict[int, list[LaneUse]], int]:
-        """Return what the slots of each node do, by the node's number, and the number of calls that wait for a slot.
-
-        Calls that were sent to a node ahead of time wait there. A gang that waits for nodes counts once, and once it
-        runs, each of its processes counts. Services count in neither.
-        """
-        with self._lock:
-            uses = {
-                node: [LaneUse(each.on_cpu, each.slots, min(len(each.underway), each.slots)) for each in queue.lanes]
-                for node, queue in self.node_queues.items()
-            }
-            sent = sum(len(each.underway) for queue in self.node_queues.values() for each in queue.lanes)
-            running = sum(each.running for lanes in uses.values() for each in lanes)
-            return uses, self.waiting + sent - running
+    def _present(self, node: int | None) -> Present:
+        gangs = (0, 0) if self.gangs is None else self.gangs.present
+        parts = [each for each in self._parts if not (each.settled or each.ended)]
+        there = self.node_queues
+        if node is not None:
+            there = {node: there[node]} if node in there else {}
+        return present(there, len(self._waiting), parts, gangs)
 
     # --- messages from nodes ---------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -22,7 +23,8 @@ from skypool.calls.callbacks import Callbacks
 from skypool.calls.futures import CallFuture, Returned, results_of
 from skypool.calls.node_queue import NodeQueue
 from skypool.calls.options import Options
-from skypool.calls.pending import Code, PendingCall
+from skypool.calls.pending import NO_CALL, Code, PendingCall, UserCall
+from skypool.calls.tally import CallTally
 from skypool.errors import CallTimeout, ConnectionLost, NodeInterrupted, PickleError, SkypoolError, WorkerDied
 from skypool.gangs import step
 from skypool.gangs.environment import Member
@@ -174,6 +176,8 @@ class _Call:
         asked: the future of the latest empty call to each node.
         timers: the running timers, by name.
         note: the note that was added to the error of the last failure.
+        whole: what its processes are parts of, for the tally; `NO_CALL` for a check of skypool's own.
+        began: when the present run began, by `time.monotonic()`.
         notices: the times at which providers take machines of the present run back, by node, in seconds since 1970.
     """
 
@@ -189,6 +193,8 @@ class _Call:
     asked: dict[int, CallFuture[list[int]]] = field(default_factory=dict)
     timers: dict[Timer, threading.Timer] = field(default_factory=dict)
     note: str = ""
+    whole: UserCall | None = None
+    began: float = 0.0
     notices: dict[int, float] = field(default_factory=dict)
 
     @property
@@ -206,6 +212,11 @@ class Sender(Protocol):
 
     node_queues: dict[int, NodeQueue]
     callbacks: Callbacks
+    tally: CallTally
+
+    def note_part(self, pending: PendingCall) -> None:
+        """Note a pending call that is a part of a call, or of none, so that it can be counted."""
+        ...
 
     def act(self) -> None:
         """Tell what was decided, unless the calling thread holds the lock."""
@@ -268,9 +279,11 @@ class GangRunner:
         return len(self._calls)
 
     @property
-    def waiting(self) -> int:
-        """The number of gangs that wait for free nodes."""
-        return sum(gang.phase == "waiting" for gang in self._state.gangs.values())
+    def present(self) -> tuple[int, int]:
+        """The number of gangs of the user that run, and of those that wait for their nodes."""
+        gangs = [each for number, each in self._state.gangs.items() if self._calls[number].whole is not NO_CALL]
+        waiting = sum(gang.phase in ("waiting", "asking") for gang in gangs)
+        return len(gangs) - waiting, waiting
 
     @property
     def lacks_nodes(self) -> bool:
@@ -288,6 +301,7 @@ class GangRunner:
         count: int,
         among: frozenset[int] | None,
         every: bool,
+        is_own: bool = False,
     ) -> GangFuture[Any]:
         """Submit a gang, and return its future at once.
 
@@ -298,6 +312,7 @@ class GangRunner:
             count: the number of nodes.
             among: the only nodes that may run the gang; None for any.
             every: True if the result is the list of the values of all ranks, False for the value of rank 0.
+            is_own: True for a check of skypool's own, which is no call of the user.
         """
         with self._lock:
             number = next(self._numbers)
@@ -312,7 +327,8 @@ class GangRunner:
                 grace=options.grace,
                 wait=self._wait,
             )
-            self._calls[number] = _Call(code, payload, options, future, order)
+            whole = NO_CALL if is_own else UserCall(code.name, 0)
+            self._calls[number] = _Call(code, payload, options, future, order, whole=whole)
             future.on_cancel(partial(self._apply, Cancelled(number)))
             self._apply(Asked(order))
         self._sender.act()
@@ -399,6 +415,9 @@ class GangRunner:
             self._ranks.clear()
             self._state = Gangs()
             self._events.clear()
+            for call in calls:
+                if call.whole is not NO_CALL:
+                    self._sender.tally.gang_closed()
         for call in calls:
             self._forget_timers(call)
             call.future.finish(error)
@@ -469,6 +488,7 @@ class GangRunner:
                 if running is not None:
                     running.cancel()
             case Again(gang, failure):
+                self._sender.tally.retried()
                 self._tell_failure(self._calls[gang], failure, again=True)
             case Finish(gang, verdict):
                 self._finish(gang, verdict)
@@ -498,8 +518,9 @@ class GangRunner:
         answer.add_done_callback(partial(self._on_answer, gang, attempt, node))
         payload, _ = payload_of(_PROBE, (_PORTS,), {})
         options = Options(timeout=_PROBE_TIMEOUT, output="silent")
-        pending = PendingCall(_PROBE.code(), payload, answer, options, node=node, gang=gang)
+        pending = PendingCall(_PROBE.code(), payload, answer, options, node=node, gang=gang, part_of=NO_CALL)
         pending.id = self._sender.new_id()
+        self._sender.note_part(pending)
         node_queue.send([pending])
 
     def _on_answer(self, gang: int, attempt: int, node: int, answer: Future[list[int]]) -> None:
@@ -529,6 +550,7 @@ class GangRunner:
         call.ends.clear()
         call.tails.clear()
         call.notices.clear()
+        call.began = time.monotonic()
         queues = self._sender.node_queues
         addresses = [queues[node].address if node in queues else "" for node in run.nodes]
         master = addresses[0] or ("127.0.0.1" if len(addresses) == 1 else "")
@@ -557,8 +579,19 @@ class GangRunner:
                 jax_port=jax_port,
             )
             world = (place.position, addresses)
-            pending = PendingCall(call.code, call.payload, outlet, options, place.node, world, gang=gang, member=member)
+            pending = PendingCall(
+                call.code,
+                call.payload,
+                outlet,
+                options,
+                place.node,
+                world,
+                gang=gang,
+                member=member,
+                part_of=call.whole,
+            )
             pending.id = self._sender.new_id()
+            self._sender.note_part(pending)
             self._ranks[pending.id] = (call, place.rank)
             if call.options.output == "rank0" and place.rank:
                 self._hidden[pending.id] = None
@@ -653,6 +686,15 @@ class GangRunner:
             case "no nodes":
                 end = ConnectionLost(f"{name} was not run: {self._shortage(call.order)}")
         self._finished.append((call.future, end))
+        if call.whole is not NO_CALL:
+            nodes = verdict.run.nodes if verdict.run is not None else ()
+            seconds = time.monotonic() - call.began if call.began else None
+            error = end if isinstance(end, BaseException) else None
+            node = next(iter(nodes), -1)
+            if verdict.run is not None and verdict.rank is not None:
+                node = verdict.run.places[verdict.rank].node
+            stopped = verdict.kind == "cancelled"
+            self._sender.tally.ended(name, nodes, seconds, error, stopped=stopped, node=node)
 
     def _shortage(self, order: Order) -> str:
         """Return why a gang cannot get its nodes, and what the user can do about it."""

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from skypool import clock
 from skypool.calls.futures import Items
@@ -38,20 +38,6 @@ _CALL = int(Kind.CALL)
 """The kind of a frame (message) with one call, as a plain integer, which is packed faster than a `Kind`."""
 _MOST_STRAYS = 10_000
 """The most frames that a node may send about calls that it does not run. A node that sends more is given up."""
-
-
-class LaneUse(NamedTuple):
-    """The use of the slots of one kind on a node.
-
-    Attributes:
-        on_cpu: True for the CPU slots of a node that also has slots with devices.
-        slots: the number of slots.
-        running: the number of calls that run.
-    """
-
-    on_cpu: bool
-    slots: int
-    running: int
 
 
 @dataclass(slots=True, eq=False)

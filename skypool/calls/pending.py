@@ -45,6 +45,31 @@ class Code:
 
 
 @dataclass(slots=True, eq=False)
+class UserCall:
+    """A call as the user sees it, of which several pending calls are parts: one for each node or process.
+
+    Attributes:
+        name: the name of the function.
+        left: the number of parts that have not ended.
+        seconds: the wall time of the longest part that has ended; None if no part told it.
+        node: the node of the part that failed, or of the last part; -1 for none.
+        error: the error of a part that failed.
+        stopped: True if a part was cancelled.
+    """
+
+    name: str
+    left: int
+    seconds: float | None = None
+    node: int = -1
+    error: BaseException | None = None
+    stopped: bool = False
+
+
+NO_CALL = UserCall("", 0)
+"""What pending calls are parts of that are no calls of the user, or that `GangRunner` counts together."""
+
+
+@dataclass(slots=True, eq=False)
 class PendingCall:
     """A call (function with arguments) that was sent to a node (machine) or waits for one.
 
@@ -67,6 +92,8 @@ class PendingCall:
             long these calls take.
         service: True for a call that takes no slot (the part of a node that runs one call at a time): a service of
             `pool.service`, or a test of its port. Such a call is sent to its node at once, and never queued.
+        part_of: the call of the user that this is a part of. None if it is one itself; `NO_CALL` if it is none, such as
+            a check of skypool's own. The tally counts calls of the user.
         busy: True for a service that counts as work, so that its node is not idle. Other calls always count.
         id: the id of the call; a new one for each run.
         at: the number of the node that the call was sent to; -1 while the call waits.
@@ -89,6 +116,7 @@ class PendingCall:
     member: Member | None = None
     service: bool = False
     busy: bool = False
+    part_of: UserCall | None = None
     id: int = 0
     at: int = -1
     attempt: int = 1

@@ -1,19 +1,27 @@
-"""`CallTally`: counts the calls of a pool that have ended, and keeps a record of each call until somebody takes it.
+"""`CallTally`: counts the calls of a pool, and keeps a record of each call that has ended until somebody takes it.
 
-The dispatch (which sends calls to nodes) adds to it, so adding a call costs a fraction of a microsecond: a call is only
-appended to a list. The list is counted when somebody reads the counts, or when it is long.
+All views read these counts: the live view, `skypool top` and `ps`, the metrics, the notebook and the report. A call is
+what the user has started. The parts of a broadcast and the processes of a gang are one call. Services, and the calls
+with which skypool itself checks nodes, are none.
+
+The dispatch (which sends calls to nodes) adds to the tally, so adding a call costs a fraction of a microsecond: a call
+is only appended to a list. The list is counted when somebody reads the counts, or when it is long.
 """
 
 from __future__ import annotations
 
 import heapq
+import itertools
 import time
 from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
 
-from skypool.calls.pending import PendingCall
+from skypool.calls.node_queue import NodeQueue
+from skypool.calls.pending import NO_CALL, PendingCall
 from skypool.samples.journal import JournalCall
 from skypool.wire import blame
 
@@ -29,8 +37,43 @@ _SLOWEST = 500
 """The number of records that stay then."""
 _MOST_FAILED = 2000
 """The most records of failed and cancelled calls that are kept for `take`. Later calls are only counted."""
+_MOST_NAMES = 8
+"""The most names of running functions of a node."""
 _LONGEST_ERROR = 1000
 """The most characters of an error in a record."""
+
+
+class SlotUse(NamedTuple):
+    """The use of the slots of one kind on a node.
+
+    Attributes:
+        on_cpu: True for the CPU slots of a node that also has slots with devices.
+        slots: the number of slots.
+        busy: the number of slots that run something. A gang that runs has all of them.
+    """
+
+    on_cpu: bool
+    slots: int
+    busy: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCounts:
+    """The calls of one node. A call that runs on several nodes counts on each.
+
+    Attributes:
+        slots: the slots of the node by their kind; () for a node that runs no calls.
+        running: the number of calls that run there.
+        waiting: the number of calls that wait there for a slot, or that only this node may run.
+        done: the number of calls that have ended there.
+        names: the names of a few functions that run there.
+    """
+
+    slots: tuple[SlotUse, ...] = ()
+    running: int = 0
+    waiting: int = 0
+    done: int = 0
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +83,7 @@ class CallCounts:
     Attributes:
         ok: the number of calls that succeeded.
         failed: the number of calls that failed.
-        cancelled: the number of calls that were cancelled.
+        cancelled: the number of calls that were cancelled, or that the end of the pool has ended.
         retried: the number of runs that were repeated because they failed or lost their node.
         classes: the number of calls by wall time: one number for each bound of `BOUNDS`, and one for longer calls.
             Calls whose wall time is unknown are in no class.
@@ -54,73 +97,250 @@ class CallCounts:
     classes: tuple[int, ...] = (0,) * (len(BOUNDS) + 1)
     seconds: float = 0.0
 
+    @property
+    def done(self) -> int:
+        """The number of calls that have ended, in whatever way."""
+        return self.ok + self.failed + self.cancelled
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCounts:
+    """The calls of a pool at one moment.
+
+    Attributes:
+        ended: the calls that have ended.
+        running: the number of calls that run.
+        waiting: the number of calls that wait for a slot, or for nodes.
+        nodes: the calls of each node, by the node's number. Nodes that are gone have only `done`.
+    """
+
+    ended: CallCounts = field(default_factory=CallCounts)
+    running: int = 0
+    waiting: int = 0
+    nodes: Mapping[int, NodeCounts] = field(default_factory=dict)
+
+
+class Present(NamedTuple):
+    """The calls that have not ended.
+
+    Attributes:
+        running: the number of calls that run.
+        waiting: the number of calls that wait.
+        nodes: the calls of each node, by the node's number.
+    """
+
+    running: int
+    waiting: int
+    nodes: Mapping[int, NodeCounts]
+
+
+def present(
+    node_queues: Mapping[int, NodeQueue], waiting: int, parts: Iterable[PendingCall], gangs: tuple[int, int]
+) -> Present:
+    """Return the calls that have not ended. Call this with the lock of the dispatch held.
+
+    Calls that were sent to a node ahead of time wait there. The calls that were sent first are said to run.
+
+    Args:
+        node_queues: the queue of each node, by the node's number.
+        waiting: the number of calls that more than one node may run, and that were not sent to a node.
+        parts: the pending calls that are parts of a call or of none, and have not ended.
+        gangs: the number of gangs that run, and of those that wait.
+    """
+    wholes: dict[int, bool] = {}  # whether a part of a call was sent, by the identity of the call
+    running, waiting = gangs[0], waiting + gangs[1]
+    sent: dict[int, list[PendingCall]] = {node: [] for node in node_queues}
+    bound: Counter[int] = Counter()
+    for pending in parts:
+        node_queue = node_queues.get(pending.at)
+        is_sent = node_queue is not None and node_queue.has(pending)
+        if is_sent:
+            sent[pending.at].append(pending)
+        elif isinstance(pending.node, int):
+            bound[pending.node] += 1
+        if pending.part_of is not NO_CALL and pending.gang is None:
+            wholes[id(pending.part_of)] = wholes.get(id(pending.part_of), False) or is_sent
+    nodes: dict[int, NodeCounts] = {}
+    for node, node_queue in node_queues.items():
+        calls = {id(each.part_of): each for each in sent[node] if each.part_of is not NO_CALL}
+        names = [each.name for each in calls.values()]
+        slots: list[SlotUse] = []
+        running_here, waiting_here = len(calls), 0
+        for lane in node_queue.lanes:
+            others = sum(node_queue.lane(each) is lane for each in sent[node])
+            plain = len(lane.underway) - others
+            free = 0 if lane.held is not None else max(0, lane.slots - others)
+            runs = min(plain, free)
+            is_reserved = lane.held is not None and others > 0
+            slots.append(
+                SlotUse(lane.on_cpu, lane.slots, lane.slots if is_reserved else min(lane.slots, runs + others))
+            )
+            first = (each.name for each in lane.underway.values() if each.part_of is None)
+            names += itertools.islice(first, min(runs, _MOST_NAMES))
+            running_here += runs
+            running += runs
+            waiting_here += plain - runs
+        waiting_here += sum(len(lane.pinned) for lane in node_queue.lanes) - bound[node]
+        waiting += waiting_here
+        nodes[node] = NodeCounts(tuple(slots), running_here, waiting_here, names=tuple(names[:_MOST_NAMES]))
+    begun = sum(wholes.values())
+    return Present(running + begun, waiting + len(wholes) - begun, nodes)
+
 
 class CallTally:
-    """The tally of one pool's calls since its start. Services are not counted.
+    """The tally of one pool's calls since its start.
 
-    `counts` and `take` may be called from any thread. The other methods are called with `lock` held.
+    `now`, `counts` and `take` may be called from any thread. The other methods are called with `lock` held.
 
     Args:
         lock: the lock of the dispatch.
+        present: takes the number of a node, or None for all nodes, and returns the calls that have not ended there. It
+            is called with the lock held.
     """
 
-    def __init__(self, lock: AbstractContextManager[object]) -> None:
+    def __init__(self, lock: AbstractContextManager[object], present: Callable[[int | None], Present]) -> None:
         self._lock = lock
+        self._present = present
         self._new: list[tuple[str, int, float, float]] = []
         self._kept: list[tuple[str, int, float, float]] = []
         self._unhappy: list[JournalCall] = []
         self._classes = [0] * (len(BOUNDS) + 1)
         self._ok = self._failed = self._cancelled = self._retried = 0
         self._seconds = 0.0
+        self._done: Counter[int] = Counter()  # by node
 
     def returned(self, pending: PendingCall, node: int, seconds: float, now: float) -> None:
-        """Note a call that succeeded.
+        """Note a pending call that succeeded.
 
         Args:
-            pending: the call.
+            pending: the call, or a part of one.
             node: the number of the node that ran it.
             seconds: its wall time.
             now: the time in seconds since 1970.
         """
-        if _is_skypools(pending):
+        if pending.part_of is not None or pending.service:
+            self._part_ended(pending, node, seconds, None)
             return
         self._new.append((pending.code.name, node, now, seconds))
         if len(self._new) >= _COUNT_AT:
             self._count()
 
     def failed(self, pending: PendingCall, node: int, seconds: float | None, error: BaseException) -> None:
-        """Note a call that failed for good, or that was cancelled.
+        """Note a pending call that failed for good, or that was cancelled.
 
         Args:
-            pending: the call.
+            pending: the call, or a part of one.
             node: the number of the node that ran it; -1 for none.
             seconds: its wall time; None if that is not known.
             error: the error.
         """
-        if _is_skypools(pending):
+        if pending.part_of is not None or pending.service:
+            self._part_ended(pending, node, seconds, error)
             return
-        outcome: Outcome = "cancelled" if pending.stopped else "failed"
-        if pending.stopped:
+        self.ended(pending.code.name, (node,), seconds, error, stopped=pending.stopped)
+
+    def _part_ended(
+        self,
+        pending: PendingCall,
+        node: int,
+        seconds: float | None,
+        error: BaseException | None,
+        is_closed: bool = False,
+    ) -> None:
+        """Note the end of a part, and with the last one that of its call. The processes of a gang are not counted."""
+        whole = pending.part_of
+        if whole is None or whole is NO_CALL or pending.gang is not None:
+            return
+        whole.left -= 1
+        self._done[node] += 1
+        if seconds is not None:
+            whole.seconds = max(seconds, whole.seconds or 0.0)
+        if error is None or pending.stopped:
+            whole.stopped = whole.stopped or pending.stopped or is_closed
+        elif whole.error is None:
+            whole.error, whole.node = error, node
+        if whole.error is None:
+            whole.node = node
+        if not whole.left:
+            stopped = whole.stopped and whole.error is None
+            self.ended(whole.name, (), whole.seconds, whole.error, stopped=stopped, node=whole.node)
+
+    def ended(
+        self,
+        name: str,
+        nodes: Collection[int],
+        seconds: float | None,
+        error: BaseException | None,
+        *,
+        stopped: bool,
+        node: int | None = None,
+    ) -> None:
+        """Note that a call has ended.
+
+        Args:
+            name: the name of the function.
+            nodes: the numbers of the nodes that ran it, so far as they were not noted before; -1 for none.
+            seconds: its wall time; None if that is not known.
+            error: the error; None if it succeeded.
+            stopped: True if it was cancelled.
+            node: the node of its record. Default None: the first of `nodes`.
+        """
+        self._done.update(each for each in nodes if each >= 0)
+        node = next(iter(nodes), -1) if node is None else node
+        if error is None and not stopped:
+            self._ok += 1
+        elif stopped:
             self._cancelled += 1
         else:
             self._failed += 1
         if seconds is not None:
             self._measure(seconds)
-        if len(self._unhappy) < _MOST_FAILED:
-            text = "" if pending.stopped else blame.told(error, _LONGEST_ERROR)
-            self._unhappy.append(JournalCall(pending.code.name, node, time.time(), seconds, outcome, text))
+        if error is None and not stopped:
+            self._kept.append((name, node, time.time(), seconds or 0.0))
+        elif len(self._unhappy) < _MOST_FAILED:
+            outcome: Outcome = "cancelled" if stopped else "failed"
+            text = "" if stopped or error is None else blame.told(error, _LONGEST_ERROR)
+            self._unhappy.append(JournalCall(name, node, time.time(), seconds, outcome, text))
+
+    def closed(self, pending: PendingCall) -> None:
+        """Note a pending call that the end of the pool has ended."""
+        if pending.part_of is not None or pending.service:
+            self._part_ended(pending, pending.at, None, None, is_closed=True)
+        else:
+            self._cancelled += 1
+
+    def gang_closed(self) -> None:
+        """Note a gang that the end of the pool has ended."""
+        self._cancelled += 1
 
     def retried(self) -> None:
         """Note that a call will run again, because its run failed or its node was lost."""
         self._retried += 1
 
+    def now(self) -> PoolCounts:
+        """Return the counts of all calls at this moment, those that run and wait included."""
+        with self._lock:
+            self._count()
+            present = self._present(None)
+            gone = {node: NodeCounts() for node in self._done if node >= 0}
+            there = sorted({**gone, **present.nodes}.items())
+            nodes = {node: replace(each, done=self._done[node]) for node, each in there}
+            return PoolCounts(self._ended(), present.running, present.waiting, nodes)
+
+    def on(self, node: int) -> NodeCounts:
+        """Return the counts of the calls of one node at this moment."""
+        with self._lock:
+            self._count()
+            return replace(self._present(node).nodes.get(node, NodeCounts()), done=self._done[node])
+
     def counts(self) -> CallCounts:
         """Return the counts of all calls that have ended so far."""
         with self._lock:
             self._count()
-            return CallCounts(
-                self._ok, self._failed, self._cancelled, self._retried, tuple(self._classes), self._seconds
-            )
+            return self._ended()
+
+    def _ended(self) -> CallCounts:
+        return CallCounts(self._ok, self._failed, self._cancelled, self._retried, tuple(self._classes), self._seconds)
 
     def take(self) -> list[JournalCall]:
         """Return the records since the last `take`, and forget them. They are not ordered.
@@ -136,8 +356,9 @@ class CallTally:
     def _count(self) -> None:
         """Count the calls that were appended, and move them to the records that wait."""
         new, self._new = self._new, []
-        for _, _, _, seconds in new:
+        for _, node, _, seconds in new:
             self._measure(seconds)
+            self._done[node] += 1
         self._ok += len(new)
         self._kept += new
         if len(self._kept) > _MOST_WAITING:
@@ -146,11 +367,6 @@ class CallTally:
     def _measure(self, seconds: float) -> None:
         self._classes[bisect_left(BOUNDS, seconds)] += 1
         self._seconds += seconds
-
-
-def _is_skypools(pending: PendingCall) -> bool:
-    """Return True for calls that are not counted: services, and calls with which skypool prepares a gang on a node."""
-    return pending.service or (pending.gang is not None and pending.member is None)
 
 
 def _seconds(record: tuple[Any, ...]) -> float:

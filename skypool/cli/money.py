@@ -117,7 +117,7 @@ def _nodes(seen: _Seen | None) -> Sequence[Mapping[str, Any]]:
 def _node_row(pool: str, node: Mapping[str, Any]) -> list[str]:
     machine = " ".join(each for each in (node["type"], node["place"]) if each)
     running = ", ".join(dict.fromkeys(node["running"]))
-    figures = [str(node["busy"]), str(node["waiting"])]
+    figures = [str(node["calls"]), str(node["waiting"])]
     return [pool, str(node["node"]), node["state"], machine, node["hardware"], node["address"], *figures, running]
 
 

@@ -128,9 +128,9 @@ def view_of(record: Record, answer: Answer, now: float) -> PoolView:
         usd_per_hour=receipt.usd_per_hour if is_old else _number(said["usd_per_hour"]),
         idle_usd=receipt.idle_usd if is_old else _number(said.get("idle_usd")),
         nodes=len(nodes),
-        busy=sum(each["busy"] for each in nodes),
-        waiting=sum(each["waiting"] for each in nodes) + said.get("waiting", 0),
-        done=sum(each["done"] for each in said["nodes"]),
+        busy=int(said.get("running", sum(each["busy"] for each in nodes))),  # an older owner counts by node
+        waiting=int(said.get("waiting", sum(each["waiting"] for each in nodes))),
+        done=int(said.get("done", sum(each["done"] for each in said["nodes"]))),
         said=said,
         notes=(old, *from_ledger.notes) if is_old else from_ledger.notes,
     )
@@ -151,7 +151,10 @@ def picture_of(view: PoolView) -> Picture:
     """Return the nodes and costs of a pool whose owner has answered, for `skypool.console.view`."""
     rows = tuple(_row(each) for each in _nodes(view.said or {"nodes": []}))
     figures = Figures(view.usd, view.usd_per_hour, view.idle_usd)
-    return Picture(view.name, view.state, view.record.started, done=view.done or 0, rows=rows, figures=figures)
+    failed = int(view.said.get("failed", 0)) if view.said else 0
+    return Picture(
+        view.name, view.state, view.record.started, failed=failed, done=view.done or 0, rows=rows, figures=figures
+    )
 
 
 def _row(node: Mapping[str, Any]) -> Row:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from skypool import events
 from skypool.console.lines import bare
@@ -17,6 +18,20 @@ _FIGURES_EVERY = 1.0
 """Seconds for which figures are shown before they are asked for again."""
 
 
+class Calls(NamedTuple):
+    """The number of calls of a pool that have ended.
+
+    Attributes:
+        done: the number of all of them.
+        failed: the number of those that failed.
+        nodes: the number of calls that have ended on each node, by the node's number.
+    """
+
+    done: int
+    failed: int
+    nodes: Mapping[int, int]
+
+
 @dataclass(frozen=True, slots=True)
 class Figures:
     """What a pool costs and what its nodes measure. Money is in US dollars, and None if it is not known.
@@ -26,12 +41,14 @@ class Figures:
         usd_per_hour: the sum of the current prices.
         idle_usd: the part of `usd` for the time in which machines ran no call.
         samples: the newest sample of each node that was measured, by the node's number.
+        counts: the number of calls that have ended; None if it is not known.
     """
 
     usd: float | None = None
     usd_per_hour: float | None = None
     idle_usd: float | None = None
     samples: Mapping[int, NodeSample] = field(default_factory=dict)
+    counts: Calls | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +185,12 @@ class Board:
                 replace(row, tail=self._tails.get(n, ""), sample=samples.get(n))
                 for n, row in sorted(self._rows.items())
             )
-            done = self._picture.done + sum(row.done for row in rows)
-            return replace(self._picture, rows=rows, done=done, figures=figures)
+            counts = figures.counts if figures else None
+            if counts is None:
+                done = self._picture.done + sum(row.done for row in rows)
+                return replace(self._picture, rows=rows, done=done, figures=figures)
+            rows = tuple(replace(row, done=counts.nodes.get(row.node, row.done)) for row in rows)
+            return replace(self._picture, rows=rows, done=counts.done, failed=counts.failed, figures=figures)
 
     def _newest_figures(self) -> Figures | None:
         """Return costs and measurements that are at most a second old; None if the view does not show any.

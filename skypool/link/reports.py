@@ -38,6 +38,9 @@ class NodeReports:
         service_of: takes the numbers of a node and of a call, and returns the name of the service that the call is; ""
             for other calls.
 
+        counted: takes a status as the node has told it, and returns it with the client's own counts of calls. A node
+            also counts the parts of calls, and skypool's own. Default: the node's counts stay.
+
     Attributes:
         statuses: the last status report of each node, by the node's number.
     """
@@ -49,12 +52,14 @@ class NodeReports:
         acknowledge: Callable[[int, int], None],
         is_stranger: Callable[[int], bool],
         service_of: Callable[[int, int], str] = lambda node, call: "",
+        counted: Callable[[events.NodeStatus], events.NodeStatus] = lambda status: status,
     ) -> None:
         self._pool = pool
         self._emit = emit
         self._acknowledge = acknowledge
         self._is_stranger = is_stranger
         self._service_of = service_of
+        self._counted = counted
         self.statuses: dict[int, events.NodeStatus] = {}
         self._heard: dict[int, int] = {}
         self._unread: dict[int, int] = {}
@@ -115,7 +120,7 @@ class NodeReports:
             running=said.running,
             cpu_busy=said.cpu_busy,
         )
-        self.statuses[node] = status
+        status = self.statuses[node] = self._counted(status)
         self._emit(status)
 
     def _shown(self, node: int, said: Printed, data: Buffer) -> str:

@@ -57,7 +57,7 @@ NODE_DISK_USAGE = Metric(
 NODE_DISK_LIMIT = Metric("skypool.node.disk.limit", "By", "updown", "Size of the disk of the folder in which calls run")
 NODE_DISK_TRAFFIC = Metric("skypool.node.disk.traffic", "By/s", "gauge", "Traffic of all disks of the node's machine")
 NODE_NETWORK_TRAFFIC = Metric("skypool.node.network.traffic", "By/s", "gauge", "Network traffic of the node's machine")
-NODE_CALLS = Metric("skypool.node.calls", "{call}", "updown", "Calls that run on the node")
+NODE_CALLS = Metric("skypool.node.calls", "{call}", "updown", "Slots of the node that are busy")
 NODE_SLOTS = Metric("skypool.node.slots", "{slot}", "updown", "Calls that the node can run at once")
 
 # --- the pool ------------------------------------------------------------------------------------------------

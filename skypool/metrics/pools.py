@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
-from skypool.calls.node_queue import LaneUse
-from skypool.calls.tally import BOUNDS, CallCounts
+from skypool.calls.tally import BOUNDS, NodeCounts, PoolCounts
 from skypool.metrics import names
 from skypool.metrics.values import Attributes, Distribution, Measurement
 from skypool.rental.budget import Line
@@ -50,34 +49,33 @@ def state_measurements(words: Mapping[int, str], pool: Attributes) -> Iterator[M
         yield Measurement(names.NODES, found[state], {**pool, "skypool.state": state})
 
 
-def call_measurements(counts: CallCounts, running: int, waiting: int, pool: Attributes) -> Iterator[Measurement]:
+def call_measurements(counts: PoolCounts, pool: Attributes) -> Iterator[Measurement]:
     """Yield the measurements of a pool's calls.
 
     Args:
-        counts: the calls that have ended.
-        running: the number of calls that run.
-        waiting: the number of calls that wait for a slot.
+        counts: the calls of the pool.
         pool: the attributes of the pool.
     """
+    ended = counts.ended
     for outcome in ("ok", "failed", "cancelled"):
-        yield Measurement(names.CALLS, getattr(counts, outcome), {**pool, "skypool.outcome": outcome})
-    yield Measurement(names.CALLS_RETRIED, counts.retried, pool)
-    yield Measurement(names.CALLS_RUNNING, running, pool)
-    yield Measurement(names.CALLS_WAITING, waiting, pool)
-    yield Measurement(names.CALL_DURATION, Distribution(BOUNDS, counts.classes, counts.seconds), pool)
+        yield Measurement(names.CALLS, getattr(ended, outcome), {**pool, "skypool.outcome": outcome})
+    yield Measurement(names.CALLS_RETRIED, ended.retried, pool)
+    yield Measurement(names.CALLS_RUNNING, counts.running, pool)
+    yield Measurement(names.CALLS_WAITING, counts.waiting, pool)
+    yield Measurement(names.CALL_DURATION, Distribution(BOUNDS, ended.classes, ended.seconds), pool)
 
 
-def slot_measurements(lanes: Iterable[LaneUse], node: Attributes) -> Iterator[Measurement]:
-    """Yield the number of slots of a node, and of calls that run there.
+def slot_measurements(counts: NodeCounts, node: Attributes) -> Iterator[Measurement]:
+    """Yield the number of slots of a node, and of those that are busy. A node that runs no calls has none.
 
     Args:
-        lanes: the slots of the node by their kind; () for a node that runs no calls.
+        counts: the calls of the node.
         node: the attributes of the node.
     """
-    for each in lanes:
+    for each in counts.slots:
         attributes = {**node, "skypool.slot": "cpu" if each.on_cpu else "all"}
         yield Measurement(names.NODE_SLOTS, each.slots, attributes)
-        yield Measurement(names.NODE_CALLS, each.running, attributes)
+        yield Measurement(names.NODE_CALLS, each.busy, attributes)
 
 
 def launch_measurements(orders: Mapping[OrderKey, int], pool: Attributes) -> Iterator[Measurement]:

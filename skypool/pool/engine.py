@@ -12,6 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -157,6 +158,7 @@ class PoolEngine:
             self.dispatch.acknowledge,
             self._trust_levels.is_stranger,
             lambda node, call: self.services.name_of(node, call),
+            self._counted,
         )
         self.departures = Departures(lambda: self.state, self.rental.driver_of, self.apply)
         self.health = HealthWatch(
@@ -191,7 +193,6 @@ class PoolEngine:
             Journal(lambda: path_of(self.rental.session), quota),
             self.dispatch,
             self.rental,
-            self._reports,
             self._welcomes,
             self._trust_levels.is_stranger,
             self.emit,
@@ -224,7 +225,6 @@ class PoolEngine:
             self.words,
             self._welcomes,
             self._connector.ways,
-            self._reports,
             self.rental,
             self.dispatch,
             self.forwards,
@@ -1383,6 +1383,18 @@ class PoolEngine:
             self.emit(event)
         else:
             self._keep(event)
+
+    def _counted(self, status: events.NodeStatus) -> events.NodeStatus:
+        """Return a status of a node with the counts of the tally, which all views show. Any thread may call this."""
+        counts = self.dispatch.tally.on(status.node)
+        return replace(
+            status,
+            busy=sum(each.busy for each in counts.slots),
+            cpu_busy=sum(each.busy for each in counts.slots if each.on_cpu),
+            waiting=counts.waiting,
+            done=counts.done,
+            running=counts.names,
+        )
 
     def _on_gang_failed(self, failure: GangFailure) -> None:
         """Emit a `GangFailed` event for the user: a run of a gang has failed. Any thread may call this."""

@@ -21,7 +21,6 @@ from skypool.calls.idle import Idleness
 from skypool.event_loop import beside
 from skypool.events import node_of
 from skypool.link.inbound import Welcome
-from skypool.link.reports import NodeReports
 from skypool.logs.masking import Masker
 from skypool.offers.ranking import Plan
 from skypool.pool.observed import hardware
@@ -75,7 +74,6 @@ class HistoryWatch:
         journal: keeps the history.
         dispatch: knows the calls that ended, and for how long nodes were idle.
         rental: has the plan.
-        reports: has the last status report of each node.
         welcomes: the first message of each node's agent (the process there that runs calls), by the node's number.
         is_stranger: returns True for a node that is not trusted.
         emit: called with a notice for the user if the history cannot be written.
@@ -88,7 +86,6 @@ class HistoryWatch:
         journal: Journal,
         dispatch: Dispatch,
         rental: Rental,
-        reports: NodeReports,
         welcomes: Mapping[int, Welcome],
         is_stranger: Callable[[int], bool],
         emit: Callable[[events.Event], None],
@@ -99,7 +96,6 @@ class HistoryWatch:
         self._pool = pool
         self._dispatch = dispatch
         self._rental = rental
-        self._reports = reports
         self._welcomes = welcomes
         self._is_stranger = is_stranger
         self._emit = emit
@@ -217,9 +213,10 @@ class HistoryWatch:
     def _known(self) -> dict[str, object]:
         """Return the facts about the pool as they are now, by their names. Those of the plan come only if it is new."""
         facts: dict[str, object] = {"skypool": self._facts.get("skypool") or metadata.version("skypool")}
-        counts = asdict(self._dispatch.tally.counts())
-        facts[f"calls {self._began:.6f}"] = {**counts, "classes": list(counts["classes"])}
-        facts |= {f"done {node}": each.done for node, each in list(self._reports.statuses.items())}
+        counts = self._dispatch.tally.now()
+        ended = asdict(counts.ended)
+        facts[f"calls {self._began:.6f}"] = {**ended, "classes": list(ended["classes"])}
+        facts |= {f"done {node} {self._began:.6f}": each.done for node, each in counts.nodes.items()}
         facts |= {
             f"node {node}": {"hardware": self._text(hardware(each.health.devices)), "claimed": self._is_stranger(node)}
             for node, each in list(self._welcomes.items())

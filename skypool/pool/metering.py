@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from skypool.calls.dispatch import Dispatch
+from skypool.calls.tally import NodeCounts
 from skypool.errors import LedgerError
 from skypool.link.inbound import Welcome
 from skypool.metrics import devices, pools
@@ -104,18 +105,17 @@ class Metering:
         """Return all measurements of the pool, at this moment. Any thread may call this. It may wait for the disk."""
         pool: Attributes = {"skypool.pool": self._terms.name}
         words = self._words()
-        slots, waiting = self._dispatch.occupancy()
-        running = sum(each.running for lanes in slots.values() for each in lanes)
+        counts = self._dispatch.tally.now()
         state = self._state()
         found = [
             *pools.state_measurements(words, pool),
-            *pools.call_measurements(self._dispatch.tally.counts(), running, waiting, pool),
+            *pools.call_measurements(counts, pool),
             *pools.launch_measurements(self._rental.orders, pool),
             *self._costs(pool),
         ]
         for node, word in words.items():
             attributes = self._attributes(node, state.nodes.get(node), pool)
-            found += pools.slot_measurements(slots.get(node, ()), attributes)
+            found += pools.slot_measurements(counts.nodes.get(node, NodeCounts()), attributes)
             found += self._measured(node, word, attributes)
         return found
 

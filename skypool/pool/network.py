@@ -15,7 +15,7 @@ from skypool.calls.call import ComputeFunction
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.futures import Items
 from skypool.calls.options import Options
-from skypool.calls.pending import PendingCall
+from skypool.calls.pending import NO_CALL, PendingCall
 from skypool.drivers.contract import Driver, abilities
 from skypool.gangs.all_reduce import bandwidth_of
 from skypool.gangs.network import (
@@ -190,7 +190,8 @@ class _Answers:
         self.token = secrets.token_hex(16)
         self.items: Items[object] = Items("network check")
         payload, feeds = _PROBE(address, self.token, self._feed(), WITHIN).payload()
-        dispatch.submit(PendingCall(_PROBE.code(), payload, self.items, _PROBE.options, node=node, feeds=feeds))
+        code, options = _PROBE.code(), _PROBE.options
+        dispatch.submit(PendingCall(code, payload, self.items, options, node=node, feeds=feeds, part_of=NO_CALL))
 
     def _feed(self) -> Iterator[Sequence[Target]]:
         """Yield the items for the node: each list passed to `send`, until `end` is called."""

@@ -9,12 +9,12 @@ from functools import partial
 
 from skypool import events
 from skypool.calls.dispatch import Dispatch
-from skypool.console.board import Figures
+from skypool.calls.tally import NodeCounts
+from skypool.console.board import Calls, Figures
 from skypool.devices.device import Device
 from skypool.errors import LedgerError
 from skypool.link.forward import Forward
 from skypool.link.inbound import Welcome
-from skypool.link.reports import NodeReports
 from skypool.model import Access, Instance
 from skypool.observers.reach import local_command
 from skypool.pool import states
@@ -42,7 +42,6 @@ class Observed:
         words: returns the state of each node as a word, by the node's number.
         welcomes: the first message of each node's agent (the process there that runs calls), by the node's number.
         ways: how each node is reached, by the node's number.
-        reports: has the last status report of each node.
         rental: knows the costs.
         dispatch: knows the nodes that run calls.
         forwards: makes forwards.
@@ -57,7 +56,6 @@ class Observed:
         words: Callable[[], Mapping[int, str]],
         welcomes: Mapping[int, Welcome],
         ways: Mapping[int, tuple[Access, str]],
-        reports: NodeReports,
         rental: Rental,
         dispatch: Dispatch,
         forwards: Forwards,
@@ -68,7 +66,6 @@ class Observed:
         self._words = words
         self._welcomes = welcomes
         self._ways = ways
-        self._reports = reports
         self._rental = rental
         self._dispatch = dispatch
         self._forwards = forwards
@@ -81,8 +78,12 @@ class Observed:
         try:
             receipt = self._rental.receipt
         except LedgerError:
-            return Figures(samples=samples)
-        return Figures(receipt.usd, receipt.usd_per_hour, receipt.idle_usd, samples)
+            return Figures(samples=samples, counts=self._counts())
+        return Figures(receipt.usd, receipt.usd_per_hour, receipt.idle_usd, samples, self._counts())
+
+    def _counts(self) -> Calls:
+        counts = self._dispatch.tally.now()
+        return Calls(counts.ended.done, counts.ended.failed, {node: each.done for node, each in counts.nodes.items()})
 
     def info(self) -> dict[str, object]:
         """Return the state of the pool and its nodes, as values for JSON. Costs are None if they are not known."""
@@ -92,6 +93,7 @@ class Observed:
             receipt = None
         state = self._state()
         lines = receipt.lines if receipt else ()
+        counts = self._dispatch.tally.now()
         return {
             "pool": self._terms.name,
             "session": self._rental.session,
@@ -100,14 +102,21 @@ class Observed:
             "usd": receipt and receipt.usd,
             "usd_per_hour": receipt and receipt.usd_per_hour,
             "idle_usd": receipt and receipt.idle_usd,
-            "waiting": self._dispatch.waiting,
-            "nodes": [self._node(node, word, state.nodes.get(node), lines) for node, word in self._words().items()],
+            "running": counts.running,
+            "waiting": counts.waiting,
+            "done": counts.ended.done,
+            "failed": counts.ended.failed,
+            "nodes": [
+                self._node(node, word, state.nodes.get(node), lines, counts.nodes.get(node, NodeCounts()))
+                for node, word in self._words().items()
+            ],
         }
 
-    def _node(self, node: int, word: str, state: states.Node | None, lines: Sequence[Line]) -> dict[str, object]:
+    def _node(
+        self, node: int, word: str, state: states.Node | None, lines: Sequence[Line], counts: NodeCounts
+    ) -> dict[str, object]:
         instance = state.instance if state is not None else None
         welcome = self._welcomes.get(node)
-        status = self._reports.statuses.get(node)
         return {
             "node": node,
             "state": word,
@@ -117,11 +126,12 @@ class Observed:
             "hardware": hardware(welcome.health.devices) if welcome else "",
             "slots": welcome.slots if welcome else 0,
             "cpu_slots": welcome.cpu_slots if welcome else 0,
-            "busy": status.busy if status else 0,
-            "cpu_busy": status.cpu_busy if status else 0,
-            "waiting": status.waiting if status else 0,
-            "done": status.done if status else 0,
-            "running": list(status.running) if status else [],
+            "busy": sum(each.busy for each in counts.slots),
+            "cpu_busy": sum(each.busy for each in counts.slots if each.on_cpu),
+            "calls": counts.running,
+            "waiting": counts.waiting,
+            "done": counts.done,
+            "running": list(counts.names),
             "health": _health(self._health.of(node)),
             "sample": to_json(sample) if (sample := self._health.store.newest.get(node)) else None,
         }

@@ -31,7 +31,7 @@ from skypool.calls.groups import run_group, send_group
 from skypool.calls.map import Map, map_of_gangs
 from skypool.calls.options import NamedNodes, NodesAsked, Options, node_asked
 from skypool.calls.parts import ListFuture, StreamParts
-from skypool.calls.pending import PendingCall
+from skypool.calls.pending import PendingCall, UserCall
 from skypool.checks import Duration, number, seconds, switch, whole
 from skypool.drivers.contract import Driver
 from skypool.errors import ConnectionLost, PoolClosed, UsageError
@@ -608,8 +608,11 @@ class ComputePool(Executor):
             there = self._chosen(call.function.name, named, check=self._check_network)
             addresses = list(there.values())
             value, outlets = outlets_of([*there])
+            whole = UserCall(call.function.name, len(there))
             parts = [
-                PendingCall(code, payload, outlet, options, node=node, world=(place, addresses), feeds=feeds)
+                PendingCall(
+                    code, payload, outlet, options, node=node, world=(place, addresses), feeds=feeds, part_of=whole
+                )
                 for place, (node, outlet) in enumerate(zip(there, outlets, strict=True))
             ]
             dispatch = self._working().dispatch
@@ -624,7 +627,7 @@ class ComputePool(Executor):
             if dispatch.submit_together(parts):
                 return value
 
-    def _send_gang(self, call: Call[Any], named: NamedNodes, every: bool) -> GangFuture[Any]:
+    def _send_gang(self, call: Call[Any], named: NamedNodes, every: bool, is_own: bool = False) -> GangFuture[Any]:
         """Send a call that runs as a gang (as several processes, on one or more nodes), and return its future.
 
         If the pool was not started, start it, which blocks until the pool is ready.
@@ -634,6 +637,7 @@ class ComputePool(Executor):
             named: the nodes that the call names: a number, a tuple of numbers, "all" or None.
             every: True to run the gang on all these nodes, with the list of values by rank as the result. False to run
                 it on one of them, with the value of rank 0 as the result.
+            is_own: True for a check of skypool's own, which is no call of the user.
 
         Raises:
             PickleError: the function or an argument cannot be pickled.
@@ -665,7 +669,8 @@ class ComputePool(Executor):
         count = len(nodes) if every else 1
         among = None if named in (None, "all") else frozenset(nodes)
         code = call.function.code()
-        return engine.dispatch.gang_runner(code.name).submit(code, payload, call.options, count, among, every)
+        runner = engine.dispatch.gang_runner(code.name)
+        return runner.submit(code, payload, call.options, count, among, every, is_own)
 
     def _check_gang_nodes(self, nodes: Sequence[int]) -> None:
         """Check that the nodes of a gang reach each other. With `check="nccl"`, measure an all-reduce the first time.
@@ -686,14 +691,14 @@ class ComputePool(Executor):
 
         call = ComputeFunction(all_reduce, MEASURING)().with_options(node=list(nodes))
         try:
-            network.tell_bandwidth(self._run_gang(call, every=True))
+            network.tell_bandwidth(self._run_gang(call, every=True, is_own=True))
         except Exception as e:
             e.add_note('this is the all-reduce of check="nccl" before the first gang; check="network" leaves it out')
             raise
 
-    def _run_gang(self, call: Call[Any], every: bool) -> Any:
+    def _run_gang(self, call: Call[Any], every: bool, is_own: bool = False) -> Any:
         """Run a call as a gang, wait for it, and return its result. Stop the gang if the wait is interrupted."""
-        future = self._send_gang(call, call.options.node, every)
+        future = self._send_gang(call, call.options.node, every, is_own)
         try:
             return future.result()
         except BaseException:
@@ -1566,7 +1571,7 @@ class ComputePool(Executor):
         from skypool.report.widget import Now
 
         engine = self._begun
-        return Now() if engine is None else Now(engine.info(), engine.dispatch.tally.counts())
+        return Now() if engine is None else Now(engine.info())
 
     def __repr__(self) -> str:
         return f"<ComputePool {self.name!r} {self.phase}>"

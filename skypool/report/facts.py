@@ -225,11 +225,17 @@ def _node(
         work=_until(work, ended),
         marks=tuple(each for each in events if each.kind in _MARKED),
         calls=tuple(calls),
-        done=journal.facts.get(f"done {node}"),
+        done=_done(journal.facts, node),
         hardware=str(facts.get("hardware", "")),
         claimed=bool(facts.get("claimed")),
         lines=tuple(lines),
     )
+
+
+def _done(facts: Mapping[str, Any], node: int) -> int | None:
+    """Return the number of calls that ended on a node, of all processes that ran the pool; None if it is not known."""
+    found = [int(value) for name, value in facts.items() if name.startswith(f"done {node} ")]
+    return sum(found) if found else None
 
 
 def _until(work: Sequence[WorkSpan], ended: float | None) -> tuple[WorkSpan, ...]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from skypool.calls.tally import CallCounts
 from skypool.report import words
 from skypool.report.elements import Element, element
 
@@ -28,11 +27,9 @@ class Now:
 
     Attributes:
         info: the pool's phase, costs and nodes, as observers get them. None before the pool is started.
-        counts: the number of calls that have ended.
     """
 
     info: Mapping[str, Any] | None = None
-    counts: CallCounts = field(default_factory=CallCounts)
 
     @property
     def is_over(self) -> bool:
@@ -50,7 +47,7 @@ def picture(pool: str, now: Now) -> str:
         f"{words.known(info['usd'], words.usd)} USD",
         f"{words.known(info['usd_per_hour'], words.usd)} USD/h",
         f"idle {words.known(info['idle_usd'], words.usd)} USD",
-        f"{words.several(now.counts.ok, 'call')} done, {now.counts.failed:,} failed, {info['waiting']:,} waiting",
+        f"{words.several(info['done'], 'call')} done, {info['failed']:,} failed, {info['waiting']:,} waiting",
     ]
     nodes = [each for each in info["nodes"] if each["state"] != "ended"]
     rest = len(nodes) - _MOST_NODES
