@@ -128,7 +128,8 @@ def history(file: Path) -> Journal:
         ],
         [WorkSpan(0, BEGAN + 100, BEGAN + 3590, 1745.0)],
         {
-            "calls 1": counts, "done 0 1": 2, "done 0 2": 1, "node 0": {"hardware": "8 H100", "claimed": False}, "plan": f"plan {EVIL}",
+            "calls 1": counts, "done 0 1": 2, "done 0 2": 1,
+            "node 0": {"hardware": "8 H100", "claimed": False}, "plan": f"plan {EVIL}",
             "prices": [
                 {"provider": "aws", "type": "p5.48xlarge", "place": "us-east-1a", "market": "spot",
                  "usd_per_hour": 36.0, "source": "table", "as_of": "2026-03-02"},
