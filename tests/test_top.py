@@ -87,8 +87,8 @@ def node(number: int, **values: object) -> dict[str, object]:
 
 def answer(*nodes: dict[str, object], **values: object) -> Answer:
     said: dict[str, object] = {
-        "phase": "ready", "usd": 47.84, "usd_per_hour": 47.84, "idle_usd": 0.5, "waiting": 42, "done": 1800, "failed": 0,
-        "running": 6 * sum(each["state"] != "ended" for each in nodes), "nodes": list(nodes),
+        "phase": "ready", "usd": 47.84, "usd_per_hour": 47.84, "idle_usd": 0.5, "waiting": 42, "done": 1800,
+        "failed": 0, "running": 6 * sum(each["state"] != "ended" for each in nodes), "nodes": list(nodes),
     }  # fmt: skip
     return Answer(said | values, NOW - 0.5)
 
