@@ -29,7 +29,10 @@ def cloud(tmp_path: Path) -> Iterator[FakeCloud]:
         yield made
 
 
-@pytest.mark.parametrize("row", END)
+@pytest.mark.parametrize(
+    "row",
+    [pytest.param(row, marks=pytest.mark.slow) if row in ("budget", "linger_after_block") else row for row in END],
+)
 def test_a_pool_ends(row: str, cloud: FakeCloud) -> None:
     run(row, (), "", cloud)
 

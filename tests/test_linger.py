@@ -411,6 +411,7 @@ def test_who_attaches_just_before_the_end_gets_the_machine_for_a_whole_lease_or_
     assert any("too late to stop" in why for _, why in refused), refused
 
 
+@pytest.mark.slow
 def test_a_pool_that_cannot_be_taken_over_ends_when_it_would_have_ended(tmp_path: Path) -> None:
     with FakeCloud(tmp_path / "cloud", [Stock()]) as cloud:
         with sky.ComputePool(cloud, name="half", nodes=2, slots=1, linger=20, console="off"):
