@@ -17,6 +17,9 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore::ResourceWarning", "ignore::pytest.PytestUnhandledThreadExceptionWarning"
 )
 
+SLOW = ("budget", "linger_after_block", "failed_start")
+"""Ends that take seconds."""
+
 
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,10 +32,7 @@ def cloud(tmp_path: Path) -> Iterator[FakeCloud]:
         yield made
 
 
-@pytest.mark.parametrize(
-    "row",
-    [pytest.param(row, marks=pytest.mark.slow) if row in ("budget", "linger_after_block") else row for row in END],
-)
+@pytest.mark.parametrize("row", [pytest.param(row, marks=pytest.mark.slow) if row in SLOW else row for row in END])
 def test_a_pool_ends(row: str, cloud: FakeCloud) -> None:
     run(row, (), "", cloud)
 
