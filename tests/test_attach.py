@@ -162,12 +162,18 @@ def test_a_service_that_ended_meanwhile_is_a_service_and_no_call(attached: Attac
     assert not attached.pool.services
 
 
-def left_by_a_process(pool: str) -> None:
-    """Start a pool in a process, and kill that process. `pool` is the code that makes the pool."""
+def left_by_a_process(pool: str, then: str = "") -> None:
+    """Start a pool in a process, and kill that process.
+
+    Args:
+        pool: the code that makes the pool.
+        then: what the process does with the pool before it is killed.
+    """
     code = f"""
-import time, sys, skypool as sky
+import os, time, sys, skypool as sky
 from skypool.testing import FakeCloud
-{pool}.start()
+pool = {pool}.start()
+{then}
 print("started", flush=True)
 time.sleep(600)
 """
@@ -216,6 +222,37 @@ def test_a_node_that_is_lost_while_others_are_taken_over_ends_the_attempt_and_no
     finally:
         driver = sky.Local()
         driver.terminate(driver.instances(pool="halved"))
+
+
+HOLD = """
+@sky.compute(procs=1, output="silent")
+def hold(path):
+    open(f"{path}-{sky.instance_info().node}", "w").close()
+    time.sleep(600)
+future = pool.send(hold(PATH), node="all")
+while not all(os.path.exists(f"{PATH}-{node}") for node in (0, 1)):
+    time.sleep(0.01)
+"""
+
+
+def test_a_gang_that_waits_for_the_gang_of_the_former_process_says_so_and_how_it_is_stopped(tmp_path: Path) -> None:
+    made = 'sky.ComputePool(name="held", nodes=2, slots=1, lease=60, console="off")'
+    left_by_a_process(made, HOLD.replace("PATH", repr(str(tmp_path / "began"))))
+    said: list[str] = []
+    pool = sky.ComputePool.attach("held", console="off", check=None)
+    try:
+        pool.events.listen(lambda event: said.append(event.text) if isinstance(event, events.Notice) else None)
+        future = pool.send(add(1).with_options(procs=1), node="all")
+        eventually(lambda: said, 30, "the notice")
+        assert said[0].startswith(
+            "add waits for other calls to end: hold on nodes 0, 1 (sent by the process that had the"
+        )
+        assert "pool.inherited" in said[0]
+        for each in pool.inherited:
+            each.cancel()
+        assert future.result(60) == [2, 2]
+    finally:
+        pool.stop()
 
 
 def test_a_notice_that_comes_while_others_are_taken_over_is_heard_later(

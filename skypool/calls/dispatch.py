@@ -18,7 +18,7 @@ import secrets
 import threading
 import time
 from collections import ChainMap, deque
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
@@ -28,7 +28,7 @@ from skypool.calls.futures import CallFuture, Items, ResultCell
 from skypool.calls.idle import Idleness, IdleTime
 from skypool.calls.node_queue import STUCK, Lane, NodeQueue, frame_full, lanes_of
 from skypool.calls.options import Options, no_such_node
-from skypool.calls.pending import Code, PendingCall
+from skypool.calls.pending import NO_CALL, Code, PendingCall
 from skypool.calls.progress import CallProgress, Ended, errors_in
 from skypool.calls.tally import CallTally, Present, present
 from skypool.calls.waiting import CallQueue, WaitingCalls
@@ -62,6 +62,8 @@ _MOST_INHERITED = 10_000
 
 _PARTS = 64
 """The number of parts of calls after which those that have ended are forgotten."""
+_MOST_NAMED = 5
+"""The most calls that a message names."""
 _LOOKED_AT = 8
 """The most lanes with much work that are compared for an idle one."""
 
@@ -892,6 +894,38 @@ class Dispatch:
         node_queue = self.node_queues.get(node)
         pending = None if node_queue is None else node_queue.find(id_)
         return "" if pending is None else pending.name
+
+    def occupants(self, nodes: Iterable[int], *, former: bool = False) -> str:
+        """Return which calls were sent to nodes and have not ended, as words such as "train on nodes 0, 1"; "" for none.
+
+        For calls of a former client, the words say so, and how they are stopped.
+
+        Args:
+            nodes: the numbers of the nodes.
+            former: True for only those of a former client. Default False.
+        """
+        found: dict[tuple[bool, str], set[int]] = {}
+        with self._lock:
+            for node_queue in [self.node_queues[node] for node in nodes if node in self.node_queues]:
+                for pending in node_queue.underway:
+                    is_former = not pending.code.buffers
+                    if pending.part_of is not NO_CALL and (is_former or not former):
+                        found.setdefault((is_former, pending.name), set()).add(node_queue.node)
+        texts = []
+        for is_former in (False, True):
+            names = [
+                f"{name} on node{'' if len(there) == 1 else 's'} {', '.join(map(str, sorted(there)))}"
+                for (its, name), there in found.items()
+                if its is is_former
+            ]
+            more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+            text = ", ".join(names[:_MOST_NAMED]) + more
+            if names and is_former:
+                text += (
+                    " (sent by the process that had the pool before; each future in pool.inherited can cancel() one)"
+                )
+            texts += [text] if names else []
+        return " and ".join(texts)
 
     def services_on(self, node: int) -> list[PendingCall]:
         """Return the services that run on a node, as a new list; [] if the pool has no such node."""

@@ -11,7 +11,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -222,6 +222,10 @@ class Sender(Protocol):
         """Tell what was decided, unless the calling thread holds the lock."""
         ...
 
+    def occupants(self, nodes: Iterable[int], *, former: bool = False) -> str:
+        """Return which calls were sent to nodes and have not ended, as words; "" for none."""
+        ...
+
     def new_id(self) -> int:
         """Return a new id for a call."""
         ...
@@ -331,8 +335,18 @@ class GangRunner:
             self._calls[number] = _Call(code, payload, options, future, order, whole=whole)
             future.on_cancel(partial(self._apply, Cancelled(number)))
             self._apply(Asked(order))
+            self._tell_of_former(number)
         self._sender.act()
         return future
+
+    def _tell_of_former(self, number: int) -> None:
+        """Tell the user if a gang waits for calls of a former client, which this program has not sent."""
+        gang = self._state.gangs.get(number)
+        if gang is None or gang.phase != "waiting" or self._calls[number].whole is NO_CALL:
+            return
+        held = [node for node, each in self._state.nodes.items() if each.gang == number]
+        if words := self._sender.occupants(held, former=True):
+            self._notice(f"{self._calls[number].code.name} waits for other calls to end: {words}")
 
     # --- what happens to nodes -------------------------------------------------------------------------------
 

@@ -79,7 +79,8 @@ class Unanswered(Exception):
     """
 
     def __init__(self, nodes: Collection[int]) -> None:
-        names = ", ".join(map(str, sorted(nodes)))
+        self.nodes = sorted(nodes)
+        names = ", ".join(map(str, self.nodes))
         super().__init__(f"{'node' if len(nodes) == 1 else 'nodes'} {names} did not answer in time")
 
 
@@ -137,9 +138,10 @@ class NetworkCheck:
             try:
                 report = check_network(self._dispatch, addresses, self._pairs)
             except Unanswered as e:
+                why = self._dispatch.occupants(e.nodes) or "other calls"
                 self._tell_once(
-                    f"the network between the nodes was not checked, because {e}, as when other calls keep a node "
-                    "busy; it is checked before the next call that needs it"
+                    f"the network between the nodes was not checked, because {e}, as when {why} keep a node busy; it is "
+                    "checked before the next call that needs it"
                 )
                 return None
             for warning in report.warnings:
