@@ -896,7 +896,7 @@ class Dispatch:
         return "" if pending is None else pending.name
 
     def occupants(self, nodes: Iterable[int], *, former: bool = False) -> str:
-        """Return which calls were sent to nodes and have not ended, as words such as "train on nodes 0, 1"; "" for none.
+        """Return which calls were sent to nodes and have not ended, such as "train on nodes 0, 1"; "" for none.
 
         For calls of a former client, the words say so, and how they are stopped.
 
@@ -921,9 +921,7 @@ class Dispatch:
             more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
             text = ", ".join(names[:_MOST_NAMED]) + more
             if names and is_former:
-                text += (
-                    " (sent by the process that had the pool before; each future in pool.inherited can cancel() one)"
-                )
+                text += " (sent by the process that had the pool before; the futures in pool.inherited can cancel them)"
             texts += [text] if names else []
         return " and ".join(texts)
 

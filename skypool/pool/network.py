@@ -140,8 +140,8 @@ class NetworkCheck:
             except Unanswered as e:
                 why = self._dispatch.occupants(e.nodes) or "other calls"
                 self._tell_once(
-                    f"the network between the nodes was not checked, because {e}, as when {why} keep a node busy; it is "
-                    "checked before the next call that needs it"
+                    f"the network between the nodes was not checked, because {e}, as when {why} keep a node busy; it "
+                    "is checked before the next call that needs it"
                 )
                 return None
             for warning in report.warnings:
