@@ -23,6 +23,7 @@ from skypool.link.inbound import Welcome
 from skypool.model import Instance
 from skypool.pool.connector import Connector
 from skypool.pool.engine import PoolEngine
+from skypool.processes import is_stopped
 from skypool.testing import FakeCloud
 from tests.conftest import children, eventually, nodes
 from tests.work import add, nap
@@ -222,6 +223,49 @@ def test_a_node_that_is_lost_while_others_are_taken_over_ends_the_attempt_and_no
     finally:
         driver = sky.Local()
         driver.terminate(driver.instances(pool="halved"))
+
+
+SUSPENDED = """
+import sys, skypool as sky
+@sky.compute
+def ten():
+    return 10
+pool = sky.ComputePool(name="suspended", lease=60, liveness=3, console="off").start()
+print("started", flush=True)
+sys.stdin.readline()
+try:
+    ten() >> pool
+except sky.SkypoolError as e:
+    print(type(e).__name__, flush=True)
+pool.stop()
+print("stopped", flush=True)
+"""
+
+
+def test_the_pool_of_a_process_that_is_suspended_is_taken_over_and_refused_to_it_when_it_goes_on() -> None:
+    client = subprocess.Popen(
+        [sys.executable, "-c", SUSPENDED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with client, contextlib.ExitStack() as ending:
+        ending.callback(client.kill)
+        assert client.stdout is not None
+        assert client.stdin is not None
+        assert client.stdout.readline() == "started\n"
+        with pytest.raises(sky.UsageError, match="is still run by"):
+            sky.ComputePool.attach("suspended", console="off")
+        client.send_signal(signal.SIGSTOP)
+        eventually(lambda: is_stopped(client.pid), 30, "the stop of the process")
+        with pytest.raises(sky.SkypoolError, match="silent for the liveness="):
+            sky.ComputePool.attach("suspended", console="off")
+        time.sleep(3)  # the nodes hear nothing of it meanwhile
+        with sky.ComputePool.attach("suspended", console="off") as pool:
+            assert (add(1) >> pool) == 2
+            client.send_signal(signal.SIGCONT)
+            client.stdin.write("\n")
+            client.stdin.flush()
+            assert client.stdout.readline() == "TakenOver\n"
+            assert client.stdout.readline() == "stopped\n"
+            assert (add(2) >> pool) == 3
 
 
 HOLD = """

@@ -30,7 +30,7 @@ from skypool.drivers import registry
 from skypool.drivers.contract import Driver
 from skypool.errors import LedgerError, PoolClosed, UsageError, nearest
 from skypool.model import Instance, Offer
-from skypool.processes import Process
+from skypool.processes import Process, is_stopped
 from skypool.rental.budget import Budget, IdleSpan, Receipt
 from skypool.rental.ledger_file import LedgerFile
 from skypool.rental.records import Intent, Record, newest, read
@@ -141,7 +141,8 @@ class Ledger:
     def adopt(self, pool: str, *, lease: float | None = None) -> Record | None:
         """Record that this process takes over the newest pool of this name that has not ended.
 
-        If another process had begun to end the pool and is gone, the pool no longer counts as being ended.
+        If another process had begun to end the pool and is gone, the pool no longer counts as being ended. The process
+        that runs the pool must be gone, or stopped by a signal.
 
         Args:
             pool: name of the pool.
@@ -162,9 +163,12 @@ class Ledger:
             record = newest(read(book, now, "p.pool = ? AND p.ended IS NULL", pool))
             if record is None:
                 return None
-            if record.client_lives(now) and record.client != me:
+            owner = record.client
+            # one that is stopped, as by Ctrl-Z, may be replaced: the nodes decide, and refuse it when it goes on
+            is_away = owner.host == me.host and record.ending is None and is_stopped(owner.pid)
+            if record.client_lives(now) and owner != me and not is_away:
                 raise UsageError(
-                    f"pool {pool!r} is still run by {record.client}; end that process before you take the pool over"
+                    f"pool {pool!r} is still run by {owner}; end that process before you take the pool over"
                 )
             book.execute(
                 "UPDATE pools SET host = ?, pid = ?, birth = ?, beat = ?, lease = ?, ending = NULL, stays = NULL "
