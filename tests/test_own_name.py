@@ -101,12 +101,30 @@ def test_the_hosts_file_of_the_users_own_machine_is_left_and_the_interface_is_na
     machine.destroy()
 
 
+@pytest.mark.timeout(120)
+def test_the_processes_of_a_gang_find_the_other_machines_by_their_names(lab: Lab) -> None:
+    machines = [lab.machine(keys=[lab.public_key]) for _ in range(2)]
+    hosts = [sky.Host(each.address, host_key=each.host_key) for each in machines]
+    provider = sky.SSH(hosts=hosts, user="root", identity=str(lab.client_key))
+    with sky.ComputePool(provider, nodes=2, console="off") as pool:
+        first, second = work.names() @ pool
+        alone = work.names() >> pool
+    addresses = {first[0]: first[2], second[0]: second[2]}
+    assert set(addresses.values()) == {each.address for each in machines}
+    assert first[1] == [f"{second[0]} {second[2]}"]
+    assert second[1] == [f"{first[0]} {first[2]}"]
+    assert alone[1:] == ([], "")
+    for each in machines:
+        each.destroy()
+
+
 SHADOWED = """
 import socket, sys
 from pathlib import Path
 from skypool.agent import own_name
 text = Path("/etc/hosts").read_text
-print(own_name.shadow(sys.argv[1]), sorted(own_name.found(socket.gethostname())), own_name.MARK in text())
+done = own_name.shadow(sys.argv[1], {"gpu2": "192.0.2.8"})
+print(done, own_name.found("gpu2"), own_name.found(socket.gethostname()), own_name.MARK in text())
 """
 
 
@@ -115,5 +133,5 @@ def test_a_process_gets_a_hosts_file_of_its_own_and_the_machines_stays() -> None
     before = Path("/etc/hosts").read_text()
     argv = ["unshare", "--uts", "sh", "-c", 'hostname gpu1; exec "$0" -c "$1" 192.0.2.7', sys.executable, SHADOWED]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[1])
-    assert done.stdout == "True ['192.0.2.7'] True\n", done.stderr
+    assert done.stdout == "True {'192.0.2.8'} {'192.0.2.7'} True\n", done.stderr
     assert Path("/etc/hosts").read_text() == before

@@ -203,6 +203,26 @@ def test_a_program_can_run_without_a_pool() -> None:
     assert call.function.local(*call.args, **call.kwargs) == 4
 
 
+def test_variables_of_the_node_are_put_into_a_command(pool: sky.ComputePool, tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    told: Any = (
+        sky.cmd("echo", "rank $RANK of ${WORLD_SIZE}: $$5", "$MINE", env={"MINE": "a $RANK"}, expand=True).with_options(
+            procs=1, output="capture"
+        )
+        @ pool
+    )
+    assert [each.output for each in told] == [f"rank {rank} of 2: $5 a $RANK\n" for rank in range(2)]
+    told = sky.cmd("pwd", env={"PLACE": str(tmp_path)}, cwd="$PLACE/here", expand=True).with_options(output="capture")
+    assert (told >> pool).output == f"{tmp_path}/here\n"
+    told = sky.cmd("echo", "$RANK", "a $ sign").with_options(output="capture") >> pool
+    assert told.output == "$RANK a $ sign\n"
+    with pytest.raises(sky.CommandFailed, match=r"the variable \$NOBODY_HAS_IT is not set there"):
+        sky.cmd("echo", "$NOBODY_HAS_IT", expand=True) >> pool
+    for words in (["echo", "5 $"], ["echo", "$(pwd)"], ["$1"]):
+        with pytest.raises(sky.UsageError, match="dollar sign"):
+            sky.cmd(*words, expand=True)
+
+
 def test_a_program_runs_as_each_process_of_a_gang(pool: sky.ComputePool) -> None:
     ranks = sky.cmd("sh", "-c", "exit $RANK", check=False).with_options(procs=2) @ pool
     assert ranks == [0, 1, 2, 3]

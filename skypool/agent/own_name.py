@@ -76,33 +76,45 @@ def _mend(address: str) -> bool:
     return address in found(name)
 
 
-def shadow(address: str) -> bool:
-    """Give this process a hosts file of its own, in which this machine's name has `address`.
+def shadow(address: str, peers: Mapping[str, str]) -> bool:
+    """Give this process a hosts file of its own, in which this machine's name has `address`, and others have theirs.
 
     Nothing on the machine changes. The process gets a mount namespace (a list of mounts) of its own, in which another
     file lies over the hosts file. Its child processes share it. Later mounts of the machine still appear in it. This
     serves libraries that look up their own name and have no setting for it, as JAX has none for its collectives on
-    CPUs.
+    CPUs. Others announce their own name to their peers, as torchrun's rendezvous does, so these find it there.
 
     Only root may do this, so for other users nothing is done. Call this before the process starts a thread.
 
     Args:
         address: the address at which other nodes reach this one; "" if unknown.
+        peers: the addresses of other machines by their names. Names that the machine's hosts file has are left out.
 
     Returns:
         True if the name then resolves to `address`, and to no other.
     """
     name = socket.gethostname()
-    if not address or found(name) == {address}:
-        return bool(address)
+    if not address:
+        return False
+    try:
+        with open(HOSTS) as file:
+            text = file.read()
+    except OSError:
+        return found(name) == {address}
+    known = {word for line in text.splitlines() for word in line.partition("#")[0].split()[1:]}
+    new = {peer: there for peer, there in peers.items() if peer not in known and peer != name}
+    is_found = found(name) == {address}
+    if is_found and not new:
+        return True
     import ctypes
     import tempfile
 
     libc = ctypes.CDLL(None, use_errno=True)
     if os.geteuid() != 0 or libc.unshare(_CLONE_NEWNS) != 0:
         return False
-    with contextlib.suppress(OSError), open(HOSTS) as file, tempfile.NamedTemporaryFile("w") as own:
-        own.write(mended(file.read(), address, name))
+    with contextlib.suppress(OSError), tempfile.NamedTemporaryFile("w") as own:
+        others = "".join(f"{there} {peer} {MARK} another node\n" for peer, there in new.items())
+        own.write(others + (text if is_found else mended(text, address, name)))
         own.flush()
         os.fchmod(own.fileno(), 0o644)
         if libc.mount(b"none", b"/", None, _MS_REC | _MS_SLAVE, None) == 0:  # no mount of this process is seen outside

@@ -545,7 +545,7 @@ class Slots:
                 world_changed=member.changed,
             )
             if member.nodes > 1:
-                own_name.shadow(self._plan.health.address)
+                own_name.shadow(self._plan.health.address, member.peers)
         runtime.enter(info, in_gang=member is not None, own=slot.own_devices)
 
     def ignore(self, fd: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from string import Template
 
 from skypool.calls.call import Call, ComputeFunction
 from skypool.calls.options import Options
@@ -19,6 +20,7 @@ def cmd(
     env: Mapping[str, str] | None = None,
     cwd: Word | None = None,
     check: bool = True,
+    expand: bool = False,
 ) -> Call[int]:
     """Return a call that runs a program on a node (a rented machine): `sky.cmd("nvidia-smi", "-L") >> pool`.
 
@@ -35,6 +37,10 @@ def cmd(
         env: variables that are added to the environment of the program. Default None: none.
         cwd: the folder on the node in which the program starts. Default None: the folder in which calls run.
         check: True raises CommandFailed if the exit status is not 0. Default True.
+        expand: True replaces `$NAME` and `${NAME}` in the words of the command and in `cwd` by the variables of the
+            program's environment on its node, such as `$RANK` in a gang (a call with `procs=`). `$$` stands for a
+            dollar sign. A variable that is not set there fails the call. Default False: words are passed on as they
+            are.
 
     Returns:
         a call whose value is the exit status: always 0 with `check=True`. For a program that a signal ended, it is the
@@ -48,7 +54,13 @@ def cmd(
         raise UsageError("cmd() takes the name of a program, not an empty text")
     if not isinstance(check, bool):
         raise UsageError(f"check must be True or False, not {check!r}")
+    if not isinstance(expand, bool):
+        raise UsageError(f"expand must be True or False, not {expand!r}")
     options: dict[str, object] = {} if check else {"check": False}
+    if expand:
+        options["expand"] = True
+        for word in (*words, *([] if cwd is None else [_word("cwd", cwd)])):
+            _check_placeholders(word)
     if cwd is not None:
         options["cwd"] = _word("cwd", cwd)
     if env is not None:
@@ -70,6 +82,15 @@ def _word(what: str, value: object) -> str:
     if "\0" in text:
         raise UsageError(f"{what} of cmd() must not contain a null character: {text!r:.80}")
     return text
+
+
+def _check_placeholders(word: str) -> None:
+    """Raise UsageError if a word has a dollar sign that begins no name of a variable."""
+    if not Template(word).is_valid():
+        raise UsageError(
+            "with expand=True, a dollar sign must begin the name of a variable, as in $RANK or ${RANK}, and $$ stands "
+            f"for the sign itself: {word!r:.80}"
+        )
 
 
 def _variables(env: Mapping[str, str]) -> dict[str, str]:

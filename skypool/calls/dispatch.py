@@ -667,7 +667,7 @@ class Dispatch:
         with self._lock:
             lanes = lanes_of(welcome.slots, welcome.cpu_slots)
             node_queue = self.node_queues[node] = NodeQueue(
-                node, lanes, link, devices=welcome.devices, address=welcome.health.address
+                node, lanes, link, devices=welcome.devices, address=welcome.health.address, host=welcome.health.host
             )
             self.idle[node] = node_queue.idle
             self._staying.add(node)

@@ -566,7 +566,8 @@ class GangRunner:
         call.notices.clear()
         call.began = time.monotonic()
         queues = self._sender.node_queues
-        addresses = [queues[node].address if node in queues else "" for node in run.nodes]
+        hosts = [(queues[node].host, queues[node].address) if node in queues else ("", "") for node in run.nodes]
+        addresses = [address for _, address in hosts]
         master = addresses[0] or ("127.0.0.1" if len(addresses) == 1 else "")
         port, jax_port = call.ports.get(run.nodes[0], [0] * _PORTS)
         local_sizes: dict[int, int] = {}
@@ -591,6 +592,7 @@ class GangRunner:
                 master=master,
                 port=port,
                 jax_port=jax_port,
+                hosts=tuple(hosts) if len(hosts) > 1 else (),
             )
             world = (place.position, addresses)
             pending = PendingCall(

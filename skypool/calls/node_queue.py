@@ -240,6 +240,7 @@ class NodeQueue:
         unhealthy: what is wrong with the node, if it leaves because of that; otherwise None.
         devices: the number of the node's devices.
         address: the address at which other nodes reach this node; "" if it is not known.
+        host: the name of its machine; "" if it is not known.
         idle: sums up the time in which the node is idle.
         stalled: the ids of calls of generators that wait until their items are taken.
     """
@@ -262,6 +263,7 @@ class NodeQueue:
     unhealthy: ConnectionLost | None = None
     devices: int = 0
     address: str = ""
+    host: str = ""
     services: Lane = field(default_factory=lambda: Lane(0))
     idle: IdleTime = field(default_factory=lambda: IdleTime(clock.now()))
     stalled: frozenset[int] = frozenset()

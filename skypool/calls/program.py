@@ -42,7 +42,12 @@ class Program:
         self.__name__ = self.__qualname__ = PurePath(program).name or program  # the call's name in messages
 
     def __call__(
-        self, *arguments: str, env: Mapping[str, str] | None = None, cwd: str | None = None, check: bool = True
+        self,
+        *arguments: str,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        check: bool = True,
+        expand: bool = False,
     ) -> int:
         """Run the program, pass its output on as it comes, wait for its end, and return its exit status.
 
@@ -54,6 +59,7 @@ class Program:
             env: variables that are added to the environment of the program.
             cwd: the folder in which the program starts. Default None: that of the calls.
             check: True raises CommandFailed if the status is not 0.
+            expand: True replaces the names of variables in the command and in `cwd`.
 
         Returns:
             the exit status, or the negative number of the signal that ended the program.
@@ -62,9 +68,17 @@ class Program:
             CommandFailed: the program could not be started. With `check`, also if its status is not 0.
         """
         argv = [self.program, *arguments]
+        environment = {"PYTHONUNBUFFERED": "1", **os.environ, **(env or {})}
+        if expand:
+            try:
+                argv = [_expanded(word, environment) for word in argv]
+                cwd = None if cwd is None else _expanded(cwd, environment)
+            except KeyError as e:
+                why = f"the variable ${e.args[0]} is not set there; with expand=True, write $$ for a dollar sign"
+                raise CommandFailed(shlex.join(argv), node=runtime.node_number(), why=why) from None
         sys.stdout.flush()
         sys.stderr.flush()
-        process = self._start(argv, {"PYTHONUNBUFFERED": "1", **os.environ, **(env or {})}, cwd)
+        process = self._start(argv, environment, cwd)
         try:
             tail = _pass_on(process)
             status = process.wait()
@@ -93,14 +107,25 @@ class Program:
         except FileNotFoundError as e:
             if cwd is not None and not os.path.isdir(cwd):
                 why = f"there is no folder {cwd!r}, which cwd= names"
-            elif os.path.exists(self.program):
+            elif os.path.exists(argv[0]):
                 why = "the program that its first line names (#!) does not exist"
             else:
-                why = f"there is no program {self.program!r}; install it with Image(pip=[…]) or Image(apt=[…])"
+                why = f"there is no program {argv[0]!r}; install it with Image(pip=[…]) or Image(apt=[…])"
             raise CommandFailed(shlex.join(argv), node=runtime.node_number(), why=why) from e
         except (OSError, ValueError) as e:
             why = os.strerror(e.errno) if isinstance(e, OSError) and e.errno else str(e)
             raise CommandFailed(shlex.join(argv), node=runtime.node_number(), why=why) from e
+
+
+def _expanded(word: str, environment: Mapping[str, str]) -> str:
+    """Return a word of a command with its variables replaced.
+
+    Raises:
+        KeyError: a variable is not set.
+    """
+    from string import Template  # imported here, as few calls need it
+
+    return Template(word).substitute(environment)
 
 
 def _pass_on(process: subprocess.Popen[bytes]) -> bytearray:

@@ -15,6 +15,7 @@ and JAX 0.10 were read for this table on 2026-11-24.
 | `TORCHELASTIC_RESTART_COUNT` | how often the gang ran before | PyTorch, programs for torchrun |
 | `JAX_COORDINATOR_ADDRESS` | address and port where process 0 of JAX listens | JAX |
 | `JAX_NUM_PROCESSES`, `JAX_PROCESS_ID` | the same as `WORLD_SIZE` and `RANK` | programs, which pass them to JAX |
+| `PET_LOCAL_ADDR` | the address of the node, if there are several | `torchrun`, which tells others its name otherwise |
 | `OMP_NUM_THREADS` | the process's share of the CPUs | OpenMP, PyTorch, Accelerate |
 | `FI_PROVIDER=efa` | the network provider of libfabric, on nodes with an EFA device (AWS) | aws-ofi-nccl |
 | `CUDA_VISIBLE_DEVICES` and others | the process's share of the devices, except as below | drivers of the devices |
@@ -62,6 +63,7 @@ class Member:
         master: the address at which the processes reach rank 0.
         port: a free port of rank 0's node, for PyTorch.
         jax_port: another one, for JAX.
+        hosts: the name and the address of each node, by its position; "" for what is not known.
     """
 
     rank: int
@@ -76,6 +78,7 @@ class Member:
     master: str
     port: int
     jax_port: int
+    hosts: tuple[tuple[str, str], ...] = ()
 
     @property
     def header(self) -> dict[str, object]:
@@ -92,7 +95,23 @@ class Member:
             "changed": self.changed,
             "id": self.gang,
             "master": [self.master, self.port, self.jax_port],
+            "hosts": self.hosts,
         }
+
+    @property
+    def address(self) -> str:
+        """The address of this node; "" if it is not known."""
+        return self.hosts[self.position][1] if self.hosts else ""
+
+    @property
+    def peers(self) -> dict[str, str]:
+        """The addresses of the other nodes by their names, without those whose name or address is not known.
+
+        A name that several nodes have, as of machines that were made from one image, is left out.
+        """
+        names = [name for name, _ in self.hosts]
+        others = [*self.hosts[: self.position], *self.hosts[self.position + 1 :]]
+        return {name: address for name, address in others if name and address and names.count(name) == 1}
 
     @classmethod
     def from_header(cls, header: Mapping[str, Any]) -> Member:
@@ -120,7 +139,10 @@ class Member:
             master=str(master),
             port=int(port),
             jax_port=int(jax_port),
+            hosts=tuple((str(name), str(address)) for name, address in said.get("hosts", ())),
         )
+        if len(member.hosts) not in (0, member.nodes):
+            raise ValueError(f"{len(member.hosts)} names of {member.nodes} nodes")
         if not (0 <= member.rank < member.size and 0 <= member.local < member.of and member.position < member.nodes):
             raise ValueError(f"rank {member.rank} of {member.size}, {member.local} of {member.of} on its node")
         return member
@@ -172,6 +194,8 @@ def variables(
             "JAX_NUM_PROCESSES": member.size,
             "JAX_PROCESS_ID": member.rank,
         }
+    if member.nodes > 1 and member.address:
+        wanted["PET_LOCAL_ADDR"] = member.address
     if index is not None:
         wanted["JAX_LOCAL_DEVICE_IDS"] = index
     if "OMP_NUM_THREADS" not in machine:

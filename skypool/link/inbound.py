@@ -708,6 +708,7 @@ def _health(said: Mapping[str, Any]) -> NodeHealth:
         time=_seconds(what, said, "time"),
         address=address(printable(_text(what, said, "address"))) if "address" in said else "",
         monitored=said.get("monitored") is True,
+        host=host_name(_text(what, said, "host")) if "host" in said else "",
     )
 
 
@@ -730,6 +731,7 @@ def _device(said: Mapping[str, Any]) -> Device:
         raise protocol_violation(f"the node sent {what} that is not valid: {printable(str(e))[:200]}") from None
 
 
+_HOST_NAME = re.compile(r"(?!localhost$)[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII | re.IGNORECASE)
 _PARSERS: dict[Kind, Callable[[Frame], Said]] = {
     Kind.WELCOME: _welcome,
     Kind.TAKEN: _taken,
@@ -744,6 +746,17 @@ _PARSERS: dict[Kind, Callable[[Frame], Said]] = {
     Kind.PONG: _pong,
     Kind.BYE: _bye,
 }
+
+
+def host_name(said: str) -> str:
+    """Return the name of a machine, or "" if other nodes should not take it into their hosts files.
+
+    A name with a dot is left to DNS, as it could be that of any server.
+
+    Args:
+        said: the name, as the node reports it.
+    """
+    return said if _HOST_NAME.fullmatch(said) and not said.isdigit() else ""
 
 
 def address(said: str) -> str:

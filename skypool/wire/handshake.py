@@ -146,6 +146,7 @@ class NodeHealth:
         time: the machine's clock, in seconds since 1970.
         address: the machine's own address in its network; "" if unknown.
         monitored: True if the agent measures the devices, and tells their health as soon as it knows it.
+        host: the machine's own name; "" if it is no valid host name.
     """
 
     devices: tuple[Device, ...] = ()
@@ -154,6 +155,7 @@ class NodeHealth:
     time: float = 0.0
     address: str = ""
     monitored: bool = False
+    host: str = ""
 
     def to_json(self) -> dict[str, object]:
         """Return the state as a dict for JSON, which is part of a WELCOME frame (the first message to the client)."""

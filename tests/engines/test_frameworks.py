@@ -119,6 +119,29 @@ def test_a_framework_computes_what_one_process_computes(framework: str, pool: sk
     assert losses == pytest.approx([loss] * 8, abs=1e-5)
 
 
+# --- torchrun ------------------------------------------------------------------------------------------------
+
+MEETS = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+sum_of_ranks = torch.tensor([dist.get_rank()])
+dist.all_reduce(sum_of_ranks)
+print(f"{dist.get_world_size()} processes, {sum_of_ranks.item()}")
+dist.destroy_process_group()
+"""
+
+
+def test_torchrun_meets_on_its_own_in_a_gang(pool: sky.ComputePool) -> None:
+    """Its first node announces an address for all; without PET_LOCAL_ADDR that is its name, which the others find."""
+    words = ("--rdzv-backend=c10d", "--rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT", "--nnodes=$GROUP_WORLD_SIZE")
+    run = ("--nproc-per-node=2", "--no-python", "python", "-c", MEETS)
+    gang = sky.cmd("torchrun", *words, *run, expand=True).with_options(procs=1, timeout=150, output="capture")
+    by_name = sky.cmd("env", "-u", "PET_LOCAL_ADDR", "torchrun", *words, *run, expand=True)
+    for call in (gang, by_name.with_options(procs=1, timeout=150, output="capture")):
+        said: Any = call @ pool
+        assert sum(each.output.count("8 processes, 28") for each in said) == 8, said
+
+
 # --- one rank fails ------------------------------------------------------------------------------------------
 
 

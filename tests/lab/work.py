@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import time
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import skypool as sky
@@ -108,9 +110,6 @@ def seen() -> tuple[str, int, int, str | None]:
 @sky.compute
 def own_name() -> tuple[list[str], str, str, list[str]]:
     """What its own name leads to, its address, its hosts file, and the interfaces that libraries are told."""
-    import os
-    from pathlib import Path
-
     found = {str(each[4][0]) for each in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)}
     named = [os.environ.get(f"{each}_SOCKET_IFNAME", "") for each in ("GLOO", "NCCL", "TP")]
     return sorted(found), sky.instance_info().address, Path("/etc/hosts").read_text(), named
@@ -208,3 +207,11 @@ def serve_a_page(port: int) -> None:
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", port), Page) as server:
         server.serve_forever()
+
+
+@sky.compute(procs=1)
+def names() -> tuple[str, list[str], str]:
+    """The name of this machine, the addresses of the names in its hosts file, and what torchrun announces."""
+    lines = [line.split() for line in Path("/etc/hosts").read_text().splitlines() if "another node" in line]
+    found = [f"{name} {socket.gethostbyname(name)}" for _, name, *_ in lines]
+    return socket.gethostname(), found, os.environ.get("PET_LOCAL_ADDR", "")
