@@ -641,7 +641,7 @@ def test_runpod_itself_ends_a_spot_pod_whose_lifetime_is_over(runpod_api: World)
     spot = replace(A40, market="spot")
     launched, asked = rent(runpod_api, order(lifetime=3600.0, need=spot), graphql=True)
     until = datetime.strptime(asked["terminateAfter"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
-    assert abs((until - datetime.now(UTC)).total_seconds() - 4200) < 10
+    assert abs((until - datetime.now(UTC)).total_seconds() - 4200) < 60
     runpod_api.clock.advance(4100)
     assert runpod_api.count()["instances"] == 1
     runpod_api.clock.advance(110)
