@@ -20,6 +20,8 @@ from tests.conftest import children, eventually, nodes
 from tests.damage_work import LIBC, expected, healthy
 
 ROOT = Path(__file__).parent.parent
+SEIZE, INTERRUPT = 0x4206, 0x4207
+"""Requests of ptrace(2)."""
 
 
 @pytest.fixture(scope="module")
@@ -127,3 +129,29 @@ def test_functions_that_damage_their_process_in_random_ways_harm_no_other_call()
     argv = [sys.executable, "-m", "tests.soak.damage", "--seed", "7", "--runs", "50"]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, errors="replace")
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+
+
+@sky.compute
+def be_stopped_by_what_it_leaves() -> None:
+    """Leave a process that ignores SIGTERM, traces this one, and stops it while this one ends what was left."""
+    parent = os.getpid()
+    ready, told = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        LIBC.ptrace(SEIZE, parent, 0, 0)
+        os.write(told, b"1")
+        time.sleep(0.3)
+        LIBC.ptrace(INTERRUPT, parent, 0, 0)
+        time.sleep(60)
+        os._exit(0)
+    os.read(ready, 1)
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_traced_by_what_a_call_has_left_is_replaced(pool: sky.ComputePool) -> None:
+    future = pool.send(be_stopped_by_what_it_leaves())
+    assert (healthy(1, 0.1) >> pool) == expected(1, 0.1)
+    with pytest.raises(sky.ConnectionLost, match="was stopped"):
+        future.result(30)
+    assert (healthy(2, 0.1) >> pool) == expected(2, 0.1)

@@ -146,6 +146,13 @@ def descendants(root: int) -> list[int]:
     return found
 
 
+def tracer_of(pid: int) -> int:
+    """Return the pid of the process that traces a process, as a debugger does; 0 if there is none."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
+        return int((file.read().partition(b"TracerPid:")[2].split() or [b"0"])[0])
+    return 0
+
+
 def is_tracker(pid: int) -> bool:
     """Return True if a process is a resource tracker, of Python's `multiprocessing` or of loky, which joblib uses.
 

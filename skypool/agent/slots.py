@@ -31,7 +31,15 @@ from skypool.agent.call import NodeCall
 from skypool.agent.notice import Herald
 from skypool.agent.packets import CLOEXEC, PACKET, SPACE, descriptors, rights
 from skypool.agent.plan import GANG_PROCESSES, GANG_ROWS, NodePlan
-from skypool.agent.processes import Orphans, adopt_orphans, call_it, kill_group, usable_cpus
+from skypool.agent.processes import (
+    Orphans,
+    adopt_orphans,
+    call_it,
+    descendants,
+    kill_group,
+    tracer_of,
+    usable_cpus,
+)
 from skypool.agent.shared_page import SharedPage
 from skypool.agent.worker import LOADING, Worker
 from skypool.clock import RunningClock
@@ -755,13 +763,15 @@ class Slots:
     def stopped(self, slot: Slot) -> bool:
         """Return True if the worker's process is frozen, as by SIGSTOP, or has lost its main thread, but not others.
 
-        Returns False if it runs or has ended.
+        A process that is traced counts if a call has started the one that traces it: it may never go on. Returns False
+        if the process runs or has ended.
         """
         try:
             with open(f"/proc/{slot.pid}/stat", "rb") as file:
-                return file.read().rpartition(b")")[2].split()[:1] in ([b"T"], [b"Z"])
+                state = file.read().rpartition(b")")[2].split()[:1]
         except OSError:
             return False
+        return state in ([b"T"], [b"Z"]) or (state == [b"t"] and tracer_of(slot.pid) in descendants(os.getpid()))
 
 
 def allow_more_files() -> tuple[int, int]:

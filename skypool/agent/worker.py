@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import json
-import math
 import mmap
 import os
 import select
@@ -59,6 +58,8 @@ _TEXT = 200
 """The most characters of the text of an exception that came too late."""
 _FORKING = 5e-5
 """Seconds that a call takes at least if it starts a process."""
+_ENDING = 5.0
+"""Seconds for the end of the processes that a call has left, which do not count towards the call's timeout."""
 _BRIEF = 1e-3
 """Seconds up to which a call counts as short, so that looking for all that it may have changed would take too long."""
 _KERNELS = 5.0
@@ -560,8 +561,8 @@ class Worker:
         return {"late": ran, "said": said[:_TEXT], "printed": self._capture.last}
 
     def _end_processes(self) -> bool:
-        """End the processes that the call has left; True if there were some. The call's time is over meanwhile."""
-        self._page.run(self._slot, math.inf)
+        """End the processes that the call has left; True if there were some. Its timeout starts anew after `_ENDING`."""
+        self._page.run(self._slot, time.monotonic() + _ENDING)
         return end_processes()
 
     def _note_end(self, end: bytes) -> None:
