@@ -561,7 +561,7 @@ class Worker:
         return {"late": ran, "said": said[:_TEXT], "printed": self._capture.last}
 
     def _end_processes(self) -> bool:
-        """End the processes that the call has left; True if there were some. Its timeout starts anew after `_ENDING`."""
+        """End the processes that the call has left; True if there were some. Its timeout rests for `_ENDING`."""
         self._page.run(self._slot, time.monotonic() + _ENDING)
         return end_processes()
 
