@@ -393,6 +393,16 @@ def test_functions_that_yield_are_generators() -> None:
     assert count_slowly.is_generator
 
 
+@pytest.mark.parametrize("options", [{"output": "capture"}, {"procs": 2}])
+def test_what_a_generator_function_cannot_do_is_refused_where_it_is_written(options: Any) -> None:
+    def count() -> Iterator[int]:
+        yield 1
+
+    for write in (lambda: compute(**options)(count), lambda: compute(count)().with_options(**options)):
+        with pytest.raises(UsageError, match=r"count is a generator function.*leave"):
+            write()
+
+
 def test_decorating_twice_is_decorating_once() -> None:
     again: Any = compute(add)
     assert again.function is add.function

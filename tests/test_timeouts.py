@@ -137,6 +137,25 @@ def test_what_was_captured_is_told_when_the_worker_dies(pool: sky.ComputePool) -
     assert captured.output == "only this\n"  # type: ignore[attr-defined]
 
 
+def unsendable() -> object:
+    print("it has worked")
+    return threading.Lock()
+
+
+@pytest.mark.parametrize("procs", [None, 1], ids=["call", "gang"])
+def test_what_was_captured_is_told_when_the_value_cannot_be_sent(pool: sky.ComputePool, procs: int | None) -> None:
+    with pytest.raises(sky.PickleError) as caught:
+        sky.compute(unsendable, output="capture", procs=procs)() >> pool
+    assert "what the call printed:\nit has worked\n" in caught.value.__notes__
+
+
+def test_what_another_call_has_printed_is_not_told(pool: sky.ComputePool) -> None:
+    assert sky.compute(print, output="capture")("of another call") >> pool == sky.Captured(None, "of another call\n")
+    with pytest.raises(sky.CallTimeout) as caught:
+        sky.compute(chatter, timeout=0.3, output="silent", grace=0.5)("defy") >> pool
+    assert not [note for note in caught.value.__notes__ if "printed" in note]
+
+
 # --- imports -------------------------------------------------------------------------------------------------
 
 

@@ -23,8 +23,8 @@ class Capture:
         err: the `sys.stderr` to restore at the end.
 
     Attributes:
-        last: the end of what was printed in the last capture that has ended, at most `LONGEST` (64 Ki) bytes; "" before
-            the first one.
+        last: the end of what the last call has printed, if that was captured and has ended, at most `LONGEST` (64 Ki)
+            bytes; "" otherwise. The worker empties it before each call.
     """
 
     def __init__(self, fd: int, out: io.TextIOBase, err: io.TextIOBase) -> None:

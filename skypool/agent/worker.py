@@ -603,6 +603,7 @@ class Worker:
         name, function, view = known
         namespaces.enter(view)
         runtime.begin(id_, header.get("world"))
+        self._capture.last = ""
         args, kwargs = codec.loads(payload)
         if isinstance(function, runtime.Attended):
             function = self._herald.attend(function)
@@ -626,7 +627,11 @@ class Worker:
             if not _is_success(e):
                 raise
             value = None
-        return exceptions.dump_result(value, f"the result of {name}")
+        try:
+            return exceptions.dump_result(value, f"the result of {name}")
+        except (PickleError, UntrustedResult) as e:
+            self._tell_printed(e)
+            raise
 
     def _captured(self, function: Callable[..., Any], args: Any, kwargs: Any) -> codec.Captured:
         """Run a function and return its value with everything that it and its child processes printed.
@@ -650,6 +655,11 @@ class Worker:
                 annotate(e, f"{PRINTED}{printed}", {})
             raise
         return codec.Captured(value, self._capture.end())
+
+    def _tell_printed(self, error: BaseException) -> None:
+        """Add the end of what the call has printed to the error that is sent in place of its value, if captured."""
+        if self._capture.last:
+            annotate(error, f"{PRINTED}{self._capture.last}", {})
 
     def _answer(
         self, id_: int, ok: bool, buffers: list[Buffer], seconds: float, late: Mapping[str, Any] | None = None
@@ -678,6 +688,7 @@ class Worker:
         try:
             self._channel.send(Kind.OUTCOME, answer, buffers)
         except SpoolFull as e:
+            self._tell_printed(e)
             buffers = exceptions.dump_error(e, home=True)
             answer |= {"ok": False, "lens": [len(buffers[0])]}
             self._channel.send(Kind.OUTCOME, answer, buffers)

@@ -178,8 +178,8 @@ class ComputeFunction(Generic[P, T]):
         self._fewest, self._most = (each - len(given) for each in arity(function))
         self.is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
         self.name = _name_of(function)
-        if self.is_generator and options.procs is not None:
-            raise UsageError(f"{self.name} is a generator function, which cannot run as a gang: leave procs= out")
+        if self.is_generator:
+            _check_stream(self.name, options)
 
     def _not_called(self, operator: str) -> NoReturn:
         """Raise a UsageError in any case: the function was used where a call, such as `f(3)`, is needed.
@@ -574,6 +574,16 @@ def _changed(options: Options, changes: Mapping[str, object]) -> Options:
     return options.but(changes)
 
 
+def _check_stream(name: str, options: Options) -> None:
+    """Raise a UsageError if options do not fit a generator function. `name` is the name of the function."""
+    if options.procs is not None:
+        raise UsageError(f"{name} is a generator function, which cannot run as a gang: leave procs= out")
+    if options.output == "capture":
+        raise UsageError(
+            f"{name} is a generator function, whose items come without what it prints: leave output='capture' out"
+        )
+
+
 def _decorate(function: Callable[P, T], options: Options, changes: NodesChanges) -> ComputeFunction[P, T]:
     """Return a function as a `ComputeFunction` with options.
 
@@ -655,7 +665,10 @@ class Call(Generic[T_co]):
         """
         self.sent = True
         function = self.function.with_options(**changes) if "on_interruption" in changes else self.function
-        return Call(function, self.args, self.kwargs, _changed(self.options, changes))
+        options = _changed(self.options, changes)
+        if self.function.is_generator:
+            _check_stream(self.function.name, options)
+        return Call(function, self.args, self.kwargs, options)
 
     def payload(self) -> tuple[Sequence[Buffer], Sequence[Iterator[object]]]:
         """Pickle the arguments of this call, and mark the call as sent.

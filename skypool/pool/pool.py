@@ -648,8 +648,6 @@ class ComputePool(Executor):
             PoolClosed: the pool has ended.
         """
         name = call.function.name
-        if call.function.is_generator:
-            raise UsageError(f"{name} is a generator function, which cannot run as a gang: leave procs= out")
         payload, feeds = call.payload()
         if feeds:
             raise UsageError(
