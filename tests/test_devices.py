@@ -108,6 +108,32 @@ def test_cut_and_whole_cards_stand_side_by_side(tool: Tool) -> None:
     ]  # fmt: skip
 
 
+def test_the_index_of_a_cut_card_stands_for_its_first_partition(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool("nvidia-smi", NVIDIA.format(SAMPLES, "nvidia-smi-L-some-mig.txt", "none", "none"))
+    everything = devices.detect()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
+    assert devices.detect() == (everything[5], everything[0])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"{everything[1].uuid},1")
+    assert devices.detect() == (everything[1], everything[4])
+
+
+def test_hip_counts_the_devices_that_rocr_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = [Device("rocm", index, "MI300X", pin=str(index), uuid=f"GPU-{index:04}") for index in range(4)]
+    for variable, told in (("ROCR_VISIBLE_DEVICES", "3,GPU-0001,0"), ("HIP_VISIBLE_DEVICES", "2,0,-1,1")):
+        monkeypatch.setenv(variable, told)
+    assert [card.index for card in rocm.shown_of(cards)] == [0, 3]
+
+
+def test_devices_for_rehearsals_are_hidden_as_real_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = [{"kind": "cuda", "index": index, "name": "H100", "pin": str(index)} for index in range(3)]
+    monkeypatch.setenv(
+        "SKYPOOL_DEVICES", json.dumps([*told, {"kind": "hpu", "index": 0, "name": "HL-225", "pin": "4"}])
+    )
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0,-1,1")
+    monkeypatch.setenv("HABANA_VISIBLE_MODULES", "9,4")
+    assert [(each.kind, each.index) for each in devices.detect()] == [("cuda", 2), ("cuda", 0), ("hpu", 0)]
+
+
 @pytest.mark.parametrize(
     ("shown", "left"),
     [
@@ -117,6 +143,16 @@ def test_cut_and_whole_cards_stand_side_by_side(tool: Tool) -> None:
         ("GPU-1111", [1]),
         ("GPU-11111111-1111-1111-1111-111111111111", [1]),
         ("7", []),
+        ("1,0", [1, 0]),
+        ("0,-1,1", [0]),
+        ("-1,0", []),
+        ("0,,1", [0]),
+        ("1,7,0", [1]),
+        (" 1 , 0 ", [1, 0]),
+        ("0,0", []),
+        ("GPU-", []),
+        ("GPU-1111,0", [1, 0]),
+        ("NoDevFiles", []),
     ],
 )
 def test_devices_hidden_by_the_environment_are_not_seen(
@@ -169,8 +205,8 @@ def test_what_a_failing_tool_printed_before_is_not_believed(tool: Tool) -> None:
 
 def test_a_number_shows_no_other_that_begins_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert tools.allowed("CUDA_VISIBLE_DEVICES", ("1", "GPU-a"))
-    assert not tools.allowed("CUDA_VISIBLE_DEVICES", ("10", "GPU-b"))
+    cards = [devices.Device("cuda", index, "H100", pin=str(index)) for index in (1, 10)]
+    assert tools.shown("CUDA_VISIBLE_DEVICES", cards, lambda card: (card.pin,)) == (cards[0],)
 
 
 def test_a_tool_that_hangs_means_no_devices(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:

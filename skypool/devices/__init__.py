@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 
 from skypool.devices.device import Device as Device
 from skypool.devices.device import Family as Family
@@ -113,11 +113,16 @@ def _told(text: str) -> tuple[Device, ...]:
     """
     import json
 
-    from skypool.devices.tools import allowed
+    from skypool.devices.cuda import names
+    from skypool.devices.tools import shown
 
-    found = [Device(**each) for each in json.loads(text)]
-    pins = [next(iter(_pinned_env(each.kind, [each.pin])), "") for each in found]
-    return tuple(each for each, pin in zip(found, pins, strict=True) if allowed(pin, (each.pin, each.uuid)))
+    told = [Device(**each) for each in json.loads(text)]
+    found: list[Device] = []
+    for kind in dict.fromkeys(each.kind for each in told):
+        own = [each for each in told if each.kind == kind]
+        variable = next(iter(_pinned_env(kind, [each.pin for each in own])), "")
+        found += shown(variable, own, partial(names, own), ordered=kind in ("cuda", "rocm"))
+    return tuple(found)
 
 
 def accelerators() -> tuple[Accelerator, ...]:

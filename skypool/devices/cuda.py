@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from skypool.devices.device import Device, Family, Stats, index_of
-from skypool.devices.tools import allowed, ask, number, table, whole
+from skypool.devices.tools import ask, number, shown, table, whole
 
 _CARD = re.compile(r"GPU (\d+): (.+?) \(UUID: (GPU-[^)]+)\)?")
 _PART = re.compile(r"\s+MIG (\S+)\s+Device\s+\d+: \(UUID: (MIG-[^)]+)\)")
@@ -24,14 +25,14 @@ class Cuda(Family):
 
     NVIDIA's Multi-Instance GPU (MIG) can divide a card into partitions. `detect` then returns the partitions and not
     the card, because a program can use only the partitions. Devices that the environment variable
-    `CUDA_VISIBLE_DEVICES` hides are left out.
+    `CUDA_VISIBLE_DEVICES` hides are left out, and the others come in its order.
     """
 
     kind = "cuda"
 
     def detect(self) -> tuple[Device, ...]:
         found = _from_nvml() or _from_smi()
-        return tuple(device for device in found if allowed("CUDA_VISIBLE_DEVICES", (device.pin, device.uuid)))
+        return shown("CUDA_VISIBLE_DEVICES", found, partial(names, found))
 
     def get_device_stats(self, device: Device | int) -> Stats:
         asked = f"--query-gpu={_STATS}", "--format=csv,noheader,nounits", f"--id={index_of(device)}"
@@ -40,6 +41,15 @@ class Cuda(Family):
     def visible_env(self, pins: Sequence[str]) -> dict[str, str]:
         # without CUDA_DEVICE_ORDER, CUDA numbers cards by speed, but nvidia-smi numbers them by PCI address
         return {"CUDA_VISIBLE_DEVICES": ",".join(pins), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def names(found: Sequence[Device], device: Device) -> tuple[str, ...]:
+    """Return the texts by which `CUDA_VISIBLE_DEVICES` may list a device.
+
+    The index of a card that MIG has divided stands for the first of its partitions, which CUDA then uses.
+    """
+    is_first = next(each for each in found if each.index == device.index) == device
+    return device.pin, device.uuid, str(device.index) if is_first else ""
 
 
 def read_stats(text: str | None) -> Stats:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from skypool.devices.device import Device, Family, Stats, index_of
-from skypool.devices.tools import allowed, ask, number, table, whole
+from skypool.devices.tools import ask, number, shown, table, whole
 
 _FORMAT = ["-f", "csv,noheader,nounits"]
 _FACTS = "index,name,uuid,module_id,memory.total"
@@ -23,7 +23,7 @@ class Hpu(Family):
 
     def detect(self) -> tuple[Device, ...]:
         found = read_hl_smi(ask(["hl-smi", "-Q", _FACTS, *_FORMAT]))
-        return tuple(device for device in found if allowed("HABANA_VISIBLE_MODULES", (device.pin,)))
+        return shown("HABANA_VISIBLE_MODULES", found, lambda device: (device.pin,), ordered=False)
 
     def get_device_stats(self, device: Device | int) -> Stats:
         rows = table(ask(["hl-smi", "-Q", f"index,{_STATE}", *_FORMAT]))

@@ -5,12 +5,11 @@ The devices are detected with the tool `amd-smi`, or with the older tool `rocm-s
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
 from skypool.devices.device import Device, Family, Stats, index_of
-from skypool.devices.tools import allowed, ask, document, number, whole
+from skypool.devices.tools import ask, document, number, shown, whole
 
 _PLACE = "/opt/rocm/bin"
 _FACTS = ["--showproductname", "--showmeminfo", "vram", "--showuniqueid", "--json"]
@@ -20,8 +19,8 @@ _STATE = ["--showuse", "--showmeminfo", "vram", "--showtemp", "--showpower", "--
 class Rocm(Family):
     """Detects the AMD GPUs of this machine, reports their state, and makes chosen GPUs visible to new processes.
 
-    An MI250X counts as two devices, one for each of its dies. `detect` leaves out devices that the environment variable
-    `ROCR_VISIBLE_DEVICES` hides. If this variable is not set, `HIP_VISIBLE_DEVICES` decides.
+    An MI250X counts as two devices, one for each of its dies. `detect` leaves out devices that the environment variables
+    `ROCR_VISIBLE_DEVICES` and `HIP_VISIBLE_DEVICES` hide, and returns the others in the order of these variables.
     """
 
     kind = "rocm"
@@ -29,7 +28,7 @@ class Rocm(Family):
     def detect(self) -> tuple[Device, ...]:
         found = read_amd_static(ask(["amd-smi", "static", "--asic", "--vram", "--json"], _PLACE))
         found = found or read_rocm(ask(["rocm-smi", *_FACTS], _PLACE))
-        return tuple(device for device in found if _shown(device))
+        return shown_of(found)
 
     def get_device_stats(self, device: Device | int) -> Stats:
         index = index_of(device)
@@ -44,14 +43,14 @@ class Rocm(Family):
         return {"ROCR_VISIBLE_DEVICES": ",".join(pins), "HIP_VISIBLE_DEVICES": left}
 
 
-def _shown(device: Device) -> bool:
-    """Return True if a device is visible to this process.
+def shown_of(devices: Sequence[Device]) -> tuple[Device, ...]:
+    """Return the devices that are visible to this process.
 
-    The environment variable `ROCR_VISIBLE_DEVICES` decides, or `HIP_VISIBLE_DEVICES` if `ROCR_VISIBLE_DEVICES` is not
-    set. If neither is set, every device is visible.
+    `HIP_VISIBLE_DEVICES` counts the devices that `ROCR_VISIBLE_DEVICES` leaves.
+    https://github.com/pytorch/pytorch/pull/142292 read 2026-11-26
     """
-    lowest = "ROCR_VISIBLE_DEVICES" if "ROCR_VISIBLE_DEVICES" in os.environ else "HIP_VISIBLE_DEVICES"
-    return allowed(lowest, (str(device.index), device.uuid))
+    left = shown("ROCR_VISIBLE_DEVICES", devices, lambda device: (str(device.index), device.uuid))
+    return shown("HIP_VISIBLE_DEVICES", left, lambda device: (str(left.index(device)), device.uuid))
 
 
 def _cards(told: Any) -> list[dict[str, Any]]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+from skypool.devices.device import Device
 
 PATIENCE = 20.0
 """Seconds after which a tool is killed. A broken device driver can make a tool hang forever."""
@@ -100,23 +102,45 @@ def whole(cell: object) -> int | None:
     return None if found is None else int(found)
 
 
-def allowed(variable: str, tokens: Iterable[str]) -> bool:
-    """Return True if an environment variable of this process does not hide a device.
+def shown(
+    variable: str, devices: Sequence[Device], names: Callable[[Device], Iterable[str]], ordered: bool = True
+) -> tuple[Device, ...]:
+    """Return the devices that an environment variable of this process does not hide.
 
     If the variable is not set, no device is hidden. If the variable is set and empty, all devices are hidden.
 
     Args:
         variable: name of the environment variable that lists the visible devices, such as "CUDA_VISIBLE_DEVICES".
-        tokens: the texts by which the variable may list the device, such as the device's index and UUID. The variable
-            may have only the beginning of a UUID. "" among the tokens is ignored.
+        devices: all devices.
+        names: returns the texts by which the variable may list a device, such as its index and UUID. "" is ignored. The
+            variable may have only the beginning of a UUID that no other device has.
+        ordered: True for a variable that also gives the order of the devices, as those of NVIDIA and AMD do. A word that
+            names no device, such as "-1", then hides all devices behind it. A device that is named twice hides all, as
+            PyTorch has it. https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html
+            read 2026-11-26
     """
-    shown = os.environ.get(variable)
-    if shown is None:
-        return True
-    words = [word.strip() for word in shown.split(",") if word.strip()]
-    return any(
-        token == word or (token.startswith(word) and not word.isdecimal())
-        for token in tokens
-        for word in words
-        if token
-    )
+    told = os.environ.get(variable)
+    if told is None:
+        return tuple(devices)
+    named = [(device, [name for name in names(device) if name]) for device in devices]
+    found: list[Device] = []
+    for word in told.split(","):
+        device = _named(word.strip(), named)
+        if device is not None:
+            found.append(device)
+        elif ordered:
+            break
+    if ordered:
+        return tuple(found) if len(set(found)) == len(found) else ()
+    return tuple(device for device in devices if device in found)
+
+
+def _named(word: str, named: Sequence[tuple[Device, list[str]]]) -> Device | None:
+    """Return the device that a word of such a variable names; None if there is none, or more than one."""
+    for device, names in named:
+        if word in names:
+            return device
+    if not word or word.isdecimal():
+        return None
+    matches = [device for device, names in named if any(name.startswith(word) for name in names)]
+    return matches[0] if len(matches) == 1 else None

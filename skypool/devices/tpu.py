@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 
 from skypool.devices.device import Device, Family
-from skypool.devices.tools import allowed
+from skypool.devices.tools import shown
 
 GOOGLE = "0x1ae0"
 CHIPS = {"0x0027": "", "0x005e": "TPUv4", "0x0062": "TPUv5p", "0x0063": "TPUv5e", "0x006f": "TPUv6", "0x0076": "TPU7x"}
@@ -38,11 +38,11 @@ class Tpu(Family):
         if not ids:
             return ()
         type = accelerator_type() if any(not CHIPS.get(each) for each in ids) else ""
-        return tuple(
+        found = [
             Device("tpu", index, CHIPS.get(each) or model_of(type), pin=str(index), pci_id=each)
             for index, each in enumerate(ids)
-            if allowed("TPU_VISIBLE_CHIPS", (str(index),))
-        )
+        ]
+        return shown("TPU_VISIBLE_CHIPS", found, lambda device: (device.pin,), ordered=False)
 
     def visible_env(self, pins: Sequence[str]) -> dict[str, str]:
         # libtpu (Google's TPU library) must also know the arrangement of the visible chips (numbers along x, y, z);
