@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import io
 import os
 import resource
 import signal
 import socket
+import stat
 import sys
 import time
 import types
@@ -18,6 +20,7 @@ from typing import Any
 import pytest
 
 import skypool as sky
+from tests.conftest import eventually
 
 ROOT = Path(__file__).parent.parent
 
@@ -88,6 +91,81 @@ def wander(n: int) -> tuple[str, int, bool]:
 def test_quick_calls_that_travel_together_find_it_too(pool: sky.ComputePool) -> None:
     list(pool.map(abs, range(100)))
     assert len(set(pool.map(wander, range(500)))) == 1
+
+
+def sometimes(n: int, left: str) -> dict[str, Any]:
+    """Leave another state than the call has found, once in 50 calls."""
+    found = {
+        "folder": os.getcwd(),
+        "stdout": type(getattr(sys, "stdout", None)).__name__,
+        "depth": sys.getrecursionlimit(),
+    }
+    found |= {"umask": os.umask(0o22), "wave": importlib.import_module("wave").__name__, "stdin": sys.stdin.closed}
+    found |= {
+        "nice": os.nice(0),
+        "limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        "1": stat.S_ISFIFO(os.fstat(1).st_mode),
+    }
+    if n % 50 == 49:
+        exec(left)
+    return found
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        "import os; os.chdir('/'); os.umask(0o111)",
+        "import sys; del sys.stdout",
+        "import sys; sys.setrecursionlimit(77)",
+    ],
+)
+def test_quick_calls_find_it_too_though_the_others_of_their_function_change_nothing(
+    pool: sky.ComputePool, left: str
+) -> None:
+    assert len({str(each) for each in pool.map(sometimes, range(300), [left] * 300)}) == 1
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        "import sys; sys.modules['wave'] = None",
+        "import sys; sys.stdin.close()",
+        "import os; os.nice(5)",
+        "import os; os.dup2(0, 1)",
+        "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (99, r.getrlimit(r.RLIMIT_NOFILE)[1]))",
+    ],
+)
+def test_a_call_after_a_pause_finds_it_too(pool: sky.ComputePool, left: str) -> None:
+    call = sky.compute(sometimes)
+    seen = [call(1, left) >> pool, call(49, left) >> pool]
+    time.sleep(0.01)
+    seen.append(call(2, left) >> pool)
+    assert seen[0] == seen[2]
+
+
+def configures() -> tuple[bool, str, int]:
+    """Do with the streams of a process what scripts do at their beginning."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(encoding="utf-8", errors="replace", line_buffering=True)  # type: ignore[union-attr] # they can
+    wrapped = io.TextIOWrapper(sys.stdout.detach(), "utf-8", write_through=True)  # type: ignore[union-attr] # as above
+    said = wrapped.write("wrapped\n")
+    sys.stdout.close()
+    return sys.stdout.closed, sys.stdout.encoding, said
+
+
+def test_the_streams_of_a_call_can_do_what_those_of_python_can(
+    pool: sky.ComputePool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert sky.compute(configures)() >> pool == (False, "utf-8", 8)
+    sky.compute(print)("still open") >> pool
+    heard = ""
+
+    def has_come() -> bool:
+        nonlocal heard
+        heard += capfd.readouterr().out
+        return "wrapped" in heard and "still open" in heard
+
+    eventually(has_come)
 
 
 def unload(n: int) -> str:

@@ -122,6 +122,11 @@ def test_a_second_start_skips_everything_in_no_time(first: tuple[Machine, Ran]) 
     assert min(each.cpu for each in again) < 0.3  # by the clock as well, where nothing else runs
 
 
+def test_commands_of_the_user_have_the_umask_of_calls(machine: Machine) -> None:
+    said = [machine(Image(run="umask; : " + mask), SKYPOOL_UMASK=mask).text for mask in ("0077", "0002")]
+    assert ["| 0077\n" in said[0], "| 0002\n" in said[1]] == [True, True], said
+
+
 def test_texts_that_are_not_utf8_reach_the_machine_as_bytes(machine: Machine) -> None:
     word = os.fsdecode(b"caf\xe9")
     image = Image(run=[f"printf %s {word} > $SKYPOOL_HOME/said"], env={"WORD": word})

@@ -26,8 +26,8 @@ LAMBDA = [False, False, True]
 OURS: dict[str, Any] = {
     # multiprocessing sends the bytes of a big-endian array, and numpy turns them round
     "numpy >i8": ["('>i8', [0, 0, 0])", [False, True, True]],
-    # a union is made anew, and equal
-    "hint 3": ["'typing.Optional[int]'", [False, True, True]],
+    # a union is made anew, and equal; from Python 3.12 on, it is the same
+    "hint 3": ["'typing.Optional[int]'", [sys.version_info >= (3, 12), True, True]],
     # annotations as text name globals that no code uses: these do not travel
     "function hints": ["failed: NameError: name 'Plain' is not defined", [True, True, True]],
     # multiprocessing cannot send these at all, or loses what they say
@@ -370,7 +370,10 @@ class Kernel:
 
 @sky.compute
 def text():
-    return inspect.getsource(divide), Kernel().run(), inspect.getsourcefile(divide)
+    class Local:
+        size = 3
+    classes = inspect.getsource(Kernel) + inspect.getsource(Local)
+    return inspect.getsource(divide), Kernel().run(), inspect.getsourcefile(divide), classes
 
 @sky.compute
 def fail():
@@ -414,11 +417,15 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
-def test_inspect_finds_the_text_of_functions_of_a_script_and_of_a_cell_on_a_node(texts: dict[str, Any]) -> None:
-    divide, run, file = texts["texts"]
+def test_inspect_finds_the_text_of_functions_and_classes_of_a_script_and_of_a_cell_on_a_node(
+    texts: dict[str, Any],
+) -> None:
+    divide, run, file, classes = texts["texts"]
     assert divide == "def divide(x):\n    return 1 / x  # by zero\n"
     assert run.startswith("    def run(self):\n")
     assert file.endswith("script_of_mine.py")
+    assert classes.startswith("class Kernel:\n    def run(self):\n")
+    assert classes.endswith("    class Local:\n        size = 3\n")
     assert texts["cell"] == "def in_a_cell(x):\n    # what a cell says\n    return x\n"
 
 
@@ -466,7 +473,26 @@ class TwoArguments(Exception):
         super().__init__(f"{a} and {b}")
 
 
+class Slotted(Exception):
+    __slots__ = ("__hidden", "code")
+
+    def __init__(self, code: int) -> None:
+        self.code = self.__hidden = code
+
+    def both(self) -> tuple[int, int]:
+        return self.code, self.__hidden
+
+
+class Named(OSError):
+    def __init__(self, path: str) -> None:
+        self.filename, self.errno = path, 7
+
+
 def is_whole(error: BaseException) -> bool:
+    if isinstance(error, Slotted):
+        return error.both() == (4, 4)
+    if isinstance(error, Named):
+        return (error.filename, error.errno, error.strerror) == ("a path", 7, None)
     if isinstance(error, FrozenFailure):
         return error.code == 3
     if isinstance(error, Fault):
@@ -475,7 +501,9 @@ def is_whole(error: BaseException) -> bool:
 
 
 @pytest.mark.parametrize(
-    "error", [FrozenFailure(3), Fault(5, "a file"), TwoArguments(1, 2)], ids=lambda e: type(e).__name__
+    "error",
+    [FrozenFailure(3), Fault(5, "a file"), TwoArguments(1, 2), Slotted(4), Named("a path")],
+    ids=lambda e: type(e).__name__,
 )
 def test_an_exception_comes_home_whole_raised_or_returned_alone_or_in_a_group(error: Exception) -> None:
     assert is_whole(codec.loads(codec.dumps(error)))

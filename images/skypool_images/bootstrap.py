@@ -245,7 +245,8 @@ def _runs(spec: Spec, before: list[str]) -> list[Step]:
     for number, command in enumerate(spec.run, 1):
         lines = [f"# after {' '.join(before)}", f"from_here {number}", 'cd "$SKYPOOL_WORK"', *_exports(spec.env)]
         lines += ['PATH=$(dirname "$SKYPOOL_PYTHON"):$PATH', "export PATH"]
-        lines += [_file('"$B/command"', command), 'exec sh -c "$(cat "$B/command")"']
+        lines += [_file('"$B/command"', command), 'umask "${SKYPOOL_UMASK:-022}"  # as calls have it']
+        lines += ['exec sh -c "$(cat "$B/command")"']
         made.append(Step(f"run-{number}", "\n".join(lines), limit=_AN_HOUR))
         before = [made[-1].hash]
     return made

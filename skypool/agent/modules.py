@@ -62,11 +62,13 @@ class ScriptModule(ModuleType):
     """The module `__main__` of a worker, which has the globals of the client's script.
 
     It says that it has no file, although functions of the script may read `__file__`. Otherwise multiprocessing would
-    run the script in the children that it starts.
+    run the script in the children that it starts. Only `inspect` learns the name, to show the text of classes.
     """
 
     @property
     def __file__(self) -> str:  # type: ignore[override]
+        if sys._getframe(1).f_globals.get("__name__") == "inspect" and "__file__" in self.__dict__:
+            return str(self.__dict__["__file__"])  # its text is in `linecache`
         raise AttributeError("the script of the client is no file on this node")
 
     @property

@@ -42,6 +42,9 @@ class OutputStream(io.TextIOBase):
 
     encoding = "utf-8"
     errors = "backslashreplace"
+    mode = "w"
+    line_buffering = True
+    write_through = False
 
     @property
     def name(self) -> str:
@@ -60,12 +63,47 @@ class OutputStream(io.TextIOBase):
     def isatty(self) -> bool:
         return False
 
+    def reconfigure(
+        self,
+        *,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
+        line_buffering: bool | None = None,
+        write_through: bool | None = None,
+    ) -> None:
+        """Take the arguments of `io.TextIOWrapper.reconfigure`, and change nothing but `write_through`.
+
+        Text is sent as UTF-8, and no character is refused. Each line is sent by itself.
+
+        Args:
+            encoding: has no effect.
+            errors: has no effect.
+            newline: has no effect.
+            line_buffering: has no effect.
+            write_through: True sends each text at once, also one that ends no line. None changes nothing.
+        """
+        del encoding, errors, newline, line_buffering
+        self.flush()
+        if write_through is not None:
+            self.write_through = write_through
+
+    def detach(self) -> BinaryIO:
+        """Return `buffer`, as for a program that puts another text stream around it. This stream can still be used."""
+        self.flush()
+        return self.buffer
+
+    def close(self) -> None:
+        """Send the waiting text. The stream stays open, because later calls use it."""
+        self.flush()
+
     def write(self, text: str) -> int:
         """Add text to the output, and return its length in characters.
 
         A text that contains a line end is sent at once, or within about 20 ms if there are more than 1000 a second. A
         carriage return counts as a line end. Other text is sent at `flush`, with the next line end, or when 32 Ki
-        characters have gathered. May be called from any thread.
+        characters have gathered; after `reconfigure(write_through=True)` it is sent as a line is. Any thread may call
+        this.
 
         Raises:
             TypeError: `text` is not a str.
@@ -77,7 +115,7 @@ class OutputStream(io.TextIOBase):
             self._size += len(text)
             if self._size >= _PIECE:
                 self.flush()
-            elif "\n" in text or "\r" in text:
+            elif "\n" in text or "\r" in text or self.write_through:
                 if self._may_go():
                     self.flush()
                 else:

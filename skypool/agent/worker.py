@@ -64,6 +64,8 @@ _BRIEF = 1e-3
 """Seconds up to which a call counts as short, so that looking for all that it may have changed would take too long."""
 _KERNELS = 5.0
 """Seconds in which the kernels that a call has left must end before the next call begins."""
+_PAUSE = 2e-3
+"""Seconds without a call after which all that short calls may have changed is looked for, before the next call."""
 _MOMENT = 0.05
 """Seconds after which all that a short call may have changed is looked for again."""
 _OWN_FRAMES = 2
@@ -131,6 +133,7 @@ class Worker:
         self._worn = False
         self._is_restored = True
         self._restored_at = 0.0
+        self._ended_at = 0.0
         self._function_key = ""
         self._harmless: set[str] = set()
         self._uses_devices = False
@@ -452,7 +455,9 @@ class Worker:
         if is_own or "fresh" in packet.header:
             self._worn = True
         function = packet.header["fn"]
-        is_unfit = (function != self._function_key or self._uses_devices) and self._is_unfit()
+        began = time.monotonic()
+        is_other = function != self._function_key or self._uses_devices or began - self._ended_at > _PAUSE
+        is_unfit = is_other and self._is_unfit()
         if (self._worn or is_unfit) and self._served:
             # this call needs a fresh process: the worker that follows this one runs it
             self._worn = True
@@ -460,7 +465,7 @@ class Worker:
             return True
         self._function_key = function
         self._served += 1
-        began = time.monotonic()
+        began = time.monotonic() if is_other else began
         if not is_own:  # otherwise the agent wrote the call into the page, and may have asked already to stop it
             self._page.begin(self._slot, id_, began + LOADING)
         self._channel.call = id_
@@ -492,7 +497,8 @@ class Worker:
             self._channel.forget_arrived()
         if os.getpid() != self._process:
             return False  # this is a child that the call forked
-        seconds = time.monotonic() - began
+        self._ended_at = time.monotonic()
+        seconds = self._ended_at - began
         if seconds > _FORKING and not is_own and self._end_processes():
             self._worn = True
         if late:
@@ -508,6 +514,7 @@ class Worker:
             or function not in self._harmless
             or began - self._restored_at > _MOMENT
             or self._uses_devices
+            or self._state.is_touched()
         )
         if self._is_restored and not is_own and not self._worn:
             self._restored_at = began

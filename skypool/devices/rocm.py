@@ -19,8 +19,8 @@ _STATE = ["--showuse", "--showmeminfo", "vram", "--showtemp", "--showpower", "--
 class Rocm(Family):
     """Detects the AMD GPUs of this machine, reports their state, and makes chosen GPUs visible to new processes.
 
-    An MI250X counts as two devices, one for each of its dies. `detect` leaves out devices that the environment variables
-    `ROCR_VISIBLE_DEVICES` and `HIP_VISIBLE_DEVICES` hide, and returns the others in the order of these variables.
+    An MI250X counts as two devices, one for each of its dies. `detect` leaves out devices that the environment
+    variables `ROCR_VISIBLE_DEVICES` and `HIP_VISIBLE_DEVICES` hide, and returns the others in their order.
     """
 
     kind = "rocm"

@@ -114,9 +114,9 @@ def shown(
         devices: all devices.
         names: returns the texts by which the variable may list a device, such as its index and UUID. "" is ignored. The
             variable may have only the beginning of a UUID that no other device has.
-        ordered: True for a variable that also gives the order of the devices, as those of NVIDIA and AMD do. A word that
-            names no device, such as "-1", then hides all devices behind it. A device that is named twice hides all, as
-            PyTorch has it. https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html
+        ordered: True for a variable that also gives the order of the devices, as those of NVIDIA and AMD do. A word
+            that names no device, such as "-1", then hides all devices behind it. A device that is named twice hides
+            all, as PyTorch has it. https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html
             read 2026-11-26
     """
     told = os.environ.get(variable)

@@ -7,10 +7,13 @@ with an `__init__` of their own: https://github.com/python/cpython/issues/44791.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MemberDescriptorType
 from typing import Any, cast
 
 _HEAP = 1 << 9
 """The flag of a class that Python code, not C, has made."""
+_LEFT_OUT = frozenset(("obj", "message", "exceptions"))
+"""What Python does not pickle either, and what cannot be assigned."""
 _METHODS = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
 
 
@@ -32,7 +35,19 @@ def parts_of(error: BaseException) -> tuple[type[BaseException], tuple[Any, ...]
     reduced: tuple[Any, ...] = cast(Any, base_of(type(error))).__reduce__(error)
     given = tuple(reduced[1])
     state = next((each for each in reduced[2:] if isinstance(each, dict)), {})
-    return type(error), given, error.args, state
+    return type(error), given, error.args, {**_slots_of(error), **state}
+
+
+def _slots_of(error: BaseException) -> dict[str, Any]:
+    """Return the attributes that are not in the `__dict__` of an exception, such as the `filename` of an OSError."""
+    found: dict[str, Any] = {}
+    for kind in type(error).__mro__:
+        for name, slot in vars(kind).items() if kind is not BaseException else ():
+            if isinstance(slot, MemberDescriptorType) and name not in _LEFT_OUT:
+                value = getattr(error, name, None)
+                if value is not None:
+                    found[name] = value
+    return found
 
 
 def rebuild(
