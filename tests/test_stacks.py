@@ -88,20 +88,50 @@ def test_a_program_that_runs_too_long_says_where_it_was(pool: sky.ComputePool, h
     assert caught.value.__notes__[0].startswith("it was stopped in:\nsleep 600: sleeps")
 
 
+SLOW_TO_ANSWER = """
+import os, signal, sys, time
+
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # of the child, which is told to stop, too
+parent = os.getpid()
+if os.fork() == 0:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    while True:
+        with open(f"/proc/{parent}/status") as file:
+            pending = next(line for line in file if line.startswith("ShdPnd"))
+        if int(pending.split()[1], 16) >> (signal.SIGRTMIN + 8) & 1:
+            break
+        time.sleep(0.01)
+    time.sleep(0.2)
+    os.kill(parent, signal.SIGCONT)
+    os._exit(0)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+os.kill(parent, signal.SIGSTOP)
+time.sleep(600)
+"""
+
+
+def test_a_program_has_time_to_say_where_it_was(pool: sky.ComputePool, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW_TO_ANSWER)
+    with pytest.raises(sky.CallTimeout) as caught:
+        sky.cmd("python3", str(tmp_path / "slow.py")).with_options(timeout=2) >> pool
+    assert "slow.py:\nFile" in caught.value.__notes__[0]
+
+
 def test_programs_of_a_gang_are_shown_with_their_ranks_and_before_the_processes_that_wait(
     pool: sky.ComputePool, hangs: Path
 ) -> None:
     shell = f"exec python3 {hangs} {hangs.with_name('started-')}$RANK"
-    gang = sky.cmd("bash", "-c", f"echo $RANK; {shell}").with_options(procs=2, timeout=20)
+    gang = sky.cmd("bash", "-c", f"echo $RANK; {shell}").with_options(procs=2)
     running = pool.send(gang)
     eventually(lambda: str(pool.stack()).count("in wait_for_more") == 1, 60, "both programs, whose stacks are alike")
     said = str(pool.stack()).splitlines()
+    running.cancel()
     headings = [line for line in said if line.startswith("node")]
     assert [heading.split(", ")[1] for heading in headings[:2]] == ["rank 0", "rank 1"]
     assert all("hangs.py" in heading for heading in headings[:2])
     assert sorted(heading.rpartition(": ")[2] for heading in headings[2:]) == ["idle", *["waits for its program"] * 2]
     with pytest.raises(sky.CallTimeout) as caught:
-        running.result()
+        gang.with_options(timeout=4) >> pool
     assert all("in wait_for_more" in caught.value.stacks[rank] for rank in range(2))
     assert not any("skypool" in stack.replace("skypool-", "") for stack in caught.value.stacks.values())
 

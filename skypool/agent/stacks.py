@@ -79,7 +79,14 @@ class Mark:
             os.ftruncate(fd, 0)
         found = os.fstat(fd)
         self.file = found.st_ino
-        self.start = found.st_size
+        self.start = self._seen = found.st_size
+
+    def is_written(self) -> bool:
+        """Return True if a stack was written, and nothing more since the last look."""
+        size = os.fstat(self.fd).st_size
+        is_same = size == self._seen
+        self._seen = size
+        return is_same and size > self.start
 
     def text(self) -> str:
         """Return what was written since, in the format of `faulthandler`; at most `_MOST` (1 Mi) bytes of it."""

@@ -18,8 +18,8 @@ from skypool.agent.slots import GANG, Slot, Slots
 from skypool.clock import RunningClock
 from skypool.wire.handshake import AgentConfig
 
-_WRITING = 0.05
-"""Seconds for which a process may write what it is doing before it is told to stop."""
+_WRITING = 0.5
+"""Seconds in which processes must have written what they are doing. Then the call is told to stop in any case."""
 _PROGRAMS = 16
 """The most processes that a call has started, and that are asked what they are doing."""
 _LOST_AFTER = 5.0
@@ -122,8 +122,10 @@ class Stops:
             if children(slot.pid):
                 asked = set() if call.mark is None else {call.mark.file}
                 call.programs = tuple(stacks.ProgramMark(pid, asked) for pid in descendants(slot.pid)[:_PROGRAMS])
-            call.stop_at = now + (_WRITING if call.mark is not None else 0.0)
-        return now >= call.stop_at
+            call.stop_at = now + _WRITING
+        marks = (call.mark, *(each.mark for each in call.programs))
+        writing = [mark for mark in marks if mark is not None and not mark.is_written()]
+        return not writing or now >= call.stop_at
 
     def look_at_slot(self, slot: Slot, now: float) -> None:
         """Check one slot: stop a call that has run too long, and kill its worker if the call does not stop in time.
