@@ -131,17 +131,21 @@ def failing_with(value: Any) -> None:
 
 
 @sky.compute
-def left_to_a_child(value: Any, verdict: str, go: str) -> int:
-    inode = the_file(value)
-    if not os.fork():
+def left_to_a_child(value: Any, inode: str, go: str) -> int:
+    """Leave the value to a child process, and return 0 if it is whole when the child has seen the file `go`."""
+    child = os.fork()
+    if not child:
+        status = 1
         try:
+            Path(f"{inode}.part").write_text(str(the_file(value)))
+            os.rename(f"{inode}.part", inode)
             while not Path(go).exists():
                 time.sleep(0.01)
-            Path(f"{verdict}.part").write_text(str(is_whole(value)))
-            os.rename(f"{verdict}.part", verdict)
+            status = 0 if is_whole(value) else 2
         finally:
-            os._exit(0)
-    return inode
+            os._exit(status)
+    del value
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 @pytest.fixture
@@ -286,15 +290,15 @@ def test_arguments_that_a_function_holds_on_to_stay_as_they_are() -> None:
         assert how_they_are() >> mine == [True] * 3
 
 
-def test_arguments_stay_as_they_are_for_a_child_process_that_outlives_its_call(tmp_path: Path) -> None:
-    verdict, go = tmp_path / "verdict", tmp_path / "go"
+def test_arguments_of_a_service_stay_as_they_are_for_its_child_process_while_calls_come_and_go(tmp_path: Path) -> None:
+    inode, go = tmp_path / "inode", tmp_path / "go"
     with sky.ComputePool(slots=1, console="off") as mine:
-        inode = left_to_a_child(np.arange(1_500_000), str(verdict), str(go)) >> mine
+        service = mine.service(left_to_a_child(np.arange(1_500_000), str(inode), str(go)))
+        eventually(inode.exists, what="the child")
         for turn in range(1, 4):
-            assert taken(value_of(turn)) >> mine != inode
+            assert taken(value_of(turn)) >> mine != int(inode.read_text())
         go.touch()
-        eventually(verdict.exists, what="what the child saw")
-    assert verdict.read_text() == "True"
+        assert service.result(30) == 0
 
 
 def test_a_result_that_is_its_argument_is_whole_whatever_follows(pool: sky.ComputePool) -> None:
