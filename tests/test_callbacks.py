@@ -236,3 +236,94 @@ def test_exceptions_are_read_while_other_threads_send_calls(pool: sky.ComputePoo
         Probing.probe = None
     assert Probing.free
     assert all(Probing.free)
+
+
+class Watch:
+    """Notes which code of the user runs in this process, and which of it while its thread has the lock of the calls."""
+
+    def __init__(self) -> None:
+        self.lock: Any = None
+        self.ran: set[str] = set()
+        self.with_lock: set[str] = set()
+
+    def note(self, what: str) -> None:
+        if self.lock is not None:
+            self.ran.add(what)
+            if self.lock._is_owned():
+                self.with_lock.add(what)
+
+
+WATCH = Watch()
+
+
+class Kind(type):
+    """A metaclass that decides itself which exceptions are of its classes."""
+
+    def __instancecheck__(cls, error: object) -> bool:
+        WATCH.note("retry_on")
+        return type(error).__name__ == "Talkative"
+
+
+class Talkative(Exception):
+    """An exception with methods of its own."""
+
+    def __setstate__(self, state: object) -> None:
+        WATCH.note("state")
+
+    def __str__(self) -> str:
+        WATCH.note("text")
+        return "it failed"
+
+
+class AnyTalkative(Exception, metaclass=Kind):
+    """What `retry_on` names."""
+
+
+def talk() -> None:
+    error = Talkative()
+    error.detail = "an attribute"  # type: ignore[attr-defined]  # so that there is a state
+    raise error
+
+
+@sky.compute
+def talk_on_first() -> None:
+    if sky.instance_info().rank == 0:
+        talk()
+    time.sleep(60)
+
+
+@pytest.mark.slow
+def test_no_code_of_the_user_runs_in_a_thread_that_has_the_lock_of_the_calls() -> None:
+    def note_end(_: object) -> None:
+        WATCH.note("callback")
+
+    def note_event(_: object) -> None:
+        WATCH.note("listener")
+
+    with sky.ComputePool(nodes=2, slots=2, console="off", liveness=20) as mine:
+        engine: Any = mine._engine
+        WATCH.lock = engine.dispatch._lock
+        try:
+            mine.events.listen(note_event)
+            again: Any = {"retries": 1, "retry_on": AnyTalkative}
+            ways: list[dict[str, Any]] = [{}, again, {"node": "all"}, {"procs": 2}, {"procs": 2, **again}]
+            failed: list[Future[Any]] = [sky.compute(talk)().with_options(**way) > mine for way in ways]
+            failed += [mine.submit(talk) for _ in range(50)]
+            for each in failed:
+                each.add_done_callback(note_end)
+            assert {type(each.exception(60)) for each in failed} == {Talkative}
+            both = talk_on_first().with_options(node="all", independent=True) > mine
+            bound = [nap(60).with_options(node=1) > mine for _ in range(4)]
+            for one in (both, *bound):
+                one.add_done_callback(note_end)
+            eventually(lambda: processes_busy(mine))
+            bound[-1].cancel()
+            os.kill(agent_of(mine, 1), signal.SIGKILL)
+            assert [type(each.exception(60)) for each in bound[:-1]] == [sky.ConnectionLost] * 3
+            assert isinstance(both.exception(60), ExceptionGroup)
+            (nap(60) > mine).add_done_callback(note_end)
+            mine.stop()
+        finally:
+            WATCH.lock = None
+    assert WATCH.ran == {"callback", "listener", "retry_on", "state", "text"}
+    assert not WATCH.with_lock

@@ -3,8 +3,9 @@
 A call is a function with its arguments; a node is a rented machine that runs calls. The threads of callers and the
 thread of the engine (which drives the pool) use the dispatch under one lock. No thread blocks while it holds that lock.
 The cost of a call does not depend on the number of calls that wait: they wait in queues until a node has room.
-No code of the user runs under the lock. What is decided under it to tell the user waits in `_effects`. The methods that
-decide call `act` after they have released the lock. Values and exceptions are unpickled before or after, too.
+No code of the user runs under the lock. Ends of calls that are decided under it wait in `_ended`, and what is to be
+told in `_effects`. The methods that decide call `act` after they have released the lock. Values and exceptions are
+unpickled before or after, too, and the texts of exceptions are made.
 Calls that need no device (accelerator) have separate queues, because nodes with devices have separate slots for them. A
 slot is the part of a node that runs one call at a time.
 """
@@ -30,7 +31,7 @@ from skypool.calls.node_queue import STUCK, Lane, NodeQueue, frame_full, lanes_o
 from skypool.calls.options import Options, no_such_node
 from skypool.calls.pending import NO_CALL, Code, PendingCall
 from skypool.calls.progress import CallProgress, Ended, errors_in
-from skypool.calls.tally import CallTally, Present, present
+from skypool.calls.tally import CallTally, Present, present, text_of_error
 from skypool.calls.waiting import CallQueue, WaitingCalls
 from skypool.errors import (
     ConnectionLost,
@@ -125,6 +126,7 @@ class Dispatch:
         self._on_drained = on_drained
         self._lock = threading.RLock()
         self._effects: deque[Callable[[], object]] = deque()
+        self._ended: deque[Callable[[], object]] = deque()
         self.callbacks = Callbacks()
         self.node_queues: dict[int, NodeQueue] = {}
         self.idle: dict[int, IdleTime] = {}
@@ -251,11 +253,11 @@ class Dispatch:
 
     def act(self) -> None:
         """Tell what was decided. Do nothing if the calling thread holds the lock: it tells it later."""
-        while self._effects and not self._lock._is_owned():  # type: ignore[attr-defined]  # as threading.Condition asks
+        while (self._ended or self._effects) and not self._lock._is_owned():  # type: ignore[attr-defined]  # as threading.Condition asks
             try:
-                effect = self._effects.popleft()
+                effect = (self._ended or self._effects).popleft()
             except IndexError:  # another thread has taken it
-                return
+                continue
             effect()
 
     def gang_runner(self, name: str) -> GangRunner:
@@ -526,6 +528,7 @@ class Dispatch:
                         self._recall_for(*best)  # which has this called again
                     break
 
+    @_then_acts
     def stop(self, pending: PendingCall) -> None:
         """Stop a call that is waiting or running. Do nothing if the call has ended or was stopped before.
 
@@ -937,10 +940,16 @@ class Dispatch:
         The result of the call becomes a SkypoolError that says that the call was cancelled.
         """
         error = SkypoolError(f"{pending.name} was cancelled")
-        with self._lock:
-            self.tally.failed(pending, pending.at, None, error)
-            pending.settled = True
-        pending.finish(error)
+        self.tally.failed(pending, pending.at, None, text_of_error(error))
+        self._end(pending, error)
+
+    def _end(self, pending: PendingCall, error: BaseException) -> None:
+        """End a call with an error: `act` tells its caller. A gang must know the ends of its processes at once."""
+        pending.settled = True
+        if pending.gang is None:
+            self._ended.append(partial(pending.finish, error))
+        else:
+            pending.finish(error)
 
     @_then_acts
     def lose(self, node: int, error: BaseException, others: Sequence[int] = ()) -> None:
@@ -972,7 +981,7 @@ class Dispatch:
             self._lose_shared(node, error)
             self._hand_out_again()
 
-    def _lost(self, pending: PendingCall, error: BaseException, begun: bool) -> None:
+    def _lost(self, pending: PendingCall, error: BaseException, text: str = "", *, begun: bool) -> None:
         """Handle a call whose run failed or whose node is lost: queue it again if it may run again, otherwise end it.
 
         The call may run again if a suitable node is left and the pool has not ended. For a call that may have begun
@@ -988,6 +997,7 @@ class Dispatch:
         Args:
             pending: the call.
             error: the reason why there is no result.
+            text: the text of the error for records. Default "": that of an error of skypool's own.
             begun: True if the call may have begun. Queueing it again then uses up a retry, unless the provider took the
                 machine back.
         """
@@ -1008,10 +1018,9 @@ class Dispatch:
                 words = f"{pending.name} was lost: {error}, and {why_not or 'the pool is ending'}"
                 lost = type(error)(words, error.node)
                 lost.__cause__ = error
-                error = lost
-            self.tally.failed(pending, pending.at, None, error)
-            pending.settled = True
-            pending.finish(error)
+                error, text = lost, ""
+            self.tally.failed(pending, pending.at, None, text or text_of_error(error))
+            self._end(pending, error)
             if pending.gang is None:
                 self._effects.append(partial(self._on_failed, pending, error, pending.at))
 

@@ -24,7 +24,7 @@ from skypool.calls.futures import CallFuture, Returned, results_of
 from skypool.calls.node_queue import NodeQueue
 from skypool.calls.options import Options
 from skypool.calls.pending import NO_CALL, Code, PendingCall, UserCall
-from skypool.calls.tally import CallTally
+from skypool.calls.tally import CallTally, text_of_error
 from skypool.errors import CallTimeout, ConnectionLost, NodeInterrupted, PickleError, SkypoolError, WorkerDied
 from skypool.gangs import step
 from skypool.gangs.environment import Member
@@ -60,7 +60,7 @@ from skypool.gangs.states import (
     Unset,
     Verdict,
 )
-from skypool.wire.blame import annotate, told
+from skypool.wire.blame import annotate
 from skypool.wire.exceptions import STOPPED_IN
 from skypool.wire.frames import Buffer
 
@@ -74,8 +74,6 @@ _MOST_HIDDEN = 10_000
 """The most ids that are remembered of calls whose output is not shown. Output may come after a rank has ended."""
 _MOST_STACKS = 8
 """The number of different stacks that an error about a timeout shows."""
-_LONGEST_ALSO = 1000
-"""The most characters of the error of each further rank in a note."""
 _TAIL_LINES = 10
 """The number of lines of a rank's output that an error shows."""
 _ASK_AGAIN = 1.0
@@ -171,6 +169,7 @@ class _Call:
         order: what the gang needs.
         pending: the calls of the present run, one for each rank.
         ends: the value or error of each rank that has ended, by rank.
+        texts: the text of each of these errors, for records and notes.
         tails: the last characters that each rank has printed, by rank.
         ports: the free ports of each node that has answered before this run.
         asked: the future of the latest empty call to each node.
@@ -188,6 +187,7 @@ class _Call:
     order: Order
     pending: list[PendingCall] = field(default_factory=list)
     ends: dict[int, BaseException | Returned] = field(default_factory=dict)
+    texts: dict[int, str] = field(default_factory=dict)
     tails: dict[int, str] = field(default_factory=dict)
     ports: dict[int, list[int]] = field(default_factory=dict)
     asked: dict[int, CallFuture[list[int]]] = field(default_factory=dict)
@@ -562,6 +562,7 @@ class GangRunner:
         call = self._calls[gang]
         self._forget_ranks(call)
         call.ends.clear()
+        call.texts.clear()
         call.tails.clear()
         call.notices.clear()
         call.began = time.monotonic()
@@ -577,7 +578,7 @@ class GangRunner:
         call.pending = []
         options = call.rank_options
         for place in run.places:
-            on_end = partial(self._on_end, gang, run.attempt, place.rank)
+            on_end = partial(self._on_end, gang, run.attempt, place.rank, call.options)
             outlet: CallFuture[Any] = CallFuture(call.code.name, on_end, self._sender.callbacks)
             member = Member(
                 rank=place.rank,
@@ -629,7 +630,10 @@ class GangRunner:
                 for pending in mine:
                     pending.finish(ConnectionLost(f"{pending.name} was lost with node {node}", node))
 
-    def _on_end(self, gang: int, attempt: int, rank: int, end: BaseException | Returned) -> None:
+    def _on_end(self, gang: int, attempt: int, rank: int, options: Options, end: BaseException | Returned) -> None:
+        # without the lock, as this may run code of the user
+        text = text_of_error(end) if isinstance(end, BaseException) else ""
+        again = isinstance(end, options.retry_on) if options.retry_on else False
         with self._lock:
             call = self._calls.get(gang)
             if call is None or rank >= len(call.pending):
@@ -638,8 +642,8 @@ class GangRunner:
             if pending.member is None or pending.member.attempt != attempt:
                 return
             call.ends[rank] = end
-            again = isinstance(end, call.options.retry_on) if call.options.retry_on else False
-            has_timeout = call.options.timeout is not None
+            call.texts[rank] = text
+            has_timeout = options.timeout is not None
             self._apply(Ended(gang, attempt, rank, _how(end, pending.stopped, has_timeout), again))
 
     def _set_timer(self, gang: int, timer: Timer, seconds: float) -> None:
@@ -705,7 +709,10 @@ class GangRunner:
         if call.whole is not NO_CALL:
             nodes = verdict.run.nodes if verdict.run is not None else ()
             seconds = time.monotonic() - call.began if call.began else None
-            error = end if isinstance(end, BaseException) else None
+            error = None
+            if isinstance(end, BaseException):
+                is_own = verdict.rank is None or end is not call.ends.get(verdict.rank)
+                error = text_of_error(end) if is_own else call.texts[verdict.rank]
             node = next(iter(nodes), -1)
             if verdict.run is not None and verdict.rank is not None:
                 node = verdict.run.places[verdict.rank].node
@@ -775,9 +782,9 @@ class GangRunner:
         first = _words(run.places[verdict.rank], self._devices(run.places[verdict.rank].node))
         lines = [f"{name} failed first on {first}, one of {len(run.places)} processes of this gang"]
         also = [
-            f"{_words(run.places[rank], self._devices(run.places[rank].node))}: {told(end, _LONGEST_ALSO)}"
+            f"{_words(run.places[rank], self._devices(run.places[rank].node))}: {call.texts[rank]}"
             for rank in verdict.others
-            if isinstance(end := call.ends.get(rank), BaseException)
+            if call.texts.get(rank)
         ]
         if also:
             more = f"; and {len(also) - 4} more" if len(also) > 4 else ""

@@ -53,7 +53,7 @@ class UserCall:
         left: the number of parts that have not ended.
         seconds: the wall time of the longest part that has ended; None if no part told it.
         node: the node of the part that failed, or of the last part; -1 for none.
-        error: the error of a part that failed.
+        error: the text of the error of a part that failed; "" for none.
         stopped: True if a part was cancelled.
     """
 
@@ -61,7 +61,7 @@ class UserCall:
     left: int
     seconds: float | None = None
     node: int = -1
-    error: BaseException | None = None
+    error: str = ""
     stopped: bool = False
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from skypool.calls.futures import Items, Returned
 from skypool.calls.node_queue import NodeQueue, slowed
 from skypool.calls.pending import PendingCall
-from skypool.calls.tally import CallTally
+from skypool.calls.tally import CallTally, text_of_error
 from skypool.errors import ConnectionLost, SkypoolError, WorkerDied, protocol_violation, taken_back
 from skypool.link.inbound import ItemWanted, Outcome, Outcomes, Yielded
 from skypool.link.inbox import Arrival
@@ -26,7 +27,22 @@ Ended = list[tuple[PendingCall, BaseException | Returned]]
 The dispatch, which chooses a node for each call, wakes the callers after it has released its lock.
 """
 
-Errors = Mapping[int, BaseException]
+
+class Failure(NamedTuple):
+    """An exception of a call, and what code of the user's has said about it before the lock was taken.
+
+    Attributes:
+        error: the exception.
+        text: its type and text, for records.
+        is_retried: True if the call may run again after it, so far as a retry is left.
+    """
+
+    error: BaseException
+    text: str
+    is_retried: bool
+
+
+Errors = Mapping[int, Failure]
 """The exceptions of calls that raised, by the calls' ids."""
 
 _SHUTDOWN = (signal.SIGTERM, signal.SIGKILL)
@@ -39,8 +55,8 @@ class CallProgress:
     The dispatch (the object that chooses a node for each call) holds its own lock while it calls these methods.
 
     Args:
-        on_lost: called as (pending, error) for a call that failed with `error` and may run again. This function either
-            queues the call again or ends the call with an error.
+        on_lost: called as (pending, error, text) for a call that failed with `error` and may run again. This function
+            either queues the call again or ends the call with the error, whose text for records is `text`.
         on_feed: called as (pending, arg, n) when a call asks for item `n` (from 1) of its iterator argument number
             `arg` (from 0).
         tally: notes each call that has ended.
@@ -52,7 +68,7 @@ class CallProgress:
 
     def __init__(
         self,
-        on_lost: Callable[[PendingCall, BaseException], None],
+        on_lost: Callable[[PendingCall, BaseException, str], None],
         on_feed: Callable[[PendingCall, int, int], None],
         tally: CallTally,
     ) -> None:
@@ -122,17 +138,17 @@ class CallProgress:
             if pending is None:
                 node_queue.to_ack.append(id_)
                 continue
-            error = None if ok else errors[id_]
+            failure = None if ok else errors[id_]
             del node_queue.lane(pending).underway[id_]
             count += 1
             took += seconds
             last = pending
-            if error is None:
+            if failure is None:
                 self._tally.returned(pending, node_queue.node, seconds, now)
                 pending.settled = True
                 ended.append((pending, Returned((data,), node_queue.link.reader)))
             else:
-                self._on_error(node_queue, pending, error, seconds, ended)
+                self._on_error(node_queue, pending, failure, seconds, ended)
         if last is not None:
             self.done += count
             self._learn(node_queue, last, took / count)
@@ -160,16 +176,16 @@ class CallProgress:
             node_queue.stray(said.id)
             node_queue.to_ack.append(said.id)  # otherwise the node would keep the result
             return
-        error = None if said.ok else errors[said.id]
+        failure = None if said.ok else errors[said.id]
         del node_queue.lane(pending).underway[said.id]
         self.done += 1
         self._learn(node_queue, pending, said.seconds)
-        if error is None:
+        if failure is None:
             self._tally.returned(pending, node_queue.node, said.seconds, time.time())
             pending.settled = True
             ended.append((pending, Returned(buffers, node_queue.link.reader)))
         else:
-            self._on_error(node_queue, pending, error, said.seconds, ended)
+            self._on_error(node_queue, pending, failure, said.seconds, ended)
 
     def _learn(self, node_queue: NodeQueue, pending: PendingCall, seconds: float) -> None:
         key = pending.code.key
@@ -177,7 +193,7 @@ class CallProgress:
         self.paces[key] = slowed(self.paces.get(key), seconds)
 
     def _on_error(
-        self, node_queue: NodeQueue, pending: PendingCall, error: BaseException, seconds: float, ended: Ended
+        self, node_queue: NodeQueue, pending: PendingCall, failure: Failure, seconds: float, ended: Ended
     ) -> None:
         """Handle a call that raised or whose process died: call `on_lost` if it may run again, else add it to `ended`.
 
@@ -190,18 +206,20 @@ class CallProgress:
         Args:
             node_queue: the node that ran the call.
             pending: the call.
-            error: the exception.
+            failure: the exception.
             seconds: how long the call ran.
             ended: a list, to which (pending, error) is added if the call may not run again.
         """
+        error = failure.error
         id_ = pending.id  # a call that runs again gets a new id
         is_taken = node_queue.leaving and not node_queue.retired
         if is_taken and isinstance(error, WorkerDied) and error.signal in _SHUTDOWN:
-            self._on_lost(pending, taken_back(node_queue.node, error))  # its machine shuts down
-        elif pending.retries > 0 and isinstance(error, (WorkerDied, ConnectionLost, *pending.options.retry_on)):
-            self._on_lost(pending, error)
+            taken = taken_back(node_queue.node, error)  # its machine shuts down
+            self._on_lost(pending, taken, text_of_error(taken))
+        elif pending.retries > 0 and failure.is_retried:
+            self._on_lost(pending, error, failure.text)
         else:
-            self._tally.failed(pending, node_queue.node, seconds, error)
+            self._tally.failed(pending, node_queue.node, seconds, failure.text)
             pending.settled = True
             ended.append((pending, error))
             return
@@ -223,22 +241,29 @@ def _gone_iterator(pending: PendingCall, said: ItemWanted) -> tuple[dict[str, ob
 def errors_in(node_queue: NodeQueue, arrivals: Sequence[Arrival]) -> Errors:
     """Return the exceptions in messages about calls that raised, by the ids of these calls. This takes no lock.
 
-    Reading an exception runs code of the user, such as the constructor of its class, which may take long or block.
+    Reading an exception runs code of the user, such as the constructor of its class, which may take long or block. So
+    do its text, and the comparison with the classes of `retry_on`.
     Messages about calls that the node does not run are left out.
 
     Raises:
         ProtocolError: a trusted node sent something that is not a readable exception.
     """
-    errors: dict[int, BaseException] = {}
+    errors: dict[int, Failure] = {}
     for said, buffers in arrivals:
         if isinstance(said, Outcome):
             if not said.ok and (pending := node_queue.find(said.id)) is not None:
-                errors[said.id] = _error_of(node_queue, pending, buffers)
+                errors[said.id] = _failure(node_queue, pending, buffers)
         elif isinstance(said, Outcomes):
             for id_, ok, _, data in said.ends:
                 if not ok and (pending := node_queue.find(id_)) is not None:
-                    errors[id_] = _error_of(node_queue, pending, (data,))
+                    errors[id_] = _failure(node_queue, pending, (data,))
     return errors
+
+
+def _failure(node_queue: NodeQueue, pending: PendingCall, buffers: Sequence[Buffer]) -> Failure:
+    error = _error_of(node_queue, pending, buffers)
+    is_retried = isinstance(error, (WorkerDied, ConnectionLost, *pending.options.retry_on))
+    return Failure(error, text_of_error(error), is_retried)
 
 
 def _error_of(node_queue: NodeQueue, pending: PendingCall, buffers: Sequence[Buffer]) -> BaseException:

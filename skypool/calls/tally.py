@@ -225,14 +225,14 @@ class CallTally:
         if len(self._new) >= _COUNT_AT:
             self._count()
 
-    def failed(self, pending: PendingCall, node: int, seconds: float | None, error: BaseException) -> None:
+    def failed(self, pending: PendingCall, node: int, seconds: float | None, error: str) -> None:
         """Note a pending call that failed for good, or that was cancelled.
 
         Args:
             pending: the call, or a part of one.
             node: the number of the node that ran it; -1 for none.
             seconds: its wall time; None if that is not known.
-            error: the error.
+            error: the text of the error, as `text_of_error` returns it.
         """
         if pending.part_of is not None or pending.service:
             self._part_ended(pending, node, seconds, error)
@@ -244,7 +244,7 @@ class CallTally:
         pending: PendingCall,
         node: int,
         seconds: float | None,
-        error: BaseException | None,
+        error: str | None,
         is_closed: bool = False,
     ) -> None:
         """Note the end of a part, and with the last one that of its call. The processes of a gang are not counted."""
@@ -257,20 +257,20 @@ class CallTally:
             whole.seconds = max(seconds, whole.seconds or 0.0)
         if error is None or pending.stopped:
             whole.stopped = whole.stopped or pending.stopped or is_closed
-        elif whole.error is None:
+        elif not whole.error:
             whole.error, whole.node = error, node
-        if whole.error is None:
+        if not whole.error:
             whole.node = node
         if not whole.left:
-            stopped = whole.stopped and whole.error is None
-            self.ended(whole.name, (), whole.seconds, whole.error, stopped=stopped, node=whole.node)
+            stopped = whole.stopped and not whole.error
+            self.ended(whole.name, (), whole.seconds, whole.error or None, stopped=stopped, node=whole.node)
 
     def ended(
         self,
         name: str,
         nodes: Collection[int],
         seconds: float | None,
-        error: BaseException | None,
+        error: str | None,
         *,
         stopped: bool,
         node: int | None = None,
@@ -281,7 +281,7 @@ class CallTally:
             name: the name of the function.
             nodes: the numbers of the nodes that ran it, so far as they were not noted before; -1 for none.
             seconds: its wall time; None if that is not known.
-            error: the error; None if it succeeded.
+            error: the text of the error, as `text_of_error` returns it; None if the call succeeded.
             stopped: True if it was cancelled.
             node: the node of its record. Default None: the first of `nodes`.
         """
@@ -299,7 +299,7 @@ class CallTally:
             self._kept.append((name, node, time.time(), seconds or 0.0))
         elif len(self._unhappy) < _MOST_FAILED:
             outcome: Outcome = "cancelled" if stopped else "failed"
-            text = "" if stopped or error is None else blame.told(error, _LONGEST_ERROR)
+            text = "" if stopped or error is None else error
             self._unhappy.append(JournalCall(name, node, time.time(), seconds, outcome, text))
 
     def closed(self, pending: PendingCall) -> None:
@@ -367,6 +367,11 @@ class CallTally:
     def _measure(self, seconds: float) -> None:
         self._classes[bisect_left(BOUNDS, seconds)] += 1
         self._seconds += seconds
+
+
+def text_of_error(error: BaseException) -> str:
+    """Return the text of an error for a record. This runs code of the user, so call it without the lock."""
+    return blame.told(error, _LONGEST_ERROR)
 
 
 def _seconds(record: tuple[Any, ...]) -> float:
