@@ -314,7 +314,8 @@ def test_no_code_of_the_user_runs_in_a_thread_that_has_the_lock_of_the_calls() -
             assert {type(each.exception(60)) for each in failed} == {Talkative}
             both = talk_on_first().with_options(node="all", independent=True) > mine
             bound = [nap(60).with_options(node=1) > mine for _ in range(4)]
-            for one in (both, *bound):
+            both.add_done_callback(note_end)
+            for one in bound:
                 one.add_done_callback(note_end)
             eventually(lambda: processes_busy(mine))
             bound[-1].cancel()

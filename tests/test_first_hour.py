@@ -68,6 +68,17 @@ def test_a_list_of_calls_says_to_gather_them(pool: sky.ComputePool, sent: Callab
         sent([work(1), work(2)], pool)
 
 
+@pytest.mark.filterwarnings("error")  # no warning of a call that was never sent, beside the error
+def test_a_pool_before_its_call_or_calls_that_are_not_unpacked_say_what_to_write(pool: sky.ComputePool) -> None:
+    for calls in (work(1), work(1) & work(2)):
+        with pytest.raises(UsageError, match=r"a call comes before its pool: write `call > pool`"):
+            operator.lt(pool, calls)
+    with pytest.raises(UsageError, match=r"sky\.gather\(\*calls\)"):
+        sky.gather(work(n) for n in range(3))  # type: ignore[call-overload]  # that is what is tested
+    with pytest.raises(UsageError, match=r"is not a pool"):
+        operator.gt(work(1) & work(2), 3)
+
+
 def test_a_plain_function_says_to_decorate_and_call_it(pool: sky.ComputePool) -> None:
     with pytest.raises(UsageError, match=r"add @sky\.compute above plain, and call it"):
         operator.rshift(plain, pool)

@@ -799,6 +799,9 @@ def no_call(value: object, operator: str) -> UsageError:
         value: the value that is not a call.
         operator: the operator, for the message.
     """
+    if isinstance(value, (Call, Group)):
+        _mark_sent(value)
+        return UsageError(f"a call comes before its pool: write `call {operator} pool`")
     hint = _hint(value) or "add @sky.compute above the function, so that train(3) gives a call, not its value"
     return UsageError(f"{operator} takes a call, such as train(3), and {value!r:.80} is not a call: {hint}")
 
@@ -806,13 +809,14 @@ def no_call(value: object, operator: str) -> UsageError:
 def _hint(value: object) -> str:
     """Return advice on what to write instead of a value that is not a call. Return "" if there is no advice.
 
-    There is advice for a list or tuple of calls, a `@compute` function, and any other callable. The calls in a list or
-    tuple are marked as sent, so that these calls give no warning.
+    There is advice for a list or tuple of calls, an iterator, a `@compute` function, and any other callable. The calls
+    in a list or tuple are marked as sent, so that these calls give no warning.
     """
     if isinstance(value, (list, tuple)) and value and all(isinstance(each, Call) for each in value):
-        for each in value:
-            each.sent = True
+        _mark_sent(*value)
         return "send several calls with sky.gather(*calls) >> pool"
+    if isinstance(value, Iterator):
+        return "unpack calls with a star, sky.gather(*calls) >> pool"
     if isinstance(value, ComputeFunction):
         return f"call it, {value.name}(…)"
     if callable(value):
@@ -820,19 +824,29 @@ def _hint(value: object) -> str:
     return ""
 
 
-def _runner(pool: Any, operator: str, call: Call[Any] | None = None) -> Runner:
-    """Return the right operand of a call operator, after checking that it is a pool. Mark the call as sent in any case.
+def _mark_sent(*calls: Call[Any] | Group[Any]) -> None:
+    """Mark calls as sent, so that they give no warning: the error that follows is enough."""
+    for each in calls:
+        for call in each.calls if isinstance(each, Group) else (each,):
+            call.sent = True
+
+
+def _runner(pool: Any, operator: str, calls: Call[Any] | Group[Any]) -> Runner:
+    """Return the right operand of a call operator, after checking that it is a pool. Mark calls as sent in any case.
 
     Args:
         pool: the right operand.
         operator: the operator, for the message.
-        call: the call to mark as sent; None for a group.
+        calls: the call, or the group, whose calls are marked.
 
     Raises:
         UsageError: the operand is a class, or has no method `run_group`.
     """
-    if call is not None:
-        call.sent = True  # even if this is no pool: the error below is enough, without a warning
+    # even if this is no pool: the error below is enough, without a warning
+    if isinstance(calls, Call):
+        calls.sent = True
+    else:
+        _mark_sent(calls)
     if isinstance(pool, type) or not hasattr(pool, "run_group"):
         raise UsageError(
             f"{operator} sends a call to a pool, and {pool!r:.80} is not a pool; make one with ComputePool(…)"
@@ -891,7 +905,7 @@ class Group(Generic[R_co]):
             UsageError: the right operand is not a pool.
             ExceptionGroup: several calls of the group raised. If only one did, its exception is raised.
         """
-        return _runner(pool, ">>").run_group(self)
+        return _runner(pool, ">>", self).run_group(self)
 
     def __gt__(self, pool: Runner) -> CallFuture[R_co]:
         """Send all calls of the group, and return one future at once. Its result is the tuple of their values.
@@ -902,7 +916,7 @@ class Group(Generic[R_co]):
         Raises:
             UsageError: the right operand is not a pool, or the group was made with `stream=True`.
         """
-        return _runner(pool, ">").send_group(self)
+        return _runner(pool, ">", self).send_group(self)
 
     def __await__(self) -> Generator[Any, None, R_co]:
         """Send all calls of the group to the innermost pool that was entered, and wait for the tuple of their values.
@@ -919,6 +933,7 @@ class Group(Generic[R_co]):
 
     def __matmul__(self, pool: Runner) -> NoReturn:
         """Raise a UsageError, always: a group runs on one node for each call."""
+        _mark_sent(self)
         raise UsageError(f"{self!r} @ pool is not possible: send each call of the group by itself, `call @ pool`")
 
     def __bool__(self) -> bool:
@@ -963,9 +978,7 @@ def gather(*calls: Call[object], stream: bool = False, ordered: bool = True) -> 
     """
     for call in calls:
         if not isinstance(call, Call):
-            for each in calls:
-                if isinstance(each, Call):
-                    each.sent = True  # the error below is enough, without a warning for each call
+            _mark_sent(*(each for each in calls if isinstance(each, (Call, Group))))
             hint = _hint(call)
             raise UsageError(f"gather() and & take calls, such as train(3), not {call!r:.80}{hint and f': {hint}'}")
     return Group(calls, stream, ordered)

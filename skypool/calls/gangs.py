@@ -711,8 +711,8 @@ class GangRunner:
             seconds = time.monotonic() - call.began if call.began else None
             error = None
             if isinstance(end, BaseException):
-                is_own = verdict.rank is None or end is not call.ends.get(verdict.rank)
-                error = text_of_error(end) if is_own else call.texts[verdict.rank]
+                rank = next((rank for rank, each in call.ends.items() if each is end), None)
+                error = text_of_error(end) if rank is None else call.texts[rank]
             node = next(iter(nodes), -1)
             if verdict.run is not None and verdict.rank is not None:
                 node = verdict.run.places[verdict.rank].node
