@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Callable
 from typing import Any
@@ -151,20 +150,3 @@ def unfinished(text: str) -> int:
     """
     found = _UNFINISHED.search(text, max(0, len(text) - 70))
     return 0 if found is None else len(text) - found.start()
-
-
-def base64_parts(data: bytes) -> list[str]:
-    """Return the base64 characters that some bytes always give, wherever they stand in a longer text.
-
-    There are three places, because base64 encodes three bytes at a time: `base64("user:" + secret)` of HTTP Basic has
-    other characters than `base64(secret)`. The alphabet of URLs is included. At each place, a part that is followed by
-    the end of the text comes before one that is followed by more, which is shorter if a character has bits of both.
-    """
-    parts: dict[str, None] = {}
-    for before in range(3):
-        coded = base64.b64encode(b"\0" * before + data).decode().rstrip("=")
-        at_end = coded[-(-before * 8 // 6) :]
-        certain = at_end[: len(at_end) - bool((before + len(data)) % 3)]
-        for part in (at_end, certain):
-            parts |= dict.fromkeys((part, part.replace("+", "-").replace("/", "_")))
-    return [*parts]

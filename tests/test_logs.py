@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import html
 import json
 import os
+import re
+import shlex
 import signal
 import stat
 import subprocess
@@ -12,9 +15,11 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from typer.testing import CliRunner
@@ -28,6 +33,7 @@ from skypool.logs.reader import Assembler
 from skypool.logs.writer import LogWriter
 from skypool.observers import client
 from skypool.observers import place as sockets
+from skypool.proof.redaction import Redaction
 from tests.conftest import eventually
 from tests.log_work import fail, gang, greet, hush, serve
 
@@ -383,6 +389,51 @@ def test_secrets_are_found_as_they_are_written_elsewhere() -> None:
     for said in (key, json.dumps(key)[1:-1], "p%2Fq%2Br%20%22s%22%0Asecond%20line", "cC9xK3IgInMiCnNlY29uZCBsaW5l"):
         assert masker.mask(f"<{said}>") == "<[secret KEY]>"
     assert masker.mask("a banana") == "a banana"
+
+
+WRITTEN: dict[str, Callable[[str], str]] = {
+    "Python's quote": quote,
+    "quote with small letters": lambda secret: re.sub("%..", lambda each: each[0].lower(), quote(secret, safe="")),
+    "a URL in a URL": lambda secret: quote(quote(secret, safe=""), safe=""),
+    "JavaScript's encodeURIComponent": lambda secret: quote(secret, safe="!*'()"),
+    "JSON with Unicode": lambda secret: json.dumps(secret, ensure_ascii=False)[1:-1],
+    "JSON in JSON": lambda secret: json.dumps(json.dumps({"key": secret})),
+    "JSON of Go": lambda secret: re.sub(
+        "[<>&]", lambda each: f"\\u{ord(each[0]):04x}", json.dumps(secret, ensure_ascii=False)
+    ),
+    "JSON of PHP": lambda secret: json.dumps(secret).replace("/", "\\/"),
+    "repr": repr,
+    "ascii": ascii,
+    "repr of bytes": lambda secret: repr(secret.encode()),
+    "a word of a shell": shlex.quote,
+    "HTML": html.escape,
+    "a text in HTML": lambda secret: html.escape(secret, quote=False),
+    "hexadecimal": lambda secret: secret.encode().hex(),
+    "hexadecimal with capitals": lambda secret: secret.encode().hex().upper(),
+}
+"""How libraries and programs write a secret."""
+
+
+@pytest.mark.parametrize("way", WRITTEN)
+@pytest.mark.parametrize(
+    "secret", ["hf_Ab1-Zz9qAb1", "p/q+r \"s\" 't' <u>&\xe9=!(*)\\"], ids=["a token", "odd characters"]
+)
+def test_a_secret_is_masked_however_it_is_written(way: str, secret: str) -> None:
+    masker = Masker({"KEY": secret})
+    said = f"before {WRITTEN[way](secret)} after\n"
+    masked = masker.mask(said)
+    assert "[secret KEY]" in masked
+    assert len(masked) < len("before {''key'': } after\n") + len("[secret KEY]") + 20, "nothing of it is left"
+    assert "".join(masker.feed(1, each) for each in said) + masker.finish(1) == masked
+    assert WRITTEN[way](secret) not in Redaction([secret])(said)
+
+
+def test_a_secret_that_is_no_unicode_text_is_masked() -> None:
+    secret = os.fsdecode(b"hf_caf\xe9-0123456789")
+    said = f"{quote(os.fsencode(secret))} {os.fsencode(secret).hex()} {json.dumps(secret)}"
+    assert Masker({"KEY": secret}).mask(said) == '[secret KEY] [secret KEY] "[secret KEY]"'
+    assert "0123456789" not in Redaction([secret])(said)
+    assert Masker({"KEY": "hf_\ud800-0123"}).mask("hf_\\ud800-0123") == "[secret KEY]"
 
 
 @pytest.mark.parametrize("user", ["", "u", "us", "usr", "user"])

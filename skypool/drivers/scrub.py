@@ -24,10 +24,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
-from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlencode
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from skypool.drivers.placeholders import Kind, placeholder
-from skypool.text import base64_parts
+from skypool.safety.encodings import ENCODINGS, base64_parts, bytes_of
 
 _DEEPEST = 8
 """How often a text may be encoded in another one. What is encoded more often is removed."""
@@ -185,9 +185,9 @@ class Scrubber:
         if len(value) < 4 or value in self._hidden or value in self._issued:
             return
         made = self._placeholder(kind, value)
-        for encode in _ENCODINGS:
+        for encode in (*ENCODINGS, _labelled):
             self._hidden.setdefault(encode(value), encode(made))
-        for encoded in base64_parts(value.encode()):
+        for encoded in base64_parts(value):
             if len(encoded) < _FRAGMENT:
                 continue
             self._fragments.setdefault(encoded, "0" * len(encoded))
@@ -513,17 +513,7 @@ def _text_of_base64(value: str) -> str | None:
 
 def _labelled(value: str) -> str:
     """Return a text as it can stand in a label: "_" and two hex digits for each other character."""
-    return re.sub("[^a-z0-9-]", lambda found: "".join(f"_{byte:02x}" for byte in found[0].encode()), value)
-
-
-_ENCODINGS: tuple[Callable[[str], str], ...] = (
-    lambda value: value,
-    lambda value: quote(value, safe=""),
-    quote_plus,
-    lambda value: json.dumps(value)[1:-1],
-    lambda value: html.escape(value),
-    _labelled,
-)
+    return re.sub("[^a-z0-9-]", lambda found: "".join(f"_{byte:02x}" for byte in bytes_of(found[0])), value)
 
 
 Inner = Callable[[str], str]

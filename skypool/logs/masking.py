@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from collections.abc import Hashable, Mapping
-from urllib.parse import quote, quote_plus
 
-from skypool.text import base64_parts, encodable
+from skypool.safety.encodings import ENCODINGS, base64_parts
 
 _SHORTEST = 4
 """Secrets of fewer characters are not replaced, because they are parts of ordinary words and numbers."""
@@ -21,8 +18,9 @@ _HEAD = 16
 class Masker:
     """A replacement of secrets in streams of text by a mark such as `[secret HF_TOKEN]`.
 
-    A secret is found as it is, and as it is written in URLs, JSON and Python. It is found in base64, also inside a
-    longer text, as in the header of HTTP Basic. It is found if it comes in several pieces of the same stream.
+    A secret is found as it is, and as it is written in URLs, JSON, Python, shells, HTML and hexadecimal. It is found in
+    base64, also inside a longer text, as in the header of HTTP Basic. It is found if it comes in several pieces of the
+    same stream.
 
     Args:
         secrets: the values of the secrets by their names.
@@ -35,20 +33,13 @@ class Masker:
                 continue
             mark = f"[secret {name}]"
             for form in (value, value.strip()):
-                written = (
-                    form,
-                    encodable(form),
-                    quote(os.fsencode(form), safe=""),
-                    quote_plus(os.fsencode(form)),
-                    json.dumps(form)[1:-1],
-                    repr(form)[1:-1],
-                    *base64_parts(os.fsencode(form)),
-                )
+                written = (*(encode(form) for encode in ENCODINGS), *base64_parts(form))
                 for each in written:
                     if len(each) >= _SHORTEST:
                         self._marks.setdefault(each, mark)
         longest_first = sorted(self._marks, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        self._characters = frozenset("".join(self._marks))
         self._held: dict[Hashable, str] = {}
 
     @property
@@ -95,6 +86,8 @@ class Masker:
     def _begun(self, text: str) -> int:
         """Return the length of the longest end of a text with which a secret begins; 0 if there is none."""
         longest = 0
+        if text[-1:] not in self._characters:  # such as the end of a line
+            return longest
         for secret in self._marks:
             head = secret[:_HEAD]  # with more than one character, there are few places to look at
             at = text.find(head, max(0, len(text) - len(secret) + 1))

@@ -1,0 +1,84 @@
+"""The ways in which a secret may be written in texts, so that it can be found there."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import re
+from collections.abc import Callable
+from urllib.parse import quote, quote_plus
+
+from skypool.text import encodable
+
+
+def bytes_of(value: str) -> bytes:
+    """Return the bytes of a secret, which may have been no UTF-8 in the environment, or may have any surrogates."""
+    try:
+        return value.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return value.encode("utf-8", "surrogatepass")
+
+
+def _percent(safe: str) -> Callable[[str], str]:
+    return lambda value: quote(bytes_of(value), safe=safe)
+
+
+def _json(value: str) -> str:
+    return json.dumps(value)[1:-1]
+
+
+def _json_with_unicode(value: str) -> str:
+    return encodable(json.dumps(value, ensure_ascii=False)[1:-1])
+
+
+def _json_for_pages(value: str) -> str:
+    return re.sub("[<>&]", lambda found: f"\\u{ord(found[0]):04x}", _json_with_unicode(value))
+
+
+def _lower(value: str) -> str:
+    return re.sub("%..", lambda found: found[0].lower(), _percent("")(value))
+
+
+ENCODINGS: tuple[Callable[[str], str], ...] = (
+    lambda value: value,
+    encodable,
+    _percent(""),
+    _percent("/"),  # Python's default
+    _percent("!*'()"),  # encodeURIComponent of JavaScript
+    _lower,
+    lambda value: _percent("")(_percent("")(value)),  # a URL in a URL
+    lambda value: quote_plus(bytes_of(value)),
+    _json,
+    _json_with_unicode,
+    _json_for_pages,  # Go's default
+    lambda value: _json(value).replace("/", r"\/"),  # PHP's default
+    lambda value: _json(_json(value)),
+    lambda value: repr(value)[1:-1],
+    lambda value: ascii(value)[1:-1],
+    lambda value: repr(bytes_of(value))[2:-1],
+    lambda value: encodable(value).replace("'", "'\"'\"'"),  # shlex.quote
+    lambda value: html.escape(encodable(value)),
+    lambda value: html.escape(encodable(value), quote=False),
+    lambda value: bytes_of(value).hex(),
+    lambda value: bytes_of(value).hex().upper(),
+)
+"""Functions that return a secret as it is written elsewhere: in URLs, JSON, Python, shells, HTML and in hexadecimal."""
+
+
+def base64_parts(value: str) -> list[str]:
+    """Return the base64 characters that a secret always gives, wherever it stands in a longer text.
+
+    There are three places, because base64 encodes three bytes at a time: `base64("user:" + secret)` of HTTP Basic has
+    other characters than `base64(secret)`. The alphabet of URLs is included. At each place, a part that is followed by
+    the end of the text comes before one that is followed by more, which is shorter if a character has bits of both.
+    """
+    data = bytes_of(value)
+    parts: dict[str, None] = {}
+    for before in range(3):
+        coded = base64.b64encode(b"\0" * before + data).decode().rstrip("=")
+        at_end = coded[-(-before * 8 // 6) :]
+        certain = at_end[: len(at_end) - bool((before + len(data)) % 3)]
+        for part in (at_end, certain):
+            parts |= dict.fromkeys((part, part.replace("+", "-").replace("/", "_")))
+    return [*parts]
