@@ -163,7 +163,8 @@ class Dispatch:
         try:
             self._submit(pending_calls)
         finally:
-            self.act()
+            if self._effects:
+                self.act()
 
     def _submit(self, pending_calls: Sequence[PendingCall], spread: bool = False) -> None:
         queues: dict[int, CallQueue] = {}
@@ -352,7 +353,7 @@ class Dispatch:
             pending = queue.popleft()
             if not pending.stopped:
                 best[0].send([pending])
-        if len(queue) >= queue.enough:
+        if queue and len(queue) >= queue.enough:
             self._hand_out(queue)
 
     def frame_full(self, pending: PendingCall) -> int:
@@ -1218,7 +1219,8 @@ class Dispatch:
                     node_queue.link.reply(acks)
                 if self.gangs is not None:
                     self.gangs.node_changed(node)
-            self.act()
+            if self._effects:
+                self.act()
 
     def drive(self, pending: PendingCall) -> None:
         """Read the connection to a call's node in the calling thread until the call ends.

@@ -179,7 +179,7 @@ class Lane:
 
 def slowed(pace: float | None, seconds: float) -> float:
     """Return the recent time of one call of a function after another one took so many seconds."""
-    return seconds if pace is None else max(seconds, 0.8 * pace + 0.2 * seconds)
+    return seconds if pace is None or seconds > pace else 0.8 * pace + 0.2 * seconds
 
 
 def frame_full(pending: PendingCall, pace: float | None) -> int:
@@ -328,7 +328,8 @@ class NodeQueue:
 
         `send` notes that a call begins. This is for all other changes.
         """
-        held = any(each.busy for each in self.services.underway.values())
+        services = self.services.underway
+        held = bool(services) and any(each.busy for each in services.values())
         if held is not self.idle.held:
             self.idle.hold(clock.now(), held)
         if self.works:

@@ -356,9 +356,11 @@ class CallTally:
     def _count(self) -> None:
         """Count the calls that were appended, and move them to the records that wait."""
         new, self._new = self._new, []
+        classes, done = self._classes, self._done
         for _, node, _, seconds in new:
-            self._measure(seconds)
-            self._done[node] += 1
+            classes[bisect_left(BOUNDS, seconds)] += 1
+            done[node] += 1
+        self._seconds += sum(map(_seconds, new))
         self._ok += len(new)
         self._kept += new
         if len(self._kept) > _MOST_WAITING:

@@ -24,29 +24,29 @@ class CallQueue(deque[PendingCall]):
 
     Attributes:
         enough: how many calls must wait before another search for a lane makes sense.
+        loads: the load of each lane that was offered, and its node.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.enough = 0.0
         self._heap: list[_Entry] = []
-        self._loads: dict[Lane, tuple[float, NodeQueue]] = {}  # the entry of each lane that counts
+        self.loads: dict[Lane, tuple[float, NodeQueue]] = {}
         self._numbers = itertools.count()
 
-    def offer(self, node_queue: NodeQueue, lane: Lane) -> None:
-        """Note that a lane may run calls of this queue, and may have room now.
+    def offer(self, node_queue: NodeQueue, lane: Lane, load: float) -> None:
+        """Note that a lane of this load may run calls of this queue, and may have room now.
 
         A lane that has got more calls need not be offered: `best` finds out.
         """
         self.enough = 0.0
-        load = lane.load
-        known = self._loads.get(lane)
+        known = self.loads.get(lane)
         if known is not None and known[0] <= load:
             return
-        self._loads[lane] = load, node_queue
+        self.loads[lane] = load, node_queue
         heappush(self._heap, (load, node_queue.node, next(self._numbers), node_queue, lane))
-        if len(self._heap) > 4 * len(self._loads) + 16:  # most entries are outdated
-            self._heap = [(at, each.node, next(self._numbers), each, of) for of, (at, each) in self._loads.items()]
+        if len(self._heap) > 4 * len(self.loads) + 16:  # most entries are outdated
+            self._heap = [(at, each.node, next(self._numbers), each, of) for of, (at, each) in self.loads.items()]
             heapify(self._heap)
 
     def best(self, pending: PendingCall) -> _Found | None:
@@ -58,17 +58,17 @@ class CallQueue(deque[PendingCall]):
         heap = self._heap
         while heap:
             at, _, _, node_queue, lane = heap[0]
-            known = self._loads.get(lane)
+            known = self.loads.get(lane)
             if known is None or known[0] != at:
                 heappop(heap)
                 continue
             if not node_queue.is_up or lane.room(pending.together) <= 0:
                 heappop(heap)
-                del self._loads[lane]
+                del self.loads[lane]
                 continue
             load = lane.load
             if load > at:
-                self._loads[lane] = load, node_queue
+                self.loads[lane] = load, node_queue
                 heapreplace(heap, (load, node_queue.node, next(self._numbers), node_queue, lane))
                 continue
             return node_queue, lane
@@ -111,10 +111,15 @@ class WaitingCalls:
 
     def offer(self, node_queue: NodeQueue, lane: Lane) -> None:
         """Note in all queues of a lane that it may have fewer calls than before, or can be used again."""
+        load = len(lane.underway) / lane.slots
         for on_cpu in lane.takes:
-            self.anywhere[on_cpu].offer(node_queue, lane)
-        for shared in self._shared_by.get(lane, ()):
-            shared.offer(node_queue, lane)
+            queue = self.anywhere[on_cpu]
+            queue.enough = 0.0
+            if (known := queue.loads.get(lane)) is None or known[0] > load:
+                queue.offer(node_queue, lane, load)
+        if self._shared_by:
+            for shared in self._shared_by.get(lane, ()):
+                shared.offer(node_queue, lane, load)
 
     def next_queue(self, lane: Lane) -> deque[PendingCall]:
         """Return the queue that has the next call for a lane (the slots of one kind on a node). Remove nothing.
@@ -163,7 +168,7 @@ class WaitingCalls:
                     node_queue = self._node_queues[node]
                     lane = node_queue.lanes[-1 if on_cpu else 0]
                     self._shared_by.setdefault(lane, []).append(queue)
-                    queue.offer(node_queue, lane)
+                    queue.offer(node_queue, lane, lane.load)
         return queue
 
     def _drop_empty(self) -> None:
