@@ -27,7 +27,7 @@ from skypool.errors import (
     RateLimitError,
     UsageError,
 )
-from skypool.model import Instance, Offer
+from skypool.model import Instance, Need, Offer, Order
 from skypool.testing import Control, HttpCloud, Stock
 from skypool.testing.http_cloud import Answer, Request, Route
 from tests.conftest import eventually, processes_of
@@ -58,6 +58,12 @@ def test_a_type_that_is_sold_by_regions_needs_no_zone(tmp_path: Path) -> None:
     stock = [Stock("small", usd, region=region, zone="") for region, usd in (("north", 1.0), ("south", 2.0))]
     with HttpCloud(tmp_path / "cloud", stock, key=KEY, machines=False) as cloud:
         assert make(cloud, zone="", region="south")["region"] == "south"
+        asked = {name: value for name, value in SMALL.items() if name != "zone"}
+        without = ask(cloud, "POST", "/machines", json={**asked, "client_token": "t-2", "region": "north"})
+        assert without.json()["region"] == "north"
+        for given, missing in (({}, "zone"), ({"zone": ""}, "region")):
+            refused = ask(cloud, "POST", "/machines", json={**asked, **given, "client_token": "t-3"})
+            assert f"the field {missing!r} of the request's body is missing" in refused.json()["message"]
         asked = {**SMALL, "client_token": "t-1", "zone": "", "region": "east"}
         refused = ask(cloud, "POST", "/machines", json=asked)
         assert (refused.status_code, refused.json()["code"]) == (400, "NoSuchType")
@@ -271,3 +277,23 @@ def test_the_drivers_of_the_template_see_each_others_machines_only_where_they_ar
     assert driver.instances() == [], "a machine without tags is nobody's"
     with pytest.raises(CredentialsError, match=r"Acme refused the list of machines.*set \$ACME_API_KEY"):
         replace(driver, api_key="open").instances()  # type: ignore[type-var]  # every driver is a dataclass
+
+
+def test_the_driver_of_the_template_rents_where_there_are_no_zones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "skypool" / "testing" / "template"))
+    from skypool_acme import Acme
+
+    stock = [Stock("small", usd, region=region, zone="") for region, usd in (("north", 1.0), ("south", 2.0))]
+    with HttpCloud(tmp_path / "cloud", stock, key=KEY, machines=False) as cloud:
+        driver: Driver = Acme(url=cloud.url, api_key=KEY)
+        for number, offer in enumerate(driver.offers(Need())):
+            assert (offer.region, offer.zone) == (("north", "south")[number], "")
+            order = Order("p", f"token-{number}", (0,), Need())
+            [made] = driver.launch(offer, order)
+            assert cloud.control.count() == 1
+            driver.terminate([made])
+        cloud.control.stock_out(offer, 0)
+        with pytest.raises(CapacityError, match="small in south"):
+            driver.launch(offer, replace(order, token="token-9"))

@@ -14,7 +14,7 @@ are JSON. A refusal has a status of 400 or more and a body such as
     GET    /v1/account                 return the limits of the account, by name
     GET    /v1/types                   return what is sold: a list of {type, region, zone, market, usd_per_hour, …}
     POST   /v1/machines                make a machine: {type, zone, market, client_token, tags, lease, lifetime};
-                                       {region} in place of a zone "" if the type is sold by regions
+                                       {region} if the type is sold by regions: the zone is "" or left out then
     GET    /v1/machines?after=…        return machines that are alive, and what to ask for the next ones
     GET    /v1/machines/ID             return one machine that is alive
     PUT    /v1/machines/ID/tags        replace the machine's tags
@@ -292,7 +292,8 @@ class HttpCloud:
         api = self._api(request)
         body = request.body
         name = _given(body, "type", str)
-        where = _given(body, "zone", str) or _given(body, "region", str)
+        has_zone = body.get("zone") or not {"zone", "region"} & body.keys()
+        where = _given(body, "zone" if has_zone else "region", str)
         market = _given(body, "market", str)
         with self._state().open(settle=False) as world:
             stock = next((each for each in world.stock if each.place == (name, where, market)), None)

@@ -90,14 +90,16 @@ class Acme:
         """Make one machine. The request has a token, so repeating the request makes no second machine."""
         asked = {
             "type": offer.instance_type,
-            "zone": offer.zone,
+            "region": offer.region,
+            "zone": offer.zone,  # "" where Acme sells by regions
             "market": offer.market,
             "client_token": f"{order.token}-{order.nodes[0]}",
             "tags": tags.tags(order),
             "lease": order.lease,
             "lifetime": order.lifetime,
         }
-        made = self._api().ask("POST", "/machines", what=f"a {offer.instance_type} in {offer.zone}", json=asked)
+        where = offer.zone or offer.region
+        made = self._api().ask("POST", "/machines", what=f"a {offer.instance_type} in {where}", json=asked)
         return replace(_catalog.instance(made), offer=offer)
 
     def access(self, instance: Instance) -> Access:
