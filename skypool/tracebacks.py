@@ -35,6 +35,8 @@ _LIBRARIES = _OURS + tuple(
     {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
 """Beginnings of the paths of skypool, the standard library and installed packages."""
+_LONGEST_CHAIN = 50
+"""The most causes of an error that are looked at."""
 _installed = threading.Lock()
 _hear: ContextVar[Callable[[str], object] | None] = ContextVar("skypool_hear", default=None)
 """Called with the texts of warnings in place of `warnings.warn`, if it is set."""
@@ -97,7 +99,13 @@ def _shows_all() -> bool:
 
 
 def _is_remote(error: BaseException) -> bool:
-    return isinstance(error, RemoteError) or type(error.__cause__).__name__ == "RemoteTraceback"
+    for _ in range(_LONGEST_CHAIN):
+        if isinstance(error, RemoteError) or type(error).__name__ == "RemoteTraceback":
+            return True
+        if error.__cause__ is None:
+            break
+        error = error.__cause__
+    return False
 
 
 def _leave_out_own_frames(error: BaseException) -> None:
@@ -122,7 +130,7 @@ def _leave_out_own_frames(error: BaseException) -> None:
 
 def _is_users(error: BaseException) -> bool:
     """Return True if an error is the user's, and not one that may show a bug of skypool."""
-    if isinstance(error, BaseExceptionGroup):
+    if isinstance(error, BaseExceptionGroup) and not _is_remote(error):
         return all(map(_is_users, error.exceptions))
     is_no_name = isinstance(error, AttributeError) and error.obj is sys.modules["skypool"]
     return _is_remote(error) or isinstance(error, (SkypoolError, KeyboardInterrupt)) or is_no_name

@@ -126,6 +126,42 @@ FAILS = """
 
 WAYS = ["fails() >> pool", "fails() @ pool", "list(pool.map(fails, [1]))", "pool.submit(fails).result()"]
 
+CHAINED = """
+    import skypool as sky
+    @sky.compute
+    def fails(way):
+        try:
+            1 // 0
+        except ZeroDivisionError as e:
+            if way == "group":
+                raise ExceptionGroup("here they are", [ValueError(1), ValueError(2)])
+            raise ValueError("here it is") from e
+    @sky.compute
+    def items():
+        yield 1
+        fails.local("error")
+    @sky.compute
+    def take(items):
+        for each in items:
+            pass
+    if __name__ == "__main__":
+        import sys, traceback
+        with sky.ComputePool(console="off", slots=1) as pool:
+            for number, send in enumerate((
+                lambda: fails("error") >> pool,
+                lambda: fails("error") @ pool,
+                lambda: fails("group") >> pool,
+                lambda: list(items() >> pool),
+                lambda: take(items.local()) >> pool,
+                lambda: sky.cmd("false") >> pool,
+            )):
+                try:
+                    send()
+                except Exception as e:
+                    print(number, file=sys.stderr)
+                    sys.excepthook(type(e), e, e.__traceback__)
+"""
+
 
 @pytest.mark.parametrize("send", WAYS)
 def test_an_error_of_a_function_on_a_node_shows_its_lines_there_and_the_users(tmp_path: Path, send: str) -> None:
@@ -134,6 +170,13 @@ def test_an_error_of_a_function_on_a_node_shows_its_lines_there_and_the_users(tm
     assert err.rstrip().endswith("RuntimeError: mine")
     frames = [line for line in err.splitlines() if line.startswith("  File ")]
     assert len(frames) == 3, "on the node, where the call was sent, and where the second error was raised"
+    assert all("script.py" in line for line in frames), err
+
+
+def test_an_error_with_causes_of_its_own_or_with_items_shows_the_users_lines_alone(tmp_path: Path) -> None:
+    err = said(tmp_path, CHAINED)
+    assert [line for line in err.splitlines() if line.isdecimal()] == list("012345"), err
+    frames = [line for line in err.splitlines() if line.lstrip(" |").startswith("File ")]
     assert all("script.py" in line for line in frames), err
 
 

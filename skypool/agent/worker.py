@@ -68,8 +68,6 @@ _PAUSE = 2e-3
 """Seconds without a call after which all that short calls may have changed is looked for, before the next call."""
 _MOMENT = 0.05
 """Seconds after which all that a short call may have changed is looked for again."""
-_OWN_FRAMES = 2
-"""The number of stack frames in a call's traceback that belong to this module."""
 
 
 class _Small:
@@ -486,8 +484,7 @@ class Worker:
             self._failure = e
             if advice := self._user_modules.advice(e):
                 annotate(e, advice, {})
-            own = 0 if isinstance(e, (PickleError, UntrustedResult)) else _OWN_FRAMES
-            buffers = exceptions.dump_error(e, own, home=True)
+            buffers = exceptions.dump_error(e, home=True)
         self._runs = False
         late = self._lateness(packet.header) if "timeout" in packet.header else None
         self._herald.leave()

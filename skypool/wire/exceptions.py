@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import os
 import pickle
 import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from skypool.errors import PickleError, RemoteError
+from skypool.errors import PickleError, RemoteError, SkypoolError
 from skypool.wire import codec, rebuilt
 from skypool.wire.blame import failure_of, name_of, short, text_of
 from skypool.wire.frames import Buffer
@@ -44,23 +45,21 @@ The reason says why there is no pickle, or why the pickle is not exact; otherwis
 """
 
 
-def dump_error(error: BaseException, skip: int = 0, home: bool = False) -> list[Buffer]:
+def dump_error(error: BaseException, home: bool = False) -> list[Buffer]:
     """Serialize an exception with its causes, its notes and the text of its traceback. `load_error` reads the result.
 
     At most 20 exceptions of the chain of `__cause__` are serialized; the others are dropped. Exceptions linked only as
     `__context__` are part of the traceback's text only. Of an exception that cannot be pickled, only the name and text
-    are kept.
+    are kept. The text leaves out the frames of skypool, unless they may show a bug of it.
 
     Args:
         error: the exception.
-        skip: how many stack frames at the start of the traceback to leave out, because they are skypool's own.
         home: True if a node sends the exception to its client. Then `codec.result_writer`, if it is set, encodes the
             exception as plain data, because this client accepts no pickles. False if the receiver accepts pickles.
     """
-    tb = error.__traceback__
-    for _ in range(skip):
-        tb = tb.tb_next if tb is not None else None
-    text = "".join(traceback.format_exception(type(error), error, tb))
+    shown = traceback.TracebackException.from_exception(error, compact=True)
+    _leave_out_own_frames(shown)
+    text = "".join(shown.format())
     chain: list[ErrorLink] = []
     seen: set[int] = set()
     link: BaseException | None = error
@@ -71,6 +70,22 @@ def dump_error(error: BaseException, skip: int = 0, home: bool = False) -> list[
     if home and codec.result_writer is not None:
         return codec.result_writer.value((chain, text), "the exception")
     return [pickle.dumps((chain, text), PROTOCOL)]
+
+
+def _leave_out_own_frames(shown: traceback.TracebackException) -> None:
+    """Leave the frames of skypool out of a traceback, and of those in it, of which they are no more than a part."""
+    todo: list[traceback.TracebackException | None] = [shown]
+    while todo:
+        each = todo.pop()
+        if each is not None:
+            users = [frame for frame in each.stack if not frame.filename.startswith(_OWN)]
+            if users or (each.exc_type is not None and issubclass(each.exc_type, SkypoolError)):
+                each.stack[:] = users
+            todo += [each.__cause__, each.__context__, *(each.exceptions or ())]
+
+
+_OWN = os.path.dirname(os.path.dirname(_leave_out_own_frames.__code__.co_filename)) + os.sep
+"""How the file names of skypool's frames begin. On a node they are no paths."""
 
 
 def dump_one(error: BaseException, home: bool = True) -> ErrorLink:
