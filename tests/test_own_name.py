@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ import pytest
 import skypool as sky
 from skypool.agent import own_name
 from skypool.devices import network
+from skypool.gangs.environment import Member
+from skypool.link import inbound
 from tests.lab import work
 from tests.lab.aws import AWS
 from tests.lab.machines import Lab
@@ -118,20 +121,104 @@ def test_the_processes_of_a_gang_find_the_other_machines_by_their_names(lab: Lab
         each.destroy()
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        *(
+            "",
+            "localhost",
+            "LocalHost",
+            "localhost6",
+            "ip6-loopback",
+            "ip6-allnodes",
+            "127",
+            "0x7f000001",
+            "0X7F",
+            "0x",
+        ),
+        *("gpu1.lan", "a b", "a\n6.6.6.6 github.com", "a\n", "a#", "-a", "a-", "a_b", "\u017fky", "\u0661", "a" * 64),
+    ],
+)
+def test_a_name_that_could_be_taken_for_another_thing_than_the_node_is_not_given_to_others(said: str) -> None:
+    assert inbound.host_name(said) == ""
+
+
+@pytest.mark.parametrize("said", ["gpu1", "ip-10-0-0-5", "GPU-1", "a", "7b", "a" * 63])
+def test_the_name_of_a_machine_is_given_to_others(said: str) -> None:
+    assert inbound.host_name(said) == said
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *(
+            "fe80::1%x\n6.6.6.6 github.com",
+            "fe80::1%eth0",
+            "2001:db8::1% github.com",
+            "10.0.0.5\n6.6.6.6 a",
+            "10.0.0.5 a",
+        ),
+        *(
+            "127.0.0.1",
+            "127.9.9.9",
+            "::1",
+            "::ffff:127.0.0.1",
+            "0.0.0.0",
+            "::",
+            "::ffff:0.0.0.0",
+            "224.0.0.1",
+            "ff02::1",
+        ),
+        *("255.255.255.255", "10.0.0", "010.0.0.1", "\u0661.1.1.1", "x", ""),
+    ],
+)
+def test_an_address_at_which_no_other_machine_reaches_a_node_is_not_given_to_others(said: str) -> None:
+    assert inbound.address(said) == ""
+
+
+def test_an_address_is_given_to_others_in_its_usual_form() -> None:
+    given = [inbound.address(said) for said in ("10.0.0.5", "2001:DB8::0:1", "169.254.7.7", "fd00::1")]
+    assert given == ["10.0.0.5", "2001:db8::1", "169.254.7.7", "fd00::1"]
+
+
+def _member(*hosts: tuple[str, str]) -> Member:
+    rank = {"rank": 0, "size": 2, "local": 0, "of": 1, "attempt": 1, "changed": False, "gang": "g"}
+    return Member(**rank, position=0, nodes=len(hosts), master="", port=0, jax_port=0, hosts=hosts)
+
+
+def test_of_names_that_differ_in_case_alone_none_is_used() -> None:
+    member = _member(("a", "10.0.0.1"), ("gpu2", "10.0.0.2"), ("GPU2", "10.6.6.6"), ("c", ""), ("d", "10.0.0.4"))
+    assert member.peers == {"d": "10.0.0.4"}
+    assert _member(("a", "10.0.0.1"), ("A", "10.6.6.6")).peers == {}
+
+
+def test_the_names_of_thousands_of_nodes_take_little_time() -> None:
+    member = _member(*((f"n{i}", "10.0.0.1") for i in range(20_000)))
+    header = {"gang": member.header, "world": (0, [address for _, address in member.hosts])}
+    began = time.process_time()
+    assert len(Member.from_header(header).peers) == 19_999
+    assert time.process_time() - began < 2
+
+
 SHADOWED = """
 import socket, sys
 from pathlib import Path
 from skypool.agent import own_name
-text = Path("/etc/hosts").read_text
-done = own_name.shadow(sys.argv[1], {"gpu2": "192.0.2.8"})
-print(done, own_name.found("gpu2"), own_name.found(socket.gethostname()), own_name.MARK in text())
+peers = {name: "192.0.2.6" for name in ("gpu1", "GPU1", "Gpu1.lan", "db")}
+done = own_name.shadow(sys.argv[1], {**peers, "gpu2": "192.0.2.8"})
+names = "gpu2", "gpu1", socket.gethostname(), "db"
+print(done, *(own_name.found(name) for name in names), own_name.MARK.encode() in Path("/etc/hosts").read_bytes())
 """
+SHADOWED_IN = 'hostname gpu1.lan; mount --bind "$0" /etc/hosts; exec "$1" -c "$2" 192.0.2.7'
 
 
 @pytest.mark.needs("mounts")
-def test_a_process_gets_a_hosts_file_of_its_own_and_the_machines_stays() -> None:
-    before = Path("/etc/hosts").read_text()
-    argv = ["unshare", "--uts", "sh", "-c", 'hostname gpu1; exec "$0" -c "$1" 192.0.2.7', sys.executable, SHADOWED]
+def test_a_process_gets_a_hosts_file_of_its_own_and_the_machines_stays(tmp_path: Path) -> None:
+    """No other machine gets a name of this one, nor one that the file has."""
+    file = tmp_path / "hosts"
+    before = b"127.0.0.1 localhost\n127.0.1.1 gpu1.lan gpu1 # in the b\xfcro\n192.0.2.9 DB\n"
+    file.write_bytes(before)
+    argv = ["unshare", "--uts", "--mount", "sh", "-ec", SHADOWED_IN, str(file), sys.executable, SHADOWED]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[1])
-    assert done.stdout == "True {'192.0.2.8'} {'192.0.2.7'} True\n", done.stderr
-    assert Path("/etc/hosts").read_text() == before
+    assert done.stdout == "True {'192.0.2.8'} {'192.0.2.7'} {'192.0.2.7'} {'192.0.2.9'} True\n", done.stderr
+    assert file.read_bytes() == before

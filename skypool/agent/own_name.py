@@ -67,8 +67,7 @@ def _mend(address: str) -> bool:
 
     name = socket.gethostname()
     try:
-        with open(HOSTS) as file:
-            text = file.read()
+        text = _read()
         _write(mended(text, address, name))
     except (OSError, subprocess.SubprocessError) as e:
         print(f"{HOSTS} cannot be written, so {name} keeps its present address there: {e}", file=sys.stderr, flush=True)
@@ -88,7 +87,8 @@ def shadow(address: str, peers: Mapping[str, str]) -> bool:
 
     Args:
         address: the address at which other nodes reach this one; "" if unknown.
-        peers: the addresses of other machines by their names. Names that the machine's hosts file has are left out.
+        peers: the addresses of other machines by their names. This machine's own names, and those that its hosts file
+            has, are left out. Upper and lower case are the same.
 
     Returns:
         True if the name then resolves to `address`, and to no other.
@@ -97,12 +97,12 @@ def shadow(address: str, peers: Mapping[str, str]) -> bool:
     if not address:
         return False
     try:
-        with open(HOSTS) as file:
-            text = file.read()
+        text = _read()
     except OSError:
         return found(name) == {address}
-    known = {word for line in text.splitlines() for word in line.partition("#")[0].split()[1:]}
-    new = {peer: there for peer, there in peers.items() if peer not in known and peer != name}
+    known = {word for line in text.splitlines() for word in line.partition("#")[0].lower().split()[1:]}
+    known |= {name.lower(), name.lower().partition(".")[0]}
+    new = {peer: there for peer, there in peers.items() if peer.lower() not in known}
     is_found = found(name) == {address}
     if is_found and not new:
         return True
@@ -112,13 +112,13 @@ def shadow(address: str, peers: Mapping[str, str]) -> bool:
     libc = ctypes.CDLL(None, use_errno=True)
     if os.geteuid() != 0 or libc.unshare(_CLONE_NEWNS) != 0:
         return False
-    with contextlib.suppress(OSError), tempfile.NamedTemporaryFile("w") as own:
+    with contextlib.suppress(OSError), tempfile.NamedTemporaryFile() as own:
         others = "".join(f"{there} {peer} {MARK} another node\n" for peer, there in new.items())
-        own.write(others + (text if is_found else mended(text, address, name)))
+        own.write(_encoded(others + (text if is_found else mended(text, address, name))))
         own.flush()
         os.fchmod(own.fileno(), 0o644)
         if libc.mount(b"none", b"/", None, _MS_REC | _MS_SLAVE, None) == 0:  # no mount of this process is seen outside
-            libc.mount(own.name.encode(), HOSTS.encode(), None, _MS_BIND, None)
+            libc.mount(os.fsencode(own.name), HOSTS.encode(), None, _MS_BIND, None)
     return found(name) == {address}
 
 
@@ -163,6 +163,21 @@ def _is_loopback(words: Collection[str]) -> bool:
     return False
 
 
+def _read() -> str:
+    """Return the text of the hosts file. Bytes that are not UTF-8, as in old comments, become surrogates.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with open(HOSTS, encoding="utf-8", errors="surrogateescape") as file:
+        return file.read()
+
+
+def _encoded(text: str) -> bytes:
+    """Return the bytes of a text that `_read` has returned."""
+    return text.encode("utf-8", "surrogateescape")
+
+
 def _write(text: str) -> None:
     """Overwrite the hosts file in place with `text`, by sudo if this process is not root. Waits at most 20 s for sudo.
 
@@ -172,11 +187,11 @@ def _write(text: str) -> None:
         OSError, subprocess.SubprocessError: the file cannot be written.
     """
     if os.geteuid() == 0:
-        with open(HOSTS, "r+") as file:
-            file.write(text)
+        with open(HOSTS, "r+b") as file:
+            file.write(_encoded(text))
             file.truncate()
         return
     import subprocess
 
     argv = ["sudo", "-n", "sh", "-c", f"cat > {HOSTS}"]
-    subprocess.run(argv, input=text, text=True, check=True, capture_output=True, timeout=20)
+    subprocess.run(argv, input=_encoded(text), check=True, capture_output=True, timeout=20)

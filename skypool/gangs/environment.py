@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -84,7 +85,7 @@ class Member:
     def header(self) -> dict[str, object]:
         """The member "gang" of the header of a CALL frame (message with a call).
 
-        `position` and `nodes` are left out: the header's member "world" has them.
+        `position`, `nodes` and addresses are left out: the header's member "world" has them.
         """
         return {
             "rank": self.rank,
@@ -95,7 +96,7 @@ class Member:
             "changed": self.changed,
             "id": self.gang,
             "master": [self.master, self.port, self.jax_port],
-            "hosts": self.hosts,
+            "names": [name for name, _ in self.hosts],
         }
 
     @property
@@ -107,11 +108,12 @@ class Member:
     def peers(self) -> dict[str, str]:
         """The addresses of the other nodes by their names, without those whose name or address is not known.
 
-        A name that several nodes have, as of machines that were made from one image, is left out.
+        A name that several nodes have, as of machines that were made from one image, is left out. Upper and lower case
+        are the same.
         """
-        names = [name for name, _ in self.hosts]
+        counts = Counter(name.lower() for name, _ in self.hosts)
         others = [*self.hosts[: self.position], *self.hosts[self.position + 1 :]]
-        return {name: address for name, address in others if name and address and names.count(name) == 1}
+        return {name: address for name, address in others if name and address and counts[name.lower()] == 1}
 
     @classmethod
     def from_header(cls, header: Mapping[str, Any]) -> Member:
@@ -126,6 +128,7 @@ class Member:
         said = header["gang"]
         position, addresses = header["world"]
         master, port, jax_port = said["master"]
+        names = said.get("names") or [""] * len(addresses)
         member = cls(
             rank=int(said["rank"]),
             size=int(said["size"]),
@@ -139,10 +142,8 @@ class Member:
             master=str(master),
             port=int(port),
             jax_port=int(jax_port),
-            hosts=tuple((str(name), str(address)) for name, address in said.get("hosts", ())),
+            hosts=tuple((str(name), str(there)) for name, there in zip(names, addresses, strict=True)),
         )
-        if len(member.hosts) not in (0, member.nodes):
-            raise ValueError(f"{len(member.hosts)} names of {member.nodes} nodes")
         if not (0 <= member.rank < member.size and 0 <= member.local < member.of and member.position < member.nodes):
             raise ValueError(f"rank {member.rank} of {member.size}, {member.local} of {member.of} on its node")
         return member

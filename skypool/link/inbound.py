@@ -731,7 +731,12 @@ def _device(said: Mapping[str, Any]) -> Device:
         raise protocol_violation(f"the node sent {what} that is not valid: {printable(str(e))[:200]}") from None
 
 
-_HOST_NAME = re.compile(r"(?!localhost$)[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII | re.IGNORECASE)
+_HOST_NAME = re.compile(
+    # not a name of this machine itself or of a number that is taken for an address, such as 0x7f000001
+    r"(?!localhost|ip6-|\d+$|0x[0-9a-f]*$)[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?",
+    re.ASCII | re.IGNORECASE,
+)
+_EVERYBODY = ipaddress.ip_address("255.255.255.255")
 _PARSERS: dict[Kind, Callable[[Frame], Said]] = {
     Kind.WELCOME: _welcome,
     Kind.TAKEN: _taken,
@@ -756,15 +761,20 @@ def host_name(said: str) -> str:
     Args:
         said: the name, as the node reports it.
     """
-    return said if _HOST_NAME.fullmatch(said) and not said.isdigit() else ""
+    return said if _HOST_NAME.fullmatch(said) else ""
 
 
 def address(said: str) -> str:
-    """Return an IP address in its usual form, or "" if the text is not a valid IPv4 or IPv6 address.
+    """Return an IP address in its usual form, or "" if no other machine can reach a node at it.
+
+    Such are the loopback address, that of a group, and one with a zone ("fe80::1%eth0"), which may hold any text.
 
     Args:
         said: the address at which other nodes reach a node, as the node reports it.
     """
     with contextlib.suppress(ValueError):
-        return str(ipaddress.ip_address(said))
+        found = ipaddress.ip_address(said)
+        plain = getattr(found, "ipv4_mapped", None) or found
+        elsewhere = plain.is_loopback or plain.is_unspecified or plain.is_multicast or plain == _EVERYBODY
+        return "" if elsewhere or "%" in said else str(found)
     return ""
