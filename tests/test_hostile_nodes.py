@@ -18,6 +18,7 @@ import skypool as sky
 from skypool import events
 from skypool.errors import ConnectionLost, PoolClosed, ProtocolError, RemoteError, WorkerDied
 from skypool.link.inbound import message_of
+from skypool.report import words
 from skypool.shipping.user_modules import Lender
 from skypool.text import plain_error, printable
 from skypool.wire.frames import Frame, Kind
@@ -361,3 +362,17 @@ def test_fields_of_the_handshake_that_are_shown_hold_no_escape_sequences() -> No
     assert said.health.driver == ""
     with pytest.raises(ProtocolError, match="'silent'"):
         message_of(Frame(Kind.TAKEN, {"silent": EVIL}, memoryview(b""), memoryview(b"")))
+
+
+@pytest.mark.parametrize("at", [2.5e11, 9e11, float("inf"), float("nan"), -1])
+def test_a_notice_of_a_time_that_has_no_date_is_refused(at: float) -> None:
+    """The report could not write it."""
+    status = {"busy": 0, "cpu_busy": 0, "waiting": 0, "done": 0, "running": [], "interruption": at}
+    with pytest.raises(ProtocolError, match="'interruption'"):
+        message_of(Frame(Kind.PONG, status, memoryview(b""), memoryview(b"")))
+
+
+def test_the_latest_notice_has_a_date() -> None:
+    status = {"busy": 0, "cpu_busy": 0, "waiting": 0, "done": 0, "running": [], "interruption": 249_999_999_999}
+    said: Any = message_of(Frame(Kind.PONG, status, memoryview(b""), memoryview(b"")))
+    assert words.moment(said.interruption).startswith("9892-")

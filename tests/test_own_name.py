@@ -182,8 +182,21 @@ def test_an_address_is_given_to_others_in_its_usual_form() -> None:
 
 
 def _member(*hosts: tuple[str, str]) -> Member:
-    rank = {"rank": 0, "size": 2, "local": 0, "of": 1, "attempt": 1, "changed": False, "gang": "g"}
-    return Member(**rank, position=0, nodes=len(hosts), master="", port=0, jax_port=0, hosts=hosts)
+    return Member(
+        rank=0,
+        size=2,
+        local=0,
+        of=1,
+        position=0,
+        nodes=len(hosts),
+        attempt=1,
+        changed=False,
+        gang="g",
+        master="",
+        port=0,
+        jax_port=0,
+        hosts=hosts,
+    )
 
 
 def test_of_names_that_differ_in_case_alone_none_is_used() -> None:

@@ -46,6 +46,8 @@ _LONGEST_FACT = 256
 """The most characters of a text about a machine or a device."""
 _LONGEST_NAME = 1 << 12
 """The most characters of a name or a key."""
+_LATEST = 2.5e11
+"""The limit that times in seconds since 1970 must stay below, as a later one has no date in Python: the year 9892."""
 _LARGEST_VALUE = 1 << 48
 """The limit that the size of one value in bytes must stay below."""
 _MOST_RANKS = 1 << 20
@@ -383,14 +385,14 @@ def _number(what: str, h: Mapping[str, Any], name: str, least: int = 0, most: in
     _refuse(what, name, value)
 
 
-def _seconds(what: str, h: Mapping[str, Any], name: str) -> float:
-    """Return the field `name` of a message's header as a float. It must be a number of seconds, 0 to below 10^12.
+def _seconds(what: str, h: Mapping[str, Any], name: str, most: float = 1e12) -> float:
+    """Return the field `name` of a message's header as a float. It must be a number of seconds, 0 to below `most`.
 
     Raises:
         ProtocolError: the field is missing or not such a number. `what` names the message in the error.
     """
     value = h.get(name)
-    if (type(value) is float or type(value) is int) and 0 <= value < 1e12:  # this excludes NaN too
+    if (type(value) is float or type(value) is int) and 0 <= value < most:  # this excludes NaN too
         return float(value)
     _refuse(what, name, value)
 
@@ -625,7 +627,7 @@ def _pong(f: Frame) -> Pong:
         _number(what, h, "waiting"),
         _number(what, h, "done"),
         tuple(one_line(name, _LONGEST_SHOWN) for name in running[:_SHOWN_RUNNING]),
-        None if h.get("interruption") is None else _seconds(what, h, "interruption"),
+        None if h.get("interruption") is None else _seconds(what, h, "interruption", _LATEST),
         _number(what, h, "cpu_busy"),
         _samples(h["samples"]) if "samples" in h else (),
         tuple(_numbers(what, h, "stalled")) if "stalled" in h else (),
@@ -705,7 +707,7 @@ def _health(said: Mapping[str, Any]) -> NodeHealth:
         devices=tuple(_device(each) for each in devices),
         driver=one_line(_text(what, said, "driver"), _LONGEST_FACT),
         disk_free=_number(what, said, "disk_free"),
-        time=_seconds(what, said, "time"),
+        time=_seconds(what, said, "time", _LATEST),
         address=address(printable(_text(what, said, "address"))) if "address" in said else "",
         monitored=said.get("monitored") is True,
         host=host_name(_text(what, said, "host")) if "host" in said else "",

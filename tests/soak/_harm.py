@@ -6,7 +6,10 @@ The standard library only, as a node that is nothing but a script runs it.
 from __future__ import annotations
 
 import json
+import os
 import random
+import struct
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -195,10 +198,36 @@ def statuses(dice: random.Random, frame: Frame) -> Iterator[bytes]:
 
 def notices(dice: random.Random, frame: Frame) -> Iterator[bytes]:
     """The provider takes the machine back, at another time each time."""
+    at = dice.choice((time.time() + 1000, 0.0, 2e11, 9e11))
     n = 0
     while True:
         n += 1
-        yield _pong(frame, interruption=time.time() + 1000 + n)
+        yield _pong(frame, interruption=at + n)
+
+
+def stalled(dice: random.Random, frame: Frame) -> Iterator[bytes]:
+    """Ids of generators that wait, as many as a header takes."""
+    first, many = dice.choice((1, 10**13)), dice.choice((1, 1000, 60_000))
+    while True:
+        yield _pong(frame, stalled=list(range(first, first + many)))
+
+
+def repeated(dice: random.Random, frame: Frame) -> Iterator[bytes]:
+    """Messages that belong to the beginning or to the end of a connection, in its middle."""
+    ids = list(range(10**13, 10**13 + dice.choice((1, 1000, 30_000))))
+    health = {
+        "devices": [{"kind": "cuda", "index": 0}] * dice.choice((1, 1000)),
+        "driver": "",
+        "disk_free": 1,
+        "time": 1,
+    }
+    header = {"slots": 1, "cpu_slots": 0, "devices": 0, "cpu_calls": [], "calls": ids, "names": {"f": ids}}
+    header |= {"streams": [], "functions": [], "objects": [], "health": health}
+    said = [frame(2, {}, json.dumps(header).encode()), frame(21, {}), frame(22, {"silent": 1, "former": True})]
+    said += [frame(14, {"calls": [], "cpu": False})]
+    some = dice.sample(said, dice.choice((1, 1, 4)))
+    while True:
+        yield from some
 
 
 # --- output --------------------------------------------------------------------------------------------------
@@ -277,6 +306,44 @@ def modules(dice: random.Random, frame: Frame) -> Iterator[bytes]:
         yield frame(18, {"name": f"nothing_{n}{'x' * long}", "version": "", "file": ""})
 
 
+def ends(dice: random.Random, frame: Frame, ids: list[int]) -> Iterator[bytes]:
+    """Ends of many small calls in each message. No such call is there."""
+    size = dice.choice((0, 1, 1000))
+    many = dice.choice((1, 100, 1000 << 10)) // (21 + size) or 1
+    n = 10**13
+    while True:
+        made = [struct.pack("!QI?d", n + i, size, True, 0.1) + b"N" * size for i in range(many)]
+        n += many
+        yield frame(24, {}, b"".join(made))
+
+
+def pieces(dice: random.Random, frame: Frame, ids: list[int]) -> Iterator[bytes]:
+    """Large values that begin and never end. Each takes the memory of what has come of it."""
+    size = dice.choice((65537, 1 << 20, 300 << 20, 4 << 30))
+    body = bytes(min(size, 1 << 20))
+    n = 0
+    while True:
+        n += 1
+        key = ids[0] if n % 2 else f"{ids[0]}:{n}"
+        yield frame(11, {"key": key, "at": 0, "size": size}, body)
+
+
+def packages(dice: random.Random, frame: Frame, ids: list[int]) -> Iterator[bytes]:
+    """Wishes for packages that there are, again and again. What comes is read and thrown away."""
+    threading.Thread(target=_drain, daemon=True).start()
+    names = dice.sample(("tests", "docs", "examples", "providers", "images"), dice.choice((1, 5)))
+    while True:
+        for name in names:
+            yield frame(18, {"name": name, "version": "", "file": ""})
+            if len(names) == 1:
+                time.sleep(0.0005)
+
+
+def _drain() -> None:
+    while os.read(0, 1 << 20):
+        pass
+
+
 def recalled(dice: random.Random, frame: Frame, ids: list[int]) -> Iterator[bytes]:
     """Calls that are given back, with as many ids as a header takes."""
     many = dice.choice((1, 1000, 20_000))
@@ -288,7 +355,13 @@ def headers(dice: random.Random, frame: Frame) -> Iterator[bytes]:
     """Headers with fields that nobody reads, as large as they may be."""
     size = dice.choice((100, 4000, 900_000))
     more = dice.choice(
-        ({"x": "y" * size}, {"x": ["z" * 100] * (size // 104)}, {f"k{i}": "v" * 200 for i in range(size // 210)})
+        (
+            {"x": "y" * size},
+            {"x": ["z" * 100] * (size // 104)},
+            {f"k{i}": "v" * 200 for i in range(size // 210)},
+            {"x": [[]] * (size // 4)},
+            {"x": [{"y": 0.5}] * (size // 12)},
+        )
     )
     while True:
         yield _pong(frame, **more)
@@ -304,10 +377,24 @@ def mixed(dice: random.Random, frame: Frame) -> Iterator[bytes]:
 
 PLAIN = {
     each.__name__: each
-    for each in (samples, devices, xids, tiny, statuses, notices, output, begun, modules, headers, mixed)
+    for each in (
+        samples,
+        devices,
+        xids,
+        tiny,
+        statuses,
+        notices,
+        output,
+        begun,
+        modules,
+        headers,
+        mixed,
+        stalled,
+        repeated,
+    )
 }
 PATIENT = {each.__name__: each for each in (patient,)}
-WITH_CALLS = {each.__name__: each for each in (errors, strays, items, recalled)}
+WITH_CALLS = {each.__name__: each for each in (errors, strays, items, recalled, ends, pieces, packages)}
 
 
 # --- greetings -----------------------------------------------------------------------------------------------
