@@ -19,6 +19,7 @@ from skypool import events
 from skypool.errors import ConnectionLost, PoolClosed, ProtocolError, RemoteError, WorkerDied
 from skypool.link.inbound import message_of
 from skypool.report import words
+from skypool.shipping import user_modules
 from skypool.shipping.user_modules import Lender
 from skypool.text import plain_error, printable
 from skypool.wire.frames import Frame, Kind
@@ -189,6 +190,69 @@ def test_a_node_that_asks_for_the_same_module_all_the_time_is_refused(
     with pytest.raises(ProtocolError, match="asked_often' more than 2000 times"):
         for _ in range(3000):
             lender.find("asked_often")
+
+
+def test_a_node_that_asks_for_a_large_package_all_the_time_costs_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "a_large_package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    for n in range(4):
+        with (package / f"{n}.bin").open("wb") as file:
+            file.truncate(9 << 20)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    lender = Lender()
+    lender.find("a_large_package")
+    began = time.process_time()
+    for _ in range(1000):
+        assert lender.find("a_large_package")[0]["found"]
+    assert time.process_time() - began < 2
+
+
+def test_of_a_folder_that_may_be_no_package_no_more_is_read_than_of_the_files_of_a_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(20):
+        for kind in ("so", "py"):
+            (tmp_path / "environment" / str(n)).mkdir(parents=True, exist_ok=True)
+            with (tmp_path / "environment" / str(n) / f"m.{kind}").open("wb") as file:
+                file.truncate(4 << 20)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = memory()
+    header, body = Lender().find("environment")
+    assert header["found"]
+    assert sum(size for _, _, size in json.loads(body.partition(b"\n")[0])) <= 50 << 20
+    assert memory() - before < 80 << 20
+
+
+def test_of_a_folder_with_very_many_files_only_a_part_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(user_modules, "_MOST_ENTRIES", 100)
+    for n in range(3):
+        (tmp_path / "pictures" / str(n)).mkdir(parents=True)
+        (tmp_path / "pictures" / str(n) / "m.py").touch()
+        for each in range(40):
+            (tmp_path / "pictures" / str(n) / f"{each}.jpg").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    _, body = Lender().find("pictures")
+    assert [path for path, _, _ in json.loads(body.partition(b"\n")[0])] != []
+    assert len(json.loads(body.partition(b"\n")[0])) == 2
+
+
+def test_nodes_get_no_more_packages_when_they_have_asked_for_many_that_are_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(user_modules, "_MOST_TAKEN", 100)
+    for name in ("taken_one", "taken_two", "taken_three"):
+        (tmp_path / f"{name}.py").write_text("#" * 60)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    taken: dict[str, user_modules.Unit] = {}
+    first, second = Lender(taken), Lender(taken)
+    found = [lender.find(name)[0] for lender in (first, second) for name in ("taken_one", "taken_two", "taken_three")]
+    assert [each["found"] for each in found] == [True, True, False] * 2
+    assert found[2]["why"] == found[5]["why"] == first.find("taken_three")[0]["why"] == "much"
 
 
 @pytest.mark.slow

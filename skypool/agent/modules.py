@@ -38,6 +38,10 @@ _MADE = "the program made it while it ran, so that it has no file; write it into
 _ELSE = (
     "install it with Image(pip=[…]) or Image(apt=[…]); a module of your own is sent if the program itself can import it"
 )
+_MUCH = (
+    "the program has sent 256 MB of packages that it has not imported itself, and sends no more; import this module in "
+    "the program"
+)
 _FULL = "it did not fit on the node's disk: {1}"
 
 
@@ -187,7 +191,7 @@ class UserModules:
     def _missing_advice(self, name: str) -> str:
         top = name.partition(".")[0]
         kind, _, rest = self._missing.get(top, "").partition(" ")
-        text = {"installed": _INSTALLED, "made": _MADE, "full": _FULL}.get(kind, _ELSE)
+        text = {"installed": _INSTALLED, "made": _MADE, "full": _FULL, "much": _MUCH}.get(kind, _ELSE)
         return (_ADVICE + text).format(name, rest)
 
     def _numpys(self, name: str) -> str:

@@ -38,6 +38,10 @@ LARGEST_FILE = 10 << 20
 _MOST = 50 << 20
 """The most bytes of all files of a package that travel, besides its modules."""
 _MOST_FILES = 20_000
+_MOST_ENTRIES = 100_000
+"""The most files and folders that are looked at to find those of a package."""
+_MOST_TAKEN = 256 << 20
+"""The most bytes of packages that are not loaded here. Beyond it, nodes get no further ones."""
 _CODE = (".py", ".pyc", ".so", ".pyi", "py.typed")
 _SKIPPED = frozenset(("__pycache__", "node_modules"))
 _SAVING = 2.0
@@ -115,16 +119,23 @@ class Unit:
         version: a hash of the files.
         files: the contents of the files, by their path. The first part of the path is the name of the module.
         left_out: the paths of files that were too large.
+        hashes: the hashes of the files, by their path. They are computed once, as a node may ask often.
     """
 
     name: str
     version: str
     files: dict[str, bytes]
     left_out: tuple[str, ...]
+    hashes: dict[str, str]
+
+    @property
+    def size(self) -> int:
+        """The bytes of all files."""
+        return sum(map(len, self.files.values()))
 
     def listing(self) -> list[tuple[str, str, int]]:
         """Return (path, hash, size) of each file."""
-        return [(path, hash_of(data), len(data)) for path, data in self.files.items()]
+        return [(path, self.hashes[path], len(data)) for path, data in self.files.items()]
 
 
 def hash_of(data: bytes) -> str:
@@ -134,9 +145,10 @@ def hash_of(data: bytes) -> str:
 
 def _unit(name: str, files: dict[str, bytes], left_out: Sequence[str]) -> Unit:
     digest = hashlib.sha256()
+    hashes = {path: hash_of(data) for path, data in files.items()}
     for path in sorted(files):
-        digest.update(f"{path}\0{hash_of(files[path])}\0".encode("utf-8", "surrogateescape"))
-    return Unit(name, digest.hexdigest()[:16], files, tuple(left_out))
+        digest.update(f"{path}\0{hashes[path]}\0".encode("utf-8", "surrogateescape"))
+    return Unit(name, digest.hexdigest()[:16], files, tuple(left_out), hashes)
 
 
 # --- what the program has loaded ---------------------------------------------------------------------------------
@@ -263,11 +275,16 @@ def _read(top: str, kept: dict[str, bytes], names: Sequence[str] = ()) -> Unit:
         module = sys.modules.get(name)
         if module is not None and not isinstance(getattr(module, "__loader__", None), zipimporter):
             found.setdefault(_path_of(name), Path(str(module.__file__)))
-    return _unit(top, *_contents(found))
+    return _unit(top, *_contents(found, is_package=origin is not None))
 
 
-def _contents(found: MutableMapping[str, Path | bytes]) -> tuple[dict[str, bytes], list[str]]:
-    """Return the contents of files, and the paths of those that are too large."""
+def _contents(found: MutableMapping[str, Path | bytes], is_package: bool = True) -> tuple[dict[str, bytes], list[str]]:
+    """Return the contents of files, and the paths of those that are too large.
+
+    Args:
+        found: the files, by their path in the unit.
+        is_package: False for a folder that may be no package. Its modules count among the bytes that may travel.
+    """
     files: dict[str, bytes] = {}
     left_out: list[str] = []
     room = _MOST
@@ -278,13 +295,14 @@ def _contents(found: MutableMapping[str, Path | bytes]) -> tuple[dict[str, bytes
         try:
             size = os.stat(file).st_size
             is_code = path.endswith(_CODE)
-            if size > LARGEST_FILE or (not is_code and size > room):
+            is_free = is_code and is_package
+            if size > LARGEST_FILE or (not is_free and size > room):
                 left_out.append(path)
                 continue
             files[path] = _saved(file) if path.endswith(".py") else file.read_bytes()
         except OSError:
             continue
-        room -= 0 if is_code else size
+        room -= 0 if is_free else size
     return files, left_out
 
 
@@ -311,8 +329,11 @@ def _walk(place: str, top: str, has_code: bool) -> Iterator[tuple[str, Path]]:
     Hidden folders, virtual environments and folders that are links are left out. Of a folder without `__init__.py`,
     which may be no package at all, only the modules are yielded.
     """
-    count = 0
+    count = seen = 0
     for folder, folders, names in os.walk(place):
+        seen += len(folders) + len(names)
+        if seen > _MOST_ENTRIES:
+            return
         folders[:] = sorted(
             each
             for each in folders
@@ -475,7 +496,7 @@ class Lender:
             return {**header, "found": False, "why": ""}, b""
         if now < self._missing.get(name, 0.0):
             self._count(name, now)
-            return {**header, "found": False, "why": why_not(name)}, b""
+            return {**header, "found": False, "why": "much" if self.is_full else why_not(name)}, b""
         unit = self._unit(name, version)
         if unit is not None:
             self._count(name, now)
@@ -496,7 +517,12 @@ class Lender:
                 "none"
             )
         self._missing[name] = now + _MISSING_FOR
-        return {**header, "found": False, "why": why_not(name)}, b""
+        return {**header, "found": False, "why": "much" if self.is_full else why_not(name)}, b""
+
+    @property
+    def is_full(self) -> bool:
+        """True if nodes get no more packages that are not loaded here."""
+        return sum(unit.size for unit in self._taken.values()) >= _MOST_TAKEN
 
     def file(self, name: str, version: str, path: str) -> tuple[dict[str, Any], bytes]:
         """Return the answer to a node that asks for a file of a package which was found: header and contents.
@@ -518,6 +544,8 @@ class Lender:
             if name in _loaded and (name in sys.modules or name == METADATA):
                 return _loaded[name]
             if name not in self._taken and name not in _NEVER_SENT and name != METADATA:
+                if self.is_full:
+                    return None
                 origin, places, _ = _locate(name)
                 if is_users(origin) or (origin is None and any(is_users(place) for place in places)):
                     unit = _read(name, {})

@@ -354,7 +354,7 @@ def recalled(dice: random.Random, frame: Frame, ids: list[int]) -> Iterator[byte
 def headers(dice: random.Random, frame: Frame) -> Iterator[bytes]:
     """Headers with fields that nobody reads, as large as they may be."""
     size = dice.choice((100, 4000, 900_000))
-    more = dice.choice(
+    more: dict[str, Any] = dice.choice(
         (
             {"x": "y" * size},
             {"x": ["z" * 100] * (size // 104)},
