@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
+import ctypes
 import errno
 import gc
 import io
@@ -19,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 from unittest import mock
@@ -184,6 +187,33 @@ class Rows:
             raise ZeroDivisionError
         self.note(call)
 
+    def interrupted(self) -> None:
+        """Ctrl-C while the end of the block waits for its calls. The program goes on."""
+        with suppress(KeyboardInterrupt), self.pool() as pool:
+            self.saboteur.look(pool)
+            call = pool.send(nap(600))
+            interrupt = ctypes.pythonapi.PyThreadState_SetAsyncExc
+            args = ctypes.c_ulong(threading.get_ident()), ctypes.py_object(KeyboardInterrupt)
+            threading.Thread(target=lambda: (_until_left(pool), interrupt(*args))).start()
+        self.note(call)
+
+    def cancelled(self) -> None:
+        """The task is cancelled while the end of its block waits for its calls. The program goes on."""
+
+        async def main(calls: list[Any]) -> None:
+            async with self.pool() as pool:
+                self.saboteur.look(pool)
+                calls.append(pool.send(nap(600)))
+                task = asyncio.current_task()
+                assert task is not None
+                cancel = partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel)
+                threading.Thread(target=lambda: (_until_left(pool), cancel())).start()
+
+        calls: list[Any] = []
+        with suppress(asyncio.CancelledError):
+            asyncio.run(main(calls))
+        self.note(calls[0])
+
     def stop(self) -> None:
         pool, call = self.started()
         pool.stop()
@@ -250,6 +280,12 @@ class Rows:
             self.error = e
 
 
+def _until_left(pool: sky.ComputePool) -> None:
+    """Wait until the block of a pool is being left, and waits for the calls."""
+    eventually(lambda: not pool._entries, BOUND, "the end of the block")
+    time.sleep(0.2)  # not for luck: an interrupt that comes earlier is that of the block
+
+
 @dataclass
 class _Sent:
     """A call that is sent when its result is asked for."""
@@ -273,6 +309,8 @@ class _Read:
 END: dict[str, tuple[type[BaseException] | None, str]] = {
     "block_left": (None, ""),
     "exception": (PoolClosed, "pool 'p' was stopped before the call ended"),
+    "interrupted": (PoolClosed, "pool 'p' was stopped before the call ended"),
+    "cancelled": (PoolClosed, "pool 'p' was stopped before the call ended"),
     "stop": (PoolClosed, "pool 'p' was stopped before the call ended"),
     "budget": (BudgetExceeded, "has spent"),
     "max_lifetime": (LifetimeExceeded, "max_lifetime of 6 s is over"),

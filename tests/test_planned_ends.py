@@ -11,6 +11,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,22 @@ def test_an_idle_pool_ends_with_its_lifetime(cloud: FakeCloud) -> None:
         eventually(lambda: pool.phase == "ended", BOUND, "the end of the pool")
         time.sleep(5.0)  # not for luck: longer than `liveness`
         assert len(rented(cloud)) == 1
+
+
+@pytest.mark.slow
+def test_a_machine_that_ends_just_before_its_pool_is_no_loss(cloud: FakeCloud) -> None:
+    """Its clock may differ a little, and the client may be busy."""
+    with Watched(cloud, name="p", max_lifetime=6.0) as pool:
+        call = pool.send(nap.with_options(retries=3)(600))
+        [item] = rented(cloud)
+        time.sleep(max(0.0, item.made + 4.5 - time.time()))  # not for luck: the pool is to end 1.5 s later
+        with suppress(KeyError):
+            pool.take(0)
+        with pytest.raises(LifetimeExceeded):
+            call.result(BOUND)
+    assert not pool.heard(events.LinkDown)
+    assert not pool.heard(events.CallRetried)
+    assert len(rented(cloud)) == 1
 
 
 def test_a_machine_in_place_of_a_lost_one_lives_no_longer_than_the_rest_of_the_lifetime(cloud: FakeCloud) -> None:

@@ -1319,6 +1319,7 @@ class PoolEngine:
             self._on_notice,
             self._on_lost,
             self._on_samples,
+            lambda: self._limits.is_due,
         )
 
     def _on_samples(self, node: int, samples: Sequence[NodeSample]) -> None:

@@ -44,6 +44,7 @@ class Limits:
         self._rental = rental
         self._linger = linger
         self._links = links
+        self._due = float("inf")
         self._looked: float | None = None
         self._paused = 0.0
         self._owner_checked = self._told = float("-inf")
@@ -57,6 +58,7 @@ class Limits:
             TakenOver: another process has taken the pool over.
         """
         left = await asyncio.to_thread(self._rental.check_limits)
+        self._due = clock.elapsed() + left
         now = time.monotonic()
         links = list(self._links.values())
         is_cut = not all(link.is_up for link in links)
@@ -72,6 +74,14 @@ class Limits:
             for link in links:
                 link.allow(left + NODE_LATER)
         return min(left, LOOK)
+
+    @property
+    def is_due(self) -> bool:
+        """True if the pool ends as planned now or in the next 2 s. A connection that breaks then is a part of that end.
+
+        Machines end themselves at the same time, so either end may come first.
+        """
+        return clock.elapsed() >= self._due - _EARLY
 
     async def watch_pauses(self) -> None:
         """Note how long this process was paused, for as long as the task runs. Nodes hear nothing from it then.

@@ -37,6 +37,7 @@ class NodeListener:
             seconds since 1970. The call may come from any thread.
         on_lost: called as (node, error) when the link has given up the node.
         on_samples: called as (node, samples) with measurements of the node. The call may come from any thread.
+        is_due: returns True if the pool ends as planned about now. No event tells then that the connection broke.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class NodeListener:
         on_notice: Callable[[int, float], None],
         on_lost: Callable[[int, ConnectionLost], None],
         on_samples: Callable[[int, Sequence[NodeSample]], None],
+        is_due: Callable[[], bool],
     ) -> None:
         self._node = node
         self._pool = pool
@@ -64,7 +66,9 @@ class NodeListener:
         self._on_notice = on_notice
         self._on_lost = on_lost
         self._on_samples = on_samples
+        self._is_due = is_due
         self._noticed = -math.inf
+        self._told_down = False
 
     def on_arrivals(self, arrivals: list[Arrival], connection: int) -> None:
         """Pass messages of the node on, each to the object that handles it.
@@ -116,10 +120,14 @@ class NodeListener:
 
     def on_down(self, reason: str) -> None:
         self._dispatch.pause(self._node)
-        self._emit(events.LinkDown(pool=self._pool, node=self._node, reason=reason))
+        if not self._is_due():
+            self._told_down = True
+            self._emit(events.LinkDown(pool=self._pool, node=self._node, reason=reason))
 
     def on_up(self, welcome: Welcome) -> None:
-        self._emit(events.LinkUp(pool=self._pool, node=self._node))
+        if self._told_down:
+            self._told_down = False
+            self._emit(events.LinkUp(pool=self._pool, node=self._node))
         self._dispatch.resume(self._node, welcome)
 
     def on_lost(self, error: ConnectionLost) -> None:

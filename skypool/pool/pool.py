@@ -408,9 +408,11 @@ class ComputePool(Executor):
             StillRunning, ErrorGroup: the end of some machines is not confirmed, so they may still cost money.
         """
         engine = self._engine
-        if engine is not None and not cancel_futures and not shutdown.is_elsewhere(engine):
-            self._await_calls(engine)
-        self.stop()
+        try:
+            if engine is not None and not cancel_futures and not shutdown.is_elsewhere(engine):
+                self._await_calls(engine)
+        finally:  # also after Ctrl-C: the program may go on, and nobody else ends the pool
+            self.stop()
 
     @staticmethod
     def _await_calls(engine: PoolEngine) -> None:
@@ -430,7 +432,11 @@ class ComputePool(Executor):
             SkypoolError: the pool could not become ready. Its machines have been ended then.
         """
         self.start()
-        self._entries.append(entered.enter(self, everywhere=True))
+        try:
+            self._entries.append(entered.enter(self, everywhere=True))
+        except BaseException:  # Ctrl-C just now: the block is not entered, so nothing would leave it
+            self.stop()
+            raise
         return self
 
     def __exit__(
@@ -461,7 +467,11 @@ class ComputePool(Executor):
             self.shutdown(cancel_futures=kind is not None)
             return
         if kind is None:
-            self._await_calls(engine)
+            try:
+                self._await_calls(engine)
+            except BaseException:  # Ctrl-C or SIGTERM, after which nothing stays
+                self.stop()
+                raise
         with self._starting:
             is_ours, self._engine, self._ended = self._engine is engine, None, True
         if is_ours:
@@ -491,11 +501,19 @@ class ComputePool(Executor):
 
         Another thread does this, so that the event loop is not blocked. The exception of the block is raised further.
 
+        If the task is cancelled while it waits for the calls, end them and the pool at once.
+
         Raises:
             StillRunning, ErrorGroup: the end of some machines is not confirmed.
         """
         self._left()
-        await asyncio.to_thread(self._leave, kind)
+        leaving = asyncio.ensure_future(asyncio.to_thread(self._leave, kind))
+        try:
+            await asyncio.shield(leaving)
+        except asyncio.CancelledError:
+            await asyncio.to_thread(self.stop)  # otherwise the thread would wait for the calls
+            await leaving
+            raise
 
     def _working(self) -> PoolEngine:
         """Return the engine of the pool: the part that rents and runs the machines.
