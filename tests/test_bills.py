@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -13,13 +14,14 @@ import skypool as sky
 from skypool import clock
 from skypool.errors import QuotaError
 from skypool.model import Instance, Offer, Order
-from skypool.rental import reaper
+from skypool.rental import gc, reaper
 from skypool.rental import rental as rental_module
 from skypool.rental.ledger import Ledger
 from skypool.rental.ledger_file import LedgerFile
 from skypool.rental.rental import Rental
 from skypool.testing import FakeCloud, Stock
 from tests.bill import bill
+from tests.conftest import eventually
 from tests.soak import _living, bills
 
 
@@ -181,6 +183,49 @@ def test_an_order_without_an_answer_is_looked_for_at_once_and_on_the_bill(
     assert offers
     assert cloud.count("machine") == 0, "it is not left until the pool ends"
     assert len(rental.receipt.lines) == len(bill(tmp_path / "cloud" / "events")) > 0
+
+
+# --- several providers ---------------------------------------------------------------------------------------
+
+
+class Hangs(FakeCloud):
+    """Answers no request for the end of a machine for a while."""
+
+    name: ClassVar[str] = "busy"
+    answers: ClassVar[threading.Event]
+
+    def terminate(self, instances: Sequence[Instance]) -> None:
+        self.answers.wait(60.0)
+        super().terminate(instances)
+
+
+@pytest.mark.parametrize("way", ["stop", "down", "gc"])
+def test_a_provider_that_hangs_keeps_no_machine_of_another(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Hangs, "answers", threading.Event(), raising=False)
+    hangs = Hangs(tmp_path / "hangs", [Stock(usd_per_hour=1.0, capacity=1)], machines=False)
+    other = FakeCloud(tmp_path / "other", [Stock(usd_per_hour=2.0)], machines=False)
+    pool = sky.ComputePool([hangs, other], nodes=2, name="p", console="off")
+    rental = Rental(pool._terms, lambda event: None)
+    asyncio.run(rental.look())
+    rental.begin()
+    there = rent(rental, 0, 1)
+    assert [hangs.count("machine"), other.count("machine")] == [1, 1]
+    ends = {
+        "stop": lambda: rental.terminate(there),
+        "down": lambda: reaper.terminate_all([hangs, other], "p", Ledger.here()),
+        "gc": lambda: gc.terminate_found(gc.survey([hangs, other]).found),
+    }
+    end = threading.Thread(target=ends[way], daemon=True)
+    end.start()
+    try:
+        eventually(lambda: not other.count("machine"), 20.0, "the end of the machine of the other provider")
+        assert hangs.count("machine") == 1
+    finally:
+        Hangs.answers.set()
+        end.join(30.0)
+    assert not hangs.count("machine")
 
 
 # --- budgets -------------------------------------------------------------------------------------------------

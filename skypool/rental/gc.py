@@ -22,6 +22,7 @@ from typing import Literal
 from skypool import clock
 from skypool.drivers import registry
 from skypool.drivers.contract import Driver, Renews, Tidies, abilities
+from skypool.drivers.retry import at_once
 from skypool.errors import ErrorGroup, UsageError
 from skypool.model import Instance, Leftover
 from skypool.rental.ledger import Ledger
@@ -254,8 +255,8 @@ def _clock(time: float) -> str:
 def terminate_found(found: Sequence[Found], *, patience: float = PATIENCE, say: Say = silently) -> None:
     """Terminate these things, and prove that they have ended. Blocks until then, or until the time is over.
 
-    At each provider, instances are terminated before other resources. If a provider fails, the other providers are
-    still tried. Does nothing if `found` is empty.
+    All providers are asked at the same time. At each, instances are terminated before other resources. If a provider
+    fails, the other providers are still tried. Does nothing if `found` is empty.
 
     Args:
         found: the things (machines and other resources).
@@ -268,12 +269,8 @@ def terminate_found(found: Sequence[Found], *, patience: float = PATIENCE, say: 
     by_driver: dict[int, list[Found]] = {}
     for each in found:
         by_driver.setdefault(id(each.driver), []).append(each)
-    errors: list[Exception] = []
-    for group in by_driver.values():
-        try:
-            again(partial(_terminate_group, group), patience, False, say)
-        except Exception as e:  # noqa: BLE001 - it is raised below, after the other providers were tried
-            errors.append(e)
+    outcomes = at_once(lambda group: again(partial(_terminate_group, group), patience, False, say), by_driver.values())
+    errors = [each for each in outcomes if isinstance(each, Exception)]
     if errors:
         raise ErrorGroup(
             "some machines or other resources could not be ended and may still cost money; correct these "

@@ -14,7 +14,7 @@ from typing import Literal
 from skypool import clock
 from skypool.drivers import retry
 from skypool.drivers.contract import Driver, abilities, terminate
-from skypool.errors import StillRunning
+from skypool.errors import StillRunning, together
 from skypool.model import Instance, Offer, Order
 from skypool.rental.budget import Receipt
 from skypool.rental.ledger import Ledger
@@ -261,7 +261,8 @@ class Holdings:
     ) -> Mapping[int, StillRunning]:
         """Terminate instances and prove that they ended. Blocks until the providers have answered.
 
-        Instances of providers that the pool has no driver for are ignored.
+        All providers are asked at the same time, so that none waits for another. Instances of providers that the pool
+        has no driver for are ignored.
 
         Args:
             instances: instances to terminate.
@@ -271,19 +272,41 @@ class Holdings:
 
         Returns:
             A dict from node numbers to the errors of instances whose end could not be proved. Empty if all have ended.
+
+        Raises:
+            Exception: what has ended at a provider could not be recorded. The other providers were asked all the same.
         """
+        providers = {each.provider for each in instances}
+        drivers = [driver for driver in self._terms.drivers if driver.name in providers]
+
+        def end(driver: Driver) -> dict[int, StillRunning]:
+            return self._terminate_at(
+                driver, [each for each in instances if each.provider == driver.name], silent or {}
+            )
+
         errors: dict[int, StillRunning] = {}
-        for driver in self._terms.drivers:
-            ours = [each for each in instances if each.provider == driver.name]
-            if not ours:
-                continue
-            self._settle(driver, ours, silent or {})
-            try:
-                terminate(driver, ours)
-            except StillRunning as e:  # it is raised at the pool's end, with the instances still running
-                left = {getattr(each, "id", "") for each in e.instances} or {each.id for each in ours}
-                errors |= {each.node: e for each in ours if each.id in left}
-            self._note_ended([each for each in ours if each.node not in errors])
+        failed: list[Exception] = []
+        for outcome in retry.at_once(end, drivers):
+            if isinstance(outcome, Exception):
+                failed.append(outcome)
+            else:
+                errors |= outcome
+        if failed:
+            raise together("the ends of machines could not be recorded", failed)
+        return errors
+
+    def _terminate_at(
+        self, driver: Driver, ours: Sequence[Instance], silent: Mapping[int, float]
+    ) -> dict[int, StillRunning]:
+        """Terminate instances of one provider, as `terminate` does."""
+        errors: dict[int, StillRunning] = {}
+        self._settle(driver, ours, silent)
+        try:
+            terminate(driver, ours)
+        except StillRunning as e:  # it is raised at the pool's end, with the instances still running
+            left = {getattr(each, "id", "") for each in e.instances} or {each.id for each in ours}
+            errors = {each.node: e for each in ours if each.id in left}
+        self._note_ended([each for each in ours if each.node not in errors])
         return errors
 
     def terminate_lost(self) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from skypool import clock
+from skypool.drivers import retry
 from skypool.drivers.contract import Driver, Tidies, abilities
 from skypool.errors import (
     AccessError,
@@ -52,8 +53,8 @@ def terminate_all(
     """Terminate everything that a pool has at these providers, and prove that it has ended.
 
     Machines are found by their tags. A pool without machines is no error. At the end, all runs of the pool are closed
-    in the ledger, and the pool's ssh keys are deleted. The function blocks. It starts no threads, so it also works
-    while the interpreter exits.
+    in the ledger, and the pool's ssh keys are deleted. The function blocks. All providers are asked at the same time;
+    while the interpreter exits, which starts no threads, one after the other.
 
     Args:
         drivers: providers that may have machines of the pool.
@@ -137,7 +138,7 @@ class _Errand:
     def run(self) -> None:
         """Make one attempt at every provider to end all machines of the pool, and record what has ended.
 
-        If a provider fails, the other providers are still tried.
+        All providers are asked at the same time. If one fails, the others are still tried.
 
         Raises:
             StillRunning: instances may still run.
@@ -145,16 +146,20 @@ class _Errand:
         """
         running: list[tuple[Driver, Exception]] = []
         left: list[Exception] = []
-        for driver in self.drivers:
+
+        def end(driver: Driver) -> None:
             try:
                 self._terminate_at(driver)
             except Exception as e:  # noqa: BLE001 - the other providers' machines are ended all the same
                 running.append((driver, e))
-                continue
+                return
             try:
                 self._tidy_at(driver)
             except Exception as e:  # noqa: BLE001 - it is raised below, after the other providers were tried
                 left.append(e)
+
+        retry.at_once(end, self.drivers)
+        running.sort(key=lambda each: self.drivers.index(each[0]))
         self._write_down(running)
         if running:
             raise self._still_running(running) from together("several providers failed", [e for _, e in running])
