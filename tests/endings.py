@@ -194,7 +194,7 @@ class Rows:
             call = pool.send(nap(600))
             interrupt = ctypes.pythonapi.PyThreadState_SetAsyncExc
             args = ctypes.c_ulong(threading.get_ident()), ctypes.py_object(KeyboardInterrupt)
-            threading.Thread(target=lambda: (_until_left(pool), interrupt(*args))).start()
+            threading.Thread(target=_when_left, args=(pool, partial(interrupt, *args))).start()
         self.note(call)
 
     def cancelled(self) -> None:
@@ -207,7 +207,7 @@ class Rows:
                 task = asyncio.current_task()
                 assert task is not None
                 cancel = partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel)
-                threading.Thread(target=lambda: (_until_left(pool), cancel())).start()
+                threading.Thread(target=_when_left, args=(pool, cancel)).start()
 
         calls: list[Any] = []
         with suppress(asyncio.CancelledError):
@@ -280,10 +280,11 @@ class Rows:
             self.error = e
 
 
-def _until_left(pool: sky.ComputePool) -> None:
-    """Wait until the block of a pool is being left, and waits for the calls."""
+def _when_left(pool: sky.ComputePool, interrupt: Callable[[], object]) -> None:
+    """Interrupt the end of a block while it waits for the calls."""
     eventually(lambda: not pool._entries, BOUND, "the end of the block")
     time.sleep(0.2)  # not for luck: an interrupt that comes earlier is that of the block
+    interrupt()
 
 
 @dataclass
