@@ -13,6 +13,7 @@ from skypool.wire.frames import WIRE_VERSION
 NODE = """\
     #!{python}
     import json, os, pickle, struct, sys, time
+    os.dup2(3, 1)
     def take(n):
         d = b""
         while len(d) < n: d += os.read(0, n - len(d)) or sys.exit()
@@ -49,7 +50,7 @@ NODE = """\
     p = json.loads(config)
     if p["config"]["node"] in {honest}:  # a usual node in its place
         import subprocess
-        real = subprocess.Popen([sys.executable, *sys.argv[1:]], stdin=subprocess.PIPE, bufsize=0)
+        real = subprocess.Popen([sys.executable, *sys.argv[1:]], stdin=-1, bufsize=0, pass_fds=[3])
         data = length + config
         while data:
             real.stdin.write(data)

@@ -340,5 +340,5 @@ def test_a_setup_with_everything_leaves_room_for_settings() -> None:
 def test_the_loader_overhears_what_was_said_to_the_bootstrap(tmp_path: Path) -> None:
     config = AgentConfig(folder=str(tmp_path), spool=str(tmp_path), cwd=str(tmp_path))
     text = 2 * bundle.ALIVE + bundle.prelude(config, start=False)
-    got = subprocess.run([sys.executable, "-c", bundle.LOADER], input=text, capture_output=True)
+    got = subprocess.run(["sh", "-c", bundle.agent_starter(sys.executable, "")], input=text, capture_output=True)
     assert json.loads(got.stdout)["gone"] is True, got.stderr

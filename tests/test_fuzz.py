@@ -37,7 +37,7 @@ class Node:
         """A link after the handshake, its WELCOME read."""
         ours, theirs = socket.socketpair()
         with theirs:
-            argv = [sys.executable, "-c", ship.LOADER]
+            argv = ["sh", "-c", ship.agent_starter(sys.executable, "")]
             self.processes.append(subprocess.Popen(argv, stdin=theirs.fileno(), stdout=theirs.fileno()))
         ours.settimeout(20)
         ours.sendall(ship.prelude(self.config, start=True))

@@ -292,3 +292,32 @@ def test_logs_of_a_month_ago_go(cloud: FakeCloud) -> None:
     os.waitpid(pid, 0)
     assert not old.exists()
     assert log_of("p", "s").exists()
+
+
+def test_what_a_sitecustomize_prints_disturbs_neither_nodes_nor_the_process_that_ends_a_pool(tmp_path: Path) -> None:
+    """On the client and on the node, which is this computer."""
+    (tmp_path / "sitecustomize.py").write_text("print('printed by the site')\n")
+    script = """
+        import socket, sys, threading
+        import skypool as sky
+        from skypool.rental.reaper_process import terminate_in_background
+        from skypool.testing import FakeCloud
+
+        server = socket.create_server(("127.0.0.1", 0))
+        threading.Thread(target=lambda: server.accept()[0].sendall(b"through a forward"), daemon=True).start()
+        with sky.ComputePool(slots=1, console="off") as pool:
+            print(sky.compute(abs)(-3) >> pool)
+            with pool.forward(server.getsockname()[1]) as forward:
+                print(socket.create_connection(("127.0.0.1", forward.port)).recv(100))
+        print(terminate_in_background([FakeCloud(sys.argv[1], machines=False)], "p", "s") > 0)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "cloud")],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == "printed by the site\n3\nb'through a forward'\nTrue\n", done.stderr
+    eventually(lambda: "has ended" in log_of("p", "s").read_text(), 30, "the end of the process")

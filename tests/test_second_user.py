@@ -138,7 +138,7 @@ def connected(folder: Path, cwd: Path | None = None) -> subprocess.CompletedProc
     """Begin a connection to the node in a folder, as the client does: run the agent's loader there."""
     config = AgentConfig(folder=str(folder), spool=str(folder), cwd="/")
     text = bundle.prelude(config, start=True) + bundle.bundle().data
-    argv = [sys.executable, "-c", bundle.LOADER]
+    argv = ["sh", "-c", bundle.agent_starter(sys.executable, "")]
     done = subprocess.run(argv, input=text, capture_output=True, timeout=60, cwd=cwd)
     end(folder)
     return done

@@ -1,7 +1,7 @@
 """The program with which each connection to a node begins. It unpacks skypool on the node and connects to the agent.
 
-The client sends this text (`LOADER` in `skypool.shipping.bundle`), so its length is limited. Only the standard library
-can be imported until the archive is on the node. Any Python 3 must be able to run it and report a wrong version.
+The client sends this text (`LOADER` in `skypool.shipping.bundle`), so its length is limited. It imports only the
+standard library. Any Python 3 must be able to run it and report a wrong version.
 """
 
 import json
@@ -9,7 +9,7 @@ import os
 import sys
 
 ALIVE = b"@alive!\n"
-"""The line that a client sends regularly during a machine's setup. Some may be unread when this program starts."""
+"""What a client sends regularly during a setup. Some may be unread when this program starts."""
 GONE = 3
 """Exit status: the agent has ended, and no new one may be started."""
 OTHER_PYTHON = 4

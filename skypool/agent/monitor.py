@@ -58,7 +58,15 @@ _LINE = 1 << 20
 """The bytes after which a line of the sampler counts as a failure."""
 _CALLS = 32
 """The most calls of which one sample tells."""
-_PROGRAM = "import sys; sys.path[:0] = [sys.argv[1]]; from skypool.samples.sampler import main; main({wanted})"
+_PROGRAM = """import os, sys
+sys.stdout.flush()
+os.dup2(3, 1)
+os.close(3)
+sys.path[:0] = [sys.argv[1]]
+from skypool.samples.sampler import main
+main({wanted})"""
+_CLEAN = 'exec "$@" 3>&1 1>&2'
+"""A shell's command that keeps what a `sitecustomize` prints out of the readings."""
 
 Running = Callable[[], Iterable[tuple[int, str, int, int, float]]]
 """Returns (call id, function name, slot, process id, seconds that it has run) for each running call."""
@@ -203,7 +211,7 @@ class Monitor:
         import subprocess  # imported here because a node without devices does not need it
 
         program = _PROGRAM.format(wanted=repr(self._wanted))
-        argv = [sys.executable, "-P", "-c", program, sys.path[0]]
+        argv = ["sh", "-c", _CLEAN, "sh", sys.executable, "-P", "-c", program, sys.path[0]]
         self._heard = self._now
         self._said = b""
         try:

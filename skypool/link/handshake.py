@@ -78,7 +78,6 @@ class Handshake:
             TakenOver: another client has taken the node over since.
             PythonMismatch: the node runs another minor version of Python.
             ProtocolError: the answer is not that of skypool's loader or agent.
-            ValueError: the first line of the answer is not JSON.
             EOFError: the other end closed the connection.
             OSError: sending or receiving failed.
         """
@@ -86,7 +85,13 @@ class Handshake:
         await asyncio.to_thread(bundle.bundle)  # the first time, it is made here, which takes seconds
         await loop.sock_sendall(stream.socket, bundle.prelude(self.config, start))
         line, rest = await _line(stream, b"")
-        answer = inbound.greeting(json.loads(line))
+        try:
+            answer = inbound.greeting(json.loads(line))
+        except ValueError as e:
+            raise ProtocolError(
+                f"the node answered {line[:80]!r} when skypool connected; check that shell start files on the node "
+                "(~/.bashrc, ~/.profile) print nothing"
+            ) from e
         if answer.gone:
             raise Gone(
                 f"skypool's agent process on node {self.node} has ended, and with it the calls that ran there; set "

@@ -233,7 +233,7 @@ class Connector:
         config = await self._agent_config(instance, access)
         command: Sequence[str]
         if stream is None and python:
-            command = [python, "-c", bundle.LOADER]
+            command = ["sh", "-c", bundle.agent_starter(python, access.home)]
             preamble = b""
         else:
             command = bundle.STAGE

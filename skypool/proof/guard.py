@@ -111,7 +111,8 @@ def _client(driver: Driver, pool: str, options: PoolOptions) -> Iterator[subproc
 def _reached(client: subprocess.Popen[bytes], driver: Driver, pool: str) -> Finding:
     """Wait until the client is ready and the provider lists its machine, and return the result as a finding."""
     what = f"{_TITLE}: reached"
-    line = cast(IO[bytes], client.stdout).readline()
+    lines = cast(IO[bytes], client.stdout)
+    line = next((each for each in lines if each.startswith(b"{")), b"")  # a `sitecustomize` may print as well
     if not line:
         return Finding(what, False, f"its client ended with status {client.wait()}", SEND)
     told = json.loads(line)

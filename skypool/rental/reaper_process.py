@@ -110,7 +110,10 @@ def _told(process: subprocess.Popen[bytes], errand: bytes) -> bytes:
     with cast(IO[bytes], process.stdin) as pipe, cast(IO[bytes], process.stdout) as answer:
         pipe.write(errand)
         pipe.close()
-        return answer.readline()
+        for line in answer:  # a `sitecustomize` may print as well
+            if line.endswith(_READY):
+                return _READY
+        return b""
 
 
 def log_of(pool: str, session: str) -> Path:

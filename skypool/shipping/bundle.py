@@ -57,10 +57,16 @@ ALIVE = b"@alive!\n"
 Some of these lines may still be unread when the loader, the next program on the connection, starts.
 """
 
-NOT_FROM_HERE = "import sys\nsys.path[:] = [each for each in sys.path if each]\n"
-"""What programs on a node begin with, so that they import nothing from the current folder, which others may fill.
+NOT_FROM_HERE = """import os, sys
+sys.path[:] = [each for each in sys.path if each]
+sys.stdout.flush()
+os.dup2(3, 1)
+os.close(3)
+"""
+"""What programs on a node begin with: see `program`.
 
-Python's option -P does so, too, but is an error for a Python that is too old, of which the loader tells.
+They import nothing from the current folder, which others may fill. Python's option -P does so, too, but is an error for
+a Python that is too old, of which the loader tells. From here on, stdout is the connection to the client.
 """
 
 LOADER = NOT_FROM_HERE + (files("skypool") / "agent" / "loader.py").read_text("utf-8")
@@ -113,14 +119,17 @@ def agent_starter(python: str, home: str) -> str:
 def program(source: str, python: str, home: str) -> str:
     """Return shell text that replaces the shell with a Python program. It gets the arguments of the shell's script.
 
+    The shell's stdout is file descriptor 3, and stdout is stderr, until the program itself begins. What a node's
+    `sitecustomize` prints then does not disturb the protocol.
+
     Args:
-        source: the text of the program.
+        source: the text of the program, which begins with `NOT_FROM_HERE`.
         python: the path of the interpreter on the node; "" for the interpreter that the node's setup found.
         home: the folder of skypool's files on the node. The setup wrote the path of the interpreter to a file below
             this folder.
     """
     word = shlex.quote(python) if python else f'"$(cat {shell_path(home)}/boot/python)"'
-    return f'exec {word} -c {shlex.quote(source)} "$@"'
+    return f'exec {word} -c {shlex.quote(source)} "$@" 3>&1 1>&2'
 
 
 def shell_path(path: str) -> str:

@@ -41,8 +41,9 @@ fill_env() {
 # on_top_of VENV: an environment that sees all that is installed in another one
 on_top_of() {
     run "$1/bin/python" -m venv --without-pip --system-site-packages "$E"
-    below=$("$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-    echo "$below" > "$("$E/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/_skypool_below.pth"
+    packages='import sysconfig; print(sysconfig.get_path("purelib"))'
+    below=$("$1/bin/python" -c "$packages" | tail -n 1) # a sitecustomize may print as well
+    echo "$below" > "$("$E/bin/python" -c "$packages" | tail -n 1)/_skypool_below.pth"
 }
 
 # torch_for_uv INDEX: PyTorch and its parts come from this index, for which uv has a word of its own

@@ -2,7 +2,7 @@
 
 # fits MINOR PYTHON: print its path if it is a whole CPython of this minor version
 fits() {
-    [ -n "$2" ] && [ -x "$2" ] && "$2" -I -c '
+    [ -n "$2" ] && [ -x "$2" ] && "$2" -I -S -c '
 import sys, ctypes, multiprocessing, select, socket, ssl, zlib
 if "%d.%d" % sys.version_info[:2] != sys.argv[1] or sys.implementation.name != "cpython":
     sys.exit(1)

@@ -99,4 +99,4 @@ wait "$alive" "$ears"
 python=$(cat boot/python)
 exec 8>&-
 echo @go
-exec "$python" -c "$loader"
+exec "$python" -c "$loader" 3>&1 1>&2
