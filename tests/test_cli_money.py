@@ -323,6 +323,8 @@ def test_down_knows_pools_that_the_ledger_does_not(skypool: Run, cloud: FakeClou
     done = skypool("down", "elsewhere", "--yes")
     assert done.returncode == 0, done.stderr
     assert cloud.count() == 0
+    assert "pool elsewhere has ended" not in done.stdout, "a program on another computer may rent new machines"
+    assert "a program that still runs there rents new ones" in done.stdout.splitlines()[-1]
 
 
 def test_down_ends_what_another_host_rented_where_it_is_named_and_a_pool_of_that_name_here_does_not(
@@ -339,7 +341,8 @@ def test_down_ends_what_another_host_rented_where_it_is_named_and_a_pool_of_that
     assert done.returncode == 0, done.stderr
     assert cloud.count("machine") == 0
     assert theirs.id in done.stdout
-    assert "another client rented some of these" in done.stdout
+    assert "another computer rented some of these" in done.stdout
+    assert "a program that still runs there rents new ones" in done.stdout.splitlines()[-1]
 
 
 def test_down_asks_all_where_the_drivers_of_the_pool_cannot_be_made_again(

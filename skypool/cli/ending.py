@@ -104,7 +104,13 @@ def _down(name: str, ledger: Ledger | None, yes: bool) -> None:
             "have more of it; correct the cause, and run the same command again",
             unseen,
         )
-    output.say(f"pool {name} has ended")
+    if any(each.verdict != "lost" for each in elsewhere):
+        output.say(
+            f"every machine of pool {name} has ended; it was rented from another computer, and a program that still "
+            "runs there rents new ones when it misses these: end it there, and run the same command again"
+        )
+    else:
+        output.say(f"pool {name} has ended")
 
 
 def _drivers_of(records: Sequence[Record]) -> list[Driver]:
@@ -143,9 +149,9 @@ def _to_end(name: str, found: Sequence[Found], records: Sequence[Record]) -> lis
     lines = [f"pool {name}: {_what(each)} at {each.thing.provider}: {each.why}" for each in found]
     if not found:
         lines = [f"pool {name}: found no machine or other resource of this pool; checking once more"]
-    if records and _of_others(found, records):
+    if any(each.verdict != "lost" for each in _of_others(found, records)):
         lines.append(
-            f"pool {name}: another client rented some of these; if that client still runs, it may rent replacements"
+            f"pool {name}: another computer rented some of these; if its program still runs, end it there first"
         )
     return lines
 
