@@ -323,7 +323,6 @@ def test_down_knows_pools_that_the_ledger_does_not(skypool: Run, cloud: FakeClou
     done = skypool("down", "elsewhere", "--yes")
     assert done.returncode == 0, done.stderr
     assert cloud.count() == 0
-    assert "pool elsewhere has ended" not in done.stdout, "a program on another computer may rent new machines"
     assert "a program that still runs there rents new ones" in done.stdout.splitlines()[-1]
 
 
