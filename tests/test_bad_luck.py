@@ -1269,19 +1269,23 @@ def test_a_flood_of_prints_loses_no_result_and_fills_nothing(pool: sky.ComputePo
         line = "x" * 99
         for _ in range(megabytes * 10_000):
             print(line)
+        print("an error", file=sys.stderr)
         print("the very last line")
         return "result"
 
-    text: list[str] = []
-    hush = pool.events.listen(lambda e: text.append(e.text) if isinstance(e, events.Output) else None)
+    text: dict[int, list[str]] = {1: [], 2: []}
+    hush = pool.events.listen(lambda e: text[e.stream].append(e.text) if isinstance(e, events.Output) else None)
     began = time.monotonic()
     assert flood() >> pool == "result"
     took = time.monotonic() - began
+    eventually(lambda: text[2] and "an error" in text[2][-1], what="the end of stderr")
     hush()
-    said = "".join(text)
-    assert re.search(r"\[skypool\] .* printed too much, too fast: [\d,]+ bytes dropped", said)
-    assert said.endswith("the very last line\n")
-    assert len(said) < 20 << 20
+    out, err = ("".join(text[stream]) for stream in (1, 2))
+    told = re.fullmatch(r"\n\[skypool\] .* printed too much, too fast: ([\d,]+) bytes dropped here\nan error\n", err)
+    assert told is not None
+    *lines, last, empty = out.split("\n")
+    assert (set(lines), last, empty) == ({"x" * 99}, "the very last line", "")
+    assert int(told[1].replace(",", "")) == 100 * (megabytes * 10_000 - len(lines))
     agent = agent_of(pool)
     assert _rss(agent) < 80 << 20, f"the agent holds {_rss(agent) >> 20} MiB"
     assert took < 60

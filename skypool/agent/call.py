@@ -41,6 +41,7 @@ class NodeCall:
             not missing.
         printed: number of bytes of the call's output that were sent.
         dropped: number of bytes of the call's output beyond the limit, which were not sent.
+        ends: the end of what was not sent of stdout and of stderr, by the number of the file descriptor.
         pulls: a dict from the number of each iterator argument to the number of items that the worker has asked for.
         given: a dict from the number of each iterator argument to the number of items that the worker was given.
     """
@@ -65,5 +66,6 @@ class NodeCall:
     missing: float | None = None
     printed: int = 0
     dropped: int = 0
+    ends: dict[int, bytearray] = field(default_factory=dict)
     pulls: dict[int, int] = field(default_factory=dict)
     given: dict[int, int] = field(default_factory=dict)

@@ -74,9 +74,7 @@ class CallOutput:
         if slot.tail_of != id_:
             slot.tail_of = id_
             slot.tail.clear()
-        slot.tail += data
-        if len(slot.tail) > 4 * TAIL:
-            del slot.tail[:-TAIL]
+        _append(slot.tail, data)
         call = self._queue.get(id_)
         unread = self._client.unacknowledged.output_size
         if call is not None and call.silent:
@@ -85,8 +83,11 @@ class CallOutput:
             room = max(0, OUTPUT_WINDOW - unread)
             if call.kind != SERVICE:
                 room = max(0, min(room, _OUTPUT_LIMIT - call.printed))
-            call.dropped += max(0, len(data) - room)
-            data = data[:room]
+            if len(data) > room:
+                room = data.rfind(b"\n", 0, room) + 1  # so that no line is halved
+                call.dropped += len(data) - room
+                _append(call.ends.setdefault(fd, bytearray()), data[room:])
+                data = data[:room]
             call.printed += len(data)
         elif unread > OUTPUT_WINDOW:
             return
@@ -96,15 +97,19 @@ class CallOutput:
     def end(self, slot: Slot, call: NodeCall) -> None:
         """Tell the client that output of an ended call was dropped, and send it the last of the dropped bytes.
 
-        A message says how many bytes stay dropped. At most `TAIL` (4096) of the dropped bytes follow the message. Both
-        are sent as output of the call to stderr, and `call.dropped` is set to 0. Does nothing if no bytes were dropped.
+        A message on stderr says how many bytes stay dropped. At most `TAIL` (4096) of the bytes that were dropped of
+        stdout follow, and as many of stderr, each as what they were. Then `call.dropped` is 0. Does nothing if no bytes
+        were dropped.
         """
         if call.dropped:
-            last = bytes(slot.tail[-min(TAIL, call.dropped) :]) if slot.tail_of == call.id else b""
-            withheld = call.dropped - len(last)
+            lasts = {fd: _last_lines(end) for fd, end in sorted(call.ends.items())}
+            withheld = call.dropped - sum(map(len, lasts.values()))
             line = f"\n[skypool] {call.name} printed too much, too fast: {withheld:,} bytes dropped here\n"
-            self._client.unacknowledged.add_output(_header(slot, call.id, 2), line.encode() + last)
+            self._client.unacknowledged.add_output(_header(slot, call.id, 2), line.encode())
+            for fd, last in lasts.items():
+                self._client.unacknowledged.add_output(_header(slot, call.id, fd), last)
             call.dropped = 0
+            call.ends.clear()
 
     @staticmethod
     def tail(slot: Slot, call: NodeCall) -> str:
@@ -122,6 +127,19 @@ class CallOutput:
         """Return the last line that was printed on a slot while no call ran, or a general reason if there is none."""
         text = slot.tail.decode("utf-8", "replace") if not slot.tail_of else ""
         return (text.strip().splitlines() or ["its processes end at once"])[-1]
+
+
+def _append(tail: bytearray, data: bytes) -> None:
+    """Append output to the end of a call's output that is kept, of which at least `TAIL` (4096) bytes stay."""
+    tail += data
+    if len(tail) > 4 * TAIL:
+        del tail[:-TAIL]
+
+
+def _last_lines(tail: bytes | bytearray) -> bytes:
+    """Return the last `TAIL` (4096) bytes, from the beginning of a line if there is one, so that no line is halved."""
+    last = bytes(tail[-TAIL:])
+    return last if len(tail) < TAIL else last.partition(b"\n")[2] or last
 
 
 def _header(slot: Slot, id_: int, fd: int) -> dict[str, object]:
