@@ -14,7 +14,7 @@ import pytest
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.futures import CallFuture, Items, ResultCell
 from skypool.calls.options import Options
-from skypool.calls.pending import Code, PendingCall
+from skypool.calls.pending import Code, PendingCall, UserCall
 from skypool.errors import (
     ConnectionLost,
     NodeInterrupted,
@@ -340,6 +340,25 @@ def test_the_cost_of_a_call_does_not_grow_with_the_number_of_nodes(work: Callabl
             office.end(*office.send_many(nodes), seconds=1e-5)
         work(office)  # whatever is done for the first time only
         counts.append(lines_of(lambda office=office: work(office)))  # type: ignore[misc]
+    assert counts[1] < 1.3 * counts[0], counts
+
+
+def test_the_cost_of_a_nodes_report_does_not_grow_with_the_number_of_nodes() -> None:
+    counts = []
+    for nodes in (4, 100):
+        office = Office(*[1] * nodes)
+        for _ in range(5):
+            whole, payload = UserCall("train", nodes), codec.dumps(((), {}))
+            office.dispatch.submit_together(
+                [
+                    PendingCall(CODE, payload, CallFuture[Any]("train"), Options(), node=node, part_of=whole)
+                    for node in range(nodes)
+                ]
+            )
+        counts.append(lines_of(lambda office=office: office.dispatch.tally.on(1)))  # type: ignore[misc]
+        there = office.dispatch.tally.on(1)
+        assert (there.running, there.waiting, there.done) == (1, 4, 0)
+        assert (office.dispatch.tally.now().running, office.dispatch.tally.now().waiting) == (1, 4)
     assert counts[1] < 1.3 * counts[0], counts
 
 

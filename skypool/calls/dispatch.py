@@ -31,7 +31,7 @@ from skypool.calls.node_queue import STUCK, Lane, NodeQueue, frame_full, lanes_o
 from skypool.calls.options import Options, no_such_node
 from skypool.calls.pending import NO_CALL, Code, PendingCall
 from skypool.calls.progress import CallProgress, Ended, errors_in
-from skypool.calls.tally import CallTally, Present, present, text_of_error
+from skypool.calls.tally import CallTally, Parts, Present, present, text_of_error
 from skypool.calls.waiting import CallQueue, WaitingCalls
 from skypool.errors import (
     ConnectionLost,
@@ -60,9 +60,6 @@ _STREAMS = 64
 _MOST_INHERITED = 10_000
 """The most calls of a former client that are taken over from a node that is not trusted. Each takes 2 KB of memory."""
 
-
-_PARTS = 64
-"""The number of parts of calls after which those that have ended are forgotten."""
 _MOST_NAMED = 5
 """The most calls that a message names."""
 _LOOKED_AT = 8
@@ -135,8 +132,7 @@ class Dispatch:
         self._put_back: dict[int, CallQueue] = {}  # queues to which calls were put back, by their identity
         self._heavy: dict[Lane, NodeQueue] = {}  # lanes where calls wait that others may run, in the order of looks
         self._looks = False  # True while `_look_for_stuck` is about to be called
-        self._parts: list[PendingCall] = []  # parts of calls, with some that have ended
-        self._most_parts = _PARTS
+        self._parts = Parts()
         self.tally = CallTally(self._lock, self._present)
         self._progress = CallProgress(partial(self._lost, begun=True), on_feed, self.tally)
         self._objects: dict[str, list[Buffer]] = {}
@@ -1145,18 +1141,14 @@ class Dispatch:
 
     def note_part(self, pending: PendingCall) -> None:
         """Note a pending call that is a part of a call, or of none, so that it can be counted."""
-        if len(self._parts) >= self._most_parts:
-            self._parts = [each for each in self._parts if not each.settled]
-            self._most_parts = 2 * len(self._parts) + _PARTS
-        self._parts.append(pending)
+        self._parts.add(pending)
 
     def _present(self, node: int | None) -> Present:
-        gangs = (0, 0) if self.gangs is None else self.gangs.present
-        parts = [each for each in self._parts if not (each.settled or each.ended)]
-        there = self.node_queues
         if node is not None:
-            there = {node: there[node]} if node in there else {}
-        return present(there, len(self._waiting), parts, gangs)
+            there = {node: self.node_queues[node]} if node in self.node_queues else {}
+            return present(there, 0, self._parts.of(node), (0, 0))
+        gangs = (0, 0) if self.gangs is None else self.gangs.present
+        return present(self.node_queues, len(self._waiting), self._parts, gangs)
 
     # --- messages from nodes ---------------------------------------------------------------------------------
 

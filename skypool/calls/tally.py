@@ -15,7 +15,7 @@ import itertools
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
@@ -31,6 +31,8 @@ BOUNDS = tuple(round(step * 10.0**power, 6) for power in range(-4, 5) for step i
 """The upper bounds of the classes of wall times, in seconds, ascending. A last class has all longer calls."""
 _COUNT_AT = 4096
 """The number of calls that are appended before they are counted."""
+_PARTS = 64
+"""The number of parts of calls after which those that have ended are forgotten."""
 _MOST_WAITING = 20_000
 """The most records of succeeded calls that are kept for `take`. If there are more, only the slowest ones stay."""
 _SLOWEST = 500
@@ -185,6 +187,33 @@ def present(
         nodes[node] = NodeCounts(tuple(slots), running_here, waiting_here, names=tuple(names[:_MOST_NAMES]))
     begun = sum(wholes.values())
     return Present(running + begun, waiting + len(wholes) - begun, nodes)
+
+
+class Parts:
+    """The pending calls that are parts of calls, or of none, by the node that runs each. They have not ended."""
+
+    def __init__(self) -> None:
+        self._by_node: dict[int, list[PendingCall]] = {}  # with some that have ended
+        self._count = 0
+        self._most = _PARTS
+
+    def add(self, pending: PendingCall) -> None:
+        """Note a part, which one node must run."""
+        if self._count >= self._most:
+            left = {node: [*self.of(node)] for node in self._by_node}
+            self._by_node = {node: parts for node, parts in left.items() if parts}
+            self._count = sum(map(len, left.values()))
+            self._most = 2 * self._count + _PARTS
+        assert isinstance(pending.node, int)
+        self._by_node.setdefault(pending.node, []).append(pending)
+        self._count += 1
+
+    def of(self, node: int) -> Iterator[PendingCall]:
+        """Yield the parts that a node runs, or will run."""
+        return (each for each in self._by_node.get(node, ()) if not (each.settled or each.ended))
+
+    def __iter__(self) -> Iterator[PendingCall]:
+        return itertools.chain.from_iterable(map(self.of, self._by_node))
 
 
 class CallTally:
