@@ -193,10 +193,15 @@ def test_calls_that_run_and_wait_are_counted_once_each(views: Views, tmp_path: P
     service = pool.service(nap(60), busy=True)
     assert_all(views, Seen(3, 4, before.done, before.failed, "4/4"))  # a service is no call
     service.close()
+    gang = pool.send(ranks(go), node="all")
+    assert_all(views, Seen(3, 5, before.done, before.failed, "4/4"))  # also on the nodes for which the gang waits
+    for each in waiting:
+        assert each.cancel()
+    assert_all(views, Seen(3, 2, before.done + 3, before.failed, "4/4"))
     Path(go).touch()
-    for each in (broadcast, *running, *waiting, bound):
+    for each in (broadcast, *running, bound, gang):
         each.result(60)
-    assert_all(views, Seen(0, 0, before.done + 7, before.failed, "0/4"))
+    assert_all(views, Seen(0, 0, before.done + 8, before.failed, "0/4"))
 
 
 def test_checks_of_skypools_own_are_no_calls() -> None:

@@ -362,6 +362,54 @@ def test_the_cost_of_a_nodes_report_does_not_grow_with_the_number_of_nodes() -> 
     assert counts[1] < 1.3 * counts[0], counts
 
 
+def ended(office: Office) -> tuple[int, int, int]:
+    counts = office.dispatch.tally.counts()
+    return counts.ok, counts.failed, counts.cancelled
+
+
+@pytest.mark.parametrize("bound", [0, (0, 1), None])
+def test_calls_that_are_cancelled_while_they_wait_are_counted_once_and_wait_no_more(bound: Any) -> None:
+    office = Office(1, 1)
+    office.send_many(2)
+    for pending in office.send_many(3, node=bound)[1:]:
+        future(pending).cancel()
+    assert office.dispatch.tally.now().waiting == 1
+    assert office.dispatch.tally.on(0).waiting == (1 if bound == 0 else 0)
+    assert office.dispatch.pressed is (bound is None)
+    for node in (0, 1):
+        office.dispatch.drain(node)
+    assert ended(office) == (0, 0 if bound is None else 1, 2)
+    office.dispatch.close(LOST)
+    assert sum(ended(office)) == 5
+
+
+def test_a_pool_does_not_grow_for_calls_that_were_cancelled() -> None:
+    office = Office(1)
+    office.send()
+    for pending in office.send_many(3):
+        future(pending).cancel()
+    assert not office.dispatch.pressed
+
+
+def test_parts_that_were_sent_ahead_wait() -> None:
+    office = Office(1, 1)
+    for node in (0, 1):
+        office.quick(node)
+    payload = codec.dumps(((), {}))
+    for _ in range(5):
+        whole = UserCall("train", 2)
+        office.dispatch.submit_together(
+            [
+                PendingCall(CODE, payload, CallFuture[Any]("train"), Options(), node=node, part_of=whole)
+                for node in (0, 1)
+            ]
+        )
+    now = office.dispatch.tally.now()
+    assert len(office.dispatch.node_queues[0].underway) > 1
+    assert (now.running, now.waiting) == (1, 4)
+    assert [(each.running, each.waiting, each.slots[0].busy) for each in now.nodes.values()] == [(1, 4, 1)] * 2
+
+
 def test_a_map_begins_on_all_idle_nodes_although_its_first_calls_end_at_once() -> None:
     office = Office(1, 1, 1)
     busy = office.send(node=1)

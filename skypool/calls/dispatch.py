@@ -132,6 +132,7 @@ class Dispatch:
         self._put_back: dict[int, CallQueue] = {}  # queues to which calls were put back, by their identity
         self._heavy: dict[Lane, NodeQueue] = {}  # lanes where calls wait that others may run, in the order of looks
         self._looks = False  # True while `_look_for_stuck` is about to be called
+        self._has_stopped = False  # True if calls may wait that were cancelled meanwhile
         self._parts = Parts()
         self.tally = CallTally(self._lock, self._present)
         self._progress = CallProgress(partial(self._lost, begun=True), on_feed, self.tally)
@@ -541,6 +542,7 @@ class Dispatch:
                 node_queue.cancel(pending)
             else:
                 self._end_stopped(pending)  # it stays in its queue, where it is passed over
+                self._has_stopped = True
 
     def _credit(self, pending: PendingCall, seq: int) -> None:
         """Tell the node that runs a generator that the consumer has taken all items up to number `seq`.
@@ -998,6 +1000,8 @@ class Dispatch:
             begun: True if the call may have begun. Queueing it again then uses up a retry, unless the provider took the
                 machine back.
         """
+        if pending.settled:  # it was cancelled while it waited
+            return
         interrupted = error if isinstance(error, NodeInterrupted) else None
         why_not = pending.bound(self._staying, begun)
         if pending.stopped:
@@ -1089,6 +1093,7 @@ class Dispatch:
         Calls that wait for certain nodes do not count. A gang that needs more nodes than there are does.
         """
         with self._lock:
+            self._forget_stopped()
             return any(self._waiting.anywhere) or (self.gangs is not None and self.gangs.lacks_nodes)
 
     @property
@@ -1146,9 +1151,19 @@ class Dispatch:
     def _present(self, node: int | None) -> Present:
         if node is not None:
             there = {node: self.node_queues[node]} if node in self.node_queues else {}
+            if self._has_stopped:
+                _drop_stopped(lane.pinned for node_queue in there.values() for lane in node_queue.lanes)
             return present(there, 0, self._parts.of(node), (0, 0))
+        self._forget_stopped()
         gangs = (0, 0) if self.gangs is None else self.gangs.present
         return present(self.node_queues, len(self._waiting), self._parts, gangs)
+
+    def _forget_stopped(self) -> None:
+        """Take the calls out of their queues that were cancelled while they waited there."""
+        if self._has_stopped:
+            self._has_stopped = False
+            _drop_stopped(self._waiting.queues)
+            _drop_stopped(lane.pinned for node_queue in self.node_queues.values() for lane in node_queue.lanes)
 
     # --- messages from nodes ---------------------------------------------------------------------------------
 
@@ -1257,6 +1272,15 @@ class Dispatch:
             if node_queue is not None and (node_queue.to_ack or output > node_queue.output_seen):
                 node_queue.output_seen = max(node_queue.output_seen, output)
                 node_queue.link.reply(node_queue.acks(least=0))
+
+
+def _drop_stopped(queues: Iterable[deque[PendingCall]]) -> None:
+    """Remove the calls from queues that were cancelled while they waited."""
+    for queue in queues:
+        left = [pending for pending in queue if not pending.stopped]
+        if len(left) < len(queue):
+            queue.clear()
+            queue.extend(left)
 
 
 def _may_move(pending: PendingCall, node: int, free: Lane) -> bool:

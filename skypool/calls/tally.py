@@ -149,44 +149,44 @@ def present(
         parts: the pending calls that are parts of a call or of none, and have not ended.
         gangs: the number of gangs that run, and of those that wait.
     """
-    wholes: dict[int, bool] = {}  # whether a part of a call was sent, by the identity of the call
+    wholes: dict[int, bool] = {}  # whether a part of a call has begun, by the identity of the call
     running, waiting = gangs[0], waiting + gangs[1]
-    sent: dict[int, list[PendingCall]] = {node: [] for node in node_queues}
-    bound: Counter[int] = Counter()
+    there: dict[int, list[PendingCall]] = {node: [] for node in node_queues}
     for pending in parts:
-        node_queue = node_queues.get(pending.at)
-        is_sent = node_queue is not None and node_queue.has(pending)
-        if is_sent:
-            sent[pending.at].append(pending)
-        elif isinstance(pending.node, int):
-            bound[pending.node] += 1
-        if pending.part_of is not NO_CALL and pending.gang is None:
-            wholes[id(pending.part_of)] = wholes.get(id(pending.part_of), False) or is_sent
+        if isinstance(pending.node, int) and pending.node in there:
+            there[pending.node].append(pending)
+        if _is_counted(pending):
+            wholes.setdefault(id(pending.part_of), False)
     nodes: dict[int, NodeCounts] = {}
     for node, node_queue in node_queues.items():
-        calls = {id(each.part_of): each for each in sent[node] if each.part_of is not NO_CALL}
-        names = [each.name for each in calls.values()]
+        begun: dict[int, str] = {}  # the names of the calls that have begun, by their identity
         slots: list[SlotUse] = []
-        running_here, waiting_here = len(calls), 0
+        waiting_here = 0
         for lane in node_queue.lanes:
-            others = sum(node_queue.lane(each) is lane for each in sent[node])
-            plain = len(lane.underway) - others
-            free = 0 if lane.held is not None else max(0, lane.slots - others)
-            runs = min(plain, free)
-            is_reserved = lane.held is not None and others > 0
-            slots.append(
-                SlotUse(lane.on_cpu, lane.slots, lane.slots if is_reserved else min(lane.slots, runs + others))
-            )
-            first = (each.name for each in lane.underway.values() if each.part_of is None)
-            names += itertools.islice(first, min(runs, _MOST_NAMES))
-            running_here += runs
-            running += runs
-            waiting_here += plain - runs
-        waiting_here += sum(len(lane.pinned) for lane in node_queue.lanes) - bound[node]
-        waiting += waiting_here
-        nodes[node] = NodeCounts(tuple(slots), running_here, waiting_here, names=tuple(names[:_MOST_NAMES]))
-    begun = sum(wholes.values())
-    return Present(running + begun, waiting + len(wholes) - begun, nodes)
+            parts_here = [each for each in there[node] if node_queue.lane(each) is lane]
+            ranks = [each for each in parts_here if each.member is not None and node_queue.has(each)]
+            runs = ranks or [*itertools.islice(lane.underway.values(), lane.slots)]
+            slots.append(SlotUse(lane.on_cpu, lane.slots, lane.slots if ranks else len(runs)))
+            plain = [each for each in runs if each.part_of is None]
+            running += len(plain)
+            waiting_plain = len(lane.underway) + len(lane.pinned) - len(parts_here) - len(plain)
+            waiting += waiting_plain
+            waiting_here += waiting_plain
+            for each in runs:
+                if each.part_of is not NO_CALL:
+                    begun[id(each.part_of or each)] = each.name
+                    if _is_counted(each):
+                        wholes[id(each.part_of)] = True
+        waiting_here += len({id(each.part_of) for each in there[node] if _is_counted(each)} - begun.keys())
+        names = tuple(itertools.islice(begun.values(), _MOST_NAMES))
+        nodes[node] = NodeCounts(tuple(slots), len(begun), waiting_here, names=names)
+    begun_wholes = sum(wholes.values())
+    return Present(running + begun_wholes, waiting + len(wholes) - begun_wholes, nodes)
+
+
+def _is_counted(pending: PendingCall) -> bool:
+    """Return True for a part of a call of the user. The processes of a gang are not: `GangRunner` counts gangs."""
+    return pending.part_of is not None and pending.part_of is not NO_CALL and pending.gang is None
 
 
 class Parts:
