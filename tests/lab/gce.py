@@ -58,6 +58,7 @@ class GCE(Cloud[Instance]):
         caller: what these clients may do; None: everything.
         ready: whether instances become RUNNING at all.
         unreachable: zones that lists lack, as they say.
+        warning: the code of a warning that each list has; "" for none.
         wire: the schema, and how many requests, replies and fields were checked by it.
     """
 
@@ -68,6 +69,7 @@ class GCE(Cloud[Instance]):
         super().__init__(lab, recording)
         self.delays, self.ready, self.wire = Delays(), True, Wire()
         self.unreachable: list[str] = []
+        self.warning = ""
         self.disks: dict[str, dict[str, Any]] = {}
         self.firewalls: dict[str, dict[str, Any]] = {}
         self.placements: dict[str, dict[str, Any]] = {}
@@ -612,7 +614,8 @@ class GCE(Cloud[Instance]):
         lost = {"warning": {"code": "UNREACHABLE", "message": "The scope could not be reached."}}
         scopes |= {f"zones/{zone}": lost for zone in self.unreachable}
         self_link = f"{HERE}/aggregated/{kind}"
-        return {"kind": f"compute#{kind}AggregatedList", "id": kind, "items": scopes, "selfLink": self_link, **rest}
+        told = {"kind": f"compute#{kind}AggregatedList", "id": kind, "items": scopes, "selfLink": self_link}
+        return {**told, **self._warned(), **rest}
 
     def _listed(self, request: Request, kind: str, things: Iterable[Mapping[str, Any]]) -> Any:
         """Those of the request's zone or region, if it has one."""
@@ -621,7 +624,11 @@ class GCE(Cloud[Instance]):
         shown, rest = page(request, here, self.pages)
         path = request.path.removeprefix(_HERE.format(project=request.by["project"]))
         more = {"items": shown} if shown else {}
-        return {"kind": f"compute#{kind}List", "id": path.strip("/"), "selfLink": HERE + path, **more, **rest}
+        return {"kind": f"compute#{kind}List", "id": path.strip("/"), "selfLink": HERE + path, **more,
+                **self._warned(), **rest}  # fmt: skip
+
+    def _warned(self) -> dict[str, Any]:
+        return {"warning": {"code": self.warning, "message": "Some results may be missing."}} if self.warning else {}
 
     def _found(self, request: Request, things: Iterable[Mapping[str, Any]]) -> Any:
         """The resource that a path names."""

@@ -436,6 +436,25 @@ def test_a_zone_that_lists_lack_is_no_zone_where_nothing_is(gce_api: World, monk
     assert one.region not in others
 
 
+@pytest.mark.parametrize("code", ["UNREACHABLE", "PARTIAL_SUCCESS", "LIST_OVERHEAD_QUOTA_EXCEED"])
+def test_a_list_that_says_that_it_lacks_results_proves_nothing(
+    gce_api: World, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    monkeypatch.setattr("skypool_gcp.compute._asked.patiently", lambda do, *_: do())
+    (one,) = gcp().launch(best(), order())
+    gce_api.undying(one.id, None)
+    gce_api.warning = code
+    says = "no answer came from a part of" if code == "UNREACHABLE" else f"may be incomplete: it has the warning {code}"
+    with pytest.raises(ProviderError, match=says):
+        gcp().instances(pool="train")
+    with pytest.raises(ProviderError, match=says):
+        gcp().leftovers(pool="train")
+    with pytest.raises(StillRunning):
+        gcp().terminate([one])
+    gce_api.warning = "DEPRECATED_RESOURCE_USED"
+    assert [each.id for each in gcp().instances(pool="train")] == [one.id]
+
+
 def test_without_its_sdk_it_says_how_to_get_it(gce_api: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "google.cloud.compute_v1", None)
     _asked_anew()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 from skypool.drivers import tags
 from skypool.drivers.contract import Answers, lacks
 from skypool.drivers.retry import patiently, quietly, soon
-from skypool.errors import NoAnswer
+from skypool.errors import NoAnswer, ProviderError
 from skypool_gcp import _api
 from skypool_gcp._sdk import client_options, compute_v1
 
@@ -31,6 +31,14 @@ _PATIENCE = 20.0
 
 _PASSING = ("resourceNotReady", "resourceInUseByAnotherResource")
 """Error codes with which a change is refused temporarily, while another request changes the same resource."""
+
+_SILENT = "UNREACHABLE"
+"""Code of the warning with which a list says that a zone or region did not answer."""
+
+_LACKING = frozenset({"PARTIAL_SUCCESS", "LIST_OVERHEAD_QUOTA_EXCEED"})
+"""Codes of other warnings with which a list says that results are missing: the second one, that its filter has left out
+too many. The meanings are those of `Warning.Code` in google-cloud-compute 1.57 (read 2026-11-26).
+"""
 
 _making = threading.Lock()
 
@@ -53,8 +61,7 @@ class _Method(Protocol[Request, Answer]):
 class _Scope(Protocol):
     """The type of one part of an answer that lists resources of all zones. Only type checkers use this class.
 
-    Each part has the resources of one zone or region. The attribute `warning` says whether the API could not reach this
-    zone or region.
+    Each part has the resources of one zone or region. The attribute `warning` says whether some of them are missing.
     """
 
     @property
@@ -68,14 +75,21 @@ class _Pager(Protocol[Paged]):
     def pages(self) -> Iterable[Paged]: ...
 
 
-class _Items(_api.Paged, Protocol[Item]):
+class _Warned(_api.Paged, Protocol):
+    """The type of one page of a list of Compute Engine. Only type checkers use this class."""
+
+    @property
+    def warning(self) -> compute_v1.Warning: ...
+
+
+class _Items(_Warned, Protocol[Item]):
     """The type of one page of a list of one zone, or of things without a zone. Only type checkers use this class."""
 
     @property
     def items(self) -> Iterable[Item]: ...
 
 
-class _Scopes(_api.Paged, Protocol[Item]):
+class _Scopes(_Warned, Protocol[Item]):
     """The type of one page of a list of all zones and regions. Only type checkers use this class."""
 
     @property
@@ -704,7 +718,10 @@ class ComputeApi:
             ProviderError: The API refused the request for a page, or the list may be incomplete.
             NoAnswer: The API did not answer. Each page has a time limit of 60 s.
         """
-        return [each for page in self._pages(what, method, request) for each in page.items]
+        pages = self._pages(what, method, request)
+        if missing := _missing(what, pages):
+            raise missing
+        return [each for page in pages for each in page.items]
 
     def _pages(self, what: str, method: _Method[Request, _Pager[Page]], request: Request) -> list[Page]:
         """Send a request for a list once, and return all pages, which are at least one."""
@@ -737,15 +754,12 @@ class ComputeApi:
         """
         pages = self._pages(what, method, request)
         scopes = [each for page in pages for each in page.items.items()]
-        lacking: list[str] = []
-        silent = {where for where, scope in scopes if scope.warning.code == "UNREACHABLE"}
+        silent = {where for where, scope in scopes if scope.warning.code == _SILENT}
         silent.update(where for page in pages for where in page.unreachables)
-        if silent:
-            error = _api.REFUSALS.error(what, "Unreachable", f"no answer came from {', '.join(sorted(silent))}")
-            if not may_lack:
-                raise error
-            lacking.append(lacks("offers", error))
-        return Answers((scope for _, scope in scopes), lacking)
+        error = _missing(what, [*pages, *(scope for _, scope in scopes)], silent)
+        if error and not may_lack:
+            raise error
+        return Answers((scope for _, scope in scopes), [lacks("offers", error)] if error else ())
 
     def _create(self, what: str, method: _Method[Request, V], request: Request) -> V | None:
         """Send a request that creates a resource, and return the answer. Returns None if the resource exists already.
@@ -774,6 +788,23 @@ class ComputeApi:
             ProviderError: The API refused the request for another reason, or did not answer.
         """
         return quietly(partial(self._get, what, method, request), "notFound")
+
+
+def _missing(what: str, parts: Iterable[_Scope], silent: Iterable[str] = ()) -> ProviderError | None:
+    """Return the error for a list that says that it lacks results, or None if nothing says so.
+
+    Args:
+        what: The request in words, for error messages.
+        parts: The pages of the list, and its parts for zones and regions.
+        silent: Zones and regions that did not answer.
+    """
+    codes = {part.warning.code for part in parts}
+    if silent or _SILENT in codes:
+        places = ", ".join(sorted(silent)) or "a part of Google Cloud"
+        return _api.REFUSALS.error(what, "Unreachable", f"no answer came from {places}")
+    if lacking := sorted(codes & _LACKING):
+        return _api.REFUSALS.incomplete(what, f"it has the warning {', '.join(lacking)}")
+    return None
 
 
 def _client_of(kind: Callable[..., Client]) -> Client:
