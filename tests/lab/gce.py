@@ -59,6 +59,7 @@ class GCE(Cloud[Instance]):
         ready: whether instances become RUNNING at all.
         unreachable: zones that lists lack, as they say.
         warning: the code of a warning that each list has; "" for none.
+        untold: regions whose quotas cannot be told.
         wire: the schema, and how many requests, replies and fields were checked by it.
     """
 
@@ -70,6 +71,7 @@ class GCE(Cloud[Instance]):
         self.delays, self.ready, self.wire = Delays(), True, Wire()
         self.unreachable: list[str] = []
         self.warning = ""
+        self.untold: set[str] = set()
         self.disks: dict[str, dict[str, Any]] = {}
         self.firewalls: dict[str, dict[str, Any]] = {}
         self.placements: dict[str, dict[str, Any]] = {}
@@ -528,6 +530,8 @@ class GCE(Cloud[Instance]):
 
     def _region(self, name: str) -> dict[str, Any]:
         known = ("CPUS", "N2_CPUS", *wares.QUOTAS)
+        if name in self.untold:
+            return gce_records.region(name, None)
         return gce_records.region(name, {each: self.regional.get((name, each), 1000.0) for each in known})
 
     def _networks(self) -> list[dict[str, Any]]:

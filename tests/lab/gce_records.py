@@ -45,9 +45,14 @@ def zone(name: str) -> dict[str, Any]:
     return made("zone", f"zones/{name}", status="UP", region=f"{HERE}/regions/{region}", **more)
 
 
-def region(name: str, quotas: Mapping[str, float]) -> dict[str, Any]:
+def region(name: str, quotas: Mapping[str, float] | None) -> dict[str, Any]:
     zones = [f"{HERE}/zones/{each}" for each in sorted(wares.sold()) if each.rpartition("-")[0] == name]
-    more = {"description": name, "quotas": listed(quotas), "supportsPzs": False}
+    more: dict[str, Any] = {"description": name, "supportsPzs": False}
+    if quotas is None:
+        unknown = {"code": "QUOTA_INFO_UNAVAILABLE", "message": "Quota information is not available."}
+        more |= {"quotas": [], "quotaStatusWarning": unknown}
+    else:
+        more |= {"quotas": listed(quotas)}
     return made("region", f"regions/{name}", status="UP", zones=zones, **more)
 
 

@@ -555,6 +555,11 @@ def test_a_check_tells_both_quotas_that_a_machine_with_a_lifetime_may_use(gce_ap
     assert not found.open
     assert "T4: none (preemptible: up to 4 in 1 regions)" in found.text
     assert "machines with a lifetime may use either" in found.text
+    gce_api.untold = {"us-central1"}
+    (found,) = [each for each in Compute(_settings()).check() if each.what == "Compute Engine: quotas of GPUs"]
+    assert "T4: none (preemptible: none)" in found.text
+    assert "could not tell the quotas of us-central1" in found.text
+    assert not found.open, "the quotas of that region may not be zero"
 
 
 def test_a_check_tells_networks_quotas_and_types_that_do_not_fit_in_one_line_each(

@@ -76,8 +76,13 @@ def quotas(calls: ComputeApi, regions: Sequence[str]) -> Finding:
     """
     metrics = sorted({each for each in FACTS["metrics"].values() if each.startswith("NVIDIA_")})
     limits: dict[str, list[float]] = {}
+    untold: list[str] = []
     for region in look(calls.regions):
-        for quota in region.quotas if region.name in regions else ():
+        if region.name not in regions:
+            continue
+        if region.quota_status_warning.code:
+            untold.append(region.name)
+        for quota in region.quotas:
             limits.setdefault(quota.metric, []).append(quota.limit)
     parts, silent = [], []
     for metric in metrics:
@@ -88,9 +93,11 @@ def quotas(calls: ComputeApi, regions: Sequence[str]) -> Finding:
         else:
             parts.append(f"{called}: {_most(standard)} (preemptible: {_most(preemptible)})")
     told = f" (Compute Engine's API does not tell those of {', '.join(silent)})" if silent else ""
+    if untold:
+        told += f" (Google could not tell the quotas of {_some(sorted(untold))})"
     text = f"{', '.join(parts)}{told}; machines with a lifetime may use either"
     wanted = {f"{before}{metric}" for metric in metrics for before in ("", "PREEMPTIBLE_")}
-    if not limits or any(each for name in wanted & set(limits) for each in limits[name]):
+    if untold or not limits or any(each for name in wanted & set(limits) for each in limits[name]):
         return Finding("", True, text)
     refused = _api.REFUSALS.error("GPUs", "QUOTA_EXCEEDED", text, project=calls.project)
     return Finding("", True, text, f"to rent GPUs, {preflight.failure('', refused).advice}", open=True)
