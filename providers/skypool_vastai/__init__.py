@@ -17,7 +17,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, ClassVar
 
-from skypool import errors
+from skypool import errors, tracebacks
 from skypool.drivers import blocklist, preflight, retry, settings, ssh_machine, tags
 from skypool.drivers.contract import Abilities, undo
 from skypool.drivers.regional import each_done
@@ -66,6 +66,12 @@ _IMPOSSIBLE: tuple[tuple[str, Market, dict[str, object], tuple[type[ProviderErro
 """Requests that Vast.ai must refuse: what is impossible, the market, the changed detail of an offer, the classes of the
 error, and a regular expression for its text.
 """
+
+_CUT = (
+    f"Vast.ai's search returns the {_requests.MOST_OFFERS} cheapest machines only; dearer ones in the regions "
+    "or with the vCPUs and memory that you ask for may be missing: name an accelerator to search for fewer"
+)
+"""The warning for a search that has more results than Vast.ai returns."""
 
 _UNUSABLE = ("broken", "offline", "pending", "unmapped")
 """Error codes (see errors.csv) that mean a fault of the machine."""
@@ -131,6 +137,9 @@ class VastAI:
         old, or without a price. One search is sent for each market that the need accepts. If Vast.ai has none of the
         accelerators, no search is sent and nothing is yielded.
 
+        A search returns the 512 cheapest machines, wherever they are. If there may be more, and the need has
+        requirements that only skypool checks, a RuntimeWarning says so.
+
         Args:
             need: the requirements of a node.
 
@@ -152,6 +161,8 @@ class VastAI:
             if asked is None:
                 continue
             reply = self._account.ask("POST", "/api/v0/bundles/", what="a search", json=asked)
+            if len(reply["offers"]) >= _requests.MOST_OFFERS and (need.regions or need.vcpus or need.memory_gib):
+                tracebacks.warn(_CUT)
             for record in reply["offers"]:
                 if record["machine_id"] in failed:
                     continue

@@ -20,7 +20,7 @@ MIB_PER_GIB = 1024
 LONGEST_OWNER = 80
 """Maximum length of the owner in the label of an instance, in characters."""
 
-_MOST_OFFERS = 512
+MOST_OFFERS = 512
 """Maximum number of offers that one search returns."""
 
 _NO_TMUX = "touch ~/.no_auto_tmux"
@@ -103,7 +103,7 @@ def search(
         "disk_space": {"gte": disk_gb},
         "type": _RENTAL_TYPES[market],
         "order": [["dph_total", "asc"]],
-        "limit": _MOST_OFFERS,
+        "limit": MOST_OFFERS,
         "allocated_storage": disk_gb,
     }
     if verified:

@@ -9,6 +9,7 @@ import math
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -200,6 +201,16 @@ def test_cores_and_memory_are_those_of_the_share_that_is_rented(vastai_api: Worl
     [offer] = [each for each in sold(Need()) if each.detail["ask"] == one["id"]]
     assert offer.vcpus == 128
     assert offer.memory_gib == pytest.approx(377.9, abs=0.1)
+
+
+def test_a_search_that_may_lack_machines_says_so(vastai_api: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        everything = sold(replace(RTX_4090, regions=("*, SE",)))
+        monkeypatch.setattr("skypool_vastai._requests.MOST_OFFERS", len(everything) - 1)
+        assert len(sold()) == len(everything) - 1, "the cheapest are enough where any will do"
+    with pytest.warns(RuntimeWarning, match="cheapest machines only; dearer ones in the regions"):
+        assert len(sold(replace(RTX_4090, regions=("*, SE",)))) == len(everything) - 1
 
 
 def test_what_cannot_serve_is_not_searched_for(vastai_api: World) -> None:
