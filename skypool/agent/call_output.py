@@ -83,11 +83,8 @@ class CallOutput:
             room = max(0, OUTPUT_WINDOW - unread)
             if call.kind != SERVICE:
                 room = max(0, min(room, _OUTPUT_LIMIT - call.printed))
-            if len(data) > room:
-                room = data.rfind(b"\n", 0, room) + 1  # so that no line is halved
-                call.dropped += len(data) - room
-                _append(call.ends.setdefault(fd, bytearray()), data[room:])
-                data = data[:room]
+            if len(data) > room or fd in call.ends:
+                data = _shortened(call, fd, data, room)
             call.printed += len(data)
         elif unread > OUTPUT_WINDOW:
             return
@@ -127,6 +124,25 @@ class CallOutput:
         """Return the last line that was printed on a slot while no call ran, or a general reason if there is none."""
         text = slot.tail.decode("utf-8", "replace") if not slot.tail_of else ""
         return (text.strip().splitlines() or ["its processes end at once"])[-1]
+
+
+def _shortened(call: NodeCall, fd: int, data: bytes, room: int) -> bytes:
+    """Return the lines of a call's output for which there is room, and note what is dropped before and after them.
+
+    The rest of a line whose beginning was dropped is dropped, too. So no line is halved, unless it is very long.
+    """
+    end = call.ends.setdefault(fd, bytearray())
+    start = data.find(b"\n") + 1 or len(data) if end and not end.endswith(b"\n") else 0
+    stop = len(data) if len(data) <= start + room else max(start, data.rfind(b"\n", start, start + room) + 1)
+    call.dropped += len(data) - (stop - start)
+    if stop > start:
+        end.clear()
+    else:
+        _append(end, data[:start])
+    _append(end, data[stop:])
+    if not end:
+        del call.ends[fd]
+    return data[start:stop]
 
 
 def _append(tail: bytearray, data: bytes) -> None:
