@@ -6,11 +6,14 @@ import asyncio
 import importlib
 import io
 import os
+import pwd
 import resource
 import signal
 import socket
 import stat
+import subprocess
 import sys
+import textwrap
 import time
 import types
 from collections.abc import Iterator
@@ -347,3 +350,20 @@ def test_a_broken_context_of_a_real_gpu_does_not_fail_the_next_call(how: str) ->
         for _ in range(3):  # a context that works is kept
             assert sky.compute(use_context)() >> mine == 16.0
         assert sky.compute(os.getpid)() >> mine == fresh
+
+
+def test_calls_and_commands_have_a_home_though_the_client_has_none(tmp_path: Path) -> None:
+    script = """
+        import os, subprocess, sys
+        import skypool as sky
+
+        image = sky.Image(run=[f"cd ~ && pwd > {sys.argv[1]}"])
+        with sky.ComputePool(slots=1, console="off", image=image) as pool:
+            print(sky.compute(lambda: [os.environ["HOME"], subprocess.getoutput("cd ~ && pwd")])() >> pool)
+    """
+    env = {name: value for name, value in os.environ.items() if name != "HOME"} | {"PYTHONPATH": str(ROOT)}
+    argv = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path / "said")]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+    home = pwd.getpwuid(os.getuid()).pw_dir
+    assert done.stdout == f"{[home, home]}\n", done.stderr
+    assert (tmp_path / "said").read_text() == f"{home}\n"

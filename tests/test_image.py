@@ -571,3 +571,18 @@ def test_an_image_that_only_needs_python_says_so() -> None:
     assert Image(env={"A": "1"}, secrets="B").bare()
     assert not Image(pip="six").bare()
     assert not Image(run="true").bare()
+
+
+def test_a_variable_with_which_linux_starts_no_program_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    fits = "x" * (131_071 - len("BIG="))
+    subprocess.run(["true"], env={"BIG": Image(env={"BIG": fits}).spec.env[0][1]}, check=True)
+    with pytest.raises(OSError, match="Argument list too long"):
+        subprocess.run(["true"], env={"BIG": fits + "x"}, check=False)
+    for named in ("env", "secrets"):
+        with pytest.raises(ImageError, match=rf"{named}\['BIG'\] has 131,072 bytes .*send it as a file"):
+            Image(**{named: {"BIG": fits + "x"}})  # type: ignore[arg-type] # for both
+    with pytest.raises(ImageError, match="env has more than 1,000,000 characters"):
+        Image(env={f"V{n}": "x" * 100_000 for n in range(10)})
+    monkeypatch.setenv("BIG", fits + "x")
+    with pytest.raises(ImageError, match=r"secrets\['BIG'\] has 131,072 bytes"):
+        Image(secrets=["BIG"]).secret_values()

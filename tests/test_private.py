@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from skypool.errors import NotPrivate
-from skypool.safety import private
+from skypool.errors import NotPrivate, UsageError
+from skypool.safety import places, private
 from tests.second_user import OTHER, needs_root, open_place, other
 
 
@@ -165,3 +165,12 @@ def test_what_another_user_has_made_is_refused(tmp: Path, what: str) -> None:
     with pytest.raises(NotPrivate, match=f"{OTHER}"):
         private.read(path) if what == "file" else private.folder(path)
     assert list(mine.iterdir()) == []
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "~")  # as for a user that the system does not know
+    for variable in ("XDG_STATE_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    for folder in (places.state, places.cache):
+        with pytest.raises(UsageError, match="set HOME, or XDG_STATE_HOME and XDG_CACHE_HOME"):
+            folder()

@@ -185,6 +185,8 @@ def test_a_program_that_runs_too_long_is_ended(pool: sky.ComputePool) -> None:
         (("echo", ["a"]), {}, r"write \*words"),
         (("",), {}, "takes the name of a program"),
         (("echo", "a\0b"), {}, "null character"),
+        (("echo", "x" * 131_001), {}, "an argument of .* more than 131,000 bytes, which Linux refuses"),
+        (("echo",), {"env": {"A": "x" * 131_001}}, "the value of A in env .* more than 131,000 bytes"),
         (("echo",), {"env": ["A"]}, "env must be a dict"),
         (("echo",), {"env": {"A=": "b"}}, "not the name of a variable"),
         (("echo",), {"env": {"A": 1}}, "the value of A in env"),

@@ -400,7 +400,8 @@ class Image:
         A value that was given to the image takes precedence over the environment variable of the same name.
 
         Raises:
-            ImageError: a variable is not set in the client's environment. The message names all such variables.
+            ImageError: a variable is not set in the client's environment, or too long. The message names all that are
+                not set.
         """
         given = dict(self.spec.given)
         missing = [name for name in self.spec.secrets if name not in given and name not in os.environ]
@@ -410,7 +411,10 @@ class Image:
                 f"not have in its environment; export each variable, or give its value directly: "
                 f"secrets={{{missing[0]!r}: …}}"
             )
-        return {name: given[name] if name in given else os.environ[name] for name in self.spec.secrets}
+        found = {name: given[name] if name in given else os.environ[name] for name in self.spec.secrets}
+        for name, value in found.items():
+            spec.check_size("secrets", name, value)
+        return found
 
     def base_for(self, provider: str) -> str | None:
         """Return the base image for a provider, or None if the provider may choose one.

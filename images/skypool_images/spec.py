@@ -18,6 +18,12 @@ from skypool_images.errors import ImageError
 Pairs = tuple[tuple[str, str], ...]
 """A mapping of texts to texts, as pairs of key and value, sorted by key."""
 
+_LONGEST_VARIABLE = (128 << 10) - 1
+"""The most bytes of a variable, with its name and "=", with which Linux starts a program (MAX_ARG_STRLEN)."""
+_MOST_IN_ALL = 1_000_000
+"""The most characters of all variables. Linux allows 2 MB for these and the arguments of a program."""
+_NO_PROGRAM = "with which Linux starts no program"
+_AS_FILE = "send it as a file, with files={'data.txt': …}"
 _PYTHON = re.compile(r"3\.(\d{1,2})")
 _NEWEST = 14
 """Newest minor version of Python 3 when this was written. The client's own version is always accepted."""
@@ -293,7 +299,7 @@ def variables(name: str, value: object) -> Pairs:
 
     Raises:
         ImageError: the value is not a mapping of variable names to texts, a name begins with "SKYPOOL_", or a text
-            contains a NUL character or a surrogate.
+            contains a NUL character or a surrogate, or is too long.
     """
     if not isinstance(value, Mapping):
         raise ImageError(f"{name} must map variables to their values, such as {{'SEED': '1'}}, not {value!r}")
@@ -305,7 +311,20 @@ def variables(name: str, value: object) -> Pairs:
         if "\0" in each:
             raise ImageError(f"{name}[{key!r}] contains a NUL character, which a variable cannot hold")
         _check_encodable(f"{name}[{key!r}]", each)
+        check_size(name, key, each)
+    if sum(len(key) + len(each) for key, each in value.items()) > _MOST_IN_ALL:
+        raise ImageError(f"{name} has more than {_MOST_IN_ALL:,} characters, {_NO_PROGRAM}; {_AS_FILE}")
     return tuple(sorted(value.items()))
+
+
+def check_size(name: str, variable: str, value: str) -> None:
+    """Raise ImageError if an environment variable is too long for Linux to start programs."""
+    size = len(f"{variable}={value}".encode(errors="surrogateescape"))
+    if size > _LONGEST_VARIABLE:
+        raise ImageError(
+            f"{name}[{variable!r}] has {size:,} bytes with its name; with a variable of more than "
+            f"{_LONGEST_VARIABLE:,}, Linux starts no program: {_AS_FILE}"
+        )
 
 
 def _variable(name: str, key: object) -> str:

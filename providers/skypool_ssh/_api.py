@@ -24,7 +24,7 @@ from skypool.errors import ConnectionLost, HostKeyMismatch, LoginRefused, UsageE
 from skypool.safety import private
 from skypool.shipping import bundle
 from skypool.text import plain
-from skypool.wire.transport import SSH, Errand, Trouble
+from skypool.wire.transport import SSH, Errand, Trouble, missing_key
 
 _WRITTEN = re.compile(r"(?:(?P<user>[^@\s]+)@)?(?:\[(?P<v6>[0-9a-fA-F:.%\w]+)\]|(?P<name>[^@:\s]+))(?::(?P<port>\d+))?")
 _NAME = re.compile(r"[^\s@/-][^\s@/]*")
@@ -268,8 +268,8 @@ def _answer(asked: Errand, ssh: SSH, label: str, until: float) -> list[str]:
             )
         case Trouble.LOGIN:
             raise LoginRefused(
-                f"{target} refused the login{who}: check user= and identity=, and try `ssh {ssh.host}` by "
-                f"hand. ssh printed:\n{said}"
+                f"{target} refused the login{who}: {missing_key(ssh)}check user= and identity=, and try "
+                f"`ssh {ssh.host}` by hand. ssh printed:\n{said}"
             )
         case _:
             said = said or f"ssh ended with status {status}"

@@ -136,6 +136,8 @@ def _start(config: AgentConfig, words: int) -> socket.socket:
         os.unlink(SOCKET)
     listener = socket.socket(socket.AF_UNIX)
     umask = os.umask(0o077)
+    home = os.path.expanduser("~")
+    os.environ.setdefault("HOME", home if os.path.isabs(home) else "/")  # programs of calls need one
     with contextlib.suppress(KeyError, ValueError):  # set where a script has set its own before
         umask = int(os.environ.pop(_UMASK), 8)
     listener.bind(SOCKET)

@@ -14,6 +14,10 @@ from skypool.errors import UsageError
 Word = str | os.PathLike[str]
 
 
+_LONGEST = 131_000
+"""The most bytes of an argument or a variable. Linux allows 128 KiB, with a variable's name and a null byte."""
+
+
 def cmd(
     program: Word,
     *arguments: Word,
@@ -81,6 +85,8 @@ def _word(what: str, value: object) -> str:
         raise UsageError(f"{what} of cmd() must be text or a path, not {value!r:.80}{advice}")
     if "\0" in text:
         raise UsageError(f"{what} of cmd() must not contain a null character: {text!r:.80}")
+    if len(text.encode(errors="surrogateescape")) > _LONGEST:
+        raise UsageError(f"{what} of cmd() has more than {_LONGEST:,} bytes, which Linux refuses; write it into a file")
     return text
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from skypool.safety import private
+from skypool.safety import places, private
 
 REMEMBERED = 86400.0
 """Seconds for which a failed machine stays on the blocklist."""
@@ -63,6 +63,4 @@ def place(provider: str) -> Path:
 
     This function does not create the folder, so it may not exist yet.
     """
-    import platformdirs  # imported here because nodes import this module, and do not have platformdirs
-
-    return Path(platformdirs.user_state_dir("skypool")) / "faulty" / provider
+    return places.state() / "faulty" / provider

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from skypool.checks import seconds
 from skypool.errors import UsageError
-from skypool.safety import private
+from skypool.safety import places, private
 
 SWITCH = "SKYPOOL_LOGS"
 """The variable that sets the limits, as "off" or as text such as "pool=64MB all=1GB age=30d"."""
@@ -86,9 +86,7 @@ def _size(text: str) -> int:
 
 def folder() -> Path:
     """Return the folder of all logs. It may not exist yet."""
-    import platformdirs  # imported here, as only clients have platformdirs
-
-    return Path(platformdirs.user_state_dir("skypool")) / "logs"
+    return places.state() / "logs"
 
 
 def pools() -> list[str]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from skypool.errors import NotPrivate
-from skypool.safety import private
+from skypool.safety import places, private
 
 LONGEST = 103
 """The most bytes of the path of a Unix socket. Linux allows 107, and macOS allows 103."""
@@ -36,9 +36,7 @@ _BACKLOG = 16
 
 def folder() -> Path:
     """Return the folder of the sockets. It may not exist yet."""
-    import platformdirs  # imported here, as only clients have platformdirs
-
-    return Path(platformdirs.user_state_dir("skypool")) / "observers"
+    return places.state() / "observers"
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from typing import TypeVar
 
 from skypool.drivers.contract import Driver
 from skypool.model import Need, Offer
-from skypool.safety import private
+from skypool.safety import places, private
 
 T = TypeVar("T")
 PASSING = 300.0
@@ -134,9 +134,7 @@ def path() -> Path:
 
     Its folder must be this user's alone, because unpickling the file's data could run code of another user.
     """
-    import platformdirs  # imported here because nodes, which import this module too, do not have it
-
-    return Path(platformdirs.user_cache_dir("skypool")) / "offers" / "offers.sqlite"
+    return places.cache() / "offers" / "offers.sqlite"
 
 
 @contextmanager

@@ -34,6 +34,7 @@ from skypool.processes import Process, is_stopped
 from skypool.rental.budget import Budget, IdleSpan, Receipt
 from skypool.rental.ledger_file import LedgerFile
 from skypool.rental.records import Intent, Record, newest, read
+from skypool.safety import places
 
 KEEP = 366 * 86400.0
 """Seconds for which a pool that has ended is kept, for `skypool cost`."""
@@ -88,9 +89,7 @@ class Ledger:
             tell: called with a notice for the user if a change cannot be written. By default it issues a
                 RuntimeWarning.
         """
-        import platformdirs  # imported here, as nodes import this module without having platformdirs
-
-        return cls(Path(platformdirs.user_state_dir("skypool")) / "ledger" / "ledger.sqlite3", tell)
+        return cls(places.state() / "ledger" / "ledger.sqlite3", tell)
 
     # --- before renting: methods that raise if nothing can be written ------------------------------------------
 

@@ -22,7 +22,7 @@ from skypool.drivers.contract import Driver
 from skypool.errors import LedgerError, SkypoolError
 from skypool.rental.ledger import Ledger
 from skypool.rental.reaper import terminate_all
-from skypool.safety import private
+from skypool.safety import places, private
 
 _PATIENCE = 24 * 3600.0
 """Seconds for which the process tries. In a day the user may renew credentials, or be back at work."""
@@ -121,9 +121,7 @@ def log_of(pool: str, session: str) -> Path:
 
     The log is in the user's state folder. Its name has the pool's name and the session (id of this run of the pool).
     """
-    import platformdirs  # imported here, as nodes import this module without having platformdirs
-
-    return Path(platformdirs.user_state_dir("skypool")) / "reaper" / f"{pool}-{session}.log"
+    return places.state() / "reaper" / f"{pool}-{session}.log"
 
 
 def _opened_log(file: Path) -> int:

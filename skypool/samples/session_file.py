@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from skypool.safety import private
+from skypool.safety import places, private
 from skypool.safety.book import Book
 
 _MOST_FILES = 200
@@ -40,9 +40,7 @@ _WAIT = 30.0
 
 def folder() -> Path:
     """Return the folder of the files. It need not exist."""
-    import platformdirs  # imported here, as nodes import this package without having platformdirs
-
-    return Path(platformdirs.user_state_dir("skypool")) / "samples"
+    return places.state() / "samples"
 
 
 def path_of(session: str) -> Path:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from skypool.errors import HostKeyMismatch, UsageError
-from skypool.safety import private
+from skypool.safety import places, private
 from skypool.wire.transport import SSH
 
 
@@ -84,9 +84,7 @@ def folder() -> Path:
     Raises:
         NotPrivate: another user can change the folder.
     """
-    import platformdirs  # imported here because nodes do not have it, and they may import this module
-
-    return private.folder(Path(platformdirs.user_state_dir("skypool")) / "ssh", private.STATE)
+    return private.folder(places.state() / "ssh", private.STATE)
 
 
 def fingerprint(name: str, file: str) -> str:

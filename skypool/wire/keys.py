@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from skypool.errors import UsageError
-from skypool.safety import private
+from skypool.safety import places, private
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,7 @@ class Keys:
     @classmethod
     def of(cls, pool: str) -> Keys:
         """Return the keys of the pool with this name, in the user's state folder. No key or folder is made yet."""
-        import platformdirs  # imported here because nodes do not have it, and they may import this module
-
-        return cls(Path(platformdirs.user_state_dir("skypool")) / "pools" / pool / "keys")
+        return cls(places.state() / "pools" / pool / "keys")
 
     @property
     def identity(self) -> str:

@@ -445,6 +445,16 @@ class Errand:
             os.killpg(self._process.pid, signal.SIGKILL)
 
 
+def missing_key(transport: Transport) -> str:
+    """Return the beginning of a sentence if the file of the private key does not exist, which ssh does not say."""
+    identity = transport.identity if isinstance(transport, SSH) else ""
+    return (
+        f"the key file {identity} does not exist on this computer; "
+        if identity and not os.path.exists(identity)
+        else ""
+    )
+
+
 def refusal(transport: Transport, node: int, said: str) -> ConnectionLost:
     """Return (do not raise) the error for a connection to a node that could not be made.
 
@@ -466,8 +476,8 @@ def refusal(transport: Transport, node: int, said: str) -> ConnectionLost:
             )
         case Trouble.LOGIN:
             return LoginRefused(
-                f"the machine of node {node} refused the SSH login; check the user and identity settings, and try "
-                f"`ssh` by hand. ssh printed:\n{said}",
+                f"the machine of node {node} refused the SSH login; {missing_key(transport)}check the user and "
+                f"identity settings, and try `ssh` by hand. ssh printed:\n{said}",
                 node,
             )
         case _:

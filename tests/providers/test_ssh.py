@@ -367,6 +367,8 @@ def test_a_refused_login_says_who_asked_and_what_to_check(site: Site) -> None:
     (site.place / "config").write_text(f"UserKnownHostsFile {site.place}/known\n")
     with pytest.raises(LoginRefused, match="Permission denied"):
         pool(site.driver(identity=stranger)).start()
+    with pytest.raises(LoginRefused, match="the key file /nowhere/key does not exist on this computer; check user="):
+        pool(site.driver(identity="/nowhere/key")).start()
     jump = site.hosts[2]
     site.write_config(known=(jump,))
     behind = site.host(1, jump=f"nobody@{jump.address}:{jump.port}")

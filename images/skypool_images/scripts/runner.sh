@@ -2,6 +2,9 @@
 # What it says begins with @, what a step prints with |: a person can read it, and so can a program.
 set -u
 umask 022
+[ -n "${HOME:-}" ] || HOME=$(eval echo "~$(id -un)") # not set by whoever started this
+case $HOME in /*) ;; *) HOME=/ ;; esac
+export HOME
 : "${SKYPOOL_HOME:=$HOME/.skypool}"
 : "${SKYPOOL_WORK:=$SKYPOOL_HOME/work}"
 : "${SKYPOOL_PRESET=${SKYPOOL_PYTHON:-}}"
