@@ -17,6 +17,7 @@ import pytest
 import skypool as sky
 from skypool import events
 from skypool.errors import ConnectionLost, PoolClosed, ProtocolError, RemoteError, WorkerDied
+from skypool.link import connection
 from skypool.link.inbound import message_of
 from skypool.report import words
 from skypool.shipping import user_modules
@@ -118,6 +119,21 @@ def test_a_node_that_speaks_nonsense_is_given_up_alone_and_its_call_ends(
     assert "\x1b" not in str(caught.value)
     assert memory() - before < 64 << 20
     assert asks() >> honest == 1
+
+
+@pytest.mark.slow
+def test_a_node_that_ends_each_connection_at_once_is_not_reached_again_without_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_AT_ONCE", 2)
+    downs: list[float] = []
+    with sky.ComputePool(false_node(tmp_path, "sys.exit()"), slots=1, console="off", liveness=30) as pool:
+        pool.events.listen(lambda e: downs.append(time.monotonic()) if isinstance(e, events.LinkDown) else None)
+        future = asks() > pool
+        eventually(lambda: len(downs) >= 6)
+        future.cancel()
+        pool.stop()
+    assert downs[-1] - downs[-3] > 1.5
 
 
 GREETINGS = {

@@ -26,8 +26,10 @@ from skypool.wire.transport import CommandStream, Transport, refusal
 
 _STALE = 15.0
 """Seconds without any message from the node after which the connection is replaced by a new one."""
-
-
+_AT_ONCE = 20
+"""The most reconnections without a pause while no call of the node ends, and none is sent."""
+_EACH_SECOND = 1.0
+"""The reconnections each second after that."""
 _LACKS = (OSError, RuntimeError, MemoryError)
 """The errors of a process that has no free descriptor, may start no process or thread, or has no memory, for now."""
 
@@ -75,6 +77,35 @@ class Listener(Protocol):
 
     def on_lost(self, error: ConnectionLost) -> None:
         """Handle the loss of the node: the link has given up the node and will not reconnect. `error` tells why."""
+
+
+class _Pace:
+    """Decides how soon a link reconnects after a connection broke, as a node may end each one as soon as it is made.
+
+    Args:
+        clock: returns the time in seconds.
+    """
+
+    __slots__ = ("_at", "_clock", "_left", "_waited_for")
+
+    def __init__(self, clock: RunningClock) -> None:
+        self._clock = clock
+        self._left = float(_AT_ONCE)
+        self._at = clock()
+        self._waited_for: Collection[int] = ()
+
+    def pause(self, waited_for: Collection[int]) -> float:
+        """Return the seconds to wait before a reconnection, which is counted.
+
+        Args:
+            waited_for: the ids of the calls that this client waits for on the node.
+        """
+        now = self._clock()
+        got = _AT_ONCE if waited_for != self._waited_for else (now - self._at) * _EACH_SECOND
+        self._left = min(_AT_ONCE, self._left + got) - 1
+        self._at = now
+        self._waited_for = waited_for
+        return max(0.0, -self._left / _EACH_SECOND)
 
 
 class Link:
@@ -153,6 +184,7 @@ class Link:
         self._closing = False
         self._closed = False
         self._connected = 0.0
+        self._pace = _Pace(self._clock)
         self._allowed: float | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended = asyncio.Event()
@@ -275,6 +307,8 @@ class Link:
     async def _reconnect(self, why: str) -> None:
         """Try to reconnect, with random and growing pauses between the attempts. Give up the node if that fails.
 
+        A node whose connections break all the time, while none of its calls ends, is reconnected once a second.
+
         New attempts are made until the node has been silent for `liveness` seconds. After an error that makes further
         attempts useless, such as a wrong host key, the node is given up at once. Nothing is raised; the listener's
         `on_up` or `on_lost` is called.
@@ -302,6 +336,7 @@ class Link:
             reraise=True,
         )
         try:
+            await asyncio.sleep(self._pace.pause(frozenset(self._handshake.awaited())))
             welcome: Welcome = await attempts(self._connect, False)
             if not self._closed:
                 self._listener.on_up(welcome)
