@@ -316,6 +316,16 @@ def test_down_ends_a_pool_whoever_holds_it(skypool: Run, cloud: FakeCloud, clien
     assert [each["pool"] for each in json.loads(skypool("ps", "--json").stdout)] == ["other"]
 
 
+def test_a_pool_may_be_named_as_a_model(skypool: Run, cloud: FakeCloud, client: Callable[..., Client]) -> None:
+    pool = sky.ComputePool(name="Llama3.1_a")
+    assert pool.name == "llama3-1-a"
+    client(pool.name)
+    missing = skypool("report", "llama_9")
+    assert "no pool called 'llama-9'" in missing.stderr
+    done = skypool("down", "Llama3.1_a", "--yes")
+    assert done.stdout.splitlines()[-1] == "pool llama3-1-a has ended"
+
+
 def test_down_knows_pools_that_the_ledger_does_not(skypool: Run, cloud: FakeCloud, state: Path) -> None:
     offer = next(iter(cloud.offers(Need())))
     cloud.launch(offer, Order("elsewhere", "s-0", (0,), Need()))

@@ -296,7 +296,7 @@ def test_what_is_no_call_is_refused_where_it_is_written(pool: sky.ComputePool) -
     assert list(pool.map(add, [1], timeout=float("inf"))) == [2]
     with pytest.raises(sky.UsageError, match=r">> sends a call to a pool, and <class .* is not a pool"):
         add(1).with_options(node=0) >> sky.ComputePool  # type: ignore[operator]
-    with pytest.raises(sky.UsageError, match="a pool's name must have 1 to 40 of"):
+    with pytest.raises(sky.UsageError, match="a pool's name must have 1 to 40 letters"):
         sky.ComputePool.attach(7)  # type: ignore[arg-type]
 
 

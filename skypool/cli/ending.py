@@ -17,6 +17,7 @@ from skypool.rental.gc import Found, Survey, everyone, reconcile, survey, termin
 from skypool.rental.ledger import Ledger
 from skypool.rental.reaper import terminate_all
 from skypool.rental.records import Record
+from skypool.rental.request import spelt
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="End the pools without asking for confirmation.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -60,7 +61,7 @@ def down(
     """
     ledger = _ledger()
     failed = False
-    for name in dict.fromkeys(names):
+    for name in dict.fromkeys(map(spelt, names)):
         try:
             _down(name, ledger, yes)
         except SkypoolError as e:

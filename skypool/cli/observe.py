@@ -20,8 +20,9 @@ from skypool.errors import LedgerError, SkypoolError, UsageError, nearest
 from skypool.observers import client, place
 from skypool.rental.ledger import Ledger
 from skypool.rental.records import newest
+from skypool.rental.request import spelt
 
-Name = Annotated[str, typer.Argument(help="Name of a pool, as `skypool ps` shows it.")]
+Name = Annotated[str, typer.Argument(help="Name of a pool, as `skypool ps` shows it.", callback=spelt)]
 
 
 def add_to(app: typer.Typer) -> None:

@@ -13,6 +13,7 @@ from skypool.cli import output
 from skypool.errors import SkypoolError, UsageError, nearest
 from skypool.rental.ledger import Ledger
 from skypool.rental.records import newest
+from skypool.rental.request import spelt
 
 
 def add_to(app: typer.Typer) -> None:
@@ -21,7 +22,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def report(
-    pool: Annotated[str, typer.Argument(help="The name of the pool.")],
+    pool: Annotated[str, typer.Argument(help="The name of the pool.", callback=spelt)],
     file: Annotated[
         str, typer.Option("--output", "-o", help="The file to write; - for stdout. Default: POOL-report.html here.")
     ] = "",

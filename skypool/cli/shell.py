@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from skypool.cli import output
+from skypool.cli.observe import Name
 from skypool.errors import SkypoolError, UsageError
 from skypool.model import Access, Instance
 from skypool.observers import client, reach
@@ -29,7 +30,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def shell(
-    pool: Annotated[str, typer.Argument(help="Name of a pool, as `skypool ps` shows it.")],
+    pool: Name,
     command: Annotated[
         list[str] | None, typer.Argument(help="Command to run there, after `--`. Default: an interactive shell.")
     ] = None,

@@ -16,6 +16,7 @@ from skypool.cli.top_survey import Survey
 from skypool.console import drawable
 from skypool.errors import SkypoolError, UsageError
 from skypool.observers import client
+from skypool.rental.request import spelt
 
 _WIDE = 200
 """Number of columns in which tables are laid out if they are printed once."""
@@ -29,7 +30,10 @@ def add_to(app: typer.Typer) -> None:
 
 
 def top(
-    pool: Annotated[str | None, typer.Argument(help="Name of a pool. Default: all pools.")] = None,
+    pool: Annotated[
+        str | None,
+        typer.Argument(help="Name of a pool. Default: all pools.", callback=lambda name: name and spelt(name)),
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print the pools and their nodes once, and end.")] = False,
 ) -> None:
     """Watch all pools of this user: cost, calls, and the utilisation, memory and power of their nodes.

@@ -128,8 +128,9 @@ class ComputePool(Executor):
             among the calls. Default None: one call with all devices. "per-device": one call for each device. A node
             with devices also has a slot for each CPU, for functions marked `@compute(devices=0)`. A node without
             devices runs one call for each CPU, unless `slots` is a number. See docs/slots.md.
-        name: the name of the pool in logs, in the tags of its machines, and for `attach`. It has 1 to 40 characters
-            a-z, 0-9 and "-". Default None: a random name.
+        name: the name of the pool in logs, in the tags of its machines, and for `attach`. It has 1 to 40
+            letters, digits, "-", "_" and ".". Clouds know it in lower case and with "-" only, and so does the attribute
+            `name`: `my_pool` is `my-pool`. Default None: a random name.
         lease: the time after which a node ends itself if no message from this process arrives. Default "10m".
         max_lifetime: the time after which the pool ends with all of its machines, also while calls run. It begins when
             the first machine is billed. Calls that have not ended raise LifetimeExceeded. Each machine ends itself

@@ -98,19 +98,26 @@ class Terms:
 
 
 def pool_name(name: str | None) -> str:
-    """Return the name if it is a valid pool name. For None, return a random one such as "pool-1f0a9c3e".
+    """Return a name in the form that a pool has it, see `spelt`. For None, return a random one such as "pool-1f0a9c3e".
 
     Raises:
-        UsageError: the name does not consist of 1 to 40 characters a-z, 0-9 and "-", or begins or ends with "-".
+        UsageError: the name does not consist of 1 to 40 letters, digits, "-", "_" and ".", or does not begin and end
+            with a letter or digit.
     """
     if name is None:
         return f"pool-{secrets.token_hex(4)}"
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    found = spelt(name) if isinstance(name, str) and name.isascii() else ""
+    if not _NAME.fullmatch(found):
         raise UsageError(
-            f"a pool's name must have 1 to 40 of the characters a-z, 0-9 and '-', with no '-' at either end, "
+            "a pool's name must have 1 to 40 letters, digits, '-', '_' and '.', with a letter or digit at either end, "
             f"not {name!r}"
         )
-    return name
+    return found
+
+
+def spelt(name: str) -> str:
+    """Return the name of a pool as all clouds take it: `Llama3.1_a` and `llama3-1-a` are the same pool."""
+    return name.lower().replace("_", "-").replace(".", "-")
 
 
 def budget_asked(budget: Any) -> Budget | None:
