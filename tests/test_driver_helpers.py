@@ -268,6 +268,12 @@ WHOLE: list[tuple[str, object, dict[str, str]]] = [
     ("", [1], {}),
     ("", [1], {"X-Total-Count": "1", "Link": '</vms?page=1>; rel="prev"'}),
     ("vms", {"vms": [1], "next": None, "previous": "x", "has_more": False, "total": 1}, {}),
+    (
+        "vms",
+        {"vms": [1], "truncated": False, "pagination": {"totalPages": 1, "count": 1}},
+        {"Content-Range": "vms 0-0/1"},
+    ),
+    ("pages", {"pages": [1]}, {"X-Next-Page": "", "X-Total": "1", "X-Total-Pages": "1"}),
     ("vms", {"vms": [1], "labels": {"next": 3}, "meta": {"total": 1, "links": {"next": ""}}}, {}),
 ]
 BROKEN_OFF: list[tuple[str, object, dict[str, str]]] = [
@@ -282,6 +288,18 @@ BROKEN_OFF: list[tuple[str, object, dict[str, str]]] = [
     ("vms", {"vms": [1], "_links": {"next": {"href": "/vms?page=2"}}}, {}),
     ("vms", {"vms": [1], "metadata": {"continue": "x"}}, {}),
     ("vms", {"vms": [1], "meta": {"links": {"next": "x"}}}, {}),
+    ("vms", {"vms": [1], "IsTruncated": True}, {}),
+    ("vms", {"vms": [1], "count": 2}, {}),
+    ("vms", {"vms": [1], "totalItems": "2"}, {}),
+    ("vms", {"vms": [1], "meta": {"total_entries": 2}}, {}),
+    ("vms", {"vms": [1], "pagination": {"currentPage": 1, "totalPages": 2}}, {}),
+    ("vms", {"vms": [1], "page": 1, "pages": 2}, {}),
+    ("vms", {"vms": [1], "meta": {"last_page": 2}}, {}),
+    ("vms", {"vms": [1], "metadata": {"remainingItemCount": 1}}, {}),
+    ("", [1], {"X-Total": "2"}),
+    ("", [1], {"X-Total-Pages": "2"}),
+    ("", [1], {"X-Next-Page": "2"}),
+    ("", [1], {"Content-Range": "vms 0-0/2"}),
 ]
 
 

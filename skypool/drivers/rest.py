@@ -52,7 +52,7 @@ _LONGEST = 300
 _SENDABLE = re.compile("[ -~]*")
 """Matches a header value that consists of printable ASCII characters. Other values are not sent."""
 
-_MORE = re.compile(r"(?i)(?!.*prev)(.*next.*|(has_?)?more|continue|continuation.*)")
+_MORE = re.compile(r"(?i)(?!.*prev)(.*next.*|(has_?)?more|continue|continuation.*|(is_?)?truncated)")
 """Matches the name of a field of an answer that says that a list goes on, such as "nextCursor" or "has_more"."""
 
 _HAS_MORE = re.compile(r"(?i)has_?(next|more)\w*")
@@ -61,8 +61,19 @@ _HAS_MORE = re.compile(r"(?i)has_?(next|more)\w*")
 _PAGING = re.compile(r"(?i)_?(pag|meta|link)\w*")
 """Matches the name of a field of an answer that may hold such fields, such as "pagination"."""
 
-_TOTAL = re.compile(r"(?i)total(_?count)?")
-"""Matches the name of a field of an answer with the number of elements of the whole list."""
+_TOTAL = re.compile(
+    r"(?i)(x-)?total(_?(count|items|elements|entries|hits|objects|records|results|size))?|(x-total-)?count"
+)
+"""Matches the name of a field or header of an answer with the number of elements of the whole list."""
+
+_PAGES = re.compile(r"(?i)x-total-pages|total_?pages|num_?pages|pages?_?(count|total)|last_?page|pages")
+"""Matches the name of a field or header of an answer with the number of pages of the whole list."""
+
+_LEFT = re.compile(r"(?i)remaining_?items?(_?count)?")
+"""Matches the name of a field of an answer with the number of elements that follow."""
+
+_RANGE = re.compile(r"\w+ .*/(\d+)")
+"""Matches a header "Content-Range", such as "items 0-49/120": https://www.rfc-editor.org/rfc/rfc9110#section-14.4."""
 
 _NEXT_LINK = re.compile(r"""\brel=["']?[^"';,]*\bnext\b""", re.IGNORECASE)
 """Matches a header "Link" that names the next page: https://www.rfc-editor.org/rfc/rfc8288#section-3.3."""
@@ -200,9 +211,9 @@ class Rest:
         """Send GET requests for all pages of a list, and return the elements of the list.
 
         Each request is repeated as `ask` does. A machine that is not in the result counts as ended, so the result is
-        never a part of the list. An answer counts as incomplete if it says in any of the usual ways that more elements
-        exist, and the driver cannot request them. Such ways are a field "next…" or "hasMore", a total above the number
-        of elements, and a header "Link".
+        never a part of the list. An answer counts as incomplete if it says in a usual way that more elements exist,
+        and the driver cannot request them. Such ways are a field "next…", "hasMore" or "truncated", a total above
+        the number of elements or of one page, and the headers "Link", "X-Total-Count" and "Content-Range".
 
         Args:
             path: path of the request, appended to the base address.
@@ -538,15 +549,20 @@ def _says_more(answer: Any, headers: Mapping[str, str], field: str, number: int 
     """
     if _NEXT_LINK.search(headers.get("Link", "")):
         return f"Link: {headers['Link']}"
-    for name, value in [*_paging(answer), ("X-Total-Count", headers.get("X-Total-Count"))]:
+    told = [each for each in _paging(answer) if each[0] != field]
+    told += [(name, headers.get(name, "")) for name in ("X-Total-Count", "X-Total", "X-Total-Pages", "X-Next-Page")]
+    if in_all := _RANGE.fullmatch(headers.get("Content-Range", "")):
+        told.append(("total", in_all[1]))
+    for name, value in told:
         last = name.rpartition(".")[2]
-        if name == field:
-            continue
-        if _MORE.fullmatch(last) and value and str(value).casefold() != "false":
+        if _MORE.fullmatch(last.removeprefix("X-")) and value and str(value).casefold() != "false":
             return f"{name}={value}"
-        is_total = _TOTAL.fullmatch(last) or name == "X-Total-Count"
-        if is_total and number is not None and str(value).isdecimal() and int(value) > number:
+        if number is None or not str(value).isdecimal():
+            continue
+        if _TOTAL.fullmatch(last) and int(value) > number:
             return f"{name}={value}, but {number} elements"
+        if (_PAGES.fullmatch(last) and int(value) > 1) or (_LEFT.fullmatch(last) and int(value)):
+            return f"{name}={value}"
     return ""
 
 
