@@ -279,12 +279,16 @@ while not all(os.path.exists(f"{PATH}-{node}") for node in (0, 1)):
 """
 
 
-def test_a_gang_that_waits_for_the_gang_of_the_former_process_says_so_and_how_it_is_stopped(tmp_path: Path) -> None:
+def test_a_gang_that_waits_for_the_gang_of_the_former_process_says_so_and_how_it_is_stopped(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     made = 'sky.ComputePool(name="held", nodes=2, slots=1, lease=60, console="off")'
     left_by_a_process(made, HOLD.replace("PATH", repr(str(tmp_path / "began"))))
     said: list[str] = []
-    pool = sky.ComputePool.attach("held", console="off", check=None)
+    pool = sky.ComputePool.attach("held", console="plain", check=None)
     try:
+        words = "these calls still run: hold on nodes 0, 1 (sent by the process that had the pool before"
+        eventually(lambda: words in "".join(capfd.readouterr()), 30, "the notice of calls that run")
         pool.events.listen(lambda event: said.append(event.text) if isinstance(event, events.Notice) else None)
         future = pool.send(add(1).with_options(procs=1), node="all")
         eventually(lambda: said, 30, "the notice")

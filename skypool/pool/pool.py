@@ -320,7 +320,11 @@ class ComputePool(Executor):
             provider = Ledger.here().drivers_of(pool_name(name))
         pool = cls(provider, name=name, **options)
         pool._terms = replace(pool._terms, attach=True, replaces=bool({"accelerator", "image"} & options.keys()))
-        return pool.start()
+        pool.start()
+        engine = pool._begun
+        if engine is not None and (words := engine.dispatch.occupants(list(engine.dispatch.node_queues), former=True)):
+            pool.events.emit(events.Notice(pool=pool.name, text=f"these calls still run: {words}"))
+        return pool
 
     def stop(self) -> None:
         """End every call and every machine now, and wait until the provider confirms that the machines have ended.
