@@ -98,10 +98,11 @@ async def beside(work: Callable[[], T], name: str) -> T:
     """Run a function in a daemon thread of its own, and return its value or raise its exception.
 
     Use this, not `asyncio.to_thread`, for what may hang: it takes no thread from the drivers, and Python does not wait
-    for it at its exit. If the waiting task is cancelled, the function goes on.
+    for it at its exit. Use it also for the end of machines, and for what decides on it: all threads of the drivers may
+    wait for a provider that does not answer. If the waiting task is cancelled, the function goes on.
 
     Args:
-        work: the function.
+        work: the function. It has a context (`contextvars`) of its own.
         name: the name of the thread.
     """
     loop = asyncio.get_running_loop()

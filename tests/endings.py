@@ -31,7 +31,9 @@ from skypool.console import outlet
 from skypool.errors import BudgetExceeded, LifetimeExceeded, PoolClosed, SkypoolError
 from skypool.logs.writer import LogWriter
 from skypool.metrics.exporter import Exporter, Source
+from skypool.observers.server import ObserverServer
 from skypool.pool import engine
+from skypool.pool.forwards import Forwards
 from skypool.rental.ledger import Ledger
 from skypool.rental.reaper import terminate_all
 from skypool.report import report
@@ -41,7 +43,7 @@ from skypool.testing import FakeCloud
 from tests.conftest import eventually
 from tests.work import add, endless, nap
 
-WATCHERS = ("history", "logs", "samples", "metrics", "report", "console", "listener")
+WATCHERS = ("history", "logs", "samples", "metrics", "report", "console", "listener", "observers", "forwards")
 TROUBLES = ("raises", "hangs", "full")
 BOUND = 20.0
 """Seconds within which machines must have ended. A pool that waits for what hangs takes for ever."""
@@ -75,6 +77,8 @@ class Saboteur:
             "logs": (LogWriter, "_put"),
             "samples": (SampleStore, "flush"),
             "report": (report, "report_of"),
+            "observers": (ObserverServer, "close"),
+            "forwards": (Forwards, "close"),
         }
         for watcher, (place, name) in broken.items():
             if watcher in self.watchers:
@@ -194,7 +198,7 @@ class Rows:
             call = pool.send(nap(600))
             interrupt = ctypes.pythonapi.PyThreadState_SetAsyncExc
             args = ctypes.c_ulong(threading.get_ident()), ctypes.py_object(KeyboardInterrupt)
-            threading.Thread(target=_when_left, args=(pool, partial(interrupt, *args))).start()
+            threading.Thread(target=when_left, args=(pool, partial(interrupt, *args))).start()
         self.note(call)
 
     def cancelled(self) -> None:
@@ -207,7 +211,7 @@ class Rows:
                 task = asyncio.current_task()
                 assert task is not None
                 cancel = partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel)
-                threading.Thread(target=_when_left, args=(pool, cancel)).start()
+                threading.Thread(target=when_left, args=(pool, cancel)).start()
 
         calls: list[Any] = []
         with suppress(asyncio.CancelledError):
@@ -280,7 +284,7 @@ class Rows:
             self.error = e
 
 
-def _when_left(pool: sky.ComputePool, interrupt: Callable[[], object]) -> None:
+def when_left(pool: sky.ComputePool, interrupt: Callable[[], object]) -> None:
     """Interrupt the end of a block while it waits for the calls."""
     eventually(lambda: not pool._entries, BOUND, "the end of the block")
     time.sleep(0.2)  # not for luck: an interrupt that comes earlier is that of the block

@@ -19,6 +19,7 @@ import pytest
 import skypool as sky
 from skypool import clock, events
 from skypool.errors import LifetimeExceeded, PoolClosed
+from skypool.event_loop import _THREADS, Loop
 from skypool.rental.ledger import Ledger
 from skypool.rental.reaper import terminate_all
 from skypool.testing import FakeCloud, Stock
@@ -158,6 +159,23 @@ def test_the_lifetime_begins_when_the_machine_is_billed(tmp_path: Path, monkeypa
     cloud.control.advance(39.0)
     with pytest.raises(LifetimeExceeded, match="max_lifetime of 01:40 min"):
         rental.check_limits(early=2.0)
+
+
+def test_a_pool_ends_while_every_thread_of_the_drivers_waits_for_a_provider(
+    cloud: FakeCloud, skip: Callable[[float], None]
+) -> None:
+    answers = threading.Event()
+    loop = Loop.shared().loop
+    with Watched(cloud, name="p", max_lifetime=600.0, lease=3600) as pool:
+        for _ in range(_THREADS + 8):
+            loop.call_soon_threadsafe(loop.run_in_executor, None, answers.wait, 60.0)
+        try:
+            skip(599.0)
+            eventually(lambda: cloud.count() == 0, BOUND, "the end of machine, key pair and security group")
+            with pytest.raises(LifetimeExceeded):
+                pool.send(add(1))
+        finally:
+            answers.set()
 
 
 # --- a process that is away ----------------------------------------------------------------------------------

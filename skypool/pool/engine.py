@@ -12,6 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -817,7 +818,8 @@ class PoolEngine:
                 self._spawn(self.departures.follow(node, at, lambda: link.is_up))
             case states.Dismiss(node, error, others):
                 self.dispatch.lose(node, error, others)
-                self._spawn(asyncio.to_thread(self.forwards.close, node, *others), "the end of forwards")
+                close = partial(self.forwards.close, node, *others)
+                self._spawn(beside(close, "skypool forwards"), "the end of forwards")
                 if not self.dispatch.node_queues and self.state.phase is Phase.ENDED:
                     self.dispatch.close(error)
             case states.Terminate(nodes):
@@ -1081,7 +1083,8 @@ class PoolEngine:
         """
         try:
             if self._given_away is None:  # otherwise, what is left is the new owner's
-                await asyncio.to_thread(self.rental.close, self.state.error, proved=not self._unproved())
+                close = partial(self.rental.close, self.state.error, proved=not self._unproved())
+                await beside(partial(copy_context().run, close), "skypool end")
         finally:
             await beside(self._close_watchers, "skypool closing")
 
@@ -1176,7 +1179,8 @@ class PoolEngine:
         now = time.monotonic()
         silent = {node: now - self._heard[node] for node in left if node in self._heard}
         try:
-            unproved = await asyncio.to_thread(self.rental.terminate, list(left.values()), silent)
+            end = partial(copy_context().run, self.rental.terminate, list(left.values()), silent)
+            unproved = await beside(end, "skypool end")
         except Exception as e:  # noqa: BLE001 - whatever it is, the machines may still cost something
             error = not_ended({f"node {node}": blame.told(e) for node in left}, list(left.values()))
             error.__cause__ = e

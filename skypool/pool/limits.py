@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from functools import partial
 
 from skypool import clock
 from skypool.checks import duration_words
 from skypool.errors import BudgetExceeded, LifetimeExceeded, PoolClosed
+from skypool.event_loop import beside
 from skypool.link.connection import Link
 from skypool.pool.linger import LingerWatch
 from skypool.rental.rental import NODE_LATER, Rental
@@ -57,14 +59,14 @@ class Limits:
             PoolClosed: another process has begun to end the pool.
             TakenOver: another process has taken the pool over.
         """
-        left = await asyncio.to_thread(self._rental.check_limits)
+        left = await beside(self._rental.check_limits, "skypool limits")
         self._due = clock.elapsed() + left
         now = time.monotonic()
         links = list(self._links.values())
         is_cut = not all(link.is_up for link in links)
         if is_cut or now - self._owner_checked >= _OWNER_EVERY:
             self._owner_checked = now
-            await asyncio.to_thread(self._rental.check_owner)
+            await beside(self._rental.check_owner, "skypool limits")
         if is_cut:
             self._check_pause()
         elif all((link.silence or 0.0) < LOOK for link in links):
@@ -108,8 +110,8 @@ class Limits:
             TakenOver: another process has taken the pool over.
         """
         self._note_pause()
-        await asyncio.to_thread(self._rental.check_owner)
-        await asyncio.to_thread(self._rental.check_limits, _EARLY)
+        await beside(self._rental.check_owner, "skypool limits")
+        await beside(partial(self._rental.check_limits, _EARLY), "skypool limits")
         await self._linger.check()
         self._check_pause()
 

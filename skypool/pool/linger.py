@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from skypool import clock
 from skypool.calls.dispatch import Dispatch
 from skypool.checks import Duration, duration_words, seconds
 from skypool.errors import PoolClosed, UsageError
+from skypool.event_loop import beside
 from skypool.pool import states
 from skypool.pool.states import Phase
 from skypool.rental.rental import Rental
@@ -95,7 +97,7 @@ class LingerWatch:
         """Raise PoolClosed if the pool has had no work for its whole linger time. Otherwise do nothing."""
         linger, idle = self._terms.linger, self.idle
         if linger is not None and idle >= linger:
-            error = PoolClosed(await asyncio.to_thread(self._why, idle))
+            error = PoolClosed(await beside(partial(self._why, idle), "skypool linger"))
             if self.idle >= linger:  # no call came meanwhile
                 raise error
 

@@ -5,12 +5,12 @@ A service is a call that runs on a node (a rented machine) beside all others, an
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import wait
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from skypool import events
@@ -21,7 +21,7 @@ from skypool.calls.options import Options
 from skypool.calls.pending import PendingCall, World
 from skypool.calls.program import await_port
 from skypool.errors import NodeInterrupted, NodeRetired, PoolClosed, UsageError
-from skypool.event_loop import Loop
+from skypool.event_loop import Loop, beside
 from skypool.pool.service import Run, Service
 from skypool.wire import blame
 
@@ -353,7 +353,7 @@ class Services:
                 runs.append(pending.outlet)
                 patience = max(patience, pending.options.grace + _LATE)
         if runs:
-            await asyncio.to_thread(wait, runs, patience)
+            await beside(partial(wait, runs, patience), "skypool services")
 
     def _tell(
         self,
@@ -409,7 +409,8 @@ class Services:
             self.stop(service)
         if ending:
             patience = max(each._call.options.grace for each in ending) + _LATE
-            await asyncio.to_thread(wait, [each._future for each in ending], patience)
+            ends = [each._future for each in ending]
+            await beside(partial(wait, ends, patience), "skypool services")
         if self._unlisten is not None:
             self._unlisten()
             self._unlisten = None

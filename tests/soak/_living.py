@@ -1,12 +1,15 @@
 """Random lives of real pools on the fake cloud: what they are billed after the moment at which their end was promised.
 
 `bills` runs them. In each world a pool of one or two machines idles, works, has streams that nobody reads, errors with
-lone surrogates, listeners that raise or hang, and machines that die. It ends by its lifetime, its budget, its linger
-time, its user, garbage collection or another process. Each machine must have ended then, and nothing more be rented.
+lone surrogates, watchers that raise, hang or have no room (listeners, history, logs, samples, metrics, observers,
+forwards), and machines that die. It ends by its lifetime, its budget, its linger time, its user, an interrupt, garbage
+collection or another process. Each machine must have ended then, and nothing more be rented.
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import gc
 import os
 import random
@@ -16,20 +19,23 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from unittest import mock
 
 import skypool as sky
-from skypool import events
+from skypool.metrics.exporter import Exporter, Source
+from skypool.pool import engine
 from skypool.rental import reaper
 from skypool.rental.ledger import Ledger
 from skypool.testing import FakeCloud, Stock
 from tests.bill import Item, bill
+from tests.endings import when_left
 from tests.work import add, endless, nap
 
 LATE = 15.0
@@ -38,6 +44,8 @@ LEASE = 60.0
 """Seconds after which a machine that was forgotten ends itself."""
 PRICE = 3600.0
 """USD an hour for a machine, which is 1 USD a second."""
+WATCHERS = ("history", "logs", "samples", "metrics", "observers", "forwards")
+"""What watches a pool, beside the listeners of its events."""
 _WORD = os.fsdecode(b"caf\xe9")
 _HANGS = 90.0
 """Seconds after which a pool that has not ended counts as one that never ends."""
@@ -53,6 +61,13 @@ def slow_items() -> Iterator[int]:
     yield 0
     time.sleep(600)
     yield 1
+
+
+class _Quiet(Exporter):
+    """An exporter that exports nothing."""
+
+    def _begin(self, source: Source) -> Callable[[], None]:
+        return lambda: None
 
 
 @dataclass
@@ -114,6 +129,7 @@ class LivingWorld:
             max_lifetime=self.lifetime,
             budget=self.budget,
             linger=self.linger,
+            metrics=_Quiet(),
         )
         assert pool is not None
         if dice.random() < 0.3:
@@ -123,6 +139,8 @@ class LivingWorld:
         except sky.SkypoolError:
             self.happened["ended at its start"] += 1
             return
+        for watcher in dice.sample(WATCHERS, dice.choice([0, 0, 1, 3, len(WATCHERS)])):
+            self._break(pool, watcher)
         self.is_at_work = False
         for _ in range(dice.randint(0, 3)):
             with suppress(sky.SkypoolError):
@@ -130,6 +148,8 @@ class LivingWorld:
         ends = ["stop", "left", "raised", "collected", "down"]
         if (self.lifetime, self.budget) != (None, None) or (self.linger is not None and not self.is_at_work):
             ends += ["planned"] * 5
+        if self.is_at_work and (self.lifetime, self.budget) == (None, None):
+            ends.append("interrupted")
         end = dice.choice(ends)
         self.happened[f"end: {end}"] += 1
         if end == "collected":
@@ -178,11 +198,31 @@ class LivingWorld:
                 if there:
                     self.cloud.control.kill(self.dice.choice(there))
 
-    def _raise(self, event: events.Event) -> None:
+    def _raise(self, *_: Any, **__: Any) -> NoReturn:
         raise RuntimeError(_WORD)
 
-    def _hang(self, event: events.Event) -> None:
+    def _fill(self, *_: Any, **__: Any) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _hang(self, *_: Any, **__: Any) -> None:
         self.over.wait()
+
+    def _break(self, pool: sky.ComputePool, watcher: str) -> None:
+        """Let a part that watches a pool raise, hang, or find no room on the disk."""
+        begun = pool._begun
+        assert begun is not None
+        trouble = self.dice.choice(["raises", "hangs", "full"])
+        broken = {"raises": self._raise, "hangs": self._hang, "full": self._fill}[trouble]
+        self.happened[f"watcher {trouble}"] += 1
+        where, name = {
+            "history": (begun.history.journal, "write"),
+            "logs": (begun._log, "_put"),
+            "samples": (begun.health.store, "flush"),
+            "metrics": (begun.metering, "close"),
+            "observers": (begun, "_close_observers"),
+            "forwards": (begun.forwards, "close"),
+        }[watcher]
+        setattr(where, name, broken)
 
     def _end(self, pool: sky.ComputePool, end: str) -> None:
         try:
@@ -195,6 +235,11 @@ class LivingWorld:
                 case "left" | "raised":
                     with pool:
                         raise ZeroDivisionError(_WORD)
+                case "interrupted":
+                    with suppress(KeyboardInterrupt), pool:
+                        interrupt = ctypes.pythonapi.PyThreadState_SetAsyncExc
+                        args = ctypes.c_ulong(threading.get_ident()), ctypes.py_object(KeyboardInterrupt)
+                        threading.Thread(target=when_left, args=(pool, partial(interrupt, *args))).start()
                 case "down":
                     ledger = Ledger.here()
                     ledger.ending(self.name)
@@ -276,6 +321,8 @@ def run(worlds: int, seed: int, at_once: int = 6) -> tuple[Counter[str], dict[in
         stack.enter_context(mock.patch.dict(os.environ, homes))
         stack.enter_context(mock.patch.object(sky.Budget, "check_first_hour"))  # a budget pays for an hour otherwise
         stack.enter_context(mock.patch.object(reaper, "SETTLING", 0.5))
+        for name in ("_TO_CLOSE", "_TO_RECORD", "_TO_END_CALLS"):  # for which the end waits for what hangs
+            stack.enter_context(mock.patch.object(engine, name, 1.0))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore", ResourceWarning)
 
