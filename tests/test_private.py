@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import pickle
+import pwd
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -168,7 +170,11 @@ def test_what_another_user_has_made_is_refused(tmp: Path, what: str) -> None:
 
 
 def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "~")  # as for a user that the system does not know
+    def unknown(uid: int) -> NoReturn:
+        raise KeyError(uid)
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.delenv("HOME")
     for variable in ("XDG_STATE_HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(variable, raising=False)
     for folder in (places.state, places.cache):

@@ -48,6 +48,12 @@ OURS: dict[str, Any] = {
         [False, True, True],
     ],
     "exception TwoArguments of the script": ["('TwoArguments(1)', '1', (1,), ['b'])", [False, False, True]],
+    "exception of bytes of the script": [
+        "(\"'utf-8' codec can't decode byte 0x61 in position 0: why\", b'ab', 0, 'why')",
+        [False, False, True],
+    ],
+    "mark as a default": ["(True, False)", LAMBDA],
+    "member of a function": ["(3, True, 10)", [True, True, True]],
     "lambda": ["2", LAMBDA],
     "lambda that names a global": ["8", LAMBDA],
     "closure": ["(4, 7)", LAMBDA],

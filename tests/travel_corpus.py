@@ -1210,6 +1210,55 @@ OWN_ERRORS = (Failure(3, where="there"), Fault(2, "file"), FrozenFailure(1), Dat
 for error in OWN_ERRORS:
     add(f"exception {type(error).__name__} of the script", error, lambda e: (repr(e), str(e), e.args, sorted(vars(e))))
 
+
+class Group(ExceptionGroup):
+    def __new__(cls, message: str, errors: list[Exception], tag: str) -> Group:
+        made = super().__new__(cls, message, errors)
+        made.tag = tag
+        return made
+
+    def derive(self, errors: list[Exception]) -> Group:
+        return Group(self.message, errors, self.tag)
+
+
+class Decoding(UnicodeDecodeError):
+    def __init__(self, why: str) -> None:
+        super().__init__("utf-8", b"ab", 0, 1, why)
+
+
+add(
+    "exception group of the script",
+    Group("g", [KeyError("x"), Group("in", [ValueError(2)], "inner")], "outer"),
+    lambda e: (e.tag, [str(each) for each in e.exceptions], e.subgroup(ValueError).tag, e.exceptions[1].tag),
+)
+add("exception of bytes of the script", Decoding("why"), lambda e: (str(e), e.object, e.start, e.reason))
+
+
+class Mark:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __reduce__(self) -> str:
+        return self.name
+
+    __hash__ = None
+
+
+MISSING = Mark("MISSING")
+add("mark", MISSING, lambda v: (v.name, v is MISSING))
+add("mark as a default", lambda v=MISSING: v is MISSING, lambda f: (f(), f(None)))
+
+
+class Operations(enum.Enum):
+    ADD = enum.member(lambda a, b: a + b)
+    TWICE = enum.member(functools.partial(plain, 5))
+
+    def __call__(self, *args: int) -> int:
+        return self.value(*args)
+
+
+add("member of a function", Operations.ADD, lambda m: (m(1, 2), m is Operations.ADD, Operations["TWICE"]()))
+
 # --- the rest ----------------------------------------------------------------------------------------------------
 
 VARIABLE = contextvars.ContextVar("VARIABLE", default=5)

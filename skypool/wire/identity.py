@@ -55,10 +55,15 @@ def id_of(thing: Any) -> str:
     cloudpickle's own table is used, so that objects which other libraries send with cloudpickle have the same classes.
     """
     if not _has_weak_references(thing):
-        if id(thing) not in _strong_ids:
-            remember(os.urandom(16).hex(), thing)
-        return _strong_ids[id(thing)]
+        return strong_id_of(thing)
     return str(cloudpickle._get_or_create_tracker_id(thing))
+
+
+def strong_id_of(thing: Any) -> str:
+    """Return the id of an object that lives as long as the process, and need not have a hash."""
+    if id(thing) not in _strong_ids:
+        remember(os.urandom(16).hex(), thing)
+    return _strong_ids[id(thing)]
 
 
 def _has_weak_references(thing: Any) -> bool:
@@ -69,6 +74,11 @@ def remember(id_: str, thing: Any) -> None:
     """Note that a definition without weak references has this id."""
     _strong[id_] = thing
     _strong_ids[id(thing)] = id_
+
+
+def has_strong_id(thing: Any) -> bool:
+    """Return True if `strong_id_of` has given this object an id, or if it arrived with one."""
+    return id(thing) in _strong_ids
 
 
 def known(id_: str) -> Any:

@@ -12,6 +12,7 @@ import sys
 import typing
 import weakref
 from collections.abc import Callable
+from enum import Enum
 from threading import RLock
 from types import CodeType, FunctionType
 from typing import Any, cast
@@ -164,6 +165,50 @@ def _fill_dispatcher(made: Any, state: tuple[dict[type, Any], dict[str, Any], di
 
 
 # --- others ------------------------------------------------------------------------------------------------------
+
+
+def reduce_member(member: Any) -> Any:
+    """Return how to pickle a member of an enum of a script: by its name, as its value may be equal to none there."""
+    kind = type(member)
+    by_name = kind.__reduce_ex__ is Enum.__reduce_ex__ and kind._member_map_.get(member._name_) is member
+    return (getattr, (kind, member._name_)) if by_name and identity.is_by_value(kind) else NotImplemented
+
+
+def reduce_global(thing: Any, name: str) -> Any:
+    """Return how to pickle an object of a script that says it is a global, by a `__reduce__` that returns its name.
+
+    Such an object, often a mark for "missing", exists once in a process.
+    """
+    if not identity.has_strong_id(thing):
+        found: Any = sys.modules.get(type(thing).__module__)
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if found is not thing:
+            return name  # for which pickle raises its error
+    return _global, (identity.strong_id_of(thing), type(thing)), thing.__getstate__(), None, None, _fill_global
+
+
+def _global(id_: str, kind: type) -> Any:
+    found = identity.known(id_)
+    if found is None:
+        found = object.__new__(kind)
+        identity.remember(id_, found)
+        _empty.add(id_)
+    return found
+
+
+_empty: set[str] = set()
+"""The ids of globals whose attributes have not arrived."""
+
+
+def _fill_global(thing: Any, state: Any) -> None:
+    id_ = identity.strong_id_of(thing)
+    if id_ not in _empty:
+        return
+    _empty.discard(id_)
+    values, slots = state if isinstance(state, tuple) else (state, None)
+    for name, value in {**(values or {}), **(slots or {})}.items():
+        object.__setattr__(thing, name, value)
 
 
 def _reduce_context_variable(variable: contextvars.ContextVar[Any]) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import sys
 from collections import ChainMap
+from enum import EnumMeta
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, ClassVar, cast
 
@@ -83,6 +84,11 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
                 return super().reducer_override(obj)
         if issubclass(kind, BaseException):
             return rebuilt.reduce(obj)
+        if isinstance(kind, EnumMeta):
+            return named.reduce_member(obj)
+        if kind.__reduce__ is not object.__reduce__ and kind.__flags__ & rebuilt.HEAP and identity.is_by_value(kind):
+            reduced = obj.__reduce_ex__(PROTOCOL)
+            return named.reduce_global(obj, reduced) if isinstance(reduced, str) else reduced
         return NotImplemented
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MemberDescriptorType
 from typing import Any, cast
 
-_HEAP = 1 << 9
+HEAP = 1 << 9
 """The flag of a class that Python code, not C, has made."""
 _LEFT_OUT = frozenset(("obj", "message", "exceptions"))
 """What Python does not pickle either, and what cannot be assigned."""
@@ -19,7 +19,7 @@ _METHODS = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__ge
 
 def base_of(kind: type[BaseException]) -> type[BaseException]:
     """Return the first base class of an exception that is Python's own, such as OSError; the class itself if it is."""
-    return next(each for each in kind.__mro__ if issubclass(each, BaseException) and not each.__flags__ & _HEAP)
+    return next(each for each in kind.__mro__ if issubclass(each, BaseException) and not each.__flags__ & HEAP)
 
 
 def makes_itself(kind: type[BaseException]) -> bool:
@@ -33,7 +33,8 @@ def makes_itself(kind: type[BaseException]) -> bool:
 def parts_of(error: BaseException) -> tuple[type[BaseException], tuple[Any, ...], tuple[Any, ...], dict[str, Any]]:
     """Return the arguments with which `rebuild` makes an exception again."""
     reduced: tuple[Any, ...] = cast(Any, base_of(type(error))).__reduce__(error)
-    given = tuple(reduced[1])
+    # an exception group may have more arguments of its own
+    given = (error.message, error.exceptions) if isinstance(error, BaseExceptionGroup) else tuple(reduced[1])
     state = next((each for each in reduced[2:] if isinstance(each, dict)), {})
     return type(error), given, error.args, {**_slots_of(error), **state}
 
