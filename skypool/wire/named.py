@@ -170,7 +170,7 @@ def _fill_dispatcher(made: Any, state: tuple[dict[type, Any], dict[str, Any], di
 def reduce_member(member: Any) -> Any:
     """Return how to pickle a member of an enum of a script: by its name, as its value may be equal to none there."""
     kind = type(member)
-    by_name = kind.__reduce_ex__ is Enum.__reduce_ex__ and kind._member_map_.get(member._name_) is member
+    by_name = kind.__reduce_ex__ is cast(Any, Enum).__reduce_ex__ and kind._member_map_.get(member._name_) is member
     return (getattr, (kind, member._name_)) if by_name and identity.is_by_value(kind) else NotImplemented
 
 

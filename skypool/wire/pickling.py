@@ -86,7 +86,11 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
             return rebuilt.reduce(obj)
         if isinstance(kind, EnumMeta):
             return named.reduce_member(obj)
-        if kind.__reduce__ is not object.__reduce__ and kind.__flags__ & rebuilt.HEAP and identity.is_by_value(kind):
+        if (
+            kind.__reduce__ is not object.__reduce__
+            and cast(Any, kind).__flags__ & rebuilt.HEAP
+            and identity.is_by_value(kind)
+        ):
             reduced = obj.__reduce_ex__(PROTOCOL)
             return named.reduce_global(obj, reduced) if isinstance(reduced, str) else reduced
         return NotImplemented
