@@ -6,6 +6,7 @@ table errors.csv translates such an error by its code or its text.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import threading
@@ -143,7 +144,7 @@ class Api:
         try:
             made = self._create({**body, **start.command(field)}, what)
         except ProviderError as e:
-            if e.code != _INVALID or not re.search(rf"\b{field}\b", e.text):
+            if e.code not in (_INVALID, "create-400") or not re.search(rf"\b{field}\b", e.text):
                 raise
             self._start_field = "args" if field == "cmd" else "cmd"
             made = self._create({**body, **start.command(self._start_field)}, what)
@@ -312,10 +313,12 @@ def _said(status: int, body: Any) -> tuple[str, str]:
     """
     errors = body.get("errors") if isinstance(body, Mapping) else None
     first = errors[0] if isinstance(errors, list) and errors else None
-    if isinstance(first, Mapping) and first.get("message"):
+    is_problem = isinstance(body, Mapping) and bool({"title", "status", "detail"} & body.keys())
+    if isinstance(first, Mapping) and first.get("message") and not is_problem:
         code = (first.get("extensions") or {}).get("code") or status
         return str(code), str(first["message"])
     code, text = rest.said(status, body)
-    if isinstance(first, str):
-        text = f"{text} ({'; '.join(map(str, errors or ()))})"
+    if first and is_problem:
+        words = (each if isinstance(each, str) else json.dumps(each) for each in errors or ())
+        text = f"{text} ({'; '.join(words)})"
     return code, text

@@ -613,6 +613,26 @@ def test_where_runpod_does_not_know_the_field_of_the_start_command_the_other_one
     assert runpod_api.count()["instances"] == 3
 
 
+@pytest.mark.parametrize("status", [400, 422])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"title": "Unprocessable Entity", "errors": [{"message": "unexpected property", "location": "body.args"}]},
+        {"detail": "validation failed", "errors": [{"path": ["args"], "message": "not allowed"}]},
+        {"detail": [{"type": "extra_forbidden", "loc": ["body", "args"], "msg": "Extra inputs are not permitted"}]},
+        {"message": 'unknown field "args"'},
+    ],
+)
+def test_the_start_field_is_found_wherever_a_refusal_names_it(
+    runpod_api: World, body: dict[str, Any], status: int
+) -> None:
+    runpod_api.fail(CREATE, status, {"status": status, **body})
+    runpod_api.takes = "cmd"
+    [launched], _ = rent(runpod_api, order())
+    assert [set(each.body) & {"args", "cmd"} for each in runpod_api.calls(CREATE)] == [{"args"}, {"cmd"}]
+    RunPod().terminate([launched])
+
+
 def test_another_invalid_field_is_not_taken_for_the_start_command(runpod_api: World) -> None:
     wrong(runpod_api)
     with pytest.raises(ProviderError, match="422"):
