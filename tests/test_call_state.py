@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import importlib
 import io
 import os
@@ -32,6 +33,23 @@ ROOT = Path(__file__).parent.parent
 def pool() -> Iterator[sky.ComputePool]:
     with sky.ComputePool(name="leaving", slots=1, console="off", grace=3) as made:
         yield made
+
+
+@sky.compute
+def touch_at_exit(file: str) -> str:
+    """Have the interpreter make a file when it exits, as it then also destroys what C++ libraries have made."""
+    atexit.register(Path(file).touch)
+    return "done"
+
+
+def test_processes_of_calls_end_without_the_exit_of_an_interpreter(tmp_path: Path) -> None:
+    calls = {name: touch_at_exit(str(tmp_path / name)) for name in ("call", "fresh", "gang", "service")}
+    with sky.ComputePool(slots=1, console="off") as mine:
+        assert calls["call"] >> mine == "done"
+        assert calls["fresh"].with_options(fresh=True) >> mine == "done"
+        assert calls["gang"].with_options(procs=2) @ mine == ["done", "done"]
+        assert mine.service(calls["service"]).result(30) == "done"
+    assert not list(tmp_path.iterdir())
 
 
 def seen() -> dict[str, Any]:
