@@ -42,6 +42,7 @@ def touch_at_exit(file: str) -> str:
     return "done"
 
 
+@pytest.mark.slow
 def test_processes_of_calls_end_without_the_exit_of_an_interpreter(tmp_path: Path) -> None:
     calls = {name: touch_at_exit(str(tmp_path / name)) for name in ("call", "fresh", "gang", "service")}
     with sky.ComputePool(slots=1, console="off") as mine:
