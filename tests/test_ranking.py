@@ -251,7 +251,7 @@ def test_what_has_no_such_amount_comes_last_and_the_cheaper_first(order_by: Orde
 def test_a_type_that_does_not_serve_on_either_market_is_explained_once() -> None:
     both = [offer("small", 1.0, market, vcpus=4.0) for market in ("on-demand", "spot")]
     made = rank_offers(both, Need(market="cheapest", vcpus=8))
-    assert made.explain().splitlines()[0] == "-  acme small: it has 4 vCPUs, and 8 are asked for"
+    assert made.explain().splitlines()[-1] == "-  acme small: it has 4 vCPUs, and 8 are asked for"
     assert made.explain().count("acme small: it has 4 vCPUs") == 1
     assert len(made.rejected) == 2
 
@@ -261,8 +261,8 @@ def test_a_few_offers_are_explained_one_by_one() -> None:
     assert made.explain().splitlines() == [
         "2 nodes: 6.0000 USD/h, 4 nodes: 12.0000 USD/h",
         "1. acme cheap on-demand 3.0000 USD/h",
-        "-  acme spot-dear: it is sold as spot, and market='on-demand' is asked for",
         "-  acme dear: 9.0000 USD/h is above max_usd_per_hour=5.0000",
+        "-  acme spot-dear: it is sold as spot, and market='on-demand' is asked for",
         "!  b: TimeoutError",
         "!  old",
     ]
@@ -277,12 +277,32 @@ def test_thousands_are_counted_by_reason_with_an_example() -> None:
     assert lines[0] == "1. acme t1 on-demand 1.0000 USD/h"
     assert lines[3:] == [
         "   and 330 more, 11.0000 to 997.0000 USD/h",
-        "-  3,000 have other accelerators, or none; acme t0: it has A100-80GB:8, and H100-80GB:8 is asked for",
-        "-  1,000 are out of stock; acme t3: it is out of stock",
         "-  1,667 cost more than max_usd_per_hour allows; acme t1001: "
         "1001.0000 USD/h is above max_usd_per_hour=1000.0000",
+        "-  1,000 are out of stock; acme t3: it is out of stock",
+        "-  3,000 have other accelerators, or none; acme t0: it has A100-80GB:8, and H100-80GB:8 is asked for",
     ]
     assert len(made.offers) + len(made.rejected) == 6000
+
+
+def test_where_nothing_serves_the_telling_reasons_come_first() -> None:
+    there = [
+        offer("other", 1.0, accelerator=A100, region="us-east-1"),
+        offer("right", 9.0, accelerator=H100, region="us-east-1"),
+        offer("far", 2.0, accelerator=H100, region="eu-north-1"),
+    ]
+    need = Need((H100,), max_usd_per_hour=5, regions=("us-eest-1", "us-*", "moon"))
+    made = rank_offers(there, need, failures={"b": TimeoutError()})
+    assert [line.split(":")[0] for line in made.explain().splitlines()] == [
+        "+  no offer is in region 'us-eest-1'; did you mean us-east-1?",
+        "+  no offer is in region 'moon'; there are offers in eu-north-1, us-east-1",
+        "+  without max_usd_per_hour=, 1 would do; the best",
+        "+  without region=, 1 would do; the best",
+        "!  b",
+        "-  acme right us-east-1",
+        "-  acme far eu-north-1",
+        "-  acme other us-east-1",
+    ]
 
 
 def test_where_nothing_serves_it_says_what_would_help() -> None:

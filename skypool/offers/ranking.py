@@ -11,10 +11,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
+from fnmatch import fnmatchcase
 from itertools import groupby
 
 from skypool import clock
 from skypool.checks import warn_renamed
+from skypool.errors import nearest
 from skypool.model import Need, Offer, PriceSource
 from skypool.offers.filters import checks_of, rejected
 from skypool.offers.ordering import (
@@ -29,6 +31,9 @@ from skypool.offers.ordering import (
     sorted_offers,
     sources_of,
 )
+
+_MOST_REGIONS = 8
+"""The most regions that a line names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +113,17 @@ class Plan:
     def explain(self, most: int = 20) -> str:
         """Return the plan as text: each offer that meets the need, with its price, and why the others were rejected.
 
-        After that come advice, errors of providers and warnings.
+        After that come errors of providers and warnings. If no offer meets the need, advice and these errors come
+        first, and of the offers those that nearly meet it.
 
         Args:
             most: the largest number of offers of each kind that are listed one by one. Further offers that meet the
                 need are only counted. Of more rejected offers, each reason has one line with an example. Default 20.
         """
-        lines = [self._heading(), *self._places(most), *self._reasons(most), *self.advice()]
-        lines += [f"!  {name}: {str(error) or type(error).__name__}" for name, error in self.failures.items()]
+        failed = [f"!  {name}: {str(error) or type(error).__name__}" for name, error in self.failures.items()]
+        reasons = list(self._reasons(most))
+        lines = [self._heading(), *self._places(most)]
+        lines += [*reasons, *failed] if self.offers else [*self.advice(), *failed, *reasons]
         lines += [f"!  {note}" for note in (*self.notes, *_unknown(self.offers, self.order_by))]
         return "\n".join(line for line in lines if line)
 
@@ -128,7 +136,7 @@ class Plan:
         """
         if self.offers:
             return []
-        found = [*self._other_counts()]
+        found = [*self._other_regions(), *self._other_counts()]
         for name, called in _ARGUMENTS.items():
             if getattr(self.need, name) == getattr(_ANY, name):
                 continue
@@ -139,6 +147,16 @@ class Plan:
         if self.considered and self.is_short:
             found.append("+  a pool can wait for machines that are out of stock: ComputePool(wait='1h')")
         return found
+
+    def _other_regions(self) -> Iterator[str]:
+        """Yield a line for each region that is asked for and has no offer, with the names of similar ones."""
+        regions = sorted({offer.region for offer in self.considered if offer.region})
+        for asked in self.need.regions if regions else ():
+            if not any(fnmatchcase(each.casefold(), asked.casefold()) for each in regions):
+                close = nearest(asked, regions)
+                others = ", ".join(regions[:_MOST_REGIONS]) + (" …" if len(regions) > _MOST_REGIONS else "")
+                hint = f"did you mean {' or '.join(close)}?" if close else f"there are offers in {others}"
+                yield f"+  no offer is in region {asked!r}; {hint}"
 
     def _other_counts(self) -> Iterator[str]:
         """Yield a line for each wanted accelerator if an offer with another number of that accelerator would do."""
@@ -177,13 +195,15 @@ class Plan:
 
     def _reasons(self, most: int) -> Iterator[str]:
         failed = list(rejected(self.considered, self.need))
+        groups = [list(group) for _, group in groupby(failed, key=lambda pair: pair[0].title)]
+        groups.reverse()  # those that failed the last check nearly meet the need
         if len(failed) <= most:
-            yield from dict.fromkeys(f"-  {named(offer)}: {check.why(offer)}" for check, offer in failed)
+            told = (pair for members in groups for pair in members)
+            yield from dict.fromkeys(f"-  {named(offer)}: {check.why(offer)}" for check, offer in told)
             return
-        for title, group in groupby(failed, key=lambda pair: pair[0].title):
-            members = list(group)
+        for members in groups:
             check, example = members[0]
-            yield f"-  {len(members):,} {title}; {named(example)}: {check.why(example)}"
+            yield f"-  {len(members):,} {check.title}; {named(example)}: {check.why(example)}"
 
 
 def rank_offers(
