@@ -12,7 +12,7 @@ import re
 import threading
 import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache, partial
 from pathlib import Path
@@ -41,6 +41,9 @@ _INVALID = "422"
 
 _GONE = "404"
 """The error code for a pod that does not exist."""
+
+_SENT = ("value", "input")
+"""Names of fields with what was sent, in the list of what is wrong with a request."""
 
 _RENAMES = {"PATCH *": 1.0}
 """Minimum pause in seconds between two requests that rename pods. The key is a pattern of the HTTP method and path.
@@ -317,8 +320,19 @@ def _said(status: int, body: Any) -> tuple[str, str]:
     if isinstance(first, Mapping) and first.get("message") and not is_problem:
         code = (first.get("extensions") or {}).get("code") or status
         return str(code), str(first["message"])
+    if isinstance(body, Mapping) and isinstance(details := body.get("detail"), list):
+        body = {**body, "detail": _listed(details)}
     code, text = rest.said(status, body)
     if first and is_problem:
-        words = (each if isinstance(each, str) else json.dumps(each) for each in errors or ())
-        text = f"{text} ({'; '.join(words)})"
+        text = f"{text} ({_listed(errors or ())})"
     return code, text
+
+
+def _listed(wrong: Iterable[Any]) -> str:
+    """Return what is wrong with a request as text, without the values that were sent: these would name anything."""
+    return "; ".join(
+        json.dumps({name: told for name, told in each.items() if name not in _SENT})
+        if isinstance(each, Mapping)
+        else str(each)
+        for each in wrong
+    )

@@ -633,6 +633,18 @@ def test_the_start_field_is_found_wherever_a_refusal_names_it(
     RunPod().terminate([launched])
 
 
+@pytest.mark.parametrize("name", ["errors", "detail"])
+def test_a_refusal_that_repeats_what_was_sent_proves_nothing(runpod_api: World, name: str) -> None:
+    """The value names the GPU that does not exist, but what is wrong is another field."""
+    sent = {"gpu": {"id": "NVIDIA NoSuchGPU 0GB"}, "dataCenterIds": ["XX-NONE-1"]}
+    wrong = {"loc": ["body", "disk"], "msg": "too small", "value": sent, "input": sent}
+    runpod_api.fail(CREATE, 422, {"title": "Unprocessable Entity", "status": 422, name: [wrong]}, times=None)
+    found = list(RunPod().prove_creates())
+    assert len(found) == 2
+    assert [each.good for each in found] == [False, False]
+    assert all("disk" in each.text and "NoSuchGPU" not in each.text for each in found)
+
+
 def test_another_invalid_field_is_not_taken_for_the_start_command(runpod_api: World) -> None:
     wrong(runpod_api)
     with pytest.raises(ProviderError, match="422"):
