@@ -501,6 +501,16 @@ def test_a_gang_that_has_waited_does_not_give_up_while_another_gang_uses_its_nod
     assert play(Ended(0, 2, 0, "returned"))[1:] == [Hold(1, 1), Ask(1, 2, (1,))]
 
 
+def test_a_gang_that_has_waited_does_not_give_up_while_a_node_is_not_connected() -> None:
+    play = shrinking(Order(0, 3, 2, retries=5))
+    assert play(NodeIdle(2, False), Fired(0, "wait")) == []
+    assert play(NodeIdle(2, True)) == [Ask(0, 2, (0, 2))]
+    assert not play(NodeIdle(2, False), Answered(0, 2, 2, ok=False))[1:], "it may be replaced"
+    last = play.state.gangs[0].last
+    assert last is not None
+    assert play(NodeGone(2))[0] == Finish(0, Verdict("failed", last.run, 1, lacking=True))
+
+
 def test_a_gang_whose_named_nodes_are_gone_does_not_wait_for_others() -> None:
     named = frozenset({0, 1, 2})
     play = shrinking(Order(0, 3, 2, retries=5, wait=30, among=named))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,6 +16,7 @@ from skypool import events
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.pending import PendingCall
 from skypool.errors import LaunchError
+from skypool.event_loop import Loop
 from skypool.model import Need
 from skypool.pool.network import NetworkCheck
 from skypool.testing import FakeCloud
@@ -67,6 +71,38 @@ def test_a_notice_is_heard_by_a_call_that_is_sent_at_once(cloud: FakeCloud) -> N
         at = pool.notify(0)
         engine._on_notice(0, at)  # as the thread does that reads it; the engine's own thread hears of it later
         assert rank() @ pool == BOTH
+
+
+@sky.compute(procs=1, output="silent", retries=1)
+def dies_once(path: str) -> None:
+    """Of the first run, rank 1 returns, and rank 0 dies when there is such a file."""
+    info = sky.instance_info()
+    while info.attempt == 1 and info.rank == 0:
+        if os.path.exists(path):
+            os._exit(3)
+        time.sleep(0.01)
+
+
+def test_a_gang_that_waits_to_run_again_waits_for_the_replacement_of_a_node_that_is_taken(
+    cloud: FakeCloud, tmp_path: Path
+) -> None:
+    with Rented(cloud, nodes=2) as pool:
+        engine: Any = pool._engine
+        gang: Any = pool.send(dies_once(str(tmp_path / "now")), node="all")
+        eventually(lambda: gang.ranks and gang.ranks[1].done(), 30, "the end of rank 1")
+        pool.take(1)
+        eventually(lambda: pool.heard(events.LinkDown), 30, "the loss of its connection")
+        (tmp_path / "now").touch()
+        eventually(lambda: pool.heard(events.GangFailed), 30, "the death of rank 0")
+        heard = threading.Event()
+        Loop.shared().loop.call_soon_threadsafe(heard.wait, 10)
+        engine._on_notice(0, time.time() + 60)  # as the thread does that reads it, before the engine's own hears of it
+        heard.set()
+        pool.notify(0)
+        eventually(lambda: 2 in pool.ready(), 30, "the replacement")
+        assert not gang.done(), "it waits until node 1 is back or replaced"
+        assert [each.again for each in pool.heard(events.GangFailed)] == [True]
+        gang.cancel()
 
 
 def test_a_call_that_names_nodes_and_a_call_for_one_node_wait_for_no_other(cloud: FakeCloud) -> None:

@@ -141,7 +141,7 @@ class Dispatch:
         self._closed: BaseException | None = None
         self.gangs: GangRunner | None = None
         self._gang_settings = (wait, self._later(on_gang_failed), self._later(notice))
-        self._coming = 0
+        self._coming = self._expected = 0
         self._streams: list[PendingCall] = []
         self._most_streams = _STREAMS
 
@@ -274,7 +274,7 @@ class Dispatch:
                 raise self._too_late(name)
             if self.gangs is None:
                 self.gangs = GangRunner(self._pool, self, self._lock, *self._gang_settings)
-                self.gangs.coming(self._coming)
+                self.gangs.coming(self._coming + self._expected)
                 for node, node_queue in self.node_queues.items():
                     self.gangs.node_up(node, node_queue.devices)
                     if node_queue.leaving:
@@ -287,7 +287,15 @@ class Dispatch:
         with self._lock:
             self._coming = count
             if self.gangs is not None:
-                self.gangs.coming(count)
+                self.gangs.coming(count + self._expected)
+
+    @_then_acts
+    def expect(self, more: int) -> None:
+        """Note that `more` nodes may be rented soon, for which gangs may wait; less than 0 for fewer."""
+        with self._lock:
+            self._expected += more
+            if self.gangs is not None:
+                self.gangs.coming(self._coming + self._expected)
 
     def start_service(self, pending: PendingCall) -> None:
         """Send a service, a call that takes no slot, to its node. Return at once.

@@ -149,7 +149,8 @@ def _hastened(state: Gangs, gang: Gang) -> Gang:
 def _lacking(state: Gangs, gang: Gang) -> Verdict | None:
     """Return the verdict on a waiting gang that cannot get the nodes that it needs, or None if it may still get them.
 
-    Nodes on which other gangs run count as nodes that it may get: those gangs end.
+    Nodes on which other gangs run count as nodes that it may get: those gangs end. So do nodes that have not answered
+    while they are busy or not connected: they answer later, or are replaced.
     """
     order = gang.order
     if gang.last is None:
@@ -158,7 +159,8 @@ def _lacking(state: Gangs, gang: Gang) -> Verdict | None:
     if order.among is not None and len(_possible(state, order)) < order.least:
         return replace(gang.last, lacking=True)
     may_come = state.coming > 0 and order.among is None
-    if gang.late and not may_come and len(_usable(state, order)) < order.least:
+    nodes = [state.nodes[n] for n in _possible(state, order)]
+    if gang.late and not may_come and sum(not (node.silent and node.idle) for node in nodes) < order.least:
         return replace(gang.last, lacking=True)
     return None
 

@@ -1350,11 +1350,16 @@ class PoolEngine:
         """
         if node not in self.state.nodes:
             return
-        self._soon(self.departures.noticed, node, at)  # before it is drained
+        self.dispatch.expect(1)  # a gang must not give up before it is decided if the node is replaced
+        self._soon(self._on_noticed, node, at)  # before it is drained
         for each in self.state.slice_of(node):
             self.dispatch.drain(each.node)
             if self.dispatch.gangs is not None:
                 self.dispatch.gangs.interrupted(each.node, at)
+
+    def _on_noticed(self, node: int, at: float) -> None:
+        self.departures.noticed(node, at)
+        self.dispatch.expect(-1)
 
     def _on_unhealthy(self, node: int, error: NodeUnhealthy) -> None:
         """Handle an unhealthy node: it gets no more calls, and its driver may avoid the machine from now on.
