@@ -550,6 +550,10 @@ def test_two_versions_of_numpy_are_named_where_they_meet() -> None:
         modules.advice(ModuleNotFoundError("no", name=name)) for name in ("numpy._core", "numpy._core.numeric")
     }
     assert f"numpy 1.26.4 and the node numpy {np.__version__}" in advice
+    assert modules.advice(ValueError("<class 'numpy.random._pcg64.PCG64'> is not known")) == advice
+    assert modules.advice(ValueError("a value of the user's")) == ""
+    modules._numpy = f"{np.__version__.partition('.')[0]}.0.0"  # these read each other's pickles
+    assert modules.advice(ValueError("<class 'numpy.random._pcg64.PCG64'> is not known")) == ""
     assert futures._remedy(ModuleNotFoundError("no", name="numpy._core")).startswith(
         f"this computer has numpy {np.__version__} and the node numpy 2 or later"
     )

@@ -27,6 +27,7 @@ from typing import Any
 import cloudpickle
 
 from skypool.agent import child_imports
+from skypool.wire.blame import text_of
 from skypool.wire.named import NAMED
 from skypool.wire.pickling import SCRIPT, pickled
 
@@ -175,7 +176,10 @@ class UserModules:
         return True
 
     def advice(self, error: BaseException) -> str:
-        """Return what to do about an exception of a call that is about modules or their files; "" for any other."""
+        """Return what to do about an exception of a call that is about modules, their files or their versions.
+
+        Returns "" for any other exception.
+        """
         if isinstance(error, ModuleNotFoundError) and error.name:
             return self._numpys(error.name) or self._missing_advice(error.name)
         if isinstance(error, FileNotFoundError) and isinstance(error.filename, str):
@@ -186,7 +190,7 @@ class UserModules:
                         f"{path} of your package was not sent: files of more than 10 MB, and more than 50 MB of "
                         "files for a package, are left out; send it with Image(files={…})"
                     )
-        return ""
+        return self._numpys("numpy.") if "numpy" in text_of(error) else ""
 
     def _missing_advice(self, name: str) -> str:
         top = name.partition(".")[0]
@@ -197,7 +201,9 @@ class UserModules:
     def _numpys(self, name: str) -> str:
         """Return a sentence with both versions of numpy, if that is why a pickle names a module that is not here."""
         numpy = sys.modules.get("numpy")
-        if not name.startswith("numpy.") or numpy is None or not self._numpy or numpy.__version__ == self._numpy:
+        if not name.startswith("numpy.") or numpy is None or not self._numpy:
+            return ""
+        if numpy.__version__.partition(".")[0] == self._numpy.partition(".")[0]:
             return ""
         return (
             f"this computer has numpy {self._numpy} and the node numpy {numpy.__version__}, which do not read each "
