@@ -16,9 +16,11 @@ import pytest
 
 import skypool as sky
 from skypool import events
+from skypool.accelerators import H100
 from skypool.errors import ConnectionLost, PoolClosed, ProtocolError, RemoteError, WorkerDied
 from skypool.link import connection
 from skypool.link.inbound import message_of
+from skypool.provision.health_check import most_slots
 from skypool.report import words
 from skypool.shipping import user_modules
 from skypool.shipping.user_modules import Lender
@@ -286,6 +288,44 @@ def test_an_item_out_of_turn_is_refused(tmp_path: Path) -> None:
     with pytest.raises((ConnectionLost, PoolClosed), match="asks for item 5"):
         with sky.ComputePool(node, slots=1, console="off", liveness=3) as pool:
             counts(iter([1, 2])) >> pool
+
+
+IDLE = """
+    while True:
+        hear(19)
+        write(frame(20, {"busy": 1, "cpu_busy": 0, "waiting": 0, "done": 0, "running": []}))
+"""
+
+
+@pytest.mark.slow
+def test_a_node_that_claims_more_slots_than_were_asked_for_gets_no_calls_for_them(tmp_path: Path) -> None:
+    node = false_node(tmp_path, IDLE, "welcome['slots'] = 16000; welcome['cpu_slots'] = 16000", honest=[1])
+    with sky.ComputePool(node, nodes=2, slots=1, console="off", trust="data") as pool:
+        futures = [asks(n) > pool for n in range(4)]
+        eventually(lambda: sum(future.done() for future in futures) == 3, 60, "all calls but one")
+        for future in futures:
+            future.cancel()
+        pool.stop()
+
+
+@pytest.mark.parametrize(
+    ("asked", "bought", "vcpus", "devices", "most"),
+    [
+        (3, None, 8, 0, (3, 0)),
+        (0, None, 8, 0, (1, 0)),
+        (None, None, 7.5, 0, (15, 0)),
+        (None, None, None, 0, (1024, 0)),
+        ("per-device", None, 8, 0, (16, 0)),
+        (None, H100(count=2), 8, 2, (1, 16)),
+        ("per-device", H100(count=2), 8, 2, (2, 16)),
+        ("per-device", H100(count=2), 8, 14, (14, 16)),
+        ("per-device", H100(count=2), 8, 1000, (16, 16)),
+        (4, H100(count=2), 8, 2, (4, 16)),
+        ((1, 2, 3), None, 8, 0, (3, 0)),
+    ],
+)
+def test_the_most_slots_of_a_node(asked: Any, bought: Any, vcpus: Any, devices: int, most: tuple[int, int]) -> None:
+    assert most_slots(asked, bought, vcpus, devices) == most
 
 
 LOUD = """

@@ -256,6 +256,8 @@ class Connector:
         welcome = await link.open(stream, start=not attach)
         if not attach:  # otherwise the calls that it names are taken over
             welcome = replace(welcome, calls=(), names={}, functions=(), objects=())
+            if self._trust_levels.is_stranger(instance.node):
+                welcome = _believed(welcome, config, instance)
         self.welcomes[instance.node] = welcome
         return welcome
 
@@ -326,3 +328,12 @@ class Connector:
         _, _, stream = reached
         if stream is not None:
             await asyncio.to_thread(stream.close)
+
+
+def _believed(welcome: Welcome, config: AgentConfig, instance: Instance) -> Welcome:
+    """Return the first message of a stranger's node without slots that it cannot have."""
+    offer = instance.offer
+    bought = offer.accelerator if offer else None
+    vcpus = offer.vcpus if offer else None
+    slots, cpu_slots = health_check.most_slots(config.slots, bought, vcpus, len(welcome.health.devices))
+    return replace(welcome, slots=min(slots, welcome.slots), cpu_slots=min(cpu_slots, welcome.cpu_slots))

@@ -1,11 +1,12 @@
-"""Compares what a node reports with what was rented: its devices, its driver, its free disk space and its clock.
+"""Compares what a node reports with what was rented: devices, their driver, slots, free disk space and clock.
 
 No function here does I/O.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
+from math import ceil
 
 from skypool.accelerators import Accelerator
 from skypool.devices.device import Device
@@ -13,6 +14,12 @@ from skypool.wire.handshake import NodeHealth
 
 CLOCK_SKEW = 30.0
 """Seconds that a node's clock may differ from the client's. Beyond that, certificates and signed requests may fail."""
+
+
+_PARTS = 8
+"""The most devices into which a GPU is divided."""
+_MOST_CPUS = 1024
+"""The most CPUs of a machine whose offer does not tell them."""
 
 
 def faults(bought: Accelerator | None, report: NodeHealth, now: float, disk_gib: float = 1.0) -> list[str]:
@@ -44,6 +51,32 @@ def faults(bought: Accelerator | None, report: NodeHealth, now: float, disk_gib:
             f"{CLOCK_SKEW:g} s (check the time synchronisation of both)"
         )
     return found
+
+
+def most_slots(
+    asked: int | str | Sized | None, bought: Accelerator | None, vcpus: float | None, devices: int
+) -> tuple[int, int]:
+    """Return the most slots that a node can have, and the most CPU slots beside slots with devices.
+
+    A node that claims more would get calls that other nodes could run.
+
+    Args:
+        asked: the slots that the node was asked to have: their number, "per-device", the plan of each, or None.
+        bought: accelerator that the offer promised; None if the offer promised none or is not known.
+        vcpus: CPUs of the offer; None if they are not known. A node may have up to twice as many.
+        devices: the number of devices that the node claims.
+    """
+    cpus = _MOST_CPUS if vcpus is None else max(1, ceil(2 * vcpus))
+    if bought is not None and bought.kind != "cpu":
+        devices = min(devices, _PARTS * (bought.slice.chips_per_vm if bought.slice else bought.count))
+    cpu_slots = cpus if devices else 0
+    if isinstance(asked, int):
+        return max(1, asked), cpu_slots
+    if isinstance(asked, Sized) and not isinstance(asked, str):
+        return len(asked), cpu_slots
+    if not devices:
+        return cpus, 0
+    return (devices if asked == "per-device" else 1), cpu_slots
 
 
 def _devices(bought: Accelerator, seen: Sequence[Device]) -> list[str]:
