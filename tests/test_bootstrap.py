@@ -270,10 +270,11 @@ def test_archives_of_other_images_stay_only_so_far_as_there_is_room(
         names = {Packed.of(each).name for each in payloads}
         return names == {each.name for each in (tmp_path / "payload").iterdir()}
 
+    now = time.time()
     small = [bytes([number]) * 1000 for number in range(5)]
     for number, each in enumerate(small[:3]):
         made_ready(setup(tmp_path, payload=each))
-        os.utime(tmp_path / "payload" / Packed.of(each).name, (number, number))
+        os.utime(tmp_path / "payload" / Packed.of(each).name, (now - 100 + number, now - 100 + number))
     (tmp_path / "payload/cut.tar.gz.part").touch()
     made_ready(setup(tmp_path, payload=small[0]))  # used again
     assert (tmp_path / "payload/cut.tar.gz.part").exists()
@@ -284,6 +285,13 @@ def test_archives_of_other_images_stay_only_so_far_as_there_is_room(
     assert there(small[3], small[4])
     made_ready(setup(tmp_path, payload=bytes(3000)))
     assert there(bytes(3000)), "it stays, as it is in use"
+    os.utime(tmp_path / "payload" / Packed.of(bytes(3000)).name, (now - 9 * 86400, now - 9 * 86400))
+    made_ready(setup(tmp_path, payload=bytes(3000)))
+    made_ready(setup(tmp_path))
+    assert there(bytes(3000)), "it was used just now"
+    os.utime(tmp_path / "payload" / Packed.of(bytes(3000)).name, (now - 9 * 86400, now - 9 * 86400))
+    made_ready(setup(tmp_path))
+    assert there(), "nobody has used it for a week"
 
 
 def guarded(home: Path, *steps: Step, payload: bytes = b"") -> tuple[SetupBundle, Path]:

@@ -53,6 +53,8 @@ _KNOCK_TIMEOUT = 30.0
 """Seconds that a shell on the machine has to answer one attempt to connect."""
 _KEPT_PAYLOADS = 3
 """The largest number of archives of files that stay on a machine, for images that come again."""
+_KEPT_DAYS = 7
+"""Days without use after which the next setup removes an archive."""
 _KEPT_BYTES = 512 << 20
 """The largest size of these archives together. The one in use stays also if it is larger."""
 _ALIVE = 5
@@ -108,6 +110,7 @@ class SetupBundle:
             "size": blocks * _BLOCK,
             "hidden": _blocks(self._hidden),
             "payload": "",
+            "kept_days": _KEPT_DAYS,
             "block": _BLOCK,
             "chunk": _CHUNK,
             "watch": _script("watch"),
@@ -145,8 +148,12 @@ class SetupBundle:
 
 
 def _script(name: str) -> str:
-    """Return the text of the shell program `name` (without ".sh") in the folder `scripts` of this package."""
-    return (files("skypool.provision") / "scripts" / f"{name}.sh").read_text("utf-8")
+    """Return the text of the shell program `name` (without ".sh") in the folder `scripts` of this package.
+
+    Lines that are comments are left out, as what is sent at the start of a connection has a largest size.
+    """
+    lines = (files("skypool.provision") / "scripts" / f"{name}.sh").read_text("utf-8").splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith("#"))
 
 
 def _exports(env: Mapping[str, str]) -> str:

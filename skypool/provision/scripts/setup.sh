@@ -3,7 +3,8 @@
 # It is told, in the lines above: SKYPOOL_HOME; guest, who takes this machine for itself, or nothing; guard, the file by
 # which the machine's end is put off, or nothing, and lease, for how many seconds; settings, shell for the environment of
 # the steps; blocks and size, of the script; hidden, the blocks of the secrets behind it; payload, payload_blocks and
-# payload_size, of the archive of files, or nothing; kept and kept_bytes, how many archives may stay; block, the bytes of a block, and chunk, how many are taken at once;
+# payload_size, of the archive of files, or nothing; kept and kept_bytes, how many archives may stay, and kept_days, for
+# how long without use; block, the bytes of a block, and chunk, how many are taken at once;
 # watch, the program that says that this machine lives, and every, the seconds between two times; loader, Python.
 # shellcheck shell=sh disable=SC2154
 SKYPOOL_UMASK=$(umask) # that of the login, which calls get
@@ -76,6 +77,7 @@ eval "$settings"
 take "$blocks" > boot/script.sh
 whole boot/script.sh "$size"
 secrets=$(take "$hidden")
+find payload -name '*.tar.gz' ! -name "$payload" -mtime +"$kept_days" -exec rm -f {} + 2> /dev/null
 if [ -z "$payload" ]; then
     :
 elif [ -s "payload/$payload" ]; then
