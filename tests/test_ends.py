@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,6 +65,40 @@ def test_machines_end_with_their_process(number: str, cloud: FakeCloud) -> None:
 @pytest.mark.slow
 def test_machines_end_with_their_process_whatever_watches(number: str, trouble: str, cloud: FakeCloud) -> None:
     run_process(number, WATCHERS, trouble, cloud)
+
+
+IMPATIENT = """
+import sys
+import skypool as sky
+from skypool.testing import FakeCloud
+from tests.work import nap
+pool = sky.ComputePool(FakeCloud(sys.argv[1]), name="p", slots=1, console="off").start()
+call = pool.send(nap(600))
+print("ready", flush=True)
+if sys.argv[2] == "leaves its block":
+    with pool:
+        pass
+call.result()
+"""
+
+
+@pytest.mark.parametrize("program", ["leaves its block", "waits for a call"])
+@pytest.mark.slow
+def test_machines_end_however_often_their_user_presses_ctrl_c(program: str, cloud: FakeCloud) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", IMPATIENT, str(cloud.state), program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            cloud.control.delay(3.0, "delete")
+            for _ in range(4):
+                time.sleep(0.5)  # not for luck: each arrives at another step of the end
+                process.send_signal(signal.SIGINT)
+            eventually(lambda: cloud.count() == 0, 40.0, "the end of machines, keys and groups")
+            process.wait(20.0)
+        finally:
+            process.kill()
 
 
 def test_machines_end_before_anything_that_watches_is_closed(cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch) -> None:

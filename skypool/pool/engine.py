@@ -560,6 +560,14 @@ class PoolEngine:
         if failed:
             raise next(iter(failed.values()))
 
+    def hand_over_now(self) -> None:
+        """Let a process in the background end the machines. Any thread may call this.
+
+        Raises:
+            SkypoolError: the process could not be started.
+        """
+        self._notice(self.rental.terminate_in_background())
+
     def close_now(self) -> None:
         """Close what is left of the pool, after its machines have ended: its calls, and what watches it.
 

@@ -362,14 +362,19 @@ class ComputePool(Executor):
 
     def _run_out(self, engine: PoolEngine, work: Coroutine[Any, Any, None]) -> None:
         """Run the coroutine that stops or leaves an engine, and forget the engine. See `_end`."""
+        is_interrupted = False
         try:
             with tracebacks.heard_by(engine.rental.tell):
                 Loop.shared().run(work)
         except (KeyboardInterrupt, SystemExit):
-            self.events.emit(events.Notice(pool=self.name, text=engine.rental.terminate_in_background()))
+            is_interrupted = True
+            with shutdown.undisturbed():
+                engine.hand_over_now()
+                is_interrupted = False
             raise
         finally:
-            shutdown.forget(engine)
+            if not is_interrupted:  # otherwise its machines are ended when Python exits
+                shutdown.forget(engine)
             self._quiet()
         engine.dispatch.callbacks.wait()
 

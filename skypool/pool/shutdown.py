@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import _thread
 import atexit
+import contextlib
 import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import NoReturn, Protocol
 
 from skypool.errors import together
@@ -29,6 +31,10 @@ class Living(Protocol):
 
         If this raises an error, the other objects are ended all the same.
         """
+        ...
+
+    def hand_over_now(self) -> None:
+        """Let a process in the background end everything that costs money. Called when `end_now` was interrupted."""
         ...
 
     def close_now(self) -> None:
@@ -118,6 +124,30 @@ def _send_again(thread: int, number: signal.Signals) -> None:
     signal.pthread_kill(thread, number)
 
 
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Ignore Ctrl-C, SIGTERM and SIGHUP in the block, so that one more of them does not undo what another has begun.
+
+    Do nothing in threads but the main one, where no signal is handled.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, *_ENDING)}
+    try:
+        for number in before:
+            signal.signal(number, _ignore)  # unlike SIG_IGN, a new process does not inherit it
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:  # None: it was set outside of Python
+                signal.signal(number, handler)
+
+
+def _ignore(_number: int, _frame: object) -> None:
+    """Handle a signal by doing nothing."""
+
+
 def forget(each: Living) -> None:
     """Undo `watch`: do not end this object when the interpreter exits. Do nothing if the object is not watched."""
     _living.discard(each)
@@ -160,6 +190,12 @@ def _end_all() -> None:
     for each in list(_living):
         try:
             each.end_now()
+        except (KeyboardInterrupt, SystemExit):
+            with undisturbed():
+                try:
+                    each.hand_over_now()
+                except Exception as e:  # noqa: BLE001 - it is raised after the other objects are ended
+                    errors.append(e)
         except Exception as e:  # noqa: BLE001 - it is raised after the other objects are ended
             errors.append(e)
     for each in list(_living):
