@@ -281,7 +281,8 @@ def test_a_call_after_an_async_one_can_get_an_event_loop(pool: sky.ComputePool) 
     for before in (pause, runs_a_loop, uses_the_loop):
         sky.compute(before)() >> pool
         assert sky.compute(uses_the_loop)() >> pool == 1
-    assert list(sky.compute(numbers)() >> pool) == [0, 1, 2]
+    items: Any = sky.compute(numbers)() >> pool
+    assert list(items) == [0, 1, 2]
     assert sky.compute(uses_the_loop)() >> pool == 1
 
 

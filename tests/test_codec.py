@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -599,3 +600,9 @@ def test_a_reference_is_its_value_where_it_is_unpickled(monkeypatch: pytest.Monk
         codec.loads(buffers)
     monkeypatch.setattr(codec, "resolve_object", {"k1": 42}.__getitem__)
     assert codec.loads(buffers) == [42]
+
+
+def test_an_exception_is_sent_although_warnings_are_errors() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert isinstance(exceptions.load_error(exceptions.dump_error(ValueError("x"))), ValueError)

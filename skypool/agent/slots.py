@@ -644,7 +644,7 @@ class Slots:
         except BlockingIOError:
             return None
         except ConnectionResetError:
-            packet = b""
+            packet, ancillary = b"", []
         if not packet:
             self.ignore(slot.channel.fileno())
             return None

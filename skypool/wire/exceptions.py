@@ -79,7 +79,9 @@ def _leave_out_own_frames(shown: traceback.TracebackException) -> None:
         each = todo.pop()
         if each is not None:
             users = [frame for frame in each.stack if not frame.filename.startswith(_OWN)]
-            if users or (each.exc_type is not None and issubclass(each.exc_type, SkypoolError)):
+            # `exc_type` warns from Python 3.13 on, and is a property there; a call may have made warnings errors
+            kind: type | None = vars(each).get("exc_type", vars(each).get("_exc_type"))
+            if users or (kind is not None and issubclass(kind, SkypoolError)):
                 each.stack[:] = users
             todo += [each.__cause__, each.__context__, *(each.exceptions or ())]
 
