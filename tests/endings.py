@@ -360,8 +360,8 @@ def run(row: str, watchers: tuple[str, ...], trouble: str, cloud: FakeCloud) -> 
 
 # --- ends of the process -------------------------------------------------------------------------------------
 
-SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGKILL", "")
-"""How a process ends that has a pool: by a signal, or "" at the end of its program."""
+SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGKILL", "SIGSTOP", "")
+"""How a process ends that has a pool: by a signal, or "" at the end of its program. SIGSTOP pauses it for a while."""
 LEASE = 4.0
 """Seconds after which machines end themselves when their client was killed."""
 
@@ -388,9 +388,13 @@ def run_process(number: str, watchers: tuple[str, ...], trouble: str, cloud: Fak
             assert process.stdout.readline() == "ready\n"
             if number:
                 process.send_signal(signal.Signals[number])
-            left = "machine" if number == "SIGKILL" else ""  # `skypool gc` removes keys and groups
+            left = "machine" if number in ("SIGKILL", "SIGSTOP") else ""  # `skypool gc` removes keys and groups
             eventually(lambda: cloud.count(left) == 0, BOUND + LEASE, "the end of machines, keys and groups")
-            process.wait(BOUND)
+            if number == "SIGSTOP":
+                process.send_signal(signal.SIGCONT)
+                eventually(lambda: cloud.count() == 0, BOUND, "the end of keys and groups, when it goes on")
+            else:
+                process.wait(BOUND)
         finally:
             process.kill()
 
