@@ -277,3 +277,8 @@ class Connection:
         for fd in {self.source, self.sink}:
             self._watch(fd, 0)
             os.close(fd)
+        self._watch = _nothing  # what it was may refer to this connection, which then stays until garbage is collected
+
+
+def _nothing(fd: int, events: int) -> None:
+    """Do nothing."""
