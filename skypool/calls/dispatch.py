@@ -165,6 +165,7 @@ class Dispatch:
 
     def _submit(self, pending_calls: Sequence[PendingCall], spread: bool = False) -> None:
         queues: dict[int, CallQueue] = {}
+        last: CallQueue | None = None
         with self._lock:
             try:
                 for pending in pending_calls:
@@ -175,12 +176,18 @@ class Dispatch:
                         self._connect(pending)
                         if pending.part_of is not None:
                             self.note_part(pending)
-                    if isinstance(pending.node, int):
+                    if pending.node is None:
+                        queue = self._waiting.anywhere[pending.options.on_cpu]
+                    elif isinstance(pending.node, int):
                         self._submit_to_one(pending, pending.node)
-                    elif pending.node is None or self._has_one_of(pending, pending.node):
+                        continue
+                    elif self._has_one_of(pending, pending.node):
                         queue = self._waiting.queue_of(pending)
-                        queue.append(pending)
-                        queues[id(queue)] = queue
+                    else:
+                        continue
+                    queue.append(pending)
+                    if queue is not last:
+                        last = queues[id(queue)] = queue
             finally:
                 for queue in queues.values():
                     self._send_on(queue, spread)

@@ -386,10 +386,12 @@ class CallTally:
         """Count the calls that were appended, and move them to the records that wait."""
         new, self._new = self._new, []
         classes, done = self._classes, self._done
+        total = 0.0
         for _, node, _, seconds in new:
             classes[bisect_left(BOUNDS, seconds)] += 1
             done[node] += 1
-        self._seconds += sum(map(_seconds, new))
+            total += seconds
+        self._seconds += total
         self._ok += len(new)
         self._kept += new
         if len(self._kept) > _MOST_WAITING:

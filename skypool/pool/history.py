@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import metadata
 
 from skypool import events
 from skypool.calls.dispatch import Dispatch
@@ -212,7 +211,7 @@ class HistoryWatch:
 
     def _known(self) -> dict[str, object]:
         """Return the facts about the pool as they are now, by their names. Those of the plan come only if it is new."""
-        facts: dict[str, object] = {"skypool": self._facts.get("skypool") or metadata.version("skypool")}
+        facts: dict[str, object] = {"skypool": self._facts.get("skypool") or _version()}
         counts = self._dispatch.tally.now()
         ended = asdict(counts.ended)
         facts[f"calls {self._began:.6f}"] = {**ended, "classes": list(ended["classes"])}
@@ -281,3 +280,10 @@ def _few(records: Sequence[JournalCall]) -> list[JournalCall]:
 
 def _seconds(record: JournalCall) -> float:
     return record.seconds or 0.0
+
+
+def _version() -> str:
+    """Return the version of skypool."""
+    from importlib import metadata  # imported here, as it takes long
+
+    return metadata.version("skypool")

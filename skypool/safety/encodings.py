@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import base64
-import html
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from urllib.parse import quote, quote_plus
 
 from skypool.text import encodable
@@ -36,6 +36,12 @@ def _json_for_pages(value: str) -> str:
     return re.sub("[<>&]", lambda found: f"\\u{ord(found[0]):04x}", _json_with_unicode(value))
 
 
+def _html(value: str, quote: bool = True) -> str:
+    import html  # imported here, as it takes long
+
+    return html.escape(encodable(value), quote)
+
+
 def _lower(value: str) -> str:
     return re.sub("%..", lambda found: found[0].lower(), _percent("")(value))
 
@@ -58,8 +64,8 @@ ENCODINGS: tuple[Callable[[str], str], ...] = (
     lambda value: ascii(value)[1:-1],
     lambda value: repr(bytes_of(value))[2:-1],
     lambda value: encodable(value).replace("'", "'\"'\"'"),  # shlex.quote
-    lambda value: html.escape(encodable(value)),
-    lambda value: html.escape(encodable(value), quote=False),
+    _html,
+    partial(_html, quote=False),
     lambda value: bytes_of(value).hex(),
     lambda value: bytes_of(value).hex().upper(),
 )
