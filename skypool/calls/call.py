@@ -891,6 +891,8 @@ class Group(Generic[R_co]):
         Raises:
             UsageError: `other` is neither a call nor a group.
         """
+        if not isinstance(other, Group | Call):
+            _mark_sent(self)
         more = other if isinstance(other, Group) else gather(other)
         return Group((*self.calls, *more.calls), self.stream, self.ordered)
 
