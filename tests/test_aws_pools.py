@@ -231,7 +231,7 @@ def test_a_pool_with_a_budget_on_spot_sends_a_maximum_price_and_follows_the_pric
     aws: AWS, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rental_module, "REPRICE", 1.0)
-    with sky.ComputePool(provider(), slots=1, vcpus=2, market="spot", budget=20, console="off") as pool:
+    with sky.ComputePool(provider(), slots=1, vcpus=2, market="spot", budget=20, lease=15, console="off") as pool:
         (call,) = aws.calls("RunInstances")
         (rental,) = aws.rentals
         bare = aws.stock.spot_price(rental.zone, rental.type)

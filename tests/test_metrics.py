@@ -441,6 +441,8 @@ class Server:
             with urllib.request.urlopen(url, timeout=30) as reply:
                 said = json.load(reply)
         except urllib.error.HTTPError as e:
+            if e.code == 503:  # it is not ready yet
+                return {}
             raise AssertionError(f"{query} is refused: {e.read().decode()}") from e
         except urllib.error.URLError:
             assert self.process.poll() is None, self.log.read_text()

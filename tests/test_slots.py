@@ -236,12 +236,13 @@ def test_calls_that_need_no_device_run_beside_those_that_do(big: sky.ComputePool
 @pytest.mark.slow
 def test_all_cpu_slots_of_a_large_node_can_be_used_at_once(big: sky.ComputePool, tmp_path: Path) -> None:
     seen, go = heard(big), tmp_path / "go"
-    running = [wait_for(str(go)).with_options(**on_cpu) > big for _ in range(192)]
+    began = [tmp_path / f"began {number}" for number in range(192)]
+    running = [wait_for(str(go), str(each)).with_options(**on_cpu) > big for each in began]
 
     def told() -> bool:
         return any(isinstance(each, events.NodeStatus) and each.cpu_busy == 192 for each in seen)
 
-    eventually(told, 60, "192 calls at once")
+    eventually(lambda: told() and all(each.exists() for each in began), 60, "192 calls at once")
     go.touch()
     assert len({each.result(60) for each in running}) == 192
 

@@ -57,7 +57,9 @@ def main() -> None:
     for name in ("folder", "spool", "cwd"):
         config[name] = os.path.expanduser(config[name])
         if prelude["start"]:
+            mask = os.umask(0o077)  # also for the folders above, which another node may just have removed
             os.makedirs(config[name], 0o700, exist_ok=True)
+            os.umask(mask)
     archive = os.path.join(config["folder"], f"skypool-{prelude['hash']}.zip")
     python = list(sys.version_info[:3])
     have = os.path.isdir(config["folder"])

@@ -618,7 +618,7 @@ class World:
                 assert not gang.is_active
                 assert (verdict.rank, verdict.others, verdict.run) == (gang.last.rank, gang.last.others, gang.run)
                 assert self.coming == 0 or order.among is not None
-                usable = {n for n, node in self.nodes.items() if not node.leaving and not node.silent}
+                usable = {n for n, node in self.nodes.items() if not node.leaving and not (node.silent and node.idle)}
                 assert len(usable if order.among is None else usable & order.among) < order.least
                 self.seen["lacking"] += 1
             case "failed":
@@ -676,7 +676,7 @@ class World:
         staying = {n for n, node in self.nodes.items() if not node.leaving}
         is_short = gang.last is None and order.among is None and len(staying) < order.count and self.coming == 0
         assert ((number, "shortage") in self.timers) == is_short
-        usable = {n for n, node in self.nodes.items() if not node.leaving and not node.silent}
+        usable = {n for n, node in self.nodes.items() if not node.leaving and not (node.silent and node.idle)}
         may_come = self.coming > 0 and order.among is None
         if gang.has_waited and len(usable if order.among is None else usable & order.among) < order.least:
             assert may_come, "it waits for nodes that cannot come"

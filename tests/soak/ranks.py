@@ -9,6 +9,7 @@ must then return the right values. After each run no process of it may be left, 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 import sys
 import tempfile
@@ -192,6 +193,8 @@ def run(machines: Machines, way: Way, rank: int, again: bool) -> tuple[float, li
                 troubles.append(f"it returned {values}")
             elif values != [list(range(WORLD))] * WORLD:
                 troubles.append(f"wrong values: {values}")
+        with contextlib.suppress(TimeoutError):  # then none is named
+            _until(lambda: failures, "event", 5.0)
         named = [(each.rank, each.node) for each in failures]
         first = rank - rank % PROCS if way.whole else rank
         if way.name != "hang" and named[:1] != [(first, victim)]:
