@@ -32,6 +32,8 @@ def clouds(aws: AWS, runpod: RunPod, vastai: VastAI, verda: Verda) -> dict[str, 
     """Four of them, each with one machine that would do; AWS alone has more."""
     [*cheap] = [each for each in vastai.asks.values() if (each["gpu_name"], each["num_gpus"]) == ("RTX 4090", 1)]
     vastai.asks = {each["id"]: each for each in sorted(cheap, key=lambda each: each["dph_base"])[:1]}
+    for each in vastai.asks.values():
+        each.update(inet_down_cost=0.0, inet_up_cost=0.0)  # so that the price alone ranks it
     runpod.capacity(0)
     runpod.capacity(1, "NVIDIA GeForce RTX 4090", "CA-MTL-1", "on-demand")
     verda.capacity(0)
