@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import pwd
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -13,6 +16,7 @@ import pytest
 
 from skypool.errors import NotPrivate, UsageError
 from skypool.safety import places, private
+from skypool.shipping import bundle
 from tests.second_user import OTHER, needs_root, open_place, other
 
 
@@ -180,3 +184,15 @@ def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPat
     for folder in (places.state, places.cache):
         with pytest.raises(UsageError, match="set HOME, or XDG_STATE_HOME and XDG_CACHE_HOME"):
             folder()
+
+
+def test_the_folders_above_that_of_a_node_are_private_too(tmp_path: Path) -> None:
+    """A node that ends removes the folder of all nodes if it is the last, and another one may begin just then."""
+    folders = {name: str(tmp_path / "user" / "pools" / name) for name in ("folder", "spool", "cwd")}
+    prelude = json.dumps({"config": folders, "start": True, "hash": "x", "python": [2, 7], "size": 0}).encode()
+    done = subprocess.run(
+        [sys.executable, "-c", bundle.LOADER], input=b"%8d%s" % (len(prelude), prelude), umask=0o022, timeout=30
+    )
+    assert done.returncode == 4  # another version of Python
+    assert {mode(each) for each in (tmp_path / "user").rglob("*")} == {0o700}
+    assert mode(tmp_path / "user") == 0o700
