@@ -191,7 +191,10 @@ def test_the_folders_above_that_of_a_node_are_private_too(tmp_path: Path) -> Non
     folders = {name: str(tmp_path / "user" / "pools" / name) for name in ("folder", "spool", "cwd")}
     prelude = json.dumps({"config": folders, "start": True, "hash": "x", "python": [2, 7], "size": 0}).encode()
     done = subprocess.run(
-        [sys.executable, "-c", bundle.LOADER], input=b"%8d%s" % (len(prelude), prelude), umask=0o022, timeout=30
+        ["sh", "-c", bundle.program(bundle.LOADER, sys.executable, "")],
+        input=b"%8d%s" % (len(prelude), prelude),
+        umask=0o022,
+        timeout=30,
     )
     assert done.returncode == 4  # another version of Python
     assert {mode(each) for each in (tmp_path / "user").rglob("*")} == {0o700}
