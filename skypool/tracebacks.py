@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import sysconfig
 import threading
 import traceback
 import warnings
@@ -31,8 +30,10 @@ _OURS = (
     os.path.join(_CHECKOUT, "skypool_"),
 )
 """Beginnings of the paths of skypool, its drivers and its images, in a checkout and where they are installed."""
-_LIBRARIES = _OURS + tuple(
-    {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+_LIBRARIES = (
+    *_OURS,
+    os.path.dirname(os.__file__) + os.sep,
+    *(os.path.join(each, "") for each in sys.path if os.path.basename(each) in ("site-packages", "dist-packages")),
 )
 """Beginnings of the paths of skypool, the standard library and installed packages."""
 _LONGEST_CHAIN = 50
