@@ -331,7 +331,7 @@ def test_a_worker_is_kept_after_other_errors_of_a_library_for_devices(pool: sky.
 
 def break_context(how: str) -> int:
     """Let a kernel fail an assertion on a real GPU. Returns the pid if the error is not raised."""
-    import torch
+    import torch  # pyright: ignore[reportMissingImports]  # it is no part of .[dev]
 
     values = torch.zeros(4, device="cuda")
     got = values[torch.tensor([9], device="cuda")]
@@ -346,7 +346,7 @@ def break_context(how: str) -> int:
 
 
 def use_context() -> float:
-    import torch
+    import torch  # pyright: ignore[reportMissingImports]  # it is no part of .[dev]
 
     loader = torch.utils.data.DataLoader(torch.ones(8, 2), batch_size=4, pin_memory=True)
     return sum(float(each.cuda().sum()) for each in loader)

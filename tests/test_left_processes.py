@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -151,7 +152,8 @@ def test_what_multiprocessing_keeps_for_later_calls_stays(pool: sky.ComputePool)
 def parallel() -> tuple[int, list[int]]:
     from joblib import Parallel, delayed
 
-    return os.getpid(), Parallel(n_jobs=2, backend="loky")(delayed(os.getpid)() for _ in range(20))
+    pids: Any = Parallel(n_jobs=2, backend="loky")(delayed(os.getpid)() for _ in range(20))
+    return os.getpid(), pids
 
 
 def test_joblib_in_a_call_leaves_neither_processes_nor_semaphores() -> None:

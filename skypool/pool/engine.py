@@ -1187,8 +1187,8 @@ class PoolEngine:
         now = time.monotonic()
         silent = {node: now - self._heard[node] for node in left if node in self._heard}
         try:
-            end = partial(copy_context().run, self.rental.terminate, list(left.values()), silent)
-            unproved = await beside(end, "skypool end")
+            context, end = copy_context(), partial(self.rental.terminate, list(left.values()), silent)
+            unproved = await beside(lambda: context.run(end), "skypool end")
         except Exception as e:  # noqa: BLE001 - whatever it is, the machines may still cost something
             error = not_ended({f"node {node}": blame.told(e) for node in left}, list(left.values()))
             error.__cause__ = e
