@@ -664,6 +664,7 @@ def test_a_call_that_was_given_back_after_it_was_cancelled_goes_nowhere() -> Non
     office.dispatch.arrived(0, [Arrival(Recalled([pending_calls[4].id]))])
     assert office.links[1].calls == []
     assert office.dispatch.unfinished == 4
+    assert pending_calls[4].ended
 
 
 # --- losing a node -------------------------------------------------------------------------------------------

@@ -160,8 +160,7 @@ class Dispatch:
         try:
             self._submit(pending_calls)
         finally:
-            if self._effects:
-                self.act()
+            self.act()
 
     def _submit(self, pending_calls: Sequence[PendingCall], spread: bool = False) -> None:
         queues: dict[int, CallQueue] = {}
@@ -217,9 +216,10 @@ class Dispatch:
         return False
 
     def submit_spread(self, pending_calls: Sequence[PendingCall]) -> None:
-        """Send calls as `submit` does, but first one to each idle lane. (A lane is the slots of one kind on a node.)
+        """Send calls as `submit` does, but first one to each idle lane.
 
-        So a map over idle nodes begins on all of them, even if its first calls end before the last are sent.
+        A lane is the slots of one kind on a node. So a map over idle nodes begins on all of them, even if its first
+        calls end before the last are sent.
 
         Raises:
             PoolClosed, UsageError: as `submit`.
@@ -1241,8 +1241,7 @@ class Dispatch:
                     node_queue.link.reply(acks)
                 if self.gangs is not None:
                     self.gangs.node_changed(node)
-            if self._effects:
-                self.act()
+            self.act()
 
     def drive(self, pending: PendingCall) -> None:
         """Read the connection to a call's node in the calling thread until the call ends.
