@@ -16,6 +16,7 @@ import pytest
 import skypool as sky
 from skypool import events
 from tests.conftest import eventually, nodes
+from tests.counted_work import die_once
 from tests.test_bad_luck import agent_of, processes_busy
 from tests.work import add, nap, until
 
@@ -42,14 +43,6 @@ class Waiter:
 
 def fail() -> None:
     raise ValueError("it failed")
-
-
-def die_once(path: str) -> str:
-    if os.path.exists(path):
-        return "the second run"
-    open(path, "w").close()
-    os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError("it lives")
 
 
 def begin(path: str) -> str:
@@ -197,7 +190,7 @@ def test_listeners_hear_of_failures_and_retries_while_other_threads_send_calls(t
     with sky.ComputePool(nodes=2, slots=2, console="off", liveness=20) as mine:
         prober = Prober(mine)
         lost = [nap(60).with_options(node=0) > mine, nap(60).with_options(node=0) > mine]
-        again = sky.compute(die_once)(str(tmp_path / "died")).with_options(retries=1) > mine
+        again = die_once(str(tmp_path / "died")).with_options(retries=1) > mine
         eventually(lambda: processes_busy(mine))
         os.kill(agent_of(mine, 0), signal.SIGKILL)
         assert [type(each.exception(60)) for each in lost] == [sky.ConnectionLost] * 2

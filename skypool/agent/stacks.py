@@ -102,7 +102,7 @@ class Mark:
 
 
 class ProgramMark:
-    """What a program was doing that a call has started, such as "python train.py".
+    """The record of what a program was doing, such as "python train.py", which a call has started.
 
     Args:
         pid: the id of its process, which is asked now. This does not wait.
