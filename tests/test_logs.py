@@ -205,7 +205,7 @@ def test_100_mb_of_output_cost_little_memory_and_the_last_of_it_is_read(tmp_path
     measured += "print(r.getrusage(r.RUSAGE_CHILDREN).ru_maxrss >> 10)"
     command = [sys.executable, "-m", "skypool", "logs", "flooded", "--call", "flood", "--tail", "2"]
     argv = [sys.executable, "-c", measured, *command]
-    # If the node had to drop output, the last of it comes as stderr, below a line that says so.
+    # If the node had to drop output, a line on stderr says so where it is missing.
     done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60)
     assert done.returncode == 0, done.stdout
     *lines, memory = done.stdout.splitlines()

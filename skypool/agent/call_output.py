@@ -63,7 +63,8 @@ class CallOutput:
 
         The limits are 10 MiB for each call, and 4 MiB of all calls' output that the client has not acknowledged. The
         first one does not apply to services. Bytes beyond the limits are dropped, and counted in the call's `dropped`.
-        Output of a silent call is not sent, but its last bytes are kept.
+        Once bytes were dropped, all others are, until there is room for 2 MiB. So gaps are few, and each one is told
+        where it is. Output of a silent call is not sent, but its last bytes are kept.
 
         Args:
             slot: the slot that the output comes from.
@@ -80,19 +81,21 @@ class CallOutput:
         if call is not None and call.silent:
             return
         if call is not None:
-            room = max(0, OUTPUT_WINDOW - unread)
+            room = OUTPUT_WINDOW - unread
             if call.kind != SERVICE:
-                room = max(0, min(room, _OUTPUT_LIMIT - call.printed))
-            if len(data) > room or fd in call.ends:
-                data = _shortened(call, fd, data, room)
+                room = min(room, _OUTPUT_LIMIT - call.printed)
+            if call.dropped and room >= OUTPUT_WINDOW // 2:
+                self.end_gap(slot, call)
+            if call.dropped or len(data) > room:
+                data = _shortened(call, fd, data, 0 if call.dropped else max(0, room))
             call.printed += len(data)
         elif unread > OUTPUT_WINDOW:
             return
         if data:
             self._client.unacknowledged.add_output(_header(slot, id_, fd), data)
 
-    def end(self, slot: Slot, call: NodeCall) -> None:
-        """Tell the client that output of an ended call was dropped, and send it the last of the dropped bytes.
+    def end_gap(self, slot: Slot, call: NodeCall) -> None:
+        """Tell the client that output of a call was dropped, and send it the last of the dropped bytes.
 
         A message on stderr says how many bytes stay dropped. At most `TAIL` (4096) of the bytes that were dropped of
         stdout follow, and as many of stderr, each as what they were. Then `call.dropped` is 0. Does nothing if no bytes
@@ -127,22 +130,11 @@ class CallOutput:
 
 
 def _shortened(call: NodeCall, fd: int, data: bytes, room: int) -> bytes:
-    """Return the lines of a call's output for which there is room, and note what is dropped before and after them.
-
-    The rest of a line whose beginning was dropped is dropped, too. So no line is halved, unless it is very long.
-    """
-    end = call.ends.setdefault(fd, bytearray())
-    start = data.find(b"\n") + 1 or len(data) if end and not end.endswith(b"\n") else 0
-    stop = len(data) if len(data) <= start + room else max(start, data.rfind(b"\n", start, start + room) + 1)
-    call.dropped += len(data) - (stop - start)
-    if stop > start:
-        end.clear()
-    else:
-        _append(end, data[:start])
-    _append(end, data[stop:])
-    if not end:
-        del call.ends[fd]
-    return data[start:stop]
+    """Return the lines of a call's output for which there is room, and note what is dropped after them."""
+    stop = data.rfind(b"\n", 0, room) + 1
+    call.dropped += len(data) - stop
+    _append(call.ends.setdefault(fd, bytearray()), data[stop:])
+    return data[:stop]
 
 
 def _append(tail: bytearray, data: bytes) -> None:

@@ -754,7 +754,7 @@ class Agent:
         call = self._queue.get(header["id"])
         assert call is not None
         call.doomed = "timeout"
-        self._call_output.end(slot, call)
+        self._call_output.end_gap(slot, call)
         slot.kill_at = None
         self._done += 1
         self._answers.stopped(call, str(header["printed"]), str(header["said"]))
@@ -777,7 +777,7 @@ class Agent:
         """
         call = self._calls[id_]
         if isinstance(call, NodeCall) and call.dropped:
-            self._call_output.end(slot, call)
+            self._call_output.end_gap(slot, call)
         slot.kill_at = None
         self._done += 1
         self._queue.forget(id_, done)
@@ -935,7 +935,7 @@ class Agent:
             call: the call.
             status: the wait status of the process, as from `os.waitpid`.
         """
-        self._call_output.end(slot, call)
+        self._call_output.end_gap(slot, call)
         if slot.answer is not None:
             packet, is_large, done = slot.answer
             self._end(slot, call.id, done)

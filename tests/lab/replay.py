@@ -22,6 +22,7 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Hashable, Iterable, Mapping
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -181,6 +182,7 @@ def _name(name: str) -> str:
     return re.sub(r"\.\d+", "", name)
 
 
+@cache
 def _masked(text: str) -> str:
     for mask in _MASKS:
         text = mask.sub("*", text)
