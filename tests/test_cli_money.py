@@ -310,7 +310,8 @@ def test_down_ends_a_pool_whoever_holds_it(skypool: Run, cloud: FakeCloud, clien
     assert done.stdout.splitlines()[-1] == "pool train has ended"
     assert {each.pool for each in cloud.instances()} == {"other"}
     ledger = Ledger.here()
-    assert not ledger.beat("session-of-train"), "its client learns of it"
+    ledger.beat("session-of-train")
+    assert ledger.standing("session-of-train")[0], "its client learns of it"
     with pytest.raises(sky.PoolClosed):
         ledger.intend("session-of-train", "late", Offer("fake", "small"), (0,))
     assert [each["pool"] for each in json.loads(skypool("ps", "--json").stdout)] == ["other"]

@@ -249,9 +249,11 @@ def test_a_pool_is_adopted_from_a_client_that_is_gone_and_from_no_other(ledger: 
 
 def test_nothing_is_rented_any_more_for_a_pool_that_somebody_ends(ledger: Ledger) -> None:
     ledger.begin("p", "s", lease=600)
-    assert ledger.beat("s")
+    ledger.beat("s")
+    assert not ledger.standing("s")[0]
     Ledger(ledger.file).ending("p")
-    assert not ledger.beat("s")
+    ledger.beat("s")
+    assert ledger.standing("s")[0]
     with pytest.raises(PoolClosed, match="'p' is being ended by another process"):
         ledger.intend("s", "s-0", OFFER, (0,))
     assert ledger.pools()[0].state(time.time()) == "ending"
@@ -422,7 +424,8 @@ def test_what_cannot_be_written_after_renting_is_told_once_and_written_later(
     book.execute("BEGIN IMMEDIATE")
     ledger.rented("s", "s-0", [machine("i-1"), machine("i-2", 1)])
     ledger.ended("s", "fake", "i-1")
-    assert ledger.beat("s")
+    ledger.beat("s")
+    assert not ledger.standing("s")[0]
     assert len(told) == 1
     assert "is locked by another process" in told[0]
     assert "Machines are ended all the same" in told[0]
@@ -592,7 +595,8 @@ def test_a_pool_that_lives_writes_what_it_knows_into_the_fresh_file(ledger: Ledg
     ledger.intend("s", "s-9", OFFER, (2,))
     assert [each.token for each in ledger.open_orders("s")] == ["s-9"]
     assert [each.id for each in ledger.receipt("s").lines] == ["i-1", "i-2"]
-    assert ledger.beat("s")
+    ledger.beat("s")
+    assert not ledger.standing("s")[0]
 
 
 def test_a_pool_that_was_adopted_is_written_into_the_fresh_file_too(ledger: Ledger, file: Path) -> None:
@@ -602,7 +606,8 @@ def test_a_pool_that_was_adopted_is_written_into_the_fresh_file_too(ledger: Ledg
     other = Ledger(file, lambda text: None)
     other.adopt("p")
     empty(file)
-    assert other.beat("s")
+    other.beat("s")
+    assert not other.standing("s")[0]
     assert [each.id for each in other.receipt("s").lines] == ["i-1"]
 
 

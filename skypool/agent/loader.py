@@ -4,6 +4,10 @@ The client sends this text (`LOADER` in `skypool.shipping.bundle`), so its lengt
 standard library. Any Python 3 must be able to run it and report a wrong version.
 """
 
+import gc
+
+gc.disable()  # until the node runs: a collection finds nothing while modules are imported
+
 import json
 import os
 import sys

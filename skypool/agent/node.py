@@ -139,9 +139,10 @@ class Agent:
         """
         signal.signal(signal.SIGTERM, lambda *_: self._bye())
         self._renew()
+        gc.freeze()
+        gc.enable()  # the loader has switched it off
         for each in self._slots.all:
             self._start(each)
-        gc.freeze()
         gc.set_threshold(50_000)  # collect garbage rarely: the agent makes no reference cycles
         ticked = 0.0
         lacking = False

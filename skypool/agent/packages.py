@@ -10,12 +10,12 @@ import contextlib
 import hashlib
 import json
 import os
+import pkgutil
 import select
 import shutil
 import socket
 import time
 from collections.abc import Callable, Mapping
-from importlib.resources import files
 from typing import Any
 
 from skypool.agent.child_imports import SOCKET
@@ -67,8 +67,8 @@ class Packages:
         place = os.path.join(folder, "children")
         try:
             os.makedirs(place, 0o700, exist_ok=True)
-            with open(os.path.join(place, "sitecustomize.py"), "w") as file:
-                file.write((files("skypool.agent") / "child_imports.py").read_text("utf-8"))
+            with open(os.path.join(place, "sitecustomize.py"), "wb") as file:
+                file.write(pkgutil.get_data("skypool.agent", "child_imports.py") or b"")
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(SOCKET)  # the agent's current folder is the node's, as the path may be too long for a socket
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from skypool.clock import RunningClock
-from skypool.safety import private
+from skypool.safety import peers
 
 _PR_SET_CHILD_SUBREAPER = 36
 """The option of prctl(2) that makes a process the parent of orphaned descendants."""
@@ -54,7 +54,7 @@ def is_keeper(pid: int, began: int, folder: str) -> bool:
 
 def is_own(connection: socket.socket) -> bool:
     """Return True if the process at the other end of a Unix socket belongs to this user."""
-    return private.peer(connection) == os.geteuid()
+    return peers.user(connection) == os.geteuid()
 
 
 def usable_cpus() -> int:

@@ -6,7 +6,6 @@ import errno
 import fcntl
 import math
 import os
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -166,6 +165,8 @@ def _unnamed_file(folder: str) -> int:
     except OSError as e:
         if e.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
             raise
+    import tempfile  # imported here, as it is seldom needed and slow to import
+
     fd, path = tempfile.mkstemp(dir=folder)
     os.unlink(path)
     return fd

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
@@ -76,6 +77,17 @@ def driver(name: str) -> Driver:
         Exception: any error of the driver's constructor, unchanged. skypool's own drivers raise UsageError if they have
             a setting without a default.
     """
+    point = _entry_point(name, tuple(sys.path))
+    return _checked(point.load()(), point.value)
+
+
+@functools.cache  # to read about all installed packages takes several milliseconds
+def _entry_point(name: str, path: tuple[str, ...]) -> EntryPoint:
+    """Return the entry point of the driver of this name. `path` is `sys.path`, by which packages are found.
+
+    Raises:
+        UsageError: as in `driver`.
+    """
     known = providers()
     if name not in known and name in (rehearsals := providers(REHEARSALS)):
         known = rehearsals
@@ -83,7 +95,7 @@ def driver(name: str) -> Driver:
         close = nearest(name, known)
         hint = f"did you mean {' or '.join(close)}? " if close else ""
         raise UsageError(f"no provider is called {name!r}; {hint}the installed ones are: {', '.join(sorted(known))}")
-    return _checked(known[name].load()(), known[name].value)
+    return known[name]
 
 
 def _checked(made: object, where: str) -> Driver:

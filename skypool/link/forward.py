@@ -18,7 +18,7 @@ from types import TracebackType
 from urllib.parse import quote
 
 from skypool.errors import SkypoolError, UsageError
-from skypool.safety import private
+from skypool.safety import peers, private
 from skypool.shipping.bundle import NOT_FROM_HERE
 from skypool.wire.transport import SSH, CommandStream, Transport, refusal
 
@@ -208,7 +208,7 @@ class _RelayDoor:
             with connection, self._lock:
                 if self._closed:
                     return
-                if isinstance(self.here, str) and private.peer(connection) not in (None, os.geteuid(), 0):
+                if isinstance(self.here, str) and peers.user(connection) not in (None, os.geteuid(), 0):
                     continue
                 self._running = [each for each in self._running if each.poll() is None]
                 if len(self._running) >= _MOST:

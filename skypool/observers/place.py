@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from skypool.errors import NotPrivate
-from skypool.safety import places, private
+from skypool.safety import peers, places, private
 
 LONGEST = 103
 """The most bytes of the path of a Unix socket. Linux allows 107, and macOS allows 103."""
@@ -142,7 +142,7 @@ def connect(pool: str, patience: float) -> socket.socket:
     made.settimeout(patience)
     try:
         _connect(made, os.fspath(path), time.monotonic() + patience)
-        if (user := private.peer(made)) not in (None, os.geteuid()):
+        if (user := peers.user(made)) not in (None, os.geteuid()):
             raise PermissionError(f"the socket {path} is served by user {user}, not by you")
     except (ConnectionRefusedError, FileNotFoundError):
         made.close()

@@ -35,7 +35,7 @@ from skypool.observers.protocol import (
     read_line,
     request_of,
 )
-from skypool.safety import private
+from skypool.safety import peers
 
 _MOST = 16
 """Connections that may be open at a time."""
@@ -187,7 +187,7 @@ class ObserverServer:
 
     def _begin(self, connection: socket.socket) -> None:
         """Serve a connection in a thread of its own. Refuse it if too many are open, or if it is another user's."""
-        user = private.peer(connection)
+        user = peers.user(connection)
         with self._lock:
             full = len(self._serving) >= _MOST
             thread = threading.Thread(target=self._serve, args=(connection,), name="skypool observer", daemon=True)

@@ -49,7 +49,8 @@ class Limits:
         self._due = float("inf")
         self._looked: float | None = None
         self._paused = 0.0
-        self._owner_checked = self._told = float("-inf")
+        self._owner_checked = time.monotonic()  # the ledger has just been told of this process
+        self._told = float("-inf")
 
     async def check(self) -> float:
         """Check the limits, and tell the nodes of them. Return the seconds after which to check again.

@@ -499,40 +499,26 @@ class Ledger:
              "AND state = 'intended'", (pool, provider)),
         )  # fmt: skip
 
-    def beat(self, session: str) -> bool:
-        """Record that the process that runs the pool is alive. Return False if a process has begun to end the pool.
-
-        Otherwise return True, also if the ledger cannot be read or does not have the pool. Does not raise if the ledger
-        cannot be written.
-        """
+    def beat(self, session: str) -> None:
+        """Record that the process that runs the pool is alive. Does not raise if the ledger cannot be written."""
         self._note(("UPDATE pools SET beat = ? WHERE session = ?", (time.time(), session)))
-        return not self.is_ending(session)
 
-    def is_ending(self, session: str) -> bool:
-        """Return True if a process has begun to end the pool, or has ended it.
+    def standing(self, session: str) -> tuple[bool, Process | None]:
+        """Return whether a process has begun to end the pool, and otherwise the process that has taken it over.
 
-        Return False if the ledger cannot be read or does not have the pool. Does not raise.
+        That process is None if none has. Returns (False, None) if the ledger cannot be read or does not have the pool.
+        Does not raise.
         """
-        try:
-            sql = "SELECT ending FROM pools WHERE session = ?"
-            found = self._file.read(lambda book: book.execute(sql, (session,)).fetchone())
-        except LedgerError:
-            return False  # the user was told already; an unreadable file must not end a pool
-        return found is not None and found[0] is not None
-
-    def taken_by(self, session: str) -> Process | None:
-        """Return the process that has taken a pool over from this process; None if none has.
-
-        Also returns None if a process has begun to end the pool, or if the ledger cannot be read or does not have the
-        pool. Does not raise.
-        """
-        sql = "SELECT host, pid, birth FROM pools WHERE session = ? AND ending IS NULL AND ended IS NULL"
+        sql = "SELECT ending, ended, host, pid, birth FROM pools WHERE session = ?"
         try:
             found = self._file.read(lambda book: book.execute(sql, (session,)).fetchone())
         except LedgerError:
-            return None
-        owner = Process(*found) if found is not None else None
-        return owner if owner is not None and owner.pid != os.getpid() else None  # a host's name may change
+            return False, None  # the user was told already; an unreadable file must not end a pool
+        if found is None:
+            return False, None
+        ending, ended, *owner = found
+        is_own = owner[1] == os.getpid()  # a host's name may change
+        return ending is not None, None if ending is not None or ended is not None or is_own else Process(*owner)
 
     def ending(self, pool: str) -> None:
         """Record that this process begins to end the pools of this name, so that no process rents more for these pools.

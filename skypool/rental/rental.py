@@ -461,11 +461,11 @@ class Rental:
             TakenOver: another process has taken the pool over.
         """
         name, ledger = self._terms.name, self._holdings.ledger
-        if ledger is not None and ledger.is_ending(self.session):
+        is_ending, owner = ledger.standing(self.session) if ledger is not None else (False, None)
+        if is_ending:
             raise PoolClosed(
                 f"pool {name!r} was ended by another process, as `skypool down {name}` does; make a new ComputePool"
             )
-        owner = ledger.taken_by(self.session) if ledger is not None else None
         if owner is not None:
             raise TakenOver(
                 f"pool {self._terms.name!r} was taken over by {owner} with ComputePool.attach; go on there, and end "

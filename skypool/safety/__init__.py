@@ -5,10 +5,11 @@ docs/trust.md lists what other users can reach, and what each part does about it
 - `book`: a connection to SQLite that takes any text.
 - `descriptors`: file descriptors in reserve for the end of machines.
 - `encodings`: the ways in which a secret may be written in texts.
+- `peers`: which user a Unix socket is connected to.
 - `places`: the folders in which the client keeps files.
 - `private`: folders and files that only this user can change.
 - `quota`: counts what this process keeps of each node (a rented machine) of a pool, and refuses what is too much.
 - `removal`: removes folders, but nothing that is mounted in them.
 """
 
-__all__ = ["book", "descriptors", "encodings", "places", "private", "quota", "removal"]
+__all__ = ["book", "descriptors", "encodings", "peers", "places", "private", "quota", "removal"]

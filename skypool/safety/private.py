@@ -13,10 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import socket
 import stat
-import struct
-import sys
 from collections import deque
 from importlib.resources import files
 from pathlib import Path
@@ -32,11 +29,6 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _MOST_LINKS = 40
 """The most symbolic links on the way to a folder, as in Linux."""
-
-_SOL_LOCAL = 0
-"""The level of the socket option `_LOCAL_PEERCRED` on macOS."""
-_LOCAL_PEERCRED = 1
-"""The socket option of macOS that returns a struct xucred: version and user id, 32 bits each, and groups."""
 
 
 def folder(path: str | os.PathLike[str], instead: str = "", *, mend: bool = True) -> Path:
@@ -120,16 +112,6 @@ def read(path: str | os.PathLike[str]) -> bytes:
     """
     with open(opened(path, os.O_RDONLY), "rb") as file:
         return file.read()
-
-
-def peer(connection: socket.socket) -> int | None:
-    """Return the user id of the process at the other end of a Unix socket; None if the system does not tell."""
-    if hasattr(socket, "SO_PEERCRED"):  # Linux
-        return int(struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1])
-    if sys.platform == "darwin":
-        with contextlib.suppress(OSError):
-            return int(struct.unpack_from("2I", connection.getsockopt(_SOL_LOCAL, _LOCAL_PEERCRED, 76))[1])
-    return None
 
 
 def _way_to(path: str, instead: str, make: bool) -> str:

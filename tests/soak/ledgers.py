@@ -251,7 +251,8 @@ class _Run:
         ledger.begin("new", "new", lease=600, drivers=[sky.Local()])
         ledger.intend("new", "new-0", _OFFER, (0,))
         ledger.rented("new", "new-0", [Instance("fake", "i-new", "new", 0, offer=_OFFER)])
-        assert ledger.beat("new")
+        ledger.beat("new")
+        assert not ledger.standing("new")[0]
         ledger.ended("new", "fake", "i-new")
         assert [each.id for each in ledger.receipt("new").lines] == ["i-new"]
         ledger.end("new")
