@@ -20,6 +20,7 @@ from typing import Any
 
 _SIGNALS = (signal.SIGTERM, signal.SIGURG, signal.SIGINT, signal.SIGPIPE, signal.SIGCHLD)
 """Signals whose handlers a worker or Python itself needs."""
+_TERM = int(signal.SIGTERM)
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _LIMITS = tuple(
     getattr(resource, f"RLIMIT_{name}")
@@ -42,6 +43,7 @@ class CallState:
         self._umask = os.umask(0)
         os.umask(self._umask)
         self._handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+        self._on_term = self._handlers[signal.SIGTERM]
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         self._limits = {each: resource.getrlimit(each) for each in _LIMITS}
         self._cpus = os.sched_getaffinity(0)
@@ -57,15 +59,18 @@ class CallState:
 
         It looks at what programs change most often, so that calls can be looked at that come one right after another.
         """
-        return (
-            getattr(sys, "stdout", None) is not self._streams[1]
-            or getattr(sys, "stderr", None) is not self._streams[2]
-            or sys.argv != self._arguments
-            or os.umask(self._umask) != self._umask
-            or sys.getrecursionlimit() != self._recursion
-            or _signal.getsignal(signal.SIGTERM) is not self._handlers[signal.SIGTERM]
-            or _folder() != self._folder
-        )
+        try:
+            return (
+                sys.stdout is not self._streams[1]
+                or sys.stderr is not self._streams[2]
+                or sys.argv != self._arguments
+                or os.umask(self._umask) != self._umask
+                or sys.getrecursionlimit() != self._recursion
+                or _signal.getsignal(_TERM) is not self._on_term
+                or os.getcwd() != self._folder
+            )
+        except (AttributeError, FileNotFoundError):  # a stream or the folder was removed
+            return True
 
     def restore(self) -> bool:
         """Put back what calls have changed. Takes about 50 microseconds.
@@ -155,14 +160,6 @@ class CallState:
 def _user() -> tuple[tuple[int, int, int], tuple[int, int, int], int]:
     """Return the user, the group and the priority of this process."""
     return os.getresuid(), os.getresgid(), os.getpriority(os.PRIO_PROCESS, 0)
-
-
-def _folder() -> str:
-    """Return the working folder; "" if it was removed."""
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        return ""
 
 
 def _standard_files() -> list[tuple[int, int]]:

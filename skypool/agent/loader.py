@@ -5,12 +5,11 @@ standard library. Any Python 3 must be able to run it and report a wrong version
 """
 
 import gc
-
-gc.disable()  # until the node runs: a collection finds nothing while modules are imported
-
 import json
 import os
 import sys
+
+gc.disable()  # until the node runs: a collection finds nothing while modules are imported
 
 ALIVE = b"@alive!\n"
 """What a client sends regularly during a setup. Some may be unread when this program starts."""

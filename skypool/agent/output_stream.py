@@ -34,7 +34,7 @@ class OutputStream(io.TextIOBase):
         self._fd = fd
         self._send = send
         self._lock = threading.RLock()
-        self._waiting: list[str] = []
+        self.waiting: list[str] = []
         self._size = 0
         self._allowance = _RATE / 5
         self._last = time.monotonic()
@@ -111,7 +111,7 @@ class OutputStream(io.TextIOBase):
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
         with self._lock:
-            self._waiting.append(text)
+            self.waiting.append(text)
             self._size += len(text)
             if self._size >= _PIECE:
                 self.flush()
@@ -162,13 +162,13 @@ class OutputStream(io.TextIOBase):
 
         Text is encoded as UTF-8. Does nothing if no text waits.
         """
-        if not self._waiting:
+        if not self.waiting:
             return
         with self._lock:
-            if not self._waiting:
+            if not self.waiting:
                 return
-            data = "".join(self._waiting).encode("utf-8", "backslashreplace")
-            self._waiting.clear()
+            data = "".join(self.waiting).encode("utf-8", "backslashreplace")
+            self.waiting.clear()
             self._size = 0
             start = 0
             while start < len(data):
@@ -181,6 +181,6 @@ class OutputStream(io.TextIOBase):
     def forget(self) -> None:
         """Reset the stream in a forked child process. Waiting text is dropped, because the parent process sends it."""
         self._lock = threading.RLock()
-        self._waiting = []
+        self.waiting = []
         self._size = 0
         self._flooded = None

@@ -598,21 +598,22 @@ class Worker:
             Exception: the function raised it, or the arguments or the result could not be unpickled or serialized.
         """
         known = self._functions.get(header["fn"]) or self._function(header["fn"])
-        if known is not None and known[2].is_outdated():
+        if known is not None and not (is_entered := namespaces.is_entered(known[2])) and known[2].is_outdated():
             known = self._function(header["fn"], known[2])
         if known is None:
             self._page.begin(self._slot, 0, time.monotonic())  # another worker may have it before this one has ended
             self._channel.send(Kind.RECALLED, {"id": self._channel.call}, [])
             os._exit(0)
         name, function, view = known
-        namespaces.enter(view)
+        if not is_entered:
+            namespaces.enter(view)
         runtime.begin(id_, header.get("world"))
         self._capture.last = ""
         args, kwargs = codec.loads(payload)
         if isinstance(function, runtime.Attended):
             function = self._herald.attend(function)
         now = time.monotonic()
-        self._uncounted = max(0.0, self._counts_from - now)  # what is left of LOADING
+        self._uncounted = left if (left := self._counts_from - now) > 0.0 else 0.0  # what is left of LOADING
         self._counts_from = now
         self._page.run(self._slot, now)
         self._runs = True
@@ -732,8 +733,10 @@ class Worker:
             os._exit(0)  # without the agent, this process has no purpose
 
     def _flush(self) -> None:
-        self._out.flush()
-        self._err.flush()
+        if self._out.waiting:
+            self._out.flush()
+        if self._err.waiting:
+            self._err.flush()
 
 
 def _is_success(ended: SystemExit) -> bool:

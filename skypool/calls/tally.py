@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import operator
 import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from skypool.calls.node_queue import NodeQueue
 from skypool.calls.pending import NO_CALL, PendingCall
-from skypool.samples.journal import JournalCall
+from skypool.samples.journal import MOST_SLOWEST, JournalCall
 from skypool.wire import blame
 
 Outcome = Literal["ok", "failed", "cancelled"]
@@ -34,9 +35,9 @@ _COUNT_AT = 4096
 _PARTS = 64
 """The number of parts of calls after which those that have ended are forgotten."""
 _MOST_WAITING = 20_000
-"""The most records of succeeded calls that are kept for `take`. If there are more, only the slowest ones stay."""
-_SLOWEST = 500
-"""The number of records that stay then."""
+"""The most records of succeeded calls that wait for `take`. If there are more, the `MOST_SLOWEST` slowest ones stay."""
+_SECONDS = operator.itemgetter(3)
+"""The wall time in a record of a call that succeeded."""
 _MOST_FAILED = 2000
 """The most records of failed and cancelled calls that are kept for `take`. Later calls are only counted."""
 _MOST_NAMES = 8
@@ -374,13 +375,13 @@ class CallTally:
     def take(self) -> list[JournalCall]:
         """Return the records since the last `take`, and forget them. They are not ordered.
 
-        If too many calls have ended, the records of quick calls that succeeded are missing. `counts` counts all calls.
+        Of the calls that succeeded, only the `MOST_SLOWEST` (100) slowest ones have records. `counts` counts all calls.
         """
         with self._lock:
             self._count()
             kept, self._kept = self._kept, []
             unhappy, self._unhappy = self._unhappy, []
-        return [*unhappy, *(JournalCall(*each) for each in kept)]
+        return [*unhappy, *itertools.starmap(JournalCall, heapq.nlargest(MOST_SLOWEST, kept, key=_SECONDS))]
 
     def _count(self) -> None:
         """Count the calls that were appended, and move them to the records that wait."""
@@ -395,7 +396,7 @@ class CallTally:
         self._ok += len(new)
         self._kept += new
         if len(self._kept) > _MOST_WAITING:
-            self._kept = heapq.nlargest(_SLOWEST, self._kept, key=_seconds)
+            self._kept = heapq.nlargest(MOST_SLOWEST, self._kept, key=_SECONDS)
 
     def _measure(self, seconds: float) -> None:
         self._classes[bisect_left(BOUNDS, seconds)] += 1
@@ -405,8 +406,3 @@ class CallTally:
 def text_of_error(error: BaseException) -> str:
     """Return the text of an error for a record. This runs code of the user, so call it without the lock."""
     return blame.told(error, _LONGEST_ERROR)
-
-
-def _seconds(record: tuple[Any, ...]) -> float:
-    seconds: float = record[3]
-    return seconds

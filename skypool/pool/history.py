@@ -7,11 +7,10 @@ or every 5 s in a thread of its own.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
 from skypool import events
@@ -25,7 +24,7 @@ from skypool.offers.ranking import Plan
 from skypool.pool.observed import hardware
 from skypool.rental.rental import Rental
 from skypool.safety.quota import WAITING, Quota
-from skypool.samples.journal import MOST_SLOWEST, Journal, JournalCall, JournalEvent, WorkSpan
+from skypool.samples.journal import Journal, JournalEvent, WorkSpan
 from skypool.text import encodable
 
 KEPT = (
@@ -149,7 +148,7 @@ class HistoryWatch:
             if self._masker is None:
                 return
             made = [self._event(self._taken()) for _ in range(len(self._waiting))]
-            calls = _few(self._dispatch.tally.take())
+            calls = self._dispatch.tally.take()
             work = self._work()
             facts = {name: value for name, value in self._known().items() if self._facts.get(name) != value}
             if not (made or calls or work or facts):
@@ -270,16 +269,6 @@ def prices_of(plan: Plan) -> list[PriceOfOffer]:
         )
         for each in plan.offers[:_MOST_OFFERS]
     ]
-
-
-def _few(records: Sequence[JournalCall]) -> list[JournalCall]:
-    """Return the records that can be kept: all calls that failed, and the slowest ones of the others."""
-    slowest = heapq.nlargest(MOST_SLOWEST, (each for each in records if each.outcome == "ok"), key=_seconds)
-    return [*(each for each in records if each.outcome != "ok"), *slowest]
-
-
-def _seconds(record: JournalCall) -> float:
-    return record.seconds or 0.0
 
 
 def _version() -> str:

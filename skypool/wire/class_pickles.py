@@ -200,7 +200,7 @@ def _class(id_: str, sender: str, version: str, data: bytes) -> Any:
     found = identity.known(id_)
     if found is not None and (sender == identity.here() or identity.is_own(found)):
         return found
-    if found is None or _applied.get(id_) != (version, namespaces.epoch(), identity.changes()):
+    if found is None or _applied.get(id_) != (version, namespaces.epoch(), identity.changes):
         found = pickle.loads(data)
-        _applied[id_] = version, namespaces.epoch(), identity.changes()
+        _applied[id_] = version, namespaces.epoch(), identity.changes
     return found

@@ -101,23 +101,6 @@ result_writer: ResultWriter | None = None
 """The writer of results for a client that accepts data only. None if results are pickled."""
 
 
-def dump_result(value: object, what: str) -> list[Buffer]:
-    """Return the buffers of a value that a node (rented machine) sends to its client: a pickle or plain data.
-
-    If `result_writer` is set, the client does not trust this node. The value is then written as plain data, which
-    cannot run code.
-
-    Args:
-        value: the value.
-        what: the name of the value in messages.
-
-    Raises:
-        PickleError: the value cannot be pickled.
-        UntrustedResult: `result_writer` is set, and the value contains something that the client would not accept.
-    """
-    return dumps(value, what) if result_writer is None else result_writer.value(value, what)
-
-
 def dump_items(items: Sequence[object]) -> bytes:
     """Return several items of a stream as one byte string that a node (rented machine) sends to its client.
 

@@ -142,7 +142,10 @@ class _LenientPickler(Pickler):
 
 
 def dump_result(value: object, what: str) -> list[Buffer]:
-    """Return the buffers of the value that a call has returned, as `codec.dump_result` does.
+    """Return the buffers of a value that a node (rented machine) sends to its client: a pickle or plain data.
+
+    If `codec.result_writer` is set, the client does not trust this node. The value is then written as plain data, which
+    cannot run code.
 
     Exceptions among the parts of the value need not be picklable: they come as they would come if they were raised.
 
@@ -150,11 +153,11 @@ def dump_result(value: object, what: str) -> list[Buffer]:
         PickleError: another part of the value cannot be pickled.
         UntrustedResult: the client takes plain data only, and the value is more than that.
     """
+    if codec.result_writer is not None:
+        return codec.result_writer.value(value, what)
     try:
-        return codec.dump_result(value, what)
+        return codec.dumps(value, what)
     except PickleError as e:
-        if codec.result_writer is not None:
-            raise
         try:
             return codec.dumps(value, what, kind=_LenientPickler)
         except PickleError:

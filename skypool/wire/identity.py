@@ -112,12 +112,8 @@ def replace(id_: str, sender: str, made: Any) -> Any:
     return made
 
 
-_changes = 0
-
-
-def changes() -> int:
-    """Return a number that grows when a definition that is here is replaced by another version of it."""
-    return _changes
+changes = 0
+"""A number that grows when a definition that is here is replaced by another version of it."""
 
 
 def version_of(thing: Any) -> str | None:
@@ -152,9 +148,9 @@ def names_of(thing: Any) -> frozenset[str]:
 
 def note(thing: Any, version: str | None, names: frozenset[str] = frozenset()) -> None:
     """Note which version of a received definition is here now."""
-    global _changes
+    global changes
     if _received[thing].version not in (None, version):
-        _changes += 1
+        changes += 1
     _received[thing].version = version
     _received[thing].names = names
 

@@ -125,7 +125,7 @@ class View:
         self._kept: list[_Entry] = []
         self._before: dict[tuple[Key, str], _Entry] = {}
         self._classes: list[tuple[Any, str]] = []
-        self._changes = 0
+        self.changes = 0
 
     def forget_classes(self) -> None:
         """Forget the versions of classes, because the function is read again."""
@@ -137,9 +137,9 @@ class View:
 
     def is_outdated(self) -> bool:
         """Return True if a class that the function uses has another version here now, so that it is read again."""
-        if self._changes == identity.changes():
+        if self.changes == identity.changes:
             return False
-        self._changes = identity.changes()
+        self.changes = identity.changes
         return any(identity.version_of(kind) not in (None, version) for kind, version in self._classes)
 
     def leave(self) -> None:
@@ -174,7 +174,7 @@ class View:
                 entry.shared.tokens[entry.name] = Token(f"{entry.token} {id(self)}")
         self._kept = [_entry(entry.shared, entry.name) for entry in self._before.values()]
         self._before = {}
-        self._changes = identity.changes()
+        self.changes = identity.changes
 
     def _is_new(self, before: _Entry) -> bool:
         return _differ(before.token, before.shared.tokens.get(before.name, _Absent))
@@ -195,6 +195,11 @@ def _entry(shared: _Shared, name: str) -> _Entry:
 
 _current: View | None = None
 _loading: View | None = None
+
+
+def is_entered(view: View) -> bool:
+    """Return True if the globals have the values of this view, and no definition here was replaced since."""
+    return view is _current and view.changes == identity.changes
 
 
 def enter(view: View) -> None:
