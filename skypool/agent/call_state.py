@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # what `signal` is made of: it makes no enums, which takes long
 import contextlib
+import functools
 import itertools
 import operator
 import os
+import posix
 import resource
 import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 _SIGNALS = (signal.SIGTERM, signal.SIGURG, signal.SIGINT, signal.SIGPIPE, signal.SIGCHLD)
@@ -40,6 +43,7 @@ class CallState:
         self._streams = sys.stdin, sys.stdout, sys.stderr
         self._arguments = [*sys.argv]
         self._folder = os.getcwd()
+        self._set_folder, self._set_umask = os.chdir, os.umask
         self._umask = os.umask(0)
         os.umask(self._umask)
         self._handlers = {number: signal.getsignal(number) for number in _SIGNALS}
@@ -51,8 +55,23 @@ class CallState:
         self._standard = _standard_files()
         self._user = _user()
         needed = {name: module for name, module in sys.modules.items() if name not in _NOT_NEEDED}
+        self._is_changed = False
+        for name in ("chdir", "fchdir", "umask"):  # to ask the system after each call would take longer
+            setattr(posix, name, noting := self._noting(getattr(os, name)))
+            setattr(os, name, noting)
+        os.supports_fd.add(os.chdir)
         self._names = tuple(needed)
         self._modules = tuple(needed.values())
+
+    def _noting(self, change: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that does what `change` does, and notes that there is something to look at."""
+
+        @functools.wraps(change)
+        def noting(*args: Any, **kwargs: Any) -> Any:
+            self._is_changed = True
+            return change(*args, **kwargs)
+
+        return noting
 
     def is_touched(self) -> bool:
         """Return True if a call has certainly left something to put back. Takes less than a microsecond.
@@ -64,12 +83,11 @@ class CallState:
                 sys.stdout is not self._streams[1]
                 or sys.stderr is not self._streams[2]
                 or sys.argv != self._arguments
-                or os.umask(self._umask) != self._umask
+                or self._is_changed
                 or sys.getrecursionlimit() != self._recursion
                 or _signal.getsignal(_TERM) is not self._on_term
-                or os.getcwd() != self._folder
             )
-        except (AttributeError, FileNotFoundError):  # a stream or the folder was removed
+        except AttributeError:  # a stream was removed
             return True
 
     def restore(self) -> bool:
@@ -82,16 +100,17 @@ class CallState:
             OSError: something cannot be put back, so that the next call needs a new process: a limit, a file descriptor
                 below 3, the user or the priority of the process, or the folder of calls, which may have been removed.
         """
+        self._is_changed = False
         changes = [
             self._restore_streams(),
             self._restore_signals(),
             self._restore_modules(),
             self._restore_limits(),
-            os.umask(self._umask) != self._umask,
+            self._set_umask(self._umask) != self._umask,
             _forget_event_loop(),
         ]
         if not os.path.samestat(os.stat("."), os.stat(self._folder)):
-            os.chdir(self._folder)
+            self._set_folder(self._folder)
             changes.append(True)
         if _standard_files() != self._standard or _user() != self._user or self._streams[0].closed:
             raise PermissionError("a call has changed the files, the user or the priority of its process")

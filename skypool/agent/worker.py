@@ -492,12 +492,13 @@ class Worker:
         self._channel.call = 0
         if self._channel.arrived:
             self._channel.forget_arrived()
-        if os.getpid() != self._process:
-            return False  # this is a child that the call forked
         self._ended_at = time.monotonic()
         seconds = self._ended_at - began
-        if seconds > _FORKING and not is_own and self._end_processes():
-            self._worn = True
+        if seconds > _FORKING:
+            if os.getpid() != self._process:
+                return False  # this is a child that the call forked
+            if not is_own and self._end_processes():
+                self._worn = True
         if late:
             self._answer(id_, ok, buffers, seconds, late)
         elif part is None or len(buffers) > 1 or len(buffers[0]) > _LARGEST:

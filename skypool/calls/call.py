@@ -174,6 +174,7 @@ class ComputeFunction(Generic[P, T]):
         self._method: ComputeFunction[..., T] | None = None
         self._code: tuple[tuple[object, ...], Code] | None = None
         self._bare: object = None
+        self._defaults: object = None
         self._generation = -1
         self._fewest, self._most = (each - len(given) for each in arity(function))
         self.is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
@@ -269,7 +270,8 @@ class ComputeFunction(Generic[P, T]):
         """
         if self._method is not None:
             return self._method.code()
-        if self._code is not None and self._bare is self.function.__code__:
+        function = self.function
+        if self._code is not None and self._bare is function.__code__ and self._defaults is function.__defaults__:
             return self._code[1]
         generation = user_modules.generation()
         state = _captured(self.function)
@@ -299,7 +301,8 @@ class ComputeFunction(Generic[P, T]):
         self._generation = generation
         if state is not None:
             self._code = (state, code)
-            self._bare = self.function.__code__ if len(state) == 1 and not _names_globals(self.function) else None
+            self._bare = function.__code__ if _is_bare(function) else None
+            self._defaults = function.__defaults__
         return code
 
     def __reduce__(self) -> tuple[Any, ...] | str:
@@ -405,6 +408,13 @@ def _names_globals(function: Any) -> bool:
 
 _CONSTANT = (int, float, complex, str, bytes, bool, type(None), types.BuiltinFunctionType)
 """Types whose values cannot change. A function that captures only such values need not be pickled again."""
+
+
+def _is_bare(function: Callable[..., Any]) -> bool:
+    """Return True if a plain Python function captures nothing but defaults of its arguments that cannot change."""
+    if not isinstance(function, types.FunctionType) or function.__closure__ or function.__kwdefaults__:
+        return False
+    return all(type(each) in _CONSTANT for each in function.__defaults__ or ()) and not _names_globals(function)
 
 
 def _captured(function: Callable[..., Any], depth: int = 0) -> tuple[object, ...] | None:

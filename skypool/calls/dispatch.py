@@ -160,7 +160,8 @@ class Dispatch:
         try:
             self._submit(pending_calls)
         finally:
-            self.act()
+            if self._ended or self._effects:
+                self.act()
 
     def _submit(self, pending_calls: Sequence[PendingCall], spread: bool = False) -> None:
         queues: dict[int, CallQueue] = {}
@@ -1229,19 +1230,22 @@ class Dispatch:
                     self._on_failed(pending, end, node)
         finally:
             with self._lock:
+                enough = 32
                 for pending, _ in ended:
+                    if pending.gang is not None:
+                        enough = 1  # a process of a gang that has failed waits until its error is acknowledged
                     if pending.ended:
                         node_queue.to_ack.append(pending.id)
                     else:  # interrupted, as by Ctrl-C: the result comes again over a new connection
                         pending.settled = False
                         node_queue.lane(pending).underway[pending.id] = pending
                         node_queue.note_idle()
-                # a process of a gang that has failed waits until its error is acknowledged
-                if acks := node_queue.acks(1 if any(pending.gang is not None for pending, _ in ended) else 32):
+                if acks := node_queue.acks(enough):
                     node_queue.link.reply(acks)
                 if self.gangs is not None:
                     self.gangs.node_changed(node)
-            self.act()
+            if self._ended or self._effects:
+                self.act()
 
     def drive(self, pending: PendingCall) -> None:
         """Read the connection to a call's node in the calling thread until the call ends.

@@ -351,7 +351,10 @@ class NodeQueue:
         """
         if self.stalled:
             return any(id_ not in self.stalled for lane in self.lanes for id_ in lane.underway)
-        return any(lane.underway for lane in self.lanes)
+        for lane in self.lanes:  # noqa: SIM110 - any() takes twice as long
+            if lane.underway:
+                return True
+        return False
 
     def has(self, pending: PendingCall) -> bool:
         """Return True if a call was sent to the node and has not ended.

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from skypool.calls.node_queue import NodeQueue
 from skypool.calls.pending import NO_CALL, PendingCall
@@ -36,7 +36,7 @@ _PARTS = 64
 """The number of parts of calls after which those that have ended are forgotten."""
 _MOST_WAITING = 20_000
 """The most records of succeeded calls that wait for `take`. If there are more, the `MOST_SLOWEST` slowest ones stay."""
-_SECONDS = operator.itemgetter(3)
+_SECONDS: Callable[[Any], Any] = operator.itemgetter(3)
 """The wall time in a record of a call that succeeded."""
 _MOST_FAILED = 2000
 """The most records of failed and cancelled calls that are kept for `take`. Later calls are only counted."""

@@ -13,7 +13,7 @@ import ipaddress
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 from skypool.devices.device import Device
 from skypool.errors import ProtocolError, protocol_violation
@@ -436,7 +436,8 @@ def _numbers(what: str, h: Mapping[str, Any], name: str) -> list[int]:
         _refuse(what, name, value)
     if value and not (set(map(type, value)) == {int} and min(value) >= 0 and max(value) < _LARGEST_ID):
         _refuse(what, name, value)
-    return cast(list[int], value)
+    numbers: list[int] = value
+    return numbers
 
 
 def _texts(what: str, h: Mapping[str, Any], name: str) -> tuple[str, ...]:

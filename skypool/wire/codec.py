@@ -43,7 +43,7 @@ def dumps(
     Raises:
         PickleError: the value cannot be pickled. The message names the part of the value that is the cause.
     """
-    if _is_plain(value):
+    if type(value) in _PLAIN or _is_plain(value):
         return [pickle.dumps(value, PROTOCOL)]
     buffers: list[Buffer] = [b""]
     try:
