@@ -26,7 +26,7 @@ import pytest
 
 import skypool as sky
 from skypool import events
-from skypool.agent import monitor
+from skypool.agent import health, monitor
 from skypool.agent.monitor import Monitor
 from skypool.console.gauges import gauges
 from skypool.devices.device import Device
@@ -1194,7 +1194,7 @@ def test_what_a_card_reports_reaches_console_and_report(nvml: FakeNvml, capfd: p
 
 
 def test_a_node_whose_samples_are_off_measures_nothing(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(monitor.SWITCH, "off")
+    monkeypatch.setenv(health.SWITCH, "off")
     for seconds in range(30):
         loop.monitor.tick(float(seconds))
     assert loop.monitor._child is None

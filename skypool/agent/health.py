@@ -12,10 +12,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from skypool.agent.monitor import SWITCH
 from skypool.devices.device import Device
 from skypool.devices.tools import ask
 from skypool.wire.handshake import NodeHealth
+
+SWITCH = "SKYPOOL_SAMPLES"
+"""The environment variable of a machine that switches measurements off there, by the value "off".
+
+With "on", devices of a rehearsal are measured, too, for tests with a library of their own in the driver's place.
+"""
 
 
 def describe(devices: Sequence[Device]) -> NodeHealth:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from skypool.agent.health import SWITCH
 from skypool.devices.device import Device
 from skypool.samples.machine import Machine, process
 from skypool.samples.values import CallSample, DeviceSample, NodeSample, node_sample, to_json
@@ -25,17 +26,12 @@ from skypool.wire.frames import JSON_SPARE, MAX_HEADER, share_of_header
 if TYPE_CHECKING:
     import subprocess
 
-SWITCH = "SKYPOOL_SAMPLES"
-"""The environment variable of a machine that switches measurements off there, by the value "off".
-
-With "on", devices of a rehearsal are measured, too, for tests with a library of their own in the driver's place.
-"""
 _EVERY = 5.0
 """Seconds between two samples of a node without devices."""
 _EVERY_WITH_DEVICES = 1.0
 """Seconds between two samples of a node with devices."""
-_FIRST = 1.0
-"""Seconds after the agent's start in which nothing is measured, so that a node's start costs nothing."""
+_FIRST = 0.5
+"""Seconds until the first sample."""
 _PATIENCE = 10.0
 """Seconds without a reading after which the sampler counts as hung, and is killed."""
 _PATIENCE_WITH_TOOLS = 120.0

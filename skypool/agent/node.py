@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from skypool.agent import health
 from skypool.agent.answers import Answers
@@ -27,7 +27,6 @@ from skypool.agent.call_queue import CallQueue
 from skypool.agent.capture import captured
 from skypool.agent.client import Client
 from skypool.agent.lease import Lease
-from skypool.agent.monitor import Monitor
 from skypool.agent.notice import Lookout
 from skypool.agent.packages import Packages
 from skypool.agent.packets import PACKET
@@ -43,8 +42,13 @@ from skypool.gangs.environment import Member
 from skypool.wire import codec
 from skypool.wire.frames import CALLS_NAMED, WIRE_VERSION, End, Frame, Kind, end_of, ends_in, parse_frame
 
+if TYPE_CHECKING:
+    from skypool.agent import monitor
+
 _TICK = 0.1
 """Seconds between two checks of things that no file descriptor reports, such as the lease and timeouts."""
+_UNMEASURED = 0.5
+"""Seconds after the start of the loop in which nothing is measured."""
 _HIRED = 4
 """The number of workers that are started before the loop handles other events again."""
 _TO_VANISH = 2.0
@@ -99,8 +103,9 @@ class Agent:
         self._batch_watch = BatchWatch(self._slots, self._queue, self._hear)
         self._noted_pauses = 0.0
         self._lookout = Lookout(config.watch, self._watch, self._on_interruption)
-        devices = plan.health.devices if plan.health.monitored else ()
-        self._monitor = Monitor(devices, config.cwd, self._watch, self._running, self._on_news)
+        self._measured = plan.health.devices if plan.health.monitored else ()
+        self._measures_at: float | None = None
+        self._monitor: monitor.Monitor | None = None
         self._arrivals = Arrivals(config.spool, config.spool_memory, self._kept)
         self._client = Client(
             listener,
@@ -246,7 +251,7 @@ class Agent:
         """
         self._renew()
         self._lookout.tick(now)
-        self._monitor.tick(now)
+        self._measure(now)
         self._packages.tick()
         self._kept.let_go(time.monotonic())  # `now` stands still while the agent is paused
         if time.monotonic() > self.page.deadline or os.getppid() != self._keeper:
@@ -404,6 +409,17 @@ class Agent:
             found.setdefault(name, []).append(call)
         return found
 
+    def _measure(self, now: float) -> None:
+        """Let the monitor measure the node. It is made a while after the start, which its imports would delay."""
+        if self._measures_at is None:
+            self._measures_at = now + _UNMEASURED
+        if self._monitor is None and now >= self._measures_at:
+            from skypool.agent.monitor import Monitor
+
+            self._monitor = Monitor(self._measured, self.config.cwd, self._watch, self._running, self._on_news)
+        if self._monitor is not None:
+            self._monitor.tick(now)
+
     def _on_resumed(self) -> None:
         """Repeat messages that may have been lost with an earlier connection. Called when a client has connected.
 
@@ -411,7 +427,8 @@ class Agent:
         first. Then come the requests for modules that worker processes wait for, and for items of iterator arguments
         that have not arrived.
         """
-        self._monitor.rewind()
+        if self._monitor is not None:
+            self._monitor.rewind()
         if self.page.interruption:
             self._client.send(Kind.PONG, self._report())
         self._store.ask_again()
@@ -456,7 +473,7 @@ class Agent:
 
         Samples are taken only while a client is connected, because reports are dropped otherwise.
         """
-        samples = self._monitor.taken() if self._client.is_connected else []
+        samples = self._monitor.taken() if self._monitor is not None and self._client.is_connected else []
         return {"samples": samples} if samples else {}
 
     def _on_news(self) -> None:

@@ -7,6 +7,7 @@ the package nvidia-ml-py, or with `nvidia-smi` if the package is not installed o
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -134,11 +135,14 @@ def _from_nvml() -> tuple[Device, ...]:
 
     Returns an empty tuple if the package nvidia-ml-py or NVIDIA's device driver is missing, or if NVML fails.
     """
+    import ctypes
     from importlib import import_module  # an optional dependency
 
     try:
+        if "pynvml" not in sys.modules:
+            ctypes.CDLL("libnvidia-ml.so.1")  # the package takes long to import, and is of no use without it
         nvml = import_module("pynvml")
-    except ImportError:
+    except (ImportError, OSError):
         return ()
     try:
         nvml.nvmlInit()

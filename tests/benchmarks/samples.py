@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import skypool as sky
-from skypool.agent import monitor
+from skypool.agent import health, monitor
 from skypool.devices.device import Device
 from skypool.samples.health import HealthOfNode
 from skypool.samples.store import SampleStore
@@ -267,11 +267,11 @@ def _pool(switch: str) -> sky.ComputePool:
 @contextmanager
 def _switched(value: str) -> Iterator[None]:
     """Let local nodes that start meanwhile be measured, or not, by `value` "on" or "off"."""
-    os.environ[monitor.SWITCH] = value
+    os.environ[health.SWITCH] = value
     try:
         yield
     finally:
-        del os.environ[monitor.SWITCH]
+        del os.environ[health.SWITCH]
 
 
 if __name__ == "__main__":
