@@ -17,7 +17,7 @@ import sys
 import textwrap
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +137,7 @@ def sometimes(n: int, left: str) -> dict[str, Any]:
     "left",
     [
         "import os; os.chdir('/'); os.umask(0o111)",
+        "import os; os.fchdir(os.open('/', os.O_RDONLY))",
         "import sys; del sys.stdout",
         "import sys; sys.setrecursionlimit(77)",
     ],
@@ -387,3 +388,11 @@ def test_calls_and_commands_have_a_home_though_the_client_has_none(tmp_path: Pat
     home = pwd.getpwuid(os.getuid()).pw_dir
     assert done.stdout == f"{[home, home]}\n", done.stderr
     assert (tmp_path / "said").read_text() == f"{home}\n"
+
+
+def test_the_functions_for_the_working_folder_travel_as_what_they_are(pool: sky.ComputePool) -> None:
+    @sky.compute
+    def given(fn: Callable[..., Any]) -> Any:
+        return fn, fn is os.chdir, os.chdir in os.supports_fd
+
+    assert given(os.chdir) >> pool == (os.chdir, True, True)

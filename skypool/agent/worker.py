@@ -488,7 +488,8 @@ class Worker:
         self._runs = False
         late = self._lateness(packet.header) if "timeout" in packet.header else None
         self._herald.leave()
-        self._flush()
+        if self._out.waiting or self._err.waiting:
+            self._flush()
         self._channel.call = 0
         if self._channel.arrived:
             self._channel.forget_arrived()
@@ -504,7 +505,11 @@ class Worker:
         elif part is None or len(buffers) > 1 or len(buffers[0]) > _LARGEST:
             self._answer(id_, ok, buffers, seconds)
         else:
-            self._note_end(end_of(id_, ok, seconds, buffers[0]))
+            self._pipes.end(end := end_of(id_, ok, seconds, buffers[0]))
+            self._untold += len(end)
+            if self._untold > _UNTOLD:
+                self._untold = 0
+                self._socket.sendmsg(_SOME_ENDED)
         # after a short call of a function that had changed nothing a moment ago, it waits until another one is called
         self._is_restored = (
             seconds > _BRIEF
@@ -569,20 +574,6 @@ class Worker:
         """End the processes that the call has left; True if there were some. Its timeout rests for `_ENDING`."""
         self._page.run(self._slot, time.monotonic() + _ENDING)
         return end_processes()
-
-    def _note_end(self, end: bytes) -> None:
-        """Write the outcome (result or error) of a call to the pipe that the agent (the node's main process) reads.
-
-        The agent is asked to read the pipe when over `_UNTOLD` (16 Ki) bytes were written since the last such request.
-
-        Args:
-            end: the outcome, serialized by `frames.end_of`.
-        """
-        self._pipes.end(end)
-        self._untold += len(end)
-        if self._untold > _UNTOLD:
-            self._untold = 0
-            self._socket.sendmsg(_SOME_ENDED)
 
     def _run(self, id_: int, header: dict[str, Any], payload: list[Buffer]) -> list[Buffer]:
         """Run the function of a call and return the buffers of its serialized result.
@@ -734,10 +725,8 @@ class Worker:
             os._exit(0)  # without the agent, this process has no purpose
 
     def _flush(self) -> None:
-        if self._out.waiting:
-            self._out.flush()
-        if self._err.waiting:
-            self._err.flush()
+        self._out.flush()
+        self._err.flush()
 
 
 def _is_success(ended: SystemExit) -> bool:
