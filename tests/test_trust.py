@@ -218,7 +218,7 @@ def sent(value: object, allowed: Sequence[str] = ()) -> list[Any]:
     """As a worker sends it whose client reads data only."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(codec, "result_writer", sending.DataWriter(3, allowed))
-        return [*codec.dump_result(value, "the result of f")]
+        return [*exceptions.dump_result(value, "the result of f")]
 
 
 def sent_error(error: BaseException, allowed: Sequence[str] = ()) -> list[Any]:
