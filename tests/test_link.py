@@ -68,7 +68,9 @@ def test_a_large_function_that_was_half_sent_is_sent_again_for_the_call_that_wai
 @pytest.fixture
 def crowd(tmp_path: Path) -> Iterator[Crowd]:
     with sky.ComputePool(slots=110, console="off", liveness=30) as mine:
-        yield Crowd(mine, tmp_path / "go")
+        made = Crowd(mine, tmp_path / "go")
+        yield made
+        made.go()  # otherwise the pool would wait for its calls after a test that failed
 
 
 class Crowd:
@@ -90,7 +92,7 @@ class Crowd:
 
         self.pool.events.listen(self.heard.append)
         results = self.pool.map(wait_until_it_may_go_on, range(self.count), chunksize=512)
-        eventually(lambda: len(self.node_queue.underway) == self.count)
+        eventually(lambda: len(self.node_queue.underway) == self.count, 120, "that all calls are under way")
         return results
 
     def go(self) -> None:
