@@ -25,7 +25,15 @@ from skypool.calls.node_queue import NodeQueue
 from skypool.calls.options import Options
 from skypool.calls.pending import NO_CALL, Code, PendingCall, UserCall
 from skypool.calls.tally import CallTally, text_of_error
-from skypool.errors import CallTimeout, ConnectionLost, NodeInterrupted, PickleError, SkypoolError, WorkerDied
+from skypool.errors import (
+    CallTimeout,
+    ConnectionLost,
+    NodeInterrupted,
+    PickleError,
+    SkypoolError,
+    UntrustedResult,
+    WorkerDied,
+)
 from skypool.gangs import step
 from skypool.gangs.environment import Member
 from skypool.gangs.ports import free_ports, ports_of
@@ -131,7 +139,7 @@ class GangFuture(CallFuture[T]):
         if error is None:
             try:
                 self.result()
-            except (PickleError, BaseExceptionGroup) as e:
+            except (PickleError, UntrustedResult, BaseExceptionGroup) as e:
                 return e
         return error
 

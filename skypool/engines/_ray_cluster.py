@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import http.client
 import json
 import logging
 import os
@@ -64,6 +65,10 @@ class Demand:
     resources: Mapping[str, float]
     count: int
     kind: str
+
+
+class _Silent(sky.SkypoolError):
+    """The head of a cluster does not answer."""
 
 
 class RayCluster:
@@ -263,7 +268,7 @@ class RayCluster:
         there = 0
         while True:
             self._check_open()
-            with contextlib.suppress(OSError):  # the head does not listen yet
+            with contextlib.suppress(_Silent):  # the head does not listen yet
                 there = list(self.nodes().values()).count("ALIVE")
             if there >= n:
                 return
@@ -325,8 +330,14 @@ class RayCluster:
         """Return what the head's server answers."""
         self._check_open()
         request = urllib.request.Request(self.dashboard_url + path, headers={"Authorization": f"Bearer {self.token}"})
-        with urllib.request.urlopen(request, timeout=_ASKING) as answer:
-            return json.load(answer)
+        try:
+            with urllib.request.urlopen(request, timeout=_ASKING) as answer:
+                return json.load(answer)
+        except (OSError, http.client.HTTPException, ValueError) as e:
+            raise _Silent(
+                f"the head of Ray on pool {self.pool.name!r} does not answer at {self.dashboard_url}: {e}; "
+                f"`skypool logs {self.pool.name} --call {HEAD}` shows what it printed"
+            ) from e
 
     # --- programs ------------------------------------------------------------------------------------------------
 
@@ -496,16 +507,16 @@ def check_report(
             f"node {node} of pool {pool.name!r} has no Ray: add it to the image, "
             f'Image(pip=["ray[default]=={here or "2.60.0"}"])'
         )
+    if tuple(int(each) for each in re.findall(r"\d+", report.ray)[:2]) < OLDEST:
+        raise sky.UsageError(
+            f"node {node} of pool {pool.name!r} has Ray {report.ray}; 2.60 or newer is needed, because older versions "
+            'lack token authentication, or do not let tasks of a node end: Image(pip=["ray[default]>=2.60"])'
+        )
     wanted, whose = (here, "this process") if here else (head.ray, "the node of the head")
     if report.ray != wanted:
         raise sky.UsageError(
             f"node {node} of pool {pool.name!r} has Ray {report.ray}, but {whose} has {wanted}; the versions must be "
             f'equal: Image(pip=["ray[default]=={wanted}"])'
-        )
-    if tuple(int(each) for each in re.findall(r"\d+", report.ray)[:2]) < OLDEST:
-        raise sky.UsageError(
-            f"node {node} of pool {pool.name!r} has Ray {report.ray}; 2.60 or newer is needed, because older versions "
-            'lack token authentication, or do not let tasks of a node end: Image(pip=["ray[default]>=2.60"])'
         )
     if firewalled or not report.address:
         return  # without an address, all nodes are on one computer

@@ -546,8 +546,8 @@ class PoolEngine:
         This is used at the interpreter's exit, when no thread can be started. Any thread may call this.
 
         Raises:
-            StillRunning: the end of one or more machines is not confirmed. The error is that of the first machine.
-            ErrorGroup: all known machines have ended, but several other resources of the pool are left.
+            StillRunning: the end of one or more machines is not confirmed.
+            ErrorGroup: the same, at several providers; or the machines have ended, but resources of the pool are left.
         """
         descriptors.release()
         if self._given_away is not None:
@@ -558,7 +558,11 @@ class PoolEngine:
         failed = self.rental.terminate(self.rental.there)  # of which the engine's thread may not have heard yet
         self.rental.close(self.state.error, proved=not failed)
         if failed:
-            raise next(iter(failed.values()))
+            raise together(
+                f"it is not confirmed that each machine of pool {self.terms.name!r} has ended; run `skypool down "
+                f"{self.terms.name}` to try again",
+                failed.values(),
+            )
 
     def hand_over_now(self) -> None:
         """Let a process in the background end the machines. Any thread may call this.
