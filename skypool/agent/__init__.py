@@ -1,8 +1,6 @@
-"""The programs that run on a node (a rented machine): the agent, which takes calls, and its workers, which run them.
+"""The programs that run on a node: the agent, which takes calls, and its workers, which run them.
 
-These programs need only the standard library and cloudpickle. The client is the user's process, and the link is its
-connection to the node. The holder is a process at the node's end of each connection. The keeper is the agent's parent
-process.
+These programs need only the standard library and cloudpickle.
 
     client ── link ── holder         `start.connect`: hands its stdin and stdout to the agent and waits
                         │ file descriptors over a Unix socket
@@ -19,27 +17,42 @@ call it took.
 
 Every connection begins with the program `loader`, which copies skypool to the node.
 
+The words of this package:
+
+- node: a machine that runs calls. Client: the user's process. Link: the client's connection to the node.
+- agent: the node's main process. Keeper: its parent process. Holder: the process at the node's end of a link.
+- slot: a place where one call runs at a time. A worker is the process that fills it.
+- MAIN slots share out the node's devices, and CPU slots have none. A node without devices has MAIN slots only.
+- frame: a message between client and agent. Packet: a message between agent and worker. Both have a JSON header; words
+  in capitals, such as HELLO and PONG, are their kinds (`skypool.wire.frames.Kind`).
+- outcome: the result or the error of a call.
+- large value: one of more than 64 KiB. It is sent in pieces before the frame that refers to it.
+- batch: several small calls in one frame, which one worker runs in order.
+- gang: a call that runs as several processes on its nodes. Service: a long-lived call beside all others.
+- notice: the provider's announcement that it takes the machine back. Interruption: that it does so.
+- lease: how long the node may live after the last sign of life from its client.
+- doomed call: a call that is being stopped, and whose outcome will be an error of the agent.
+
 In the agent's process:
 
 - `start`: starts keeper and agent, and kills everything when the agent ends.
-- `plan`: the node's configuration, and how its devices are split among slots (places where calls run).
-- `node`: the agent's event loop: receives calls, returns outcomes (results or errors), handles the deaths of workers.
-- `stacks`: what the processes of a node are doing; also the program of `skypool stack` on a node.
+- `plan`: the node's configuration, and how its devices are split among slots.
+- `node`: the event loop: receives calls, returns outcomes, handles the deaths of workers.
+- `stacks`: reads what the processes of a node are doing; also the program that `skypool stack` runs on a node.
 - `stops`: stops calls that are cancelled, that run too long, or whose worker hangs; queues lost calls again.
 - `answers`: sends errors for calls that were stopped or lost their worker.
-- `client`, `connection`: the connected client, and the frames (messages) to and from it.
-- `unacknowledged`: outcomes, items of generators and output that the client has not confirmed.
-- `call_queue`, `call`: the queue of calls, and one call.
-- `batch`: small calls that arrive in one frame; `batch_watch`: takes back calls that wait behind a slow one.
-- `slots`: forks the worker processes, also those of gangs, sets their environment variables, signals and watches them.
-  When one has died, it kills all that is left of it.
+- `client`, `connection`: the connected client, and the frames to and from it.
+- `unacknowledged`: keeps outcomes, items of generators and output until the client has confirmed them.
+- `call_queue`, `call`: the queue of calls, and the record of one call.
+- `batch`: keeps batches; `batch_watch`: takes back calls that wait behind a slow one.
+- `slots`: forks the workers, sets their environment variables, signals and watches them, and kills what they leave.
 - `processes`: the processes of a node: their names and CPUs, descendants of a process, and orphans.
-- `lease`: how long the node may live; each sign of life from the client extends it.
-- `notice`: waits for the spot notice (the provider will take the machine back), and tells the running call.
-- `call_output`: output of calls: limits it and sends it to the client.
-- `store`: functions and `pool.put()` objects; `value_storage`: large values in memory or in files.
-- `packages`: the user's own modules and packages, as folders.
-- `health`: the report about the node's hardware at the start of the node.
+- `lease`: computes the node's deadline from its lease and other limits.
+- `notice`: waits for the notice, and tells the running call.
+- `call_output`: limits the output of calls and sends it to the client.
+- `store`: keeps functions and `pool.put()` objects; `value_storage`: large values, in memory or in files.
+- `packages`: keeps the user's own modules and packages, as folders.
+- `health`: describes the node's hardware at the start of the node.
 - `own_name`: makes the host name resolve to the right address.
 - `monitor`: measures the node and its calls, and runs the process that measures devices.
 - `shared_page`: memory of agent, keeper and workers, which shows which worker runs which call.
@@ -47,13 +60,13 @@ In the agent's process:
 In a worker's process:
 
 - `worker`: takes calls, unpickles and runs them, and sends their outcomes.
-- `worker_channel`, `packets`: the packets between worker and agent.
+- `worker_channel`, `packets`: send and receive packets between worker and agent.
 - `capture`: captures everything that a call prints, if the call's options ask for that.
 - `shield`: lets the stop of a call wait while the worker's own code holds a lock.
 - `left_behind`: ends the processes that a call has left, so that a new process replaces the worker.
 - `call_state`: puts back what a call has changed in its process; `broken_devices`: finds a broken CUDA context.
 - `import_clock`: measures how long a call imports modules, which does not count towards its timeout.
-- `output_stream`: `sys.stdout` and `sys.stderr`; `streams`: items of generators.
+- `output_stream`: `sys.stdout` and `sys.stderr`; `streams`: sends the items of generators.
 - `modules`: imports the user's own modules; `child_imports`: lets processes that calls start import them, too.
 """
 

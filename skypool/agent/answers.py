@@ -1,7 +1,4 @@
-"""Ends calls in place of a worker process: sends the client an error for a call that was stopped or whose worker died.
-
-This runs in the agent, the main process of a node.
-"""
+"""Ends calls in place of a worker: sends the client an error for a call that was stopped or whose worker died."""
 
 from __future__ import annotations
 
@@ -27,14 +24,7 @@ _PROGRAMS = 4
 
 
 class Answers:
-    """The part of the agent (a node's main process) that sends errors for calls that no worker process can answer.
-
-    Args:
-        config: the node's configuration.
-        queue: the calls that have not ended.
-        output: the calls' output, whose last lines become part of an error.
-        unacknowledged: sends the outcomes (here errors), and keeps them until the client acknowledges them.
-    """
+    """The part of the agent that sends errors for calls that no worker can answer. Each method ends the call."""
 
     def __init__(
         self, config: AgentConfig, queue: CallQueue, output: CallOutput, unacknowledged: Unacknowledged
@@ -46,9 +36,9 @@ class Answers:
         self._unacknowledged = unacknowledged
 
     def fail(self, id_: int, error: BaseException) -> None:
-        """End the call with this id: send an error to the client, which raises it. This method raises nothing.
+        """End the call with this id: send an error to the client, which raises it. Raises nothing here.
 
-        The call is removed from the queue. The error is sent even if the queue does not have the call.
+        The error is sent even if the queue does not have the call.
         """
         call = self._queue.calls.get(id_)
         header: dict[str, Any] = {"id": id_, "ok": False, "seconds": 0}
@@ -61,20 +51,11 @@ class Answers:
         self._unacknowledged.add(id_, 0, [encode(Kind.OUTCOME, header, total), *buffers])
 
     def stopped(self, call: NodeCall, printed: str = "", said: str = "") -> None:
-        """Send the client an error for a call that the agent has made to end. `call.doomed` has the reason.
+        """Send the client an error for a call that the agent has made to end, for the reason in `call.doomed`.
 
-        The error depends on the reason:
-
-        - "timeout": a CallTimeout.
-        - "stopped" (the worker's process was frozen too long, for example by SIGSTOP): a ConnectionLost.
-        - any other: a SkypoolError that says that the call was cancelled.
-
-        The call is removed from the queue.
-
-        Args:
-            call: the call.
-            printed: the end of what the call has printed, if that was captured; "" if not.
-            said: the exception that the call raised when its time was over; "" for none.
+        The error is a CallTimeout for "timeout", a ConnectionLost for "stopped", otherwise a SkypoolError that says
+        that the call was cancelled. It gets notes with `printed`, the end of the call's captured output, and `said`,
+        the exception that the call raised when its time was over. Each may be "", for no note.
         """
         error: SkypoolError
         if call.doomed == "timeout":
@@ -99,14 +80,7 @@ class Answers:
         self.fail(call.id, error)
 
     def broken(self, call: NodeCall, fault: str) -> None:
-        """End a call whose worker was killed because the agent (the node's main process) failed to read what it wrote.
-
-        The call is removed from the queue.
-
-        Args:
-            call: the call.
-            fault: what went wrong.
-        """
+        """End a call whose worker was killed because its data caused `fault`, an error in the agent."""
         error = WorkerDied(
             call.name,
             signal=signal.SIGKILL,
@@ -117,7 +91,7 @@ class Answers:
         self.fail(call.id, error)
 
     def unable(self, call: NodeCall, why: str) -> None:
-        """End a call for which no worker process can be started on this node. It was taken from the queue."""
+        """End a call for which no worker can be started here, for the reason `why`. It was taken from the queue."""
         error = SkypoolError(
             f"{call.name} cannot run on node {self._node}, because no worker process can be started there: {why}; an "
             "earlier call may have left too many processes, or have changed the machine"
@@ -125,15 +99,10 @@ class Answers:
         self.fail(call.id, error)
 
     def died(self, slot: Slot, call: NodeCall, status: int) -> None:
-        """End a call whose worker died while it ran, by sending the client a WorkerDied error.
+        """End a call whose worker died while it ran, with a WorkerDied error.
 
-        The error contains the worker's signal or exit code, and the end of what the call printed. For SIGKILL it also
-        says that the machine may have run out of memory. The call is removed from the queue.
-
-        Args:
-            slot: the worker's slot (place where one call runs at a time).
-            call: the call.
-            status: the wait status of the worker's process, as from `os.waitpid`.
+        The error has the worker's signal or exit code from its wait `status`, and the end of what the call printed. For
+        SIGKILL it also says that the machine may have run out of memory.
         """
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         hint = ""
@@ -154,10 +123,9 @@ class Answers:
 
 
 def _last_seen(call: NodeCall) -> str:
-    """Return what a call was doing when it was to stop; "" if it has not said so. Close the files that say it.
+    """Return what a call was doing when it was asked to stop; "" if this is not known. Close the files that say it.
 
-    For a call that ran a program, that is what its Python processes were doing. If none of them has said it, the
-    program's command and state follow.
+    For a call that ran a program, that is what its Python processes did, or else the program's command and state.
     """
     was = stacks.short(call.mark) if call.mark is not None else ""
     if not was and call.programs:

@@ -1,8 +1,8 @@
-"""Batches: many small calls that arrive in one frame (message). One worker process runs them one after the other.
+"""Batches: many small calls that arrive in one frame. One worker runs them one after the other.
 
-The calls of a batch remain separate. At any time, the agent (the node's main process) can take back the calls that the
-worker has not begun. A worker sends the outcome of a call (its result or error) before it begins the next one. So the
-calls do not affect each other if the worker dies, or if one of them is cancelled or slow.
+The calls of a batch remain separate. At any time, the agent can take back the calls that the worker has not begun. A
+worker sends the outcome of a call before it begins the next one. So the calls do not affect each other if the worker
+dies, or if one of them is cancelled or slow.
 """
 
 from __future__ import annotations
@@ -20,36 +20,28 @@ from skypool.errors import protocol_violation
 from skypool.wire.frames import TOGETHER, Buffer, Frame, Kind, encode
 
 LARGEST_END = select.PIPE_BUF
-"""The greatest size in bytes of one outcome (result or error) in a pipe. Up to this size, one write is never split."""
+"""The greatest size in bytes of one outcome in a pipe. Up to this size, one write is never split."""
 _ID = struct.Struct("Q")
 _ALL = 64 << 10
 """The greatest number of bytes that are read from a pipe at once. A pipe holds no more than that."""
 
 
 class Batch:
-    """Several calls that arrived in one frame (message).
+    """Several calls that arrived in one frame of kind CALLS, whose bytes are copied.
 
-    The agent (the node's main process) handles the batch like one call until one of these calls is needed alone (see
-    `single`). Calls of a batch have no large arguments, send no items and have not been asked to stop.
-
-    Args:
-        f: the frame, of kind CALLS. Its bytes are copied.
-        name: the name of the function that all calls of the batch run.
-        kind: the kind of slot (place for one call) that the calls need: CPU for slots without devices, otherwise MAIN.
+    The agent handles the batch like one call until one of these calls is needed alone (see `single`). Calls of a batch
+    have no large arguments, send no items and have not been asked to stop.
 
     Attributes:
-        kind: the argument `kind`.
         packet: the bytes of the frame, as received.
-        name: the argument `name`.
         fn: the key by which the node stores the function.
-        ids: the ids of the calls, in their order.
         timeout: seconds that each call may run; None for no limit.
         silent: True if output of the calls is not sent to the client.
-        offered: True if the batch is in a queue of the worker processes, or a worker has taken it.
+        offered: True if the batch is in a queue of the workers, or a worker has taken it.
 
     Raises:
-        ProtocolError: the frame's ids or lengths are not valid, or it has no calls or more than `TOGETHER` (512). Also
-            raised for calls that need a worker of their own each.
+        ProtocolError: the frame's ids or lengths are not valid, it has no calls or more than `TOGETHER` (512), or its
+            calls need workers of their own.
     """
 
     # The same for all batches; see `NodeCall`.
@@ -100,15 +92,9 @@ class Batch:
             call.offered = offered
 
     def single(self, id_: int) -> NodeCall:
-        """Return a new record of one call of this batch (several calls), as if the call had arrived alone.
+        """Return a new record of one call of this batch, as if the call had arrived alone.
 
         The call's id stays in `ids`. When `offered` of the batch is set later, `offered` of the record is set, too.
-
-        Args:
-            id_: the call's id, one of `ids`.
-
-        Raises:
-            ValueError: the batch has no call with this id.
         """
         index = self.ids.index(id_)
         length = self._lengths[index]
@@ -133,16 +119,13 @@ class Batch:
 
 
 class Pipes:
-    """Two pipes that a worker process shares with the agent (the node's main process), for batches of small calls.
-
-    The agent creates the pipes before it forks the worker.
+    """Two pipes that a worker shares with the agent, for batches. The agent creates them before it forks the worker.
 
     The first pipe contains the ids of the calls that have not begun. The worker reads an id before it begins that call.
-    To give these calls to other workers, the agent reads all ids that are left. An id can be read only once, so no call
-    runs twice.
+    To take back these calls, the agent reads all ids that are left. An id can be read only once, so no call runs twice.
 
-    The second pipe contains the outcomes (results or errors) of calls. The agent reads this pipe when the worker asks
-    for that, at regular checks, and after the worker's death.
+    The second pipe contains the outcomes of calls. The agent reads it when the worker asks for that, at regular checks,
+    and after the worker's death.
     """
 
     def __init__(self) -> None:
@@ -152,47 +135,32 @@ class Pipes:
         os.set_blocking(self._ended, False)
 
     def leave(self) -> set[int]:
-        """Return the three file descriptors of these pipes that the worker process must leave open.
-
-        Nothing is closed here. After the fork, the worker closes all file descriptors that it does not need.
-        """
+        """Return the three file descriptors of these pipes that the worker must leave open. Closes nothing."""
         return {self._claims, self._claim, self._end}
 
     def keep(self) -> None:
-        """Close the ends of the pipes that only the worker process needs: those for writing.
-
-        Called in the agent (the node's main process), once, after it has forked the worker.
-        """
+        """Close the writing ends, which only the worker needs. Called in the agent, once, after the fork."""
         os.close(self._claim)
         os.close(self._end)
 
     def close(self) -> None:
-        """Close the agent's ends of the pipes, which are for reading.
-
-        Called in the agent (the node's main process), once, when the worker process has died.
-        """
+        """Close the agent's reading ends. Called in the agent, once, when the worker has died."""
         os.close(self._claims)
         os.close(self._ended)
 
     # --- in the worker ---------------------------------------------------------------------------------------
 
     def hold(self, ids: list[int]) -> None:
-        """Write the ids of a batch's calls to the pipe for calls that have not begun.
+        """Write at most 512 ids of a batch's calls, in order, to the pipe for calls that have not begun.
 
-        Called in the worker process that runs the batch (several small calls). The pipe must be empty: each call of the
-        previous batch was claimed or taken back.
-
-        Args:
-            ids: the ids, at most 512, in the order in which the worker process runs the calls.
+        Called in the worker. The pipe must be empty: each call of the previous batch was claimed or taken back.
         """
         os.write(self._claim, struct.pack(f"{len(ids)}Q", *ids))
 
     def claim(self) -> bool:
-        """Claim the next call of the batch (several small calls) for the worker, by reading its id from a pipe.
+        """Claim the next call of the batch, by reading its id from a pipe. Does not wait.
 
-        Called in the worker process. Returns True if the worker process may begin that call. Returns False if no id is
-        left, for example because the agent (the node's main process) has taken back the rest of the batch. Does not
-        wait.
+        Called in the worker. Returns False if no id is left, for example because the agent has taken back the rest.
         """
         try:
             return bool(os.read(self._claims, _ID.size))
@@ -200,15 +168,9 @@ class Pipes:
             return False
 
     def end(self, end: bytes) -> None:
-        """Write the outcome (result or error) of a call to the pipe of outcomes. Called in the worker process.
+        """Write an outcome of at most `LARGEST_END` bytes, as `frames.end_of` makes it, to the pipe of outcomes.
 
-        Waits if the pipe is full, until the agent (the node's main process) reads from it.
-
-        Args:
-            end: the outcome in the form that `frames.end_of` makes, at most `LARGEST_END` (4096) bytes.
-
-        Raises:
-            BrokenPipeError: the agent is gone.
+        Called in the worker. Waits while the pipe is full. Raises BrokenPipeError if the agent is gone.
         """
         os.write(self._end, end)
 
@@ -217,9 +179,7 @@ class Pipes:
     def take_back(self) -> list[int]:
         """Remove from the pipe the ids of the batch's calls that have not begun, and return them in order.
 
-        A batch is several small calls that one worker process runs. The worker will not begin the removed calls.
-        Returns an empty list if there are none, also after the worker's death. Does not wait. Called in the agent (the
-        node's main process).
+        Called in the agent, also after the worker's death. The worker will not begin these calls. Does not wait.
         """
         with contextlib.suppress(BlockingIOError):
             data = os.read(self._claims, _ALL)
@@ -228,10 +188,9 @@ class Pipes:
         return []
 
     def ended(self) -> bytes:
-        """Read outcomes (results or errors) that the worker process has written, at most 64 KiB, and return them.
+        """Return outcomes that the worker has written, each once, at most 64 KiB; b"" if there are none.
 
-        Each outcome is returned once. The result is one byte string, which `frames.ends_in` splits; b"" if there are
-        none. Does not wait. Called in the agent (the node's main process).
+        Called in the agent. Does not wait. `frames.ends_in` splits the result.
         """
         with contextlib.suppress(BlockingIOError):
             return os.read(self._ended, _ALL)
@@ -239,12 +198,8 @@ class Pipes:
 
 
 def frame_of_ends(body: bytes) -> list[Buffer]:
-    """Return the OUTCOMES frame (message) that sends the outcomes (results or errors) of calls to the client.
+    """Return the OUTCOMES frame that sends outcomes, as `Pipes.ended` returns them, to the client.
 
-    Args:
-        body: the serialized outcomes, in the form that `Pipes.ended` returns.
-
-    Returns:
-        the frame as two buffers, to be written one after the other. The second is `body` itself.
+    The frame is two buffers, to be written one after the other. The second is `body` itself.
     """
     return [encode(Kind.OUTCOMES, {}, len(body)), body]

@@ -1,7 +1,4 @@
-"""Watches batches of calls. Calls that wait behind a slow call of their batch are taken back from the worker.
-
-A batch is several small calls that one worker process runs one after the other.
-"""
+"""Watches batches of calls. Calls that wait behind a slow call of their batch are taken back from the worker."""
 
 from __future__ import annotations
 
@@ -17,20 +14,10 @@ _SLOW = 0.05
 
 
 class BatchWatch:
-    """A watcher that takes calls back from a worker if they wait behind a slow call of their batch.
+    """Watcher that takes calls back from a worker if they wait behind a slow call of their batch.
 
-    A batch is several small calls that one worker process runs in turn.
-
-    The agent (the node's main process) calls `look` every `LOOK` (0.005) seconds while `alert` is True.
-
-    Args:
-        slots: the slots (places where one call runs at a time) and their workers.
-        queue: the calls of this node that have not ended.
-        hear: a function that is called with a slot, and handles the messages, and outcomes (results or errors), that
-            the slot's worker process has sent.
-
-    Attributes:
-        alert: True while a call may be waiting behind another one, so that `look` must be called. False at first.
+    While `alert` is True, a call may be waiting behind another one, and the agent calls `look` every `LOOK` (0.005)
+    seconds. `hear` handles the packets and outcomes that a slot's worker has sent.
     """
 
     def __init__(self, slots: Slots, queue: CallQueue, hear: Callable[[Slot], None]) -> None:
@@ -41,30 +28,25 @@ class BatchWatch:
         self._looked = 0.0
 
     def came(self) -> None:
-        """Note that a batch (several small calls in one message) has arrived on the node, and set `alert` to True."""
+        """Note that a batch has arrived on the node, and set `alert` to True."""
         self._any = self.alert = True
 
     def ended(self) -> None:
-        """Note that a call has ended on the node, and set `alert` accordingly.
+        """Note that a call has ended and was removed from the queue, and set `alert` accordingly.
 
-        The caller has already removed the call from the queue. `alert` becomes True if other calls remain, and a batch
-        (several calls in one message) has arrived since the node last had no calls. Otherwise it becomes False.
+        It becomes True if other calls remain, and a batch has arrived since the node last had no calls.
         """
         self._any = self.alert = self._any and bool(self._queue.calls)
 
     def look(self, now: float) -> None:
         """Send outcomes of batched calls to the client. Take back the calls that wait behind a slow call.
 
-        An outcome is a result or error. A batch is several small calls that one worker process runs in turn. A call is
-        slow if it has run for more than `_SLOW` (0.05) seconds. If a slot of the same kind is idle, a call is slow as
-        soon as a second check finds it still running. The calls behind the slow call are taken back from its worker and
-        queued, so that other workers can run them.
+        A call is slow if it has run for more than `_SLOW` (0.05) seconds. If a slot of the same kind is idle, a call is
+        slow as soon as a second check finds it still running. The calls that wait behind a slow call are queued again,
+        so that other workers can run them.
 
-        `alert` is set to True if another check is needed, else to False. Does nothing if the last check was less than
-        `LOOK` (0.005) seconds ago.
-
-        Args:
-            now: the time of the agent's clock, in seconds.
+        Sets `alert` to True if another check is needed. Does nothing within `LOOK` seconds of the last check. `now` is
+        the agent's clock, in seconds.
         """
         if now - self._looked < LOOK:
             return

@@ -38,12 +38,12 @@ def is_in_use() -> bool:
 
 
 def is_at_fault(error: BaseException) -> bool:
-    """Return True if an exception, or one that led to it, is an error of a device. May be wrong for other errors."""
+    """Return True if an exception, or one that led to it, seems to be an error of a device."""
     return any(type(each).__name__ in _TYPES or _WORDS.search(text_of(each)) for each in _chain(error))
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception, its causes and contexts, and the members of groups."""
+    """Yield an exception, and all exceptions that are its causes, contexts or members of a group among these."""
     todo: list[BaseException | None] = [error]
     seen: set[int] = set()
     while todo:
@@ -58,9 +58,9 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 class Contexts:
-    """The CUDA contexts of this process, as NVIDIA's driver knows them, whatever library made them.
+    """CUDA contexts of this process, as NVIDIA's driver knows them, whatever library made them.
 
-    Nothing is loaded: without the driver's library in this process, no context is broken.
+    Nothing is loaded: if the driver's library is not loaded in this process, no context counts as broken.
     """
 
     def __init__(self) -> None:
@@ -69,9 +69,8 @@ class Contexts:
     def are_broken(self, patience: float = 0.0) -> bool:
         """Return True if a context of this process can no longer be used.
 
-        Args:
-            patience: the most seconds to wait for kernels that still run, and may fail. Those on streams that do not
-                wait for the default stream are not waited for.
+        Waits at most `patience` seconds for kernels that still run and may yet fail. Kernels on streams that are
+        independent of the default stream are not waited for.
         """
         until = time.monotonic() + patience
         while True:

@@ -1,4 +1,4 @@
-"""The record that the agent (the node's main process) has of one call that has not ended.
+"""The record that the agent has of one call that has not ended.
 
 The agent never unpickles the call's function and arguments.
 """
@@ -16,34 +16,29 @@ class NodeCall:
     """The agent's record of one call that waits or runs on this node.
 
     Attributes:
-        id: the call's id.
-        packet: the frame (message) of the call, as it was received.
+        packet: the frame of the call, as it was received.
         blob: the call's arguments if they are large; None if they are in `packet`.
-        name: the name of the call's function.
         fn: the key by which the node stores the call's function.
         timeout: seconds that the call may run; None for no limit.
         silent: True if the call's output is not sent to the client.
         streams: True if the call sends items of a generator.
-        kind: the kind of slot (place for one call) that the call needs: CPU for a slot without devices, GANG or
-            SERVICE for a slot of its own, otherwise MAIN.
-        busy: True if the call is work, for which the node lives on. Most services are none.
-        offered: True if the call is in a queue of the worker processes, or a worker has taken it.
-        again: True if the call was queued again after workers could take it, so that two workers may have its
-            arguments.
-        doomed: why the agent ends the call: "cancel", "timeout" or "stopped" (its worker's process was frozen, for
-            example by SIGSTOP). "" if the call may go on.
-        grace: seconds that the call has to end after it was asked to. Then its worker is killed. Until it is cancelled,
-            this is the option of the call; None if it was not given.
-        mark: where the worker writes what it was doing when it was to stop; None if it was not asked.
-        programs: what the programs that the call had started were doing then.
-        stop_at: the time from which the worker may be told to stop, when it has written that.
-        missing: the time at which a worker died, after which no worker was known to have the call; None if the call is
-            not missing.
+        kind: the kind of slot that the call needs: MAIN, CPU, GANG or SERVICE.
+        busy: True if the call counts as work, for which the node lives on. Most services do not count.
+        offered: True if the call is in a queue of the workers, or a worker has taken it.
+        again: True if the call was queued again after workers could take it, so that two may have its arguments.
+        doomed: why the agent ends the call: "cancel", "timeout", "stopped" (its worker was frozen, for example by
+            SIGSTOP) or "unable" (no worker can be started). "" if the call may go on.
+        grace: seconds that the call has to end after it was asked to, before its worker is killed. Until the call is
+            cancelled, this is its option `grace`; None if that was not given.
+        mark: where the worker writes what it is doing before it is asked to stop; None if it need not write this.
+        programs: what the programs that the call had started were doing at that time.
+        stop_at: the time at which the call is asked to stop even if `mark` and `programs` are not written yet.
+        missing: the time at which a worker died, if since then no worker is known to have the call; else None.
         printed: number of bytes of the call's output that were sent.
         dropped: number of bytes of the call's output beyond the limit, which were not sent.
-        ends: the end of what was not sent of stdout and of stderr, by the number of the file descriptor.
-        pulls: a dict from the number of each iterator argument to the number of items that the worker has asked for.
-        given: a dict from the number of each iterator argument to the number of items that the worker was given.
+        ends: the last bytes that were not sent, by the number of the file descriptor: 1 for stdout, 2 for stderr.
+        pulls: how many items the worker has asked for, by the number of the iterator argument.
+        given: how many of these items the worker was given.
     """
 
     id: int

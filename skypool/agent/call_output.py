@@ -1,7 +1,4 @@
-"""Matches printed output to the call that printed it, limits its amount, and sends it to the client.
-
-This runs in the agent, the main process of a node.
-"""
+"""Matches printed output to the call that printed it, limits its amount, and sends it to the client."""
 
 from __future__ import annotations
 
@@ -19,17 +16,11 @@ _OUTPUT_LIMIT = 10 << 20
 
 
 class CallOutput:
-    """A handler of the text that the worker processes of this node print.
-
-    Args:
-        slots: the slots (places where one call runs at a time) and their workers.
-        queue: the calls that have not ended.
-        client: sends the output to the user's process.
+    """Handler of the text that the workers of this node print.
 
     Attributes:
         apart: keys of functions that write directly to file descriptor 1 or 2, not through `sys.stdout` or
-            `sys.stderr`. Calls of these functions must not be batched (several calls in one message): their output does
-            not show which call wrote it.
+            `sys.stderr`. Calls of these functions must not be batched: their output does not show which call wrote it.
     """
 
     def __init__(self, slots: Slots, queue: CallQueue, client: Client) -> None:
@@ -39,14 +30,10 @@ class CallOutput:
         self.apart: set[str] = set()
 
     def read(self, slot: Slot, fd: int) -> None:
-        """Handle output that a worker's process or its children wrote directly to a file descriptor.
+        """Handle output that a worker or its children wrote directly to file descriptor 1 or 2.
 
         Reads at most 64 KiB, and does not wait. The function of the running call is added to `apart`, so that its later
-        calls are not batched. When the output has ended, the agent's loop no longer watches the file descriptor.
-
-        Args:
-            slot: the worker's slot (the place where it runs calls).
-            fd: 1 for stdout, 2 for stderr.
+        calls are not batched. When the output has ended, the event loop no longer watches it.
         """
         with contextlib.suppress(BlockingIOError):
             data = os.read(slot.outputs[fd], 64 << 10)
@@ -61,16 +48,12 @@ class CallOutput:
     def add(self, slot: Slot, id_: int, fd: int, data: bytes) -> None:
         """Send a call's output to the client, up to two limits, and keep the last bytes of the output in the slot.
 
-        The limits are 10 MiB for each call, and 4 MiB of all calls' output that the client has not acknowledged. The
-        first one does not apply to services. Bytes beyond the limits are dropped, and counted in the call's `dropped`.
-        Once bytes were dropped, all others are, until there is room for 2 MiB. So gaps are few, and each one is told
-        where it is. Output of a silent call is not sent, but its last bytes are kept.
+        The limits are 10 MiB for each call that is no service, and 4 MiB of all calls' output that the client has not
+        acknowledged. Bytes beyond the limits are dropped, and counted in `call.dropped`. After that, all output is
+        dropped until there is room for 2 MiB. So gaps are few, and `end_gap` reports each one. Output of a silent call
+        is not sent, but its last bytes are kept.
 
-        Args:
-            slot: the slot that the output comes from.
-            id_: the id of the call that printed it; 0 if no call was running.
-            fd: 1 for stdout, 2 for stderr.
-            data: the output.
+        `id_` is 0 if no call was running, and `fd` is 1 for stdout or 2 for stderr.
         """
         if slot.tail_of != id_:
             slot.tail_of = id_
@@ -95,11 +78,10 @@ class CallOutput:
             self._client.unacknowledged.add_output(_header(slot, id_, fd), data)
 
     def end_gap(self, slot: Slot, call: NodeCall) -> None:
-        """Tell the client that output of a call was dropped, and send it the last of the dropped bytes.
+        """Tell the client that output of a call was dropped, if any was, and send it the last of the dropped bytes.
 
-        A message on stderr says how many bytes stay dropped. At most `TAIL` (4096) of the bytes that were dropped of
-        stdout follow, and as many of stderr, each as what they were. Then `call.dropped` is 0. Does nothing if no bytes
-        were dropped.
+        First a message on stderr says how many bytes stay dropped. Then follow the last bytes that were dropped of
+        stdout and of stderr, at most `TAIL` (4096) each. `call.dropped` becomes 0.
         """
         if call.dropped:
             lasts = {fd: _last_lines(end) for fd, end in sorted(call.ends.items())}
@@ -113,10 +95,9 @@ class CallOutput:
 
     @staticmethod
     def tail(slot: Slot, call: NodeCall) -> str:
-        """Return the end of a call's output, decoded from its last `TAIL` (4096) bytes. Invalid UTF-8 is replaced.
+        """Return the end of a call's output, decoded from its last `TAIL` (4096) bytes; "" if another call has printed.
 
-        Returns "" if the call has printed nothing, or if another call on the same slot has printed since. What a call
-        with `output="capture"` has printed is taken from its file.
+        With `output="capture"`, it is taken from the file of the capture.
         """
         if printed := captured(slot.printed, TAIL):
             return printed
@@ -124,7 +105,7 @@ class CallOutput:
 
     @staticmethod
     def last_line(slot: Slot) -> str:
-        """Return the last line that was printed on a slot while no call ran, or a general reason if there is none."""
+        """Return why workers of a slot end at once: the last line printed while no call ran, or a general reason."""
         text = slot.tail.decode("utf-8", "replace") if not slot.tail_of else ""
         return (text.strip().splitlines() or ["its processes end at once"])[-1]
 
@@ -138,26 +119,20 @@ def _shortened(call: NodeCall, fd: int, data: bytes, room: int) -> bytes:
 
 
 def _append(tail: bytearray, data: bytes) -> None:
-    """Append output to the end of a call's output that is kept, of which at least `TAIL` (4096) bytes stay."""
+    """Append output to `tail`, the kept end of a call's output. At least its last `TAIL` bytes stay."""
     tail += data
     if len(tail) > 4 * TAIL:
         del tail[:-TAIL]
 
 
 def _last_lines(tail: bytes | bytearray) -> bytes:
-    """Return the last `TAIL` (4096) bytes, from the beginning of a line if there is one, so that no line is halved."""
+    """Return the last `TAIL` bytes, from the beginning of a line if there is one."""
     last = bytes(tail[-TAIL:])
     return last if len(tail) < TAIL else last.partition(b"\n")[2] or last
 
 
 def _header(slot: Slot, id_: int, fd: int) -> dict[str, object]:
-    """Return the header of the OUTPUT frame (message) for output of a call, without the frame's number.
-
-    Args:
-        slot: the slot that the output comes from.
-        id_: the id of the call; 0 if no call was running.
-        fd: 1 for stdout, 2 for stderr.
-    """
+    """Return the header of an OUTPUT frame, without the frame's number. `id_` is 0 if no call was running."""
     header: dict[str, object] = {"id": id_, "fd": fd, "slot": slot.number}
     if slot.member is not None:
         header |= {"rank": slot.member.rank, "label": slot.label}

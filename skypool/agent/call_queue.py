@@ -1,7 +1,6 @@
-"""Keeps the calls of this node until they end: calls that wait, and calls that a worker process has taken.
+"""Keeps the calls of this node until they end: calls that wait, and calls that a worker has taken.
 
-A slot is a place where one call runs at a time. Slots with devices and CPU slots (without devices) have separate
-queues.
+MAIN slots and CPU slots have separate queues.
 """
 
 from __future__ import annotations
@@ -21,13 +20,10 @@ from skypool.agent.value_storage import SpareMemory
 
 @dataclass(slots=True)
 class _Lane:
-    """The calls that wait for one kind of slot (place where one call runs at a time).
+    """Calls that wait for one kind of slot.
 
-    Attributes:
-        queue: the queue from which worker processes take calls.
-        waiting: calls that are not in `queue`, in order. Either `queue` has no room, or they were taken back from
-            `queue`.
-        full: True while `queue` has no room. The agent's loop then watches for room.
+    `waiting` has, in order, the calls that are not in `queue`: it had no room, or they were taken back from it. While
+    `full` is True, the agent's loop watches for room in `queue`.
     """
 
     queue: WorkerQueue
@@ -36,21 +32,14 @@ class _Lane:
 
 
 class CallQueue:
-    """The calls of this node that have not ended.
+    """Queue and record of all calls of this node that have not ended.
 
-    A CallQueue puts waiting calls into the sockets that worker processes read. It also takes calls that have not begun
-    back from these sockets.
-
-    Args:
-        slots: the slots whose workers run the calls.
-        watch: `watch(fd, events, callback)` makes the agent's loop call `callback` when these epoll events occur on the
-            file descriptor `fd`. With events 0, the loop stops watching `fd`.
-        kept: takes over the memory of arguments that are no longer needed, for later values.
+    This object puts waiting calls into the sockets that workers read, and takes back calls that have not begun. `kept`
+    takes over the memory of arguments that are no longer needed.
 
     Attributes:
-        calls: the calls by id. Calls that came in one frame (message) share a `Batch` until one of them is needed by
-            itself.
-        suspects: calls by id that must be checked: these calls must stop, or may be lost with a worker that died.
+        calls: the calls by id. Calls of a batch have the `Batch` as their value until one of them is needed by itself.
+        suspects: calls by id that `Stops.look` checks: they must stop, or may be lost with a worker that died.
     """
 
     def __init__(self, slots: Slots, watch: Callable[[int, int, Callable[[], None]], None], kept: SpareMemory) -> None:
@@ -62,10 +51,9 @@ class CallQueue:
         self.suspects: dict[int, NodeCall] = {}
 
     def add(self, call: NodeCall | Batch) -> None:
-        """Add a call, or a batch of calls, behind all calls that wait for the same kind of slot (place for one call).
+        """Add a call or a batch behind all calls that wait for the same kind of slot. Does not wait.
 
-        A batch is several small calls that one worker process runs one after the other. If the socket that workers read
-        has room, the call or batch is put into it at once. Does not wait.
+        If the socket that workers read has room, the call is put into the socket at once.
         """
         if isinstance(call, Batch):
             self.calls.update(dict.fromkeys(call.ids, call))
@@ -77,15 +65,14 @@ class CallQueue:
             self._pump(lane)
 
     def add_begun(self, call: NodeCall) -> None:
-        """Add a call that has a worker process of its own, so that it waits for no slot (place for one call)."""
+        """Add a call that has a worker of its own, so that it waits for no slot."""
         call.offered = True
         self.calls[call.id] = call
 
     def get(self, id_: int) -> NodeCall | None:
-        """Return the record of the call with this id.
+        """Return the record of the call with this id; None if the call has ended, or was never added.
 
-        A batch is several calls with one record. A call of a batch gets a record of its own, and `calls` then has that
-        record under this id. Returns None if the call has ended, or was never added.
+        A call of a batch gets a record of its own here, which `calls` then has under this id.
         """
         call = self.calls.get(id_)
         if isinstance(call, Batch):
@@ -95,14 +82,9 @@ class CallQueue:
     def forget(self, id_: int, done: bool = False) -> None:
         """Remove a call that has ended, or was given back to the client, together with its arguments.
 
-        Does nothing if there is no such call. Other calls of its batch (several calls that came in one message) stay.
-        Only `calls` and `suspects` are changed here: if the call still waits for a worker, the caller must first take
-        it off the list of waiting calls.
-
-        Args:
-            id_: the call's id.
-            done: True if its worker process no longer uses the arguments. The memory of large arguments is then kept
-                for another value, unless two workers may have had them. In all other cases it is released.
+        Ignores unknown ids. Other calls of its batch stay. A call that waits for a worker must first be taken off the
+        list of waiting calls. `done` is True if the worker no longer uses the arguments. Then their memory is kept for
+        another value, unless two workers may have had it. Otherwise the memory is released.
         """
         call = self.calls.pop(id_, None)
         self.suspects.pop(id_, None)
@@ -114,21 +96,15 @@ class CallQueue:
             os.close(call.blob.fd)
 
     def pump(self) -> None:
-        """Move waiting calls into the sockets from which worker processes take them, as far as these have room.
+        """Move waiting calls into the sockets from which workers take them, as far as these have room.
 
-        Does not wait. The agent's event loop moves the remaining calls as soon as there is room.
+        Does not wait. The event loop moves the remaining calls as soon as there is room.
         """
         for lane in self._lanes:
             self._pump(lane)
 
     def _pump(self, lane: _Lane) -> None:
-        """Move waiting calls of one kind of slot into the socket from which workers take them, as far as it has room.
-
-        The order is kept. If the socket has no room, the agent's loop calls this again as soon as there is room.
-
-        Args:
-            lane: the calls that wait for one kind of slot (place for one call).
-        """
+        """Move waiting calls of one lane into its socket, in order. The loop calls this again when it has room."""
         while lane.waiting:
             call = lane.waiting[0]
             try:
@@ -148,7 +124,7 @@ class CallQueue:
             self._watch(lane.queue.end.fileno(), 0, self.pump)
 
     def mend(self) -> None:
-        """Make a new queue in the place of one whose socket a call has shut. Its workers end, and new ones use it."""
+        """Replace each queue whose socket a call has shut. Its workers end, and their successors use the new queue."""
         for kind, lane in enumerate(self._lanes):
             if lane.queue.is_broken:
                 self._take_back(lane)
@@ -158,24 +134,19 @@ class CallQueue:
                 lane.queue = self._slots.queues[kind] = WorkerQueue()
 
     def lacks_workers(self) -> bool:
-        """Return True if one more worker process for CPU slots (slots without a device) would have a call to run.
+        """Return True if one more CPU worker would have a call to run. A batch counts as one call.
 
-        This is so if a call waits in the queue of CPU slots, and the CPU slots have fewer workers than calls. A batch
-        (several calls that came in one message) counts as one call. Returns False if every CPU slot has a worker, or if
-        the node has no CPU slots.
+        Returns False if every CPU slot has a worker, or if the node has no CPU slots.
         """
         if not self._slots.spare or not self._slots.queues[CPU].has_calls:
             return False
         return self._slots.cpu_workers < len({id(call) for call in self.calls.values() if call.kind == CPU})
 
     def again(self, ids: Iterable[int]) -> None:
-        """Put calls that were offered to worker processes, and have not begun, at the front of the queue again.
+        """Put calls that were offered to workers, and have not begun, at the front of the queue again, in this order.
 
-        These calls come before all other calls, in the given order. They stay in the agent until `pump` moves them to
-        the workers. Calls that have ended, or were not offered, are ignored. So are calls with a worker of their own.
-
-        Args:
-            ids: the ids of the calls.
+        They stay in the agent until `pump` moves them to the workers. Calls that have ended, were not offered, or have
+        a worker of their own are ignored.
         """
         found = [call for id_ in ids if (call := self.get(id_)) is not None]
         calls = [call for call in found if call.offered and call.kind not in OWN]
@@ -187,23 +158,15 @@ class CallQueue:
             self._lanes[call.kind].waiting.appendleft(call)
 
     def take_back(self) -> None:
-        """Take back the calls that no worker process has taken, and put them at the front of the queue again.
+        """Take back the calls that no worker has taken, and put them at the front of the queue again.
 
-        The calls are removed from the sockets that workers read. They stay in the agent until `pump` moves them to the
-        workers.
+        They stay in the agent until `pump` moves them to the workers.
         """
         for lane in self._lanes:
             self._take_back(lane)
 
     def _take_back(self, lane: _Lane) -> None:
-        """Take back the calls of one kind of slot that no worker process has taken.
-
-        The calls are put at the front of the queue again. They stay in the agent until `pump` moves them to the
-        workers. File descriptors that came back with the calls are closed.
-
-        Args:
-            lane: the calls that wait for one kind of slot (place for one call).
-        """
+        """Move the calls of a lane that no worker has taken to its front, and close file descriptors sent with them."""
         back: list[int] = []
         for f, fds in lane.queue.take_back():
             for fd in fds:
@@ -212,27 +175,17 @@ class CallQueue:
         self.again(back)
 
     def take_back_from(self, slots: Iterable[Slot]) -> None:
-        """Take back batched calls that the worker processes of these slots have taken but not begun.
+        """Take back batched calls that the workers of these slots have not begun, and put them at the queue's front.
 
-        A slot is a place where one call runs at a time. A batch is several small calls that one worker runs in turn.
-        The calls are put at the front of the queue again. They stay in the agent until `pump` moves them to the
-        workers.
+        They stay in the agent until `pump` moves them to the workers.
         """
         self.again([id_ for slot in slots for id_ in slot.pipes.take_back()])
 
     def give_back(self, n: int, kind: int) -> list[int]:
-        """Remove up to `n` calls that have not begun from the end of the queue, and return their ids.
+        """Remove up to `n` calls that have not begun from the end of the queue. Return their ids, the last call first.
 
-        The client can then send these calls to other nodes. If fewer than `n` calls wait in the agent, more are taken
-        back: from the workers' socket, and from batches (several calls for one worker). Afterwards, the caller must
-        call `pump`, which moves the remaining calls to the workers.
-
-        Args:
-            n: the greatest number of calls to remove.
-            kind: the kind of slot (place for one call) that the calls need, MAIN or CPU.
-
-        Returns:
-            the ids, the last call first; an empty list if there are no calls that have not begun.
+        The client can then send these calls to other nodes. If fewer than `n` wait in the agent, more are taken back
+        from the workers' socket and from batches. Afterwards, the caller must call `pump`.
         """
         lane = self._lanes[kind]
         calls = self._apart(lane)
@@ -251,8 +204,7 @@ class CallQueue:
     def doomed(self) -> list[NodeCall]:
         """Remove from the queue, and return, the calls that must stop (see `NodeCall.doomed`) and have not begun.
 
-        The returned calls stay in `calls`. Returns an empty list if there are none. All other calls that have not begun
-        are taken back from the worker processes. They wait until `pump` moves them to the workers.
+        They stay in `calls`. All other calls that have not begun are taken back from the workers and wait for `pump`.
         """
         self.take_back()
         self.take_back_from(self._slots.all)
@@ -264,10 +216,6 @@ class CallQueue:
         return doomed
 
     def _apart(self, lane: _Lane) -> list[NodeCall]:
-        """Return the calls that wait for one kind of slot (place for one call), in order, each with its own record.
-
-        A batch (several small calls with one record) is split into its calls. Calls that have ended are left out. The
-        queue itself is not changed.
-        """
+        """Return the calls of a lane in order, each with its own record, without changing the lane."""
         ids = (id_ for call in lane.waiting for id_ in (call.ids if isinstance(call, Batch) else [call.id]))
         return [call for id_ in ids if (call := self.get(id_)) is not None]

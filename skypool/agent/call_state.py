@@ -1,4 +1,4 @@
-"""Puts back what a call has changed in its worker process, so that the next call finds what the first one found.
+"""Puts back what a call has changed in its worker, so that the next call finds what the first one found.
 
 Modules and their globals stay, and so do environment variables, threads and open files: calls may share them. What
 cannot be put back makes a new process replace the worker.
@@ -34,7 +34,7 @@ _NOT_NEEDED = ("__main__", "__mp_main__")
 
 
 class CallState:
-    """The state of a worker process as calls must find it: as it is when this object is made.
+    """State of a worker that every call must find: the one at the time when this object is made.
 
     Make it in the main thread, before the first call.
     """
@@ -64,7 +64,7 @@ class CallState:
         self._modules = tuple(needed.values())
 
     def _noting(self, change: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that does what `change` does, and notes that there is something to look at."""
+        """Return a function that does what `change` does, and notes that something may have to be put back."""
 
         @functools.wraps(change)
         def noting(*args: Any, **kwargs: Any) -> Any:
@@ -74,9 +74,9 @@ class CallState:
         return noting
 
     def is_touched(self) -> bool:
-        """Return True if a call has certainly left something to put back. Takes less than a microsecond.
+        """Return True if a call has left something to put back. Takes less than a microsecond.
 
-        It looks at what programs change most often, so that calls can be looked at that come one right after another.
+        False may be wrong: for calls that come one right after another, only what they change most often is checked.
         """
         try:
             return (
@@ -91,10 +91,7 @@ class CallState:
             return True
 
     def restore(self) -> bool:
-        """Put back what calls have changed. Takes about 50 microseconds.
-
-        Returns:
-            True if there was something to put back.
+        """Put back what calls have changed. Return True if they had changed anything. Takes about 50 microseconds.
 
         Raises:
             OSError: something cannot be put back, so that the next call needs a new process: a limit, a file descriptor
@@ -139,7 +136,7 @@ class CallState:
         return changed
 
     def _restore_modules(self) -> bool:
-        """Put back the modules that were there from the start, and let those be imported that were blocked since."""
+        """Put the first modules back into `sys.modules`, and remove entries that are None, which block imports."""
         changed = not all(map(operator.is_, map(sys.modules.get, self._names), self._modules))
         if changed:
             sys.modules.update(zip(self._names, self._modules, strict=True))
@@ -151,10 +148,9 @@ class CallState:
         return True
 
     def _restore_limits(self) -> bool:
-        """Put back the limits of this process.
+        """Put back resource limits, CPUs, recursion limit and socket timeout. Return True if one of them had changed.
 
-        Raises:
-            OSError: the system refuses.
+        Raises OSError if the system refuses.
         """
         changed = False
         for each, limits in self._limits.items():
@@ -177,19 +173,19 @@ class CallState:
 
 
 def _user() -> tuple[tuple[int, int, int], tuple[int, int, int], int]:
-    """Return the user, the group and the priority of this process."""
+    """Return the real, effective and saved user ids of this process, its group ids likewise, and its priority."""
     return os.getresuid(), os.getresgid(), os.getpriority(os.PRIO_PROCESS, 0)
 
 
 def _standard_files() -> list[tuple[int, int]]:
-    """Return what the file descriptors 0, 1 and 2 refer to."""
+    """Return the files of the file descriptors 0, 1 and 2, each as (device, inode number)."""
     return [(found.st_dev, found.st_ino) for found in map(os.fstat, (0, 1, 2))]
 
 
 def _forget_event_loop() -> bool:
-    """Let `asyncio.get_event_loop()` make a loop again in this thread, as in a new process. Return True if it did not.
+    """Let `asyncio.get_event_loop()` make a loop again in this thread. Return True if it would have refused to.
 
-    `asyncio.run` and `asyncio.set_event_loop(None)` leave a mark by which it refuses to.
+    It refuses after `asyncio.run` or `asyncio.set_event_loop(None)` was called in the thread.
     """
     events: Any = sys.modules.get("asyncio.events")
     local = getattr(getattr(events, "_event_loop_policy", None), "_local", None)

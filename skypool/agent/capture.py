@@ -13,18 +13,14 @@ LONGEST = 64 << 10
 
 
 class Capture:
-    """What a call and its child processes print, gathered in a file in memory that the agent has open, too.
+    """Capture of what a call and its child processes print, in a file in memory that the agent can read, too.
 
-    So the agent can read it if the call does not end by itself.
-
-    Args:
-        fd: the file. It is empty while nothing is captured.
-        out: the `sys.stdout` to restore at the end.
-        err: the `sys.stderr` to restore at the end.
+    So the agent has the output of a call that does not end by itself. The file is empty while nothing is captured.
+    `out` and `err` are the values of `sys.stdout` and `sys.stderr` to restore at the end.
 
     Attributes:
-        last: the end of what the last call has printed, if that was captured and has ended, at most `LONGEST` (64 Ki)
-            bytes; "" otherwise. The worker empties it before each call.
+        last: the end of the last capture, at most `LONGEST` (64 Ki) bytes, if it has ended; "" otherwise. The worker
+            empties it before each call.
     """
 
     def __init__(self, fd: int, out: io.TextIOBase, err: io.TextIOBase) -> None:
@@ -58,11 +54,9 @@ class Capture:
 
 
 def captured(fd: int, most: int = LONGEST) -> str:
-    """Return the end of what has been captured so far; "" if nothing is captured now. Called in the agent.
+    """Return the last `most` bytes or less of what the file `fd` of a capture has now; "" if nothing is captured.
 
-    Args:
-        fd: the file.
-        most: the most bytes that are read.
+    Called in the agent.
     """
     size = os.fstat(fd).st_size
     return os.pread(fd, most, max(0, size - most)).decode("utf-8", "replace") if size else ""

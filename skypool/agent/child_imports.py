@@ -1,10 +1,10 @@
-"""Lets Python processes that calls start import the modules of the client (the user's process), as their parents do.
+"""Lets Python processes that calls start import the modules of the client, as their parents do.
 
 It also lets them say what they are doing: see `stacks`.
 
 Such a process runs this file as its `sitecustomize`, because the environment of calls names its folder in PYTHONPATH.
-It imports only the standard library. A module that is found nowhere is asked for at a Unix socket of the agent, the
-main process of the node. The answer is the folder in which the module is.
+It imports only the standard library. A module that is found nowhere is asked for at a Unix socket of the agent. The
+answer is the folder in which the module is.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PATIENCE = 90.0
 
 
 def ask(place: str, name: str) -> str | None:
-    """Return the folder on this node with a module of the client; None if there is none, or nobody answers."""
+    """Ask the agent, in the node's folder `place`, for the folder with a module; None if it has none or is gone."""
     import json
     import socket
 
@@ -57,12 +57,7 @@ def ask(place: str, name: str) -> str | None:
 
 
 class _Finder:
-    """A finder of modules that asks the agent.
-
-    Args:
-        place: the node's folder.
-        names: the names that it finds; None for all.
-    """
+    """Finder that asks the agent for the modules `names`; None for all modules. `place` is the node's folder."""
 
     def __init__(self, place: str, names: Collection[str] | None = None) -> None:
         self._place = place
@@ -95,11 +90,9 @@ class _Finder:
 
 
 def install(place: str, first: Collection[str]) -> None:
-    """Add finders that ask the agent to this process.
+    """Add finders to this process which ask the agent for modules. `place` is the node's folder.
 
-    Args:
-        place: the node's folder.
-        first: the names of modules that are asked for before others of that name are found.
+    Modules with the names in `first` are asked for before Python looks elsewhere; all others only if it finds none.
     """
     if first:
         sys.meta_path.insert(0, _Finder(place, frozenset(first)))

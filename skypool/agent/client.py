@@ -1,8 +1,6 @@
-"""Accepts a client (the user's process) at the agent, and sends frames (messages) to that client.
+"""Accepts a client at the agent, and sends frames to it. Clients connect through a holder.
 
 A later client can take the place of one that is gone or silent.
-The agent is the main process of a node. Clients connect through a holder, the process at the node's end of each
-connection.
 """
 
 from __future__ import annotations
@@ -31,18 +29,16 @@ Watch = Callable[[int, int, Callable[[], None]], None]
 
 
 class Client:
-    """The agent's view of its client, the user's process. A node has at most one client, which may leave and come back.
+    """The agent's view of its client. A node has at most one client, which may leave and come back.
 
     Args:
-        listener: the Unix socket at which holders (processes at the node's end of connections) hand over the file
-            descriptors of a client.
-        watch: `watch(fd, events, callback)` makes the agent's loop call `callback` when these epoll events occur on the
-            file descriptor `fd`. With events 0, the loop stops watching `fd`.
+        listener: the Unix socket at which holders hand over the file descriptors of a client.
+        watch: registers a callback with the agent's loop, as for `Slots`.
         liveness: seconds of silence after which another client may take the node.
         clock: the agent's clock, which measures that silence.
-        on_frame: called with every frame (message) of the accepted client, except its first one, the HELLO.
-        may_take: called before another client than the first one takes the node over. It returns "", or the reason
-            why it is too late for that.
+        on_frame: called with every frame of the accepted client, except its first one, the HELLO.
+        may_take: called before another client than the first one takes the node over. Returns "" if that client may
+            have the node, or else why not.
         on_hello: called when a client was accepted, with True if the client is not the same as before, and with the
             header of its HELLO. Returns the header of the WELCOME, the answer to a HELLO.
         on_resumed: called after the WELCOME was queued for sending.
@@ -50,11 +46,9 @@ class Client:
         kept: takes over the memory of large values that the client has received, for later values.
 
     Attributes:
-        unacknowledged: outcomes (results or errors), stream items and output that the client has not acknowledged.
         session: the id of the client that was accepted last; "" before the first one.
         epoch: how many clients with different ids were accepted. Each takes the node over from the one before.
-        heard: the time of the client's last sign of life, by the agent's clock. At first, the time when this object was
-            created.
+        heard: the time of the client's last sign of life, by the agent's clock; at first, the time of the start.
     """
 
     def __init__(
@@ -91,9 +85,7 @@ class Client:
     def _on_holder(self) -> None:
         """Accept a holder, and take over its connection to a client. Waits at most 2 s for the file descriptors.
 
-        A holder is the process at the node's end of a connection to the client. It connects to the agent's Unix socket
-        and hands over two file descriptors of the client's connection. If it does not do so, it is disconnected, and so
-        is a process of another user.
+        A holder that does not send them, or belongs to another user, is disconnected.
         """
         try:
             holder, _ = self._listener.accept()
@@ -119,10 +111,9 @@ class Client:
         self._holders[connection] = holder
 
     def _read(self, connection: Connection) -> None:
-        """Handle the frames (messages) that have arrived on a connection. Does nothing if that connection is closed.
+        """Handle the frames that have arrived on a connection, if it is open.
 
-        The connection is closed if it has ended or failed, or if a frame is not valid. An error is logged, except for a
-        regular end. No exception is raised in these cases.
+        If it has ended or failed, or if a frame is not valid, it is closed and nothing is raised. Errors are logged.
         """
         if connection not in self._holders:
             return
@@ -145,11 +136,7 @@ class Client:
             self.flush(connection)
 
     def _take(self, connection: Connection, f: Frame) -> None:
-        """Handle one frame (message) that came on a connection. If the connection is closed, the frame is ignored.
-
-        Raises:
-            ProtocolError: another frame came before HELLO (a client's first message), or the frame is not valid.
-        """
+        """Handle one frame. Raises ProtocolError if it is invalid, or if it came before HELLO."""
         if f.kind is not Kind.HELLO and connection is self._current:
             self._on_frame(f)
         elif connection not in self._holders:
@@ -160,20 +147,14 @@ class Client:
             raise protocol_violation(f"the client sent a {f.kind.name} message before its first message, HELLO")
 
     def _greet(self, connection: Connection, hello: dict[str, Any]) -> None:
-        """Accept the client that sent a HELLO (its first message), or answer TAKEN if another client uses the node.
+        """Accept the client that sent a HELLO, or answer TAKEN and close the connection.
 
-        A new client is also refused if the node is about to end itself. The other client uses the node if it is
-        connected and was heard within the last `liveness` seconds. Each client that takes the node over gets a higher
-        epoch in its WELCOME. A client that comes back names its epoch. If the node was taken over since, that client is
-        refused for good, also while the new one is away. An accepted client gets a WELCOME and everything in
-        `unacknowledged`. An earlier connection to a client is closed. If the same client has come back, outcomes
-        (results or errors) that it no longer waits for are forgotten.
+        Another client is refused while the present one is connected and was heard within `liveness` seconds. A new
+        client is also refused if the node is about to end itself. Each client that takes the node over gets a higher
+        epoch, which it names when it comes back. A client whose epoch is no longer the highest is refused for good.
 
-        Args:
-            connection: the connection that the HELLO came on. It is closed after TAKEN.
-            hello: the header of the HELLO: the client's session id, and the ids of the calls that the client waits for.
-                Also the epoch that the client was given; 0 if the client was not accepted before. Also for how long
-                the node may live without work.
+        An accepted client gets a WELCOME and everything in `unacknowledged`; an earlier connection is closed. If the
+        same client has come back, outcomes that it no longer waits for are forgotten.
         """
         session = str(hello["session"])
         awaited = set(hello["calls"])
@@ -205,15 +186,14 @@ class Client:
         self._drop(connection)
 
     def _complain(self, connection: Connection, error: Exception) -> None:
-        """Log an error of a connection to stderr, and close that connection. Nothing is raised."""
+        """Log an error of a connection to stderr, and close that connection."""
         print(f"connection to the client closed: {error}", file=sys.stderr, flush=True)
         self._drop(connection)
 
     def _drop(self, connection: Connection) -> None:
-        """Close a connection to a client, and the socket to the process at the node's end of the connection.
+        """Close a connection and its holder's socket, if they are open.
 
-        Does nothing if they are closed already. If this was the accepted client's connection, `on_gone` is called, and
-        frames (messages) are accepted again only after the next HELLO.
+        If it was the accepted client's, calls `on_gone`; frames are then accepted only after the next HELLO.
         """
         holder = self._holders.pop(connection, None)
         if holder is None:
@@ -238,25 +218,18 @@ class Client:
         return self._current is not None
 
     def send(self, kind: Kind, header: Mapping[str, object], buffers: list[Buffer] | None = None) -> None:
-        """Queue a small frame (message) for the connected client. The frame is dropped if no client is connected.
+        """Queue a small frame for the connected client; `flush` writes it. Without a client, the frame is dropped.
 
-        Frames that must arrive are sent through `unacknowledged` instead. `flush` writes the queued frames.
-
-        Args:
-            kind: the kind of frame.
-            header: the header of the frame.
-            buffers: the body of the frame, in parts; None for an empty body.
+        So frames that must arrive are sent through `unacknowledged`.
         """
         if self._current is not None:
             self._current.send(frame(kind, header, buffers or []))
 
     def flush(self, connection: Connection | None = None) -> None:
-        """Write the queued frames (messages) to a connection, as far as the client takes them now. Does not wait.
+        """Write the queued frames to a connection, as far as the client takes them now. Does not wait.
 
-        If writing fails, the error is logged and the connection is closed. Does nothing if the connection is closed.
-
-        Args:
-            connection: the connection. If None, that of the accepted client, if there is one.
+        If writing fails, the error is logged and the connection is closed. By default, the connection is that of the
+        accepted client, if there is one.
         """
         connection = connection or self._current
         if connection in self._holders and connection is not None:

@@ -1,7 +1,4 @@
-"""Reads and writes frames (messages) at the agent's end of a connection to a client, and never blocks.
-
-The agent is the main process of a node, and the client is the user's process.
-"""
+"""Reads and writes frames at the agent's end of a connection to a client, and never blocks."""
 
 from __future__ import annotations
 
@@ -21,16 +18,14 @@ _GATHER = 256
 
 @dataclass(slots=True, eq=False)
 class Large:
-    """A large value that is being sent to the client in pieces, and the frame (message) that is sent after it.
-
-    A worker process may still be writing the value.
+    """Large value that is being sent to the client in pieces, and the frame that is sent after it.
 
     Attributes:
-        call: the id of the call that the value belongs to.
+        call: the id of the call whose outcome or item the value is.
         key: the key by which the frames of the pieces name the value.
         blob: the storage of the value; None if there is no value, only the frame `then`.
         written: how many bytes of the value can be sent, because the worker has written them.
-        then: the frame that is sent after the value and refers to it; None until that frame is known.
+        then: the frame that is sent after the value and refers to it; None until the worker has sent that frame.
     """
 
     call: int
@@ -41,20 +36,13 @@ class Large:
 
 
 class Connection:
-    """A connection to a client: two file descriptors, through which frames (messages) come and go without blocking.
+    """Connection to a client: two file descriptors, through which frames come and go without blocking.
 
     Small frames are sent before pieces of large values, so small frames need not wait. Frames about the same call stay
-    in order: the outcome (result or error) of a generator call must not arrive before its last item.
+    in order: the outcome of a generator call must not arrive before its last item.
 
-    Args:
-        source: the file descriptor to read from. It is made non-blocking, and `close` closes it.
-        sink: the file descriptor to write to; may be the same as `source`. It is made non-blocking, and `close` closes
-            it, too.
-        watch: `watch(fd, events)` tells the agent's loop which epoll events to wait for.
-
-    Attributes:
-        source: the argument `source`.
-        sink: the argument `sink`.
+    `source` and `sink` may be the same. They are made non-blocking, and `close` closes them. `watch(fd, events)` tells
+    the agent's loop which epoll events to wait for.
     """
 
     def __init__(self, source: int, sink: int, watch: Callable[[int, int], None]) -> None:
@@ -73,7 +61,7 @@ class Connection:
         watch(source, select.EPOLLIN)
 
     def read(self) -> list[Frame]:
-        """Return the frames (messages) that have arrived completely, without waiting. The list may be empty.
+        """Return the frames that have arrived completely, without waiting.
 
         The frames are views of memory that the next `read` overwrites.
 
@@ -96,13 +84,9 @@ class Connection:
         return self._decoder.advance(n)
 
     def send(self, buffers: list[Buffer], call: int = 0) -> None:
-        """Queue a small frame (message) for sending. A later `flush` writes the frame.
+        """Queue a small frame, which a later `flush` writes. `call` is the id of its call, or 0 if it is about none.
 
-        If large values of the same call are queued, the frame is sent after these.
-
-        Args:
-            buffers: the frame.
-            call: the id of the call that the frame is about; 0 if it is about no call.
+        The frame is written after queued large values of the same call.
         """
         if call in self._held_up:
             self.send_large(Large(call, "", None, 0, buffers))
@@ -110,19 +94,17 @@ class Connection:
             self._small.extend(buffers)
 
     def send_large(self, large: Large) -> None:
-        """Queue a large value for sending. A later `flush` writes the value.
+        """Queue a large value, which a later `flush` writes in pieces, as far as the worker has filled it.
 
-        The value is sent in pieces, as far as the worker process has filled it. After the last piece comes the frame
-        (message) that refers to it.
+        After the last piece comes the frame that refers to it.
         """
         self._large.append(large)
         self._held_up[large.call] += 1
 
     def abandon(self, large: Large) -> None:
-        """Stop sending a large value, so that its file descriptor can be closed.
+        """Stop sending a large value, if it is being sent, so that its file descriptor can be closed.
 
-        If a piece is already partly sent, the rest of that piece is copied and still sent later. Does nothing if the
-        value is not being sent.
+        The rest of a piece that is partly sent is copied and still sent later.
         """
         if large in self._large:
             self._let_go(large)
@@ -131,14 +113,7 @@ class Connection:
                 self._rest[index] = os.pread(part[0], part[2], part[1])
 
     def _let_go(self, large: Large) -> None:
-        """Remove a large value from the queue of values to send.
-
-        If the value's call has no other large value in the queue, later small frames (messages) about the call are sent
-        without waiting.
-
-        Raises:
-            ValueError: the value is not in the queue.
-        """
+        """Remove a large value from the queue. Small frames of its call then wait only for the call's other values."""
         self._large.remove(large)
         self._offsets.pop(large, None)
         self._held_up[large.call] -= 1
@@ -146,14 +121,11 @@ class Connection:
             del self._held_up[large.call]
 
     def flush(self) -> None:
-        """Write as much of the queued frames (messages) and large values as the client takes now, without waiting.
+        """Write as much of the queued frames and large values as the client takes now, without waiting.
 
-        If the connection is full, the agent's loop is asked to report when it has room again. Parts of a large value
-        that the worker process has not written yet stay queued, too.
-
-        Raises:
-            OSError: the client is gone.
-            ProtocolError: the file of a large value has become shorter.
+        If the connection is full, the loop is asked to report when it has room again. Parts of a large value that the
+        worker has not written yet stay queued. Raises OSError if the client is gone, ProtocolError if the file of a
+        large value has become shorter.
         """
         try:
             while self._rest or self._small or self._large:
@@ -173,7 +145,7 @@ class Connection:
             self._watch_sink()
 
     def _watch_sink(self) -> None:
-        """Have the agent's loop watch the sink (where bytes are written) for room if `_full` is True, else stop that.
+        """Have the agent's loop watch the sink for room if `_full` is True, else stop that.
 
         If source and sink are the same file descriptor, it is watched for reading in both cases.
         """
@@ -183,13 +155,9 @@ class Connection:
             self._watch(self.sink, select.EPOLLOUT if self._full else 0)
 
     def _write_small(self) -> None:
-        """Write up to `_GATHER` (256) buffers of small frames (messages) with one system call.
+        """Write up to `_GATHER` buffers of small frames with one system call. What is not written stays in the queue.
 
-        If only a part is written, the rest is kept to be sent next.
-
-        Raises:
-            BlockingIOError: the connection accepts no bytes now. The buffers stay queued.
-            OSError: the client is gone.
+        Raises BlockingIOError if the connection accepts nothing now; the buffers stay queued.
         """
         if len(self._small) == 1:
             self._rest.append(self._small.popleft())
@@ -206,12 +174,7 @@ class Connection:
             self._keep_rest(batch, written)
 
     def _keep_rest(self, batch: list[Buffer], written: int) -> None:
-        """Keep the part of a list of buffers that was not written, to be sent next. The list is not changed.
-
-        Args:
-            batch: the buffers, in the order in which they are written.
-            written: how many bytes of them were written.
-        """
+        """Keep what comes after the first `written` bytes of these buffers, to be sent next."""
         for buffer in batch:
             if written >= len(buffer):
                 written -= len(buffer)
@@ -220,10 +183,9 @@ class Connection:
                 written = 0
 
     def _next_piece(self) -> bool:
-        """Queue the next piece of the first large value that has bytes ready. Return False if none has, else True.
+        """Queue the next piece of the first large value that has bytes ready. Return False if none has.
 
-        A piece has at most `CHUNK` (1 Mi) bytes. The frame (message) that refers to the value is queued after its last
-        piece. A value whose next bytes are not written yet is skipped.
+        A piece has at most `CHUNK` bytes. The frame that refers to the value follows its last piece.
         """
         for large in self._large:
             blob = large.blob
@@ -242,14 +204,9 @@ class Connection:
         return False
 
     def _write_rest(self) -> None:
-        """Continue with the first buffer, or piece of a large value, that was not written completely.
+        """Write more of the buffer or piece that was written in part, with one system call.
 
-        One system call is made. Bytes that it does not write stay first in the queue.
-
-        Raises:
-            BlockingIOError: the connection accepts no more bytes now.
-            OSError: the client is gone.
-            ProtocolError: the file of a large value has become shorter.
+        Raises BlockingIOError if the connection accepts nothing now.
         """
         first = self._rest[0]
         if isinstance(first, list):
@@ -270,10 +227,7 @@ class Connection:
                 self._rest.appendleft(memoryview(first)[sent:])
 
     def close(self) -> None:
-        """Close the file descriptors of the connection, and stop watching them. Queued frames (messages) are not sent.
-
-        Call it once.
-        """
+        """Close the connection's file descriptors, and stop watching them. Queued frames are not sent. Call it once."""
         for fd in {self.source, self.sink}:
             self._watch(fd, 0)
             os.close(fd)
@@ -281,4 +235,4 @@ class Connection:
 
 
 def _nothing(fd: int, events: int) -> None:
-    """Do nothing."""
+    """Do nothing: the `watch` of a closed connection."""

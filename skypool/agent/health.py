@@ -26,11 +26,7 @@ With "on", devices of a rehearsal are measured, too, for tests with a library of
 def describe(devices: Sequence[Device]) -> NodeHealth:
     """Return the state of this machine: its devices, the version of their driver, and its address.
 
-    Free disk space and clock are not filled in; `refreshed` adds them. The driver's version is found for NVIDIA GPUs
-    only; it is "" for other devices, or if nvidia-smi does not report it.
-
-    Args:
-        devices: the accelerators that were found here.
+    `refreshed` adds free disk space and clock. The driver's version is "" unless nvidia-smi reports it for NVIDIA GPUs.
     """
     driver = ""
     if any(device.kind == "cuda" for device in devices):
@@ -59,9 +55,5 @@ def own_address() -> str:
 
 
 def refreshed(health: NodeHealth, folder: str) -> NodeHealth:
-    """Return a copy of `health` with the current time, and the free bytes of the disk that `folder` is on.
-
-    Raises:
-        OSError: the folder does not exist.
-    """
+    """Return a copy of `health` with the current time, and the free bytes of the disk that `folder` is on."""
     return replace(health, disk_free=shutil.disk_usage(folder).free, time=time.time())

@@ -14,13 +14,10 @@ _NAME = "_find_and_load"
 
 
 class ImportClock:
-    """A clock that runs while the main thread imports a module, with all modules that it imports in turn.
+    """Clock that runs while the main thread imports a module, with all modules that it imports in turn.
 
-    Creating this object changes nothing; `install` does. A module that is loaded already costs nothing.
-
-    Args:
-        on_begin: called before an import.
-        on_end: called after it, with the seconds that it took.
+    Creating this object changes nothing; `install` does. A module that is loaded already costs nothing. `on_begin` is
+    called before an import, and `on_end` after it, with the seconds that it took.
     """
 
     def __init__(self, on_begin: Callable[[], None], on_end: Callable[[float], None]) -> None:

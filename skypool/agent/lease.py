@@ -1,4 +1,4 @@
-"""Limits how long a node (a rented machine) lives: until its lease ends. Each message of the client extends the lease.
+"""Limits how long a node lives: until its lease ends. Each frame of the client extends the lease.
 
 A node also ends if it has had no work for a while, if its client says so: its linger time.
 
@@ -23,15 +23,11 @@ _WIDTH = 31
 
 
 class Lease:
-    """The time until which the node may live: `lease` seconds after the client's last message, or an earlier limit.
+    """The time until which the node may live: `lease` seconds after the client's last frame, or an earlier limit.
 
-    A client that leaves can say for how long the node stays (`stay`). That time then counts instead of the lease.
-
-    Args:
-        lease: seconds for which the node lives on after each message of the client.
-        lifetime: seconds from now that the node may live in all; None for no such limit.
-        guard: the path of the file for the guard, the process that ends the rented machine; "" if there is none.
-            Writing the file postpones that end.
+    `lifetime` limits it to so many seconds from now; None for no limit. A client that leaves can say for how long the
+    node stays (`stay`). That time then counts instead of the lease. `guard` is the path of the guard's file; "" for
+    none.
     """
 
     def __init__(self, lease: float, lifetime: float | None, guard: str) -> None:
@@ -49,19 +45,14 @@ class Lease:
     def allow(self, seconds: float) -> None:
         """Limit the life of the node to `seconds` from now, for example because the budget is nearly spent.
 
-        A later call replaces this limit, even if the new limit is later. The limits by lease and lifetime stay. The
-        limit takes effect at the next `renew`.
+        Another call replaces this limit, even by a later one. The other limits stay. Takes effect at the next `renew`.
         """
         self._allowed = time.monotonic() + seconds
 
     def linger(self, left: float, full: float) -> None:
-        """Let the node end itself after a time without work. A later call replaces the limit of an earlier one.
+        """Let the node end itself `left` seconds from now, but not before `full` seconds after its last work.
 
-        The client says this again and again, because it alone knows of work on other nodes.
-
-        Args:
-            left: seconds from now after which the node ends itself, unless it works then.
-            full: seconds after its last work for which the node lives at least.
+        The client asks for this again and again, because it alone knows of work on other nodes. The last call counts.
         """
         self._idle_end = time.monotonic() + left
         self._linger = full
@@ -80,16 +71,11 @@ class Lease:
         self._stays = time.monotonic() + seconds
 
     def take(self, heard: float) -> str:
-        """Let a new client have the node, and ask the guard for more time at once. Return the reason if that is late.
+        """Let a new client have the node, and ask the guard for more time. Return "", or why the client cannot have it.
 
-        What a former client said with `linger` and `stay` is forgotten then. A guard that is about to end the machine
-        may not read its file any more, so that the new client would lose the node at once.
-
-        Args:
-            heard: the time of the new client's first message, in seconds of `time.monotonic()`.
-
-        Returns:
-            "" if the node lives on, otherwise why it does not. Nothing is changed then.
+        It cannot if the guard's file cannot be written, or if the guard is about to end the machine and may not read
+        the file any more. Otherwise what a former client said with `linger` and `stay` is forgotten. `heard` is the
+        time of the new client's first frame, in seconds of `time.monotonic()`.
         """
         left = self._granted - time.monotonic()
         if self._guard and left < min(_GUARD_LOOKS, max(1.0, self._lease / 20)) + _GUARD_READS:
@@ -105,19 +91,16 @@ class Lease:
         return ""
 
     def renew(self, heard: float) -> float:
-        """Return the node's deadline, in seconds of `time.monotonic()`. Write the guard's file if that is due.
+        """Return the node's deadline. Write the guard's file if that is due.
 
-        The guard is the process that ends the rented machine. The guard's file gets the seconds that are left. The
-        deadline is the earliest of the limits by lease, lifetime, `allow` and `linger`. After `stay`, its time counts
-        instead of lease and `linger`.
+        The deadline is the earliest of the limits by lease, lifetime, `allow` and `linger`. After `stay`, its time
+        counts instead of lease and `linger`. `heard` is the time of the client's last sign of life. Both times are in
+        seconds of `time.monotonic()`.
 
-        The file is written if the client was heard since the last write, but at most every `_EVERY` (5) seconds. For a
-        lease below 100 s, it may be written more often. It is also written if the deadline has become more than a
-        second earlier. While the node stays without a client, it is written as if the client was heard: the guard
-        grants at most one lease each time.
-
-        Args:
-            heard: the time of the client's last sign of life, in seconds of `time.monotonic()`.
+        The guard's file gets the seconds that are left. It is written if the client was heard since the last write.
+        This happens at most every `_EVERY` (5) seconds, or more often for a lease below 100 s. It is also written if
+        the deadline has become more than a second earlier. While the node stays without a client, it is written as if
+        the client was heard: the guard grants at most one lease each time.
         """
         end = min(heard + self._lease, self._idle_end) if self._stays is None else self._stays
         deadline = min(end, self._end, self._allowed)
@@ -135,10 +118,9 @@ class Lease:
         return deadline
 
     def _ask(self, seconds: float) -> None:
-        """Ask the guard, through its file, to let the machine live for `seconds` more, rounded up.
+        """Ask the guard, through its file, to let the machine live for `seconds` more, rounded up and at least 0.
 
-        The guard is the process that ends the rented machine. A negative number counts as 0. If writing fails, an error
-        is printed to stderr, once for the same error, and nothing is raised. The file is overwritten in place.
+        An error is printed to stderr, once for the same error, and not raised. The file is overwritten in place.
         """
         asked = f"{time.monotonic_ns() // 1_000_000} {max(0, math.ceil(seconds))}"
         try:

@@ -1,4 +1,4 @@
-"""Finds what a call has left in its worker process: child processes, which it ends, or an initialised process group.
+"""Finds what a call has left in its worker: child processes, which it ends, or an initialised process group.
 
 If there is something, a new process replaces the worker. `skypool.agent.slots` then kills what is left.
 """
@@ -32,10 +32,9 @@ _LOKY = ("joblib.externals.loky.reusable_executor", "loky.reusable_executor")
 
 
 def holds_process_group() -> bool:
-    """Return True if torch.distributed or jax.distributed is initialised in this process.
+    """Return True if torch.distributed or jax.distributed is initialised, which is possible once in a process.
 
-    Both can be initialised only once in a process. Nothing is imported: a library that is not loaded is not
-    initialised.
+    Nothing is imported: a library that is not loaded is not initialised.
     """
     return any(map(_is_initialized, ("torch.distributed", "jax.distributed")))
 
@@ -54,8 +53,7 @@ def end_processes() -> bool:
     They get SIGTERM, and SIGKILL a second later. Returns when they are gone. The helpers that libraries keep for later
     calls stay. The executor that loky keeps ends, and makes new processes when it is used again.
 
-    Returns:
-        True if others than loky's were left, so that objects in this process may refer to processes that are gone.
+    Returns True if other processes than loky's were ended: objects in this process may still refer to them.
     """
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -79,7 +77,7 @@ def end_processes() -> bool:
 
 
 def _left() -> Iterator[int]:
-    """Yield the processes below this one, without the helpers of libraries."""
+    """Yield the descendants of this process, except helpers that libraries keep for later calls."""
     for child in children(os.getpid()):
         if is_live(child):
             if not _is_helper(child):
@@ -96,7 +94,7 @@ def _is_helper(pid: int) -> bool:
 
 
 def _loky_processes() -> set[int]:
-    """Return the processes of the executor that loky keeps for later uses, and have it make a new executor then."""
+    """Return the processes of loky's reusable executor, and have loky make a new executor at its next use."""
     found: set[int] = set()
     for name in _LOKY:
         module = sys.modules.get(name)

@@ -38,7 +38,7 @@ def save(archive: str, size: int) -> None:
 
 
 def is_private(about: os.stat_result) -> bool:
-    """Return True if this user alone can change a folder or file, so that what is in it may be run."""
+    """Return True if this user alone can change a folder or file. Only then may its contents be run."""
     return about.st_uid == os.geteuid() and not about.st_mode & 0o022
 
 

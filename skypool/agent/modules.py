@@ -1,13 +1,13 @@
-"""Imports the user's own modules on a node (a rented machine), from packages that the client sends.
+"""Imports the user's own modules on a node, from packages that the client sends.
 
-The client is the user's process. It sends a package with all its files, which become a folder on `sys.path`. Python's
-own finders do the rest: resources, metadata and namespace packages work as on the client.
+A package comes with all its files, which become a folder on `sys.path`. Python's own finders do the rest: resources,
+metadata and namespace packages work as on the client.
 
 Modules that the client had loaded from outside site-packages take precedence over installed ones, as they do on the
 client. For any other module that the node lacks, the client is asked when the module is imported.
 
-The client's script cannot be imported on a node. multiprocessing inside a call normally sends functions and classes by
-name. Functions and classes of the script are sent by value instead.
+The client's script cannot be imported on a node. Inside a call, multiprocessing therefore sends functions and classes
+of the script by value instead of by name.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ _FULL = "it did not fit on the node's disk: {1}"
 
 @dataclass(frozen=True, slots=True)
 class FoundPackage:
-    """The client's answer about a module or package.
+    """Answer of the client about a module or package.
 
     Attributes:
-        folder: the folder on this node in which it is; None if the client has none.
-        version: a hash of its files.
+        folder: the folder on this node in which the module is; None if the client has no such module.
+        version: a hash of the module's files.
         left_out: the paths of files that were too large to be sent.
         why: what the client knows about a module that is not the user's own.
     """
@@ -64,10 +64,10 @@ class FoundPackage:
 
 
 class ScriptModule(ModuleType):
-    """The module `__main__` of a worker, which has the globals of the client's script.
+    """Module `__main__` of a worker, which has the globals of the client's script.
 
     It says that it has no file, although functions of the script may read `__file__`. Otherwise multiprocessing would
-    run the script in the children that it starts. Only `inspect` learns the name, to show the text of classes.
+    run the script in the children that it starts. Only `inspect` gets the file's name, to show the text of classes.
     """
 
     @property
@@ -82,13 +82,9 @@ class ScriptModule(ModuleType):
 
 
 class UserModules:
-    """An import hook for the modules that the user wrote, which the client sends.
+    """Import hook for the user's own modules, which the client sends. It has no effect before `install` is called.
 
-    The import hook has no effect before `install` is called.
-
-    Args:
-        fetch: asks the client for a module or package by name and version, and waits for the answer.
-        folder: the node's folder.
+    `fetch` asks the client for a module or package by name and version, and waits for the answer.
     """
 
     def __init__(self, fetch: Callable[[str, str], FoundPackage], folder: str) -> None:
@@ -104,7 +100,7 @@ class UserModules:
         """Add the import hook to this process: two finders in `sys.meta_path`.
 
         The first finder comes before all others, and finds modules known to be the user's own. The other comes last,
-        and is for modules that nothing else finds. Processes that calls start get a hook through their environment.
+        for modules that nothing else finds. Processes that calls start get a hook through their environment.
 
         Also makes multiprocessing send functions and classes of the client's script by value.
         """
@@ -116,21 +112,17 @@ class UserModules:
         self._tell_children()
 
     def _tell_children(self) -> None:
-        """Let processes that calls start find the packages that are here, and the hook that asks for others."""
+        """Set environment variables by which processes that calls start find packages here, and can ask for others."""
         folders = [os.path.join(self._folder, "children"), *(str(each.folder) for each in self._found.values())]
         os.environ["PYTHONPATH"] = os.pathsep.join([*folders, *([self._outside] if self._outside else [])])
         os.environ[child_imports.FIRST] = ",".join(sorted(self._first | self._known.keys()))
 
     def learn(self, about: Mapping[str, Any]) -> bool:
-        """Take what the client says about the user's own modules, with a function.
+        """Note what the client says about the user's own modules. It says this together with each function.
 
-        Args:
-            about: has "modules", a dict from the name of each loaded module or package to its version, and "first", the
-                names of others that come before installed ones.
-
-        Returns:
-            False if a module that was imported here has changed on the client. Only a new process can then import the
-                changed module. Otherwise True.
+        `about` has "modules", the version of each loaded module or package, and "first", the names of others that come
+        before installed ones. "numpy" is the version of numpy, if it is loaded. Returns False if a module that was
+        imported here has changed: only a new process can import it again.
         """
         self._known.update(about["modules"])
         self._first = self._first | frozenset(about["first"])
@@ -155,13 +147,9 @@ class UserModules:
         return name in self._known or name in self._first
 
     def provide(self, name: str) -> bool:
-        """Have a module or package of the user's own in a folder on `sys.path`. Waits for the client's answer.
+        """Put a module or package of the user's own into a folder on `sys.path`. Waits for the client's answer.
 
-        Args:
-            name: its name, without a dot.
-
-        Returns:
-            True if it is new there; False if it is there already, or if the client has none.
+        Returns False if it is there already, or if the client has no such module. `name` has no dot.
         """
         if name in self._found:
             return False
@@ -176,10 +164,7 @@ class UserModules:
         return True
 
     def advice(self, error: BaseException) -> str:
-        """Return what to do about an exception of a call that is about modules, their files or their versions.
-
-        Returns "" for any other exception.
-        """
+        """Return advice for the user about an exception that concerns modules, their files or versions; else ""."""
         if isinstance(error, ModuleNotFoundError) and error.name:
             return self._numpys(error.name) or self._missing_advice(error.name)
         if isinstance(error, FileNotFoundError) and isinstance(error.filename, str):
@@ -199,7 +184,7 @@ class UserModules:
         return (_ADVICE + text).format(name, rest)
 
     def _numpys(self, name: str) -> str:
-        """Return a sentence with both versions of numpy, if that is why a pickle names a module that is not here."""
+        """Return a sentence with both versions of numpy, if they explain why the module `name` is missing; else ""."""
         numpy = sys.modules.get("numpy")
         if not name.startswith("numpy.") or numpy is None or not self._numpy:
             return ""
@@ -212,7 +197,7 @@ class UserModules:
 
 
 def take_source(file: str, data: bytes) -> None:
-    """Let Python show lines of a file whose text has arrived."""
+    """Let tracebacks and `inspect` show the lines of a file whose compressed text has arrived."""
     text = zlib.decompress(data).decode("utf-8", "surrogatepass")
     # without a time, Python does not compare it with a file of that name here
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
@@ -221,36 +206,26 @@ def take_source(file: str, data: bytes) -> None:
 def send_script_by_value() -> None:
     """Make multiprocessing in this process send functions and classes of the client's script by value.
 
-    The script cannot be imported on a node, so multiprocessing cannot send them by name. A second call changes nothing.
+    The script cannot be imported on a node, so they cannot be sent by name. A second call changes nothing.
     """
     ForkingPickler.reducer_override = _by_value  # type: ignore[method-assign, assignment]  # documented by pickle
 
 
 def _by_value(_: ForkingPickler, thing: Any) -> Any:
-    """Return the reduce value (as of `__reduce__`) by which pickle sends a function or class of the client's script.
-
-    Returns NotImplemented for any other object, which is then pickled as usual.
-
-    Args:
-        _: the pickler, not used.
-        thing: the object to pickle.
-    """
+    """Return the reduce value of a function or class of the client's script; NotImplemented for other objects."""
     if isinstance(thing, (types.FunctionType, type, *NAMED)) and getattr(thing, "__module__", "") in SCRIPT:
         return _loaded, (pickled(thing),)
     return NotImplemented
 
 
 def _loaded(data: bytes) -> Any:
-    """Unpickle a function or class that a parent process sent by value, and return it.
-
-    Also makes this process send such functions and classes by value.
-    """
+    """Unpickle a function or class that a parent process sent by value, and send such objects by value, too."""
     send_script_by_value()  # a child process that was not forked may send such objects back
     return cloudpickle.loads(data)
 
 
 class _First:
-    """A finder for modules that are known to be the user's own. It finds no other modules."""
+    """Finder for modules that are known to be the user's own."""
 
     def __init__(self, modules: UserModules) -> None:
         self._modules = modules
@@ -262,10 +237,10 @@ class _First:
 
 
 class _Last(_First):
-    """A finder for modules that no other finder has found. It asks the client for these modules.
+    """Finder that asks the client for modules that no other finder has found.
 
-    Modules of the standard library and of skypool, and submodules of installed packages, are never asked for. A package
-    without a file is a namespace, of which the client may have another part.
+    It never asks for modules of the standard library or of skypool. It asks for submodules of an installed package only
+    if that is a namespace package, which has no file: the client may have another part of it.
     """
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:

@@ -1,7 +1,7 @@
 """`Monitor`: measures the node, its devices and its running calls, and keeps the samples until the client has them.
 
-The agent (the node's main process) itself reads the node and the calls from `/proc`. Devices are read by a process of
-its own, the sampler, because a broken device or driver may hang whoever asks it.
+The agent itself reads the node and the calls from `/proc`. Devices are read by a process of its own, the sampler,
+because a broken device or driver may hang whoever asks it.
 """
 
 from __future__ import annotations
@@ -69,14 +69,10 @@ Running = Callable[[], Iterable[tuple[int, str, int, int, float]]]
 
 
 class Monitor:
-    """The measurements of one node. Making the object starts and reads nothing; `tick` does.
+    """Monitor of one node. Making the object starts and reads nothing; `tick` does.
 
-    Args:
-        devices: the accelerators of the node. For none, no process is started.
-        folder: the folder in which calls run.
-        watch: `watch(fd, events, callback)` makes the agent's loop call `callback` when these epoll events occur.
-        running: returns the running calls.
-        on_news: called when the devices were read for the first time, and when a driver has reported an error.
+    Without `devices`, no sampler is started. `folder` is the folder in which calls run. `on_news` is called when the
+    devices were read for the first time, and when a driver has reported an error.
     """
 
     def __init__(
@@ -116,10 +112,9 @@ class Monitor:
     # --- what the loop calls ---------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """Start the sampler if there are devices, kill it if it hangs, and measure if it is time to.
+        """Start the sampler if there are devices, kill it if it hangs, and take a sample if it is time to.
 
-        Args:
-            now: the time of the agent's clock, in seconds, without pauses of the whole node.
+        `now` is the agent's clock, in seconds, without pauses of the whole node.
         """
         self._now = now
         if self._next is None:
@@ -136,8 +131,7 @@ class Monitor:
     def taken(self) -> list[dict[str, Any]]:
         """Return the oldest samples that were not sent yet, as values for JSON.
 
-        They are at most `_AT_ONCE` (16), and so few that a frame takes them. A client gives up a node whose frame is
-        too large.
+        At most `_AT_ONCE` are returned, and they fit into one frame: a client gives up a node whose frame is too large.
         """
         if self._made == self._sent:
             return []
@@ -148,9 +142,10 @@ class Monitor:
         return [said for _, said in found]
 
     def rewind(self) -> None:
-        """Send the last samples again: they may have been lost with an earlier connection. The client drops doubles.
+        """Have `taken` return the last `_AGAIN` samples again, which may have been lost with an earlier connection.
 
-        Several connections that end at once do not add up: the client remembers only its last samples.
+        The client drops samples that it has, but remembers only its last ones. So two calls in a row go back no further
+        than one.
         """
         self._sent = min(self._sent, max(0, self._most_sent - _AGAIN))
 
@@ -225,7 +220,7 @@ class Monitor:
         return self._child.stdout.fileno()
 
     def _read(self) -> None:
-        """Take what the sampler has printed. A whole line is a reading; the end of the output is a failure."""
+        """Read what the sampler has printed. A whole line is a reading; the end of the output counts as a failure."""
         try:
             data = os.read(self._stdout, 1 << 16)
         except BlockingIOError:
@@ -258,7 +253,7 @@ class Monitor:
             self._on_news()
 
     def _give_up(self, why: str) -> None:
-        """Kill the sampler, and note that the devices are unknown. Does not wait for its end."""
+        """Kill the sampler, and note that the devices are unknown because of `why`. Does not wait for its end."""
         child = self._child
         assert child is not None
         assert child.stdin is not None
@@ -271,7 +266,7 @@ class Monitor:
         self._fail(why)
 
     def _fail(self, why: str) -> None:
-        """Note that the devices are unknown, and when the sampler is started again."""
+        """Note that the devices are unknown because of `why`, and set the time of the sampler's next start."""
         self._start_at = self._now + self._pause
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         known = self._read_devices

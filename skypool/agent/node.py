@@ -1,7 +1,6 @@
-"""The agent of a node (a rented machine): an event loop that receives calls and passes them to worker processes.
+"""The agent of a node: an event loop that receives calls, passes them to workers and returns their outcomes.
 
-The agent sends the outcome of each call (result or error) back to the client, the user's process. When a worker dies,
-the agent starts a new one. The client gets an error for the call that the dead worker was running.
+A worker that dies is replaced, and its call gets an error.
 """
 
 from __future__ import annotations
@@ -65,18 +64,9 @@ _OUTCOME = Kind.OUTCOME
 
 
 class Agent:
-    """The agent of one node: an event loop in one thread that takes a client's calls and has worker processes run them.
+    """Event loop in one thread that takes a client's calls and has workers run them.
 
-    Creating an Agent starts no worker. `run` starts them and runs the loop.
-
-    Args:
-        plan: the node's configuration and slots (places where one call runs at a time).
-        listener: the Unix socket at which clients connect.
-        page: the memory shared with the keeper (the agent's parent process) and the workers.
-
-    Attributes:
-        config: the node's configuration, from the plan.
-        page: the argument `page`.
+    Creating an Agent starts nothing; `run` does. Clients connect at the Unix socket `listener`.
     """
 
     def __init__(self, plan: NodePlan, listener: socket.socket, page: SharedPage) -> None:
@@ -136,11 +126,11 @@ class Agent:
     # --- the loop --------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Start the worker processes, and run the event loop until the node must end. Then kill all workers and return.
+        """Start the workers, and run the event loop until the node must end. Then kill all workers and return.
 
-        The loop ends when the client sends BYE, the node's deadline has passed, the keeper (the parent process) has
-        died, or SIGTERM arrives. At the end, all processes of the workers' process groups get SIGKILL, and BYE is sent
-        to a connected client. Must be called in the main thread, because it sets a signal handler.
+        The loop ends when the client sends BYE, the node's deadline has passed, the keeper has died, or SIGTERM
+        arrives. Then the workers' process groups get SIGKILL, and a connected client gets BYE. Must be called in the
+        main thread, because it sets a signal handler.
         """
         signal.signal(signal.SIGTERM, lambda *_: self._bye())
         self._renew()
@@ -183,13 +173,7 @@ class Agent:
         self._client.flush()
 
     def _hire(self) -> bool:
-        """Start up to `_HIRED` (4) worker processes for calls that need no device, while such calls wait.
-
-        The workers fill CPU slots, the node's places for such calls.
-
-        Returns True if all `_HIRED` were started, so that more may be needed. Returns False if no further worker is
-        needed, or if all CPU slots have one.
-        """
+        """Start up to `_HIRED` CPU workers while calls wait for them. Return True if more may be needed."""
         for _ in range(_HIRED):
             if not self._queue.lacks_workers():
                 return False
@@ -198,15 +182,9 @@ class Agent:
         return not self._vacant
 
     def _watch(self, fd: int, events: int, callback: Callable[[], None]) -> None:
-        """Register a callback that the event loop calls when the file descriptor is ready.
+        """Have the loop call `callback` on these epoll events of a file descriptor; `events` 0 stops watching.
 
-        For a file descriptor that is watched already, the new events and callback replace the old ones.
-
-        Args:
-            fd: the file descriptor.
-            events: the epoll events to wait for; 0 to stop watching. With 0, a file descriptor that is not watched is
-                ignored.
-            callback: the function to call, without arguments. It is not used if `events` is 0.
+        New events and callback replace earlier ones.
         """
         known = fd in self._callbacks
         if not events:
@@ -222,11 +200,9 @@ class Agent:
             self._poll.register(fd, events)
 
     def _read_clock(self) -> float:
-        """Return the time of the agent's clock in seconds. Note pauses of the whole node for running calls.
+        """Return the agent's clock in seconds, and note any new pause of the whole node for the calls that it stopped.
 
-        The clock leaves out pauses, in which the node's processes were stopped. A pause since the previous reading is
-        noted for all calls that were running then. It does not count towards their timeouts. Calls that began within
-        the pause are left out.
+        In a pause, all processes of the node are stopped. The clock leaves pauses out, and so do the timeouts of calls.
         """
         now = self._clock()
         pause = self._clock.paused - self._noted_pauses
@@ -240,15 +216,7 @@ class Agent:
         return now
 
     def _tick(self, now: float) -> None:
-        """Renew the lease (the time that the node may live), and check everything that no file descriptor reports.
-
-        The loop calls this every `_TICK` (0.1) seconds. The event loop ends if the node's deadline has passed, or if
-        the keeper (the agent's parent process) has died. Timeouts and lost calls are checked. Packets that a worker's
-        socket had no room for are sent again.
-
-        Args:
-            now: the time of the agent's clock, in seconds.
-        """
+        """Renew the lease, and check what no file descriptor reports. `now` is the agent's clock, in seconds."""
         self._renew()
         self._lookout.tick(now)
         self._measure(now)
@@ -271,26 +239,22 @@ class Agent:
             self._fill(now)
 
     def _renew(self) -> None:
-        """Move the node's deadline, the time at which everything on it ends, in the shared memory.
-
-        The lease, the time that the node may live, counts from the last message of the client. Time in which the whole
-        node was stopped is added.
-        """
+        """Set the deadline at which everything on the node ends. Pauses of the whole node do not use up the lease."""
         if self._lease.lingers and self._works():
             self._lease.worked()
         self.page.deadline = self._lease.renew(self._client.heard + self._clock.paused)
 
     def _works(self) -> bool:
-        """Return True if a call waits or runs, or has ended since this was asked last. Most services are no work.
+        """Return True if a call waits or runs, or has ended since the last call of this method.
 
-        A generator that waits until its client takes items is no work either.
+        Idle services and generators that wait for their client do not count.
         """
         done, self._seen_done = self._seen_done, self._done
         stalled = self._stalled()
         return self._done > done or any(call.busy and id_ not in stalled for id_, call in self._calls.items())
 
     def _stalled(self) -> list[int]:
-        """Return the ids of the calls of generators that wait until their client takes items."""
+        """Return the ids of generators that wait until their client takes items."""
         return [id_ for slot in self._slots.all if (id_ := self.page.stalled(slot.number)) in self._calls]
 
     def _bye(self) -> None:
@@ -299,22 +263,14 @@ class Agent:
     # --- from the client -------------------------------------------------------------------------------------
 
     def _on_frame(self, f: Frame) -> None:
-        """Handle a frame (message) from the client, by calling the function for its kind of frame.
-
-        Raises:
-            ProtocolError: a client does not send frames of this kind, or the frame is not valid. The caller then closes
-                the connection.
-        """
+        """Handle a frame from the client. Raises ProtocolError for an invalid one; the caller then disconnects."""
         handle = self._handlers.get(f.kind)
         if handle is None:
             raise protocol_violation(f"the client sent a {f.kind.name} message, which a client must not send")
         handle(f)
 
     def _handle(self) -> dict[Kind, Callable[[Frame], None]]:
-        """Return a dict from each kind of frame (message) that a client sends to the function that handles it.
-
-        The kind HELLO is not in the dict, because `Client` handles it.
-        """
+        """Return the handler for each kind of frame that a client sends, except HELLO, which `Client` handles."""
         return {
             Kind.CALL: self._on_call,
             Kind.CALLS: self._on_calls,
@@ -340,13 +296,13 @@ class Agent:
         self._client.send(Kind.PONG, self._report())
 
     def _limit_idle(self, said: Mapping[str, Any]) -> None:
-        """Note for how long the node may live without work, if the header of a client's message says so."""
+        """Note for how long the node may live without work, if the header of a frame says so."""
         if said.get("linger") is not None:
             left, full = said["linger"]
             self._lease.linger(float(left), float(full))
 
     def _on_bye(self, f: Frame) -> None:
-        """End the node, or let it stay for the time that the client says, without that client."""
+        """End the node, or let it stay without this client for the time that the client says."""
         if "stay" in f.header:
             self._lease.stay(float(f.header["stay"]))
             self._client.leave()
@@ -358,20 +314,14 @@ class Agent:
         self._pass_on(f)
 
     def _take_over(self) -> str:
-        """Let another client have the node, from now on for a whole lease. Return the reason if it is too late."""
+        """Let another client have the node for a whole lease. Return "", or why the client cannot have it."""
         return self._lease.take(time.monotonic())
 
     def _on_hello(self, is_new: bool, hello: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the header of the WELCOME, the first message to a connected client.
+        """Return the header of WELCOME: slots, devices, the machine's state, and the known calls and functions.
 
-        The header has the numbers of the node's slots and devices, and the machine's state. It also names the calls,
-        functions and objects that the agent (the node's main process) knows. Function names of calls that have ended
-        are forgotten here if the client has acknowledged the outcomes (results or errors) of these calls.
-
-        Args:
-            is_new: True if it is not the same client as before. Workers that wait for a function or an object of the
-                old client are then told that it will not arrive.
-            hello: the header of the client's HELLO. It may say for how long the node may live without work.
+        `is_new` is True if this client is not the one before. Workers then learn that functions and objects which the
+        former client was sending will not arrive.
         """
         if is_new:
             self._store.wait_no_more()
@@ -399,18 +349,17 @@ class Agent:
         }
 
     def _calls_by_name(self) -> dict[str, list[int]]:
-        """Return the ids of the calls, grouped by the name of their function: a dict from name to ids.
-
-        The dict contains the calls that have not ended, and those whose outcome (result or error) the client has not
-        acknowledged. It is empty if there are no such calls.
-        """
+        """Return the ids of the calls without an acknowledged outcome, by the name of their function."""
         found: dict[str, list[int]] = {}
         for call, name in self._names.items():
             found.setdefault(name, []).append(call)
         return found
 
     def _measure(self, now: float) -> None:
-        """Let the monitor measure the node. It is made a while after the start, which its imports would delay."""
+        """Let the monitor measure the node. It is made only some seconds after the node's start.
+
+        The imports of the monitor would delay the start.
+        """
         if self._measures_at is None:
             self._measures_at = now + _UNMEASURED
         if self._monitor is None and now >= self._measures_at:
@@ -421,12 +370,7 @@ class Agent:
             self._monitor.tick(now)
 
     def _on_resumed(self) -> None:
-        """Repeat messages that may have been lost with an earlier connection. Called when a client has connected.
-
-        If the provider has announced that it takes the machine back, a status report with the announced time is sent
-        first. Then come the requests for modules that worker processes wait for, and for items of iterator arguments
-        that have not arrived.
-        """
+        """Repeat what may have been lost with an earlier connection: a notice, and requests for modules and items."""
         if self._monitor is not None:
             self._monitor.rewind()
         if self.page.interruption:
@@ -448,12 +392,9 @@ class Agent:
         self._slots.end_processes_of(f.header["calls"])
 
     def _report(self) -> dict[str, Any]:
-        """Return the header of a PONG, the status report that answers a ping of the client.
+        """Return the header of a PONG: the status of the node. Services do not count as busy or running.
 
-        The header has the numbers of running, waiting and finished calls, and the function names of at most 8 running
-        calls. `cpu_busy` counts the running calls on CPU slots. `interruption` is the time at which the provider takes
-        the machine back, in seconds since 1970, or None. Services are left out. `stalled` has the ids of generators
-        that wait until the client takes items.
+        `interruption` is the time of the notice in seconds since 1970, or None. `running` names at most 8 calls.
         """
         taken = [call for id_ in self._slots.taken() if (call := self._calls.get(id_)) is not None]
         running = [call for call in taken if call.kind != SERVICE]
@@ -469,15 +410,12 @@ class Agent:
         }
 
     def _samples(self) -> dict[str, Any]:
-        """Return the part of a PONG (status report) with samples that the client does not have; {} if there are none.
-
-        Samples are taken only while a client is connected, because reports are dropped otherwise.
-        """
+        """Return the samples that the client does not have, as part of a PONG; {} if there are none or no client."""
         samples = self._monitor.taken() if self._monitor is not None and self._client.is_connected else []
         return {"samples": samples} if samples else {}
 
     def _on_news(self) -> None:
-        """Send the client a status report at once: the devices were read for the first time, or report an error."""
+        """Send a status report at once, because the devices were read for the first time or have reported an error."""
         self._client.send(Kind.PONG, self._report())
 
     def _running(self) -> Iterator[tuple[int, str, int, int, float]]:
@@ -490,24 +428,17 @@ class Agent:
                 yield id_, call.name, slot.number, slot.pid, now - began
 
     def _on_interruption(self, at: float) -> None:
-        """Tell workers and client that the provider takes the machine back.
+        """Tell workers and client of a notice; `at` in seconds since 1970.
 
-        The client gets a PONG (status report) with the time. Each later PONG repeats it, because this one may be lost.
-
-        Args:
-            at: the time at which the provider takes the machine, in seconds since 1970.
+        Later PONGs repeat it, because this one may be lost.
         """
         self._slots.interrupt(at)
         self._client.send(Kind.PONG, self._report())
 
     def _on_call(self, f: Frame) -> None:
-        """Put a call from the client into the queue. A service or a process of a gang starts at once instead.
+        """Queue a call from the client. A service or a process of a gang starts at once instead.
 
-        A call that is known already is ignored, as may happen after a reconnection. If there was no room for the call's
-        large arguments, the call ends at once with a SpoolFull error.
-
-        Raises:
-            ProtocolError: the client never sent or announced the call's function, or has not sent all large arguments.
+        A call that is known already is ignored. Raises ProtocolError if its function was never announced.
         """
         h = f.header
         if h["id"] in self._calls or self._unacknowledged.knows(h["id"]):
@@ -546,15 +477,9 @@ class Agent:
             self._queue.add(call)
 
     def _begin_own(self, call: NodeCall, member: Member | None, on_cpu: bool) -> None:
-        """Start the worker process of a call that has a slot of its own. Does not wait for the process.
+        """Start the worker that runs only this service or process of a gang. A failure ends the call with an error.
 
-        The process runs nothing but this call. If it cannot be started, the call ends at once with an error.
-
-        Args:
-            call: the call: a service (a long-lived call beside all others), or one process of a gang (a call that runs
-                as several processes on its nodes).
-            member: the place of the process in its gang; None for a service.
-            on_cpu: True if the call asks for no devices.
+        `member` is None for a service. `on_cpu` is True if the call asks for no devices.
         """
         self._queue.add_begun(call)
         slot = None
@@ -583,15 +508,10 @@ class Agent:
             self._answers.fail(call.id, error)
 
     def _on_calls(self, f: Frame) -> None:
-        """Put the calls of one frame (message) into the queue, as one batch that one worker runs.
+        """Queue the calls of one frame as a batch, or one by one if some of them are known already.
 
-        Calls that are known already are ignored, and the others are then queued one by one. All calls are also queued
-        one by one if calls of this function have written directly to file descriptor 1 or 2: such output does not show
-        which call of a batch wrote it.
-
-        Raises:
-            ProtocolError: the frame is longer than `PACKET` (128 Ki) bytes, is not valid, or names a function that was
-                never sent or announced.
+        They are also queued one by one if calls of this function have written directly to file descriptor 1 or 2. Such
+        output does not show which call of a batch wrote it. Raises ProtocolError for an invalid frame.
         """
         if len(f.raw) > PACKET:
             raise protocol_violation(
@@ -612,13 +532,8 @@ class Agent:
     def _on_recall(self, n: int, on_cpu: bool) -> None:
         """Give back to the client up to `n` calls that have not begun, the last ones first.
 
-        The client may send them to other nodes. Their ids are sent in RECALLED frames (messages), at most `CALLS_NAMED`
-        (16,384) ids in each. If there are no such calls, one frame with an empty list is sent.
-
-        Args:
-            n: the greatest number of calls to give back.
-            on_cpu: True for calls on CPU slots (without a device), False for calls on the other slots. A node without
-                devices has one kind of slot only, and ignores this.
+        If there are none, an empty RECALLED frame is sent. `on_cpu` chooses the calls that wait for CPU slots; it is
+        ignored on a node without CPU slots.
         """
         back = self._queue.give_back(n, CPU if on_cpu and len(self._slots.counts) > 1 else MAIN)
         for id_ in back:
@@ -628,10 +543,7 @@ class Agent:
         self._queue.pump()
 
     def _on_item(self, f: Frame) -> None:
-        """Pass on an item of a call's iterator argument from the client to the worker process that waits for it.
-
-        An item that no worker waits for is dropped, for example one that comes a second time after a reconnection.
-        """
+        """Pass an item of a call's iterator argument to the worker that waits for it. Drop it if no worker does."""
         call = self._queue.get(f.header["id"])
         arg = f.header["arg"]
         n = f.header["n"]
@@ -642,10 +554,9 @@ class Agent:
             self._arrivals.discard(f)
 
     def _pass_on(self, f: Frame) -> None:
-        """Give a frame (message) from the client to the worker process that runs the call which the frame is about.
+        """Give a frame to the worker that runs its call. Drop the frame if no worker does.
 
-        The frame is dropped if no worker has taken the call, or if the call has ended. If the node had no room for the
-        frame's large value, the frame is dropped, too, and the call ends with a SpoolFull error.
+        If there was no room for the frame's large value, the call ends with a SpoolFull error.
         """
         slot = self._slots.running(f.header["id"])
         if slot is None or f.header["id"] not in self._calls:
@@ -667,32 +578,21 @@ class Agent:
         self._outputs = {fd for each in self._slots.all for fd in each.outputs.values()}
 
     def _on_packets(self, slot: Slot) -> None:
-        """Handle up to `_PACKETS_AT_ONCE` (64) packets (messages) of a worker process. Does not wait for more.
-
-        The loop handles the rest after the packets of other workers.
-
-        Raises:
-            ProtocolError: the worker sent a frame of a kind that workers do not send.
-        """
+        """Handle up to `_PACKETS_AT_ONCE` packets of a worker. The rest is left for the loop's next turn."""
         if self._read_packets(slot):
             self._batch_watch.alert = True
 
     def _hear(self, slot: Slot) -> None:
-        """Handle the packets (messages) of a worker process, and contain errors. For callers beside the event loop."""
+        """Handle packets of a worker as the event loop does: an error kills the worker instead of being raised."""
         try:
             self._on_packets(slot)
         except Exception as e:  # noqa: BLE001 - one worker must not end the agent
             self._contain(e, slot)
 
     def _read_packets(self, slot: Slot) -> bool:
-        """Handle up to `_PACKETS_AT_ONCE` (64) packets (messages) of a worker. Return True if there may be more.
+        """Handle up to `_PACKETS_AT_ONCE` packets of a worker without waiting. Return True if there may be more.
 
-        Returns False if no packet is left, or if the node's last call has ended. When no packet is left, outcomes
-        (results or errors) of batched calls are sent to the client. At the end, packets that wait to be sent to this
-        worker are sent as far as there is room.
-
-        Raises:
-            ProtocolError: the worker sent a frame of a kind that workers do not send.
+        When the node's last call has ended, stop and return False, so that its outcome is sent at once.
         """
         more = True
         for _ in range(_PACKETS_AT_ONCE):
@@ -753,22 +653,15 @@ class Agent:
             self._unacknowledged.add(id_, 0, [packet], "blob" in f.header)
 
     def _is_late(self, slot: Slot, header: Mapping[str, Any]) -> bool:
-        """Return True if a call took longer than its timeout, without pauses in which the whole node was stopped.
+        """Return True if a call took longer than its timeout, not counting pauses in which the whole node was stopped.
 
-        Args:
-            slot: the slot (place for one call) that the call ran on.
-            header: the header of its outcome (result or error).
+        `header` is that of its outcome, in which the worker says how long the call took.
         """
         limit = self._calls[header["id"]].timeout
         return limit is not None and float(header["late"]) - slot.paused_during(header["id"]) > limit
 
     def _end_late(self, slot: Slot, header: Mapping[str, Any]) -> None:
-        """End a call that took longer than its timeout. Its outcome (result or error) is discarded.
-
-        Args:
-            slot: the slot (place for one call) that the call ran on.
-            header: the header of the outcome.
-        """
+        """End a call that took longer than its timeout. Its outcome is discarded."""
         call = self._queue.get(header["id"])
         assert call is not None
         call.doomed = "timeout"
@@ -779,19 +672,9 @@ class Agent:
         self._batch_watch.ended()
 
     def _end(self, slot: Slot, id_: int, done: bool = False) -> None:
-        """Note that a call has ended, and forget it.
+        """Forget a call that has ended, and call off the planned kill of its worker.
 
-        If output of the call was dropped, the client is told how much.
-
-        Args:
-            slot: the slot (place for one call) that the call ran on. If its worker was to be killed for this call, that
-                is called off.
-            id_: the call's id.
-            done: True if the worker process no longer uses the memory of the call's arguments, so that this memory can
-                be used again.
-
-        Raises:
-            KeyError: there is no such call.
+        `done` is True if the worker no longer uses the memory of the call's arguments, so that another value may.
         """
         call = self._calls[id_]
         if isinstance(call, NodeCall) and call.dropped:
@@ -802,13 +685,10 @@ class Agent:
         self._batch_watch.ended()
 
     def _on_ends(self, slot: Slot) -> None:
-        """Send the client the outcomes (results or errors) of batched calls that a worker has written to its pipe.
+        """Send the client, in one frame, the outcomes of batched calls that a worker has written to its pipe.
 
-        The outcomes are sent in one frame (message), and their calls are forgotten. Outcomes of calls that the agent
-        (the node's main process) itself has ended meanwhile are dropped. Does nothing if there are no outcomes.
-
-        Raises:
-            ProtocolError: something else was written to the pipe, too. The outcomes before it are sent.
+        Drops outcomes of calls that the agent itself has ended. Raises ProtocolError, after the valid outcomes were
+        sent, if other bytes follow them.
         """
         if not slot.ended:
             return
@@ -838,14 +718,7 @@ class Agent:
             raise fault
 
     def _on_pull(self, id_: int, arg: int) -> None:
-        """Ask the client for the next item of a call's iterator argument.
-
-        The worker process that runs the call has asked for it. Does nothing if the call has ended.
-
-        Args:
-            id_: the call's id.
-            arg: the number of the iterator argument.
-        """
+        """Ask the client for the next item of iterator argument `arg`. Does nothing if the call has ended."""
         call = self._queue.get(id_)
         if call is not None:
             call.pulls[arg] = call.pulls.get(arg, 0) + 1
@@ -854,11 +727,7 @@ class Agent:
     # --- the end of workers ----------------------------------------------------------------------------------
 
     def _contain(self, error: Exception, slot: Slot | None) -> None:
-        """Kill a worker whose call has made the agent's own code fail, so that no other call fails. Log the error.
-
-        Raises:
-            Exception: `error`, if no worker is to blame.
-        """
+        """Log an error of the agent's own code, and kill the worker to blame. If `slot` is None, raise the error."""
         if slot is None:
             raise error
         traceback.print_exception(error)
@@ -868,13 +737,13 @@ class Agent:
         self._slots.signal(slot, signal.SIGKILL)
 
     def _on_death(self, slot: Slot) -> None:
-        """Handle the death of a worker process: kill what it has left, and forget it when that is gone."""
+        """Handle the death of a worker: kill the processes that it has left, and forget it when they are gone."""
         self._slots.ignore(slot.pidfd)
         self._dying[slot] = self._clock()
         self._bury()
 
     def _bury(self) -> None:
-        """Kill what dead workers have left. Forget the workers when that is gone, or after `_TO_VANISH` (2) seconds."""
+        """Kill processes that dead workers have left. Forget the workers when none is left, or after `_TO_VANISH` s."""
         is_clean = self._slots.end_orphans()
         now = self._clock()
         for slot, since in list(self._dying.items()):
@@ -885,18 +754,10 @@ class Agent:
                     self._forget(slot, status)
 
     def _forget(self, slot: Slot, status: int) -> None:
-        """Forget a dead worker process, and start a new one for its slot (place for one call).
+        """Forget a dead worker, and start a new one unless its slot was made for one call. `status` is its wait status.
 
-        The slot of a service or of a process of a gang is forgotten instead.
-
-        First, the packets (messages) that the worker sent before its death are handled. So are up to 64 KiB of each of
-        its direct outputs (stdout and stderr). The call that the worker ran ends with an error. Calls that it had taken
-        but not begun are queued again, before all others. A call that workers could take, but that none is known to
-        have, is queued again later (see `Stops.note_missing`).
-
-        Args:
-            slot: the slot.
-            status: the wait status of the process, as from `os.waitpid`.
+        First handle its last packets and output. The call that it ran ends with an error. Calls that it had not begun
+        are queued again, before all others. For calls that no worker is known to have, see `Stops.note_missing`.
         """
         for hear in (self._hear_last_packets, self._hear_last_output, self._hear_last_ends):
             try:
@@ -946,13 +807,7 @@ class Agent:
         self._on_ends(slot)
 
     def _answer_for(self, slot: Slot, call: NodeCall, status: int) -> None:
-        """End the call of a worker process that has died.
-
-        Args:
-            slot: the worker's slot.
-            call: the call.
-            status: the wait status of the process, as from `os.waitpid`.
-        """
+        """End the call of a dead worker. `status` is the worker's wait status, as from `os.waitpid`."""
         self._call_output.end_gap(slot, call)
         if slot.answer is not None:
             packet, is_large, done = slot.answer
@@ -966,12 +821,9 @@ class Agent:
             self._answers.died(slot, call, status)
 
     def _fill(self, now: float) -> None:
-        """Start a worker in each slot that has none and whose pause is over. One that cannot be started is tried again.
+        """Start a worker in each vacant slot whose pause is over. If that fails, try again after a longer pause.
 
-        Calls fail if none could be started for their kind of slot in `_UNABLE` (10) seconds.
-
-        Args:
-            now: the time of the agent's clock, in seconds.
+        If no worker could be started for `_UNABLE` seconds, all calls for this kind of slot fail.
         """
         for slot, at in list(self._vacant.items()):
             if now < at:
@@ -993,12 +845,7 @@ class Agent:
                 self._give_up(slot.kind, why)
 
     def _give_up(self, kind: int, why: str) -> None:
-        """End all calls that need a kind of slot for which no worker process can be started.
-
-        Args:
-            kind: the kind of slot (place for one call), MAIN or CPU. Nothing is done if one of them has a worker.
-            why: the reason, for the error.
-        """
+        """End all calls for a kind of slot with the error `why`, unless some slot of this kind has a worker."""
         if any(each.kind == kind and not each.failures for each in self._slots.all):
             return
         for id_ in list(self._calls):

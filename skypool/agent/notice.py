@@ -1,7 +1,6 @@
 """Waits for the provider's spot notice, and tells the running calls when it arrives.
 
-A spot notice announces that the provider will take the machine back. The agent (the node's main process) runs a program
-of the provider's driver that waits for it.
+The agent runs a program of the provider's driver that waits for the notice.
 """
 
 from __future__ import annotations
@@ -32,17 +31,15 @@ _MOST = 4096
 
 
 class Lookout:
-    """A watcher in the agent (the node's main process): runs a program of the driver that reports a spot notice.
+    """Watcher in the agent: runs a program of the driver that reports a spot notice.
 
-    A spot notice announces that the provider will take the machine back. If the program ends without reporting a
-    notice, it is started again after a pause. Creating this object starts nothing; `tick` starts the program.
+    If the program ends without reporting a notice, it is started again after a pause. Creating this object starts
+    nothing; `tick` starts the program.
 
     Args:
         source: the source of the Python program, as in `Access.watch`; "" for none.
-        watch: `watch(fd, events, callback)` makes the agent's loop call `callback` when these epoll events occur on the
-            file descriptor `fd`. With events 0, the loop stops watching `fd`.
-        on_notice: called once, with the time that the program has printed. At this time, in seconds since 1970, the
-            provider takes the machine back.
+        watch: registers a callback with the agent's loop, as for `Slots`.
+        on_notice: called once, with the time at which the provider takes the machine back, in seconds since 1970.
     """
 
     def __init__(
@@ -60,13 +57,10 @@ class Lookout:
         self._next = 0.0
 
     def tick(self, now: float) -> None:
-        """Start the driver's program if it is not running and the pause is over. The first call starts the program.
+        """Start the driver's program if it is not running and the pause is over. `now` is the agent's clock.
 
         Pauses between two starts are at least 1 s, and double up to 60 s. Does nothing if there is no program, or after
         a notice has been reported.
-
-        Args:
-            now: the time of the agent's clock, in seconds.
         """
         if self._source and self._child is None and now >= self._next:
             self._next = now + self._pause
@@ -74,11 +68,7 @@ class Lookout:
             self._start()
 
     def _start(self) -> None:
-        """Start the driver's program that waits for a spot notice, and watch its stdout in the agent's event loop.
-
-        A spot notice announces that the provider takes the machine back. If the program cannot be started, an error is
-        printed to stderr. A later `tick` tries again.
-        """
+        """Start the driver's program and watch its stdout. If that fails, print the error; a later `tick` retries."""
         import subprocess  # imported here because few agents need it
 
         argv = [sys.executable, "-I", "-S", "-c", self._source]
@@ -92,21 +82,15 @@ class Lookout:
 
     @property
     def _fd(self) -> int:
-        """The file descriptor of the stdout of the driver's program.
-
-        Raises:
-            AssertionError: the program is not running.
-        """
+        """The file descriptor of the stdout of the driver's program, which must be running."""
         assert self._child is not None
         assert self._child.stdout is not None
         return self._child.stdout.fileno()
 
     def _read(self) -> None:
-        """Read the program's output, and end the program after its first line.
+        """Read the program's output, and end the program after its first line or `_MOST` bytes.
 
-        The program is also ended at the end of its output, and after `_MOST` (4096) bytes. If the line is a time, the
-        time is reported and the program is not started again. Otherwise an error is printed to stderr, and `tick`
-        starts the program again later.
+        If the line is a time, the time is reported. Otherwise an error is printed, and `tick` starts the program again.
         """
         data = os.read(self._fd, _MOST)
         self._said += data
@@ -125,7 +109,7 @@ class Lookout:
             self._on_notice(at)
 
     def _end(self) -> None:
-        """Kill the driver's program, wait for its end, and stop watching its output. The program must be running."""
+        """Stop watching the output of the driver's program, kill the program, and wait until it has ended."""
         self._watch(self._fd, 0, self._read)
         assert self._child is not None
         self._child.kill()
@@ -134,10 +118,7 @@ class Lookout:
 
 
 def _seconds(said: bytes) -> float | None:
-    """Return the time in the first line of `said`, the program's output, in seconds since 1970.
-
-    Returns None if the line is not a finite number.
-    """
+    """Return the time in the first line of `said`, in seconds since 1970; None if it is not a finite number."""
     try:
         at = float(said.partition(b"\n")[0])
     except ValueError:
@@ -146,18 +127,11 @@ def _seconds(said: bytes) -> float | None:
 
 
 class Herald:
-    """A notifier in a worker process: it calls the callbacks `on_interruption` of the user's calls, in another thread.
+    """Notifier in a worker: it calls the callbacks `on_interruption` of the user's calls, in another thread.
 
-    When the provider announces that the machine will be taken back, the running call's callback is called once. If a
-    call begins after that, its callback is called at once.
-
-    Args:
-        fd: the read end of a pipe. The pipe ends when `page` has the time of the interruption, or when the agent has
-            died.
-        page: the memory shared with the agent (the node's main process). This memory has the time of the interruption,
-            at which the provider takes the machine back.
-        slot: the number of the worker's slot (place for one call). A process of a gang is also told about the machines
-            of the gang's other processes. Default 0.
+    When a notice arrives, the running call's callback is called once. If a call begins after that, its callback is
+    called at once. For a process of a gang, notices for machines of the gang's other processes count, too. End of file
+    on the pipe `fd` means that `page` has the time of the interruption, or that the agent has died.
     """
 
     def __init__(self, fd: int, page: SharedPage, slot: int = 0) -> None:
@@ -179,11 +153,7 @@ class Herald:
     def attend(self, attended: Attended) -> Callable[..., Any]:
         """Note that a call begins, and return its function, which the caller must call. Does not wait.
 
-        If the provider has announced already that the machine will be taken back, another thread calls
-        `on_interruption` of the call at once.
-
-        Args:
-            attended: the call's function and its `on_interruption`.
+        After a notice, another thread calls `on_interruption` of the call at once.
         """
         with self._changed:
             self._untold = attended
@@ -196,8 +166,7 @@ class Herald:
     def leave(self) -> None:
         """Note that the running call has ended, so that its `on_interruption` is not called any more.
 
-        If its `on_interruption` is running now, waits until that has ended. Does nothing for a call without
-        `on_interruption`.
+        If its `on_interruption` is running now, waits until that has ended.
         """
         if self._untold is not None or self._telling:
             with self._changed:
@@ -208,8 +177,7 @@ class Herald:
     def _run(self) -> None:
         """Wait for the interruption, then call `on_interruption` of the running call and of each later call.
 
-        Runs in a thread of its own. Returns only if the agent (the node's main process) has died without an
-        interruption.
+        Runs in a thread of its own. Returns only if the agent has died without an interruption.
         """
         os.read(self._fd, 1)
         while at := self._page.announced(self._slot):  # 0 if the file descriptor ended because the agent has died
@@ -228,14 +196,7 @@ class Herald:
 
 
 def _tell(attended: Attended, interruption: Interruption) -> None:
-    """Call `on_interruption` of a call. If the result is a coroutine, run that to its end.
-
-    An exception of `on_interruption` is printed to stderr, not raised, and does not affect the call.
-
-    Args:
-        attended: the call's function and its `on_interruption`.
-        interruption: the argument for `on_interruption`.
-    """
+    """Call `on_interruption` of a call, and run a coroutine that it returns. Its exceptions are printed, not raised."""
     try:
         done = attended.on_interruption(interruption)
         if isinstance(done, types.CoroutineType):

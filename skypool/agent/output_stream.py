@@ -1,4 +1,4 @@
-"""`sys.stdout` and `sys.stderr` of a worker process. They send printed text to the agent, the node's main process.
+"""`sys.stdout` and `sys.stderr` of a worker. They send printed text to the agent.
 
 Lines are sent at once, or gathered for a moment if there are many.
 """
@@ -21,12 +21,10 @@ A line that is sent by itself has left the process before the next one is printe
 
 
 class OutputStream(io.TextIOBase):
-    """The `sys.stdout` or `sys.stderr` of a worker process. Threads may share it.
+    """The `sys.stdout` or `sys.stderr` of a worker. Threads may share it.
 
-    Args:
-        fd: 1 for stdout, 2 for stderr. `fileno()` returns this number, and bytes written to `buffer` go to this file
-            descriptor.
-        send: called with `fd` and a piece of encoded text, from any thread.
+    `fd` is 1 for stdout, 2 for stderr; bytes written to `buffer` go to it. `send` is called with `fd` and a piece of
+    encoded text, from any thread.
     """
 
     def __init__(self, fd: int, send: Callable[[int, bytes], None]) -> None:
@@ -72,16 +70,10 @@ class OutputStream(io.TextIOBase):
         line_buffering: bool | None = None,
         write_through: bool | None = None,
     ) -> None:
-        """Take the arguments of `io.TextIOWrapper.reconfigure`, and change nothing but `write_through`.
+        """Accept the arguments of `io.TextIOWrapper.reconfigure`, and ignore all except `write_through`.
 
-        Text is sent as UTF-8, and no character is refused. Each line is sent by itself.
-
-        Args:
-            encoding: has no effect.
-            errors: has no effect.
-            newline: has no effect.
-            line_buffering: has no effect.
-            write_through: True sends each text at once, also one that ends no line. None changes nothing.
+        Text is sent as UTF-8, line by line, and no character is refused. With `write_through=True`, each text is sent
+        at once, also one that ends no line.
         """
         del encoding, errors, newline, line_buffering
         self.flush()
@@ -89,7 +81,7 @@ class OutputStream(io.TextIOBase):
             self.write_through = write_through
 
     def detach(self) -> BinaryIO:
-        """Return `buffer`, as for a program that puts another text stream around it. This stream can still be used."""
+        """Return `buffer`, so that a program can put another text stream around it. This stream can still be used."""
         self.flush()
         return self.buffer
 
@@ -98,15 +90,11 @@ class OutputStream(io.TextIOBase):
         self.flush()
 
     def write(self, text: str) -> int:
-        """Add text to the output, and return its length in characters.
+        """Add text to the output, and return its length in characters. Any thread may call this.
 
-        A text that contains a line end is sent at once, or within about 20 ms if there are more than 1000 a second. A
-        carriage return counts as a line end. Other text is sent at `flush`, with the next line end, or when 32 Ki
-        characters have gathered; after `reconfigure(write_through=True)` it is sent as a line is. Any thread may call
-        this.
-
-        Raises:
-            TypeError: `text` is not a str.
+        A text that contains a line end, or a carriage return, is sent at once. If there are more than 1000 such texts a
+        second, they are sent within about 20 ms. Other text is sent at `flush`, with the next line end, or when 32 Ki
+        characters have gathered. After `reconfigure(write_through=True)`, all text is sent like a text with a line end.
         """
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
@@ -123,20 +111,14 @@ class OutputStream(io.TextIOBase):
         return len(text)
 
     def _flush_soon(self) -> None:
-        """Have a thread send the waiting text within about 20 ms. Does not wait.
-
-        The thread is started when this is first called in a process, and runs until the process ends.
-        """
+        """Have a thread send the waiting text within about 20 ms. Does not wait."""
         if self._flooded is None:
             self._flooded = threading.Event()
             threading.Thread(target=self._flush_often, args=(self._flooded,), daemon=True).start()
         self._flooded.set()
 
     def _flush_often(self, flooded: threading.Event) -> None:
-        """Send the waiting text whenever the event `flooded` is set, at most every 20 ms.
-
-        Runs in a thread of its own, until `forget` is called or the stream uses another event in place of `flooded`.
-        """
+        """Send the waiting text when `flooded` is set, at most every 20 ms, until another event has taken its place."""
         while self._flooded is flooded:
             flooded.wait()
             time.sleep(0.02)
@@ -144,10 +126,9 @@ class OutputStream(io.TextIOBase):
             self.flush()
 
     def _may_go(self) -> bool:
-        """Return True if a line may be sent at once, and count the line as sent.
+        """Return True if a line may be sent at once, and count it as sent. The limit is `_RATE` lines a second.
 
-        Returns False if more than `_RATE` (1000) lines a second were sent at once. Up to a fifth of `_RATE` lines may
-        be sent in a burst.
+        Up to a fifth of `_RATE` lines may be sent in a burst.
         """
         now = time.monotonic()
         self._allowance = min(_RATE / 5, self._allowance + (now - self._last) * _RATE)
@@ -158,10 +139,7 @@ class OutputStream(io.TextIOBase):
         return True
 
     def flush(self) -> None:
-        """Send the waiting printed text to the agent, in pieces of at most 32 KiB that end between characters.
-
-        Text is encoded as UTF-8. Does nothing if no text waits.
-        """
+        """Send the waiting text to the agent as UTF-8, in pieces of at most 32 KiB that end between characters."""
         if not self.waiting:
             return
         with self._lock:

@@ -35,18 +35,11 @@ def prepare(address: str, rented: bool, env: Mapping[str, str]) -> dict[str, str
     """Map this machine's name to `address` in the hosts file, or return variables that name its network interface.
 
     Libraries then find the address at which other nodes reach this one. Nothing is done if the name already resolves to
-    `address` and to no other. The hosts file is changed on a rented machine only. Variables are returned for the user's
-    own machine, or if the name still does not resolve to `address`. Variables that the user has set, in `env` or in
-    this process, are left out.
+    `address` and to no other. The hosts file is changed only on a rented machine, which only this pool uses. Variables
+    are returned for the user's own machine, or if the name still does not resolve to `address`. Variables that the user
+    has set, in `env` or in this process, are left out.
 
-    Args:
-        address: the address at which other nodes reach this one; "" if unknown.
-        rented: True if only this pool uses the machine, so that its hosts file may be changed.
-        env: the environment of calls. It is not changed.
-
-    Returns:
-        variables to add to `env`, as a dict from name to value. The dict is empty if none are needed, if `address` is
-            "", or if no network interface has `address`.
+    Returns variables to add to `env`; {} if none are needed, if `address` is "" (unknown), or if no interface has it.
     """
     if not address or found(socket.gethostname()) == {address}:
         return {}
@@ -59,9 +52,9 @@ def prepare(address: str, rented: bool, env: Mapping[str, str]) -> dict[str, str
 
 
 def _mend(address: str) -> bool:
-    """Map this machine's name to `address` in the hosts file. Return True if the name then resolves to that address.
+    """Map this machine's name to `address` in the hosts file. Return True if it then resolves to that address.
 
-    If the file cannot be read or written, an error is printed to stderr and False is returned.
+    If the file cannot be read or written, the error is printed to stderr, and False is returned.
     """
     import subprocess  # imports in functions of this module are there because few nodes need them at their start
 
@@ -76,22 +69,19 @@ def _mend(address: str) -> bool:
 
 
 def shadow(address: str, peers: Mapping[str, str]) -> bool:
-    """Give this process a hosts file of its own, in which this machine's name has `address`, and others have theirs.
+    """Give this process a hosts file of its own, with `address` for this machine's name, and the addresses of `peers`.
 
-    Nothing on the machine changes. The process gets a mount namespace (a list of mounts) of its own, in which another
-    file lies over the hosts file. Its child processes share it. Later mounts of the machine still appear in it. This
-    serves libraries that look up their own name and have no setting for it, as JAX has none for its collectives on
-    CPUs. Others announce their own name to their peers, as torchrun's rendezvous does, so these find it there.
+    Nothing on the machine changes. The process gets a mount namespace of its own, in which another file lies over the
+    hosts file. Its child processes share the namespace. Later mounts of the machine still appear in it. This serves
+    libraries that look up their own name and have no setting for it, such as JAX's collectives on CPUs. It also serves
+    libraries that announce their own name to other machines, such as torchrun's rendezvous.
 
-    Only root may do this, so for other users nothing is done. Call this before the process starts a thread.
+    Only root may do this, so for other users nothing is done. Call this before the process starts a thread. Returns
+    True if the name then resolves to `address`, and to no other.
 
     Args:
-        address: the address at which other nodes reach this one; "" if unknown.
-        peers: the addresses of other machines by their names. This machine's own names, and those that its hosts file
-            has, are left out. Upper and lower case are the same.
-
-    Returns:
-        True if the name then resolves to `address`, and to no other.
+        peers: the addresses of other machines by their names. This machine's own names, and names that its hosts file
+            has already, are ignored. Upper and lower case are the same.
     """
     name = socket.gethostname()
     if not address:
@@ -126,12 +116,7 @@ def mended(text: str, address: str, name: str) -> str:
     """Return the text of a hosts file in which `name` has `address` and no loopback address. No file is written.
 
     Lines that give the name a loopback address become comments. Their other names keep the loopback address, except
-    those that begin with the name and a dot: these get `address`, too.
-
-    Args:
-        text: the present text of the hosts file.
-        address: the address for the name.
-        name: the host name. Its first label (the part before the first dot) gets the address, too.
+    those that begin with the name and a dot: these get `address`, too. So does the first label of the name.
     """
     names = {name, name.partition(".")[0]}
     lines: list[str] = []
@@ -149,13 +134,7 @@ def mended(text: str, address: str, name: str) -> str:
 
 
 def _is_loopback(words: Collection[str]) -> bool:
-    """Return True if the first word of a line in the hosts file is a loopback address.
-
-    Returns False if there are no words, or if the first one is no address.
-
-    Args:
-        words: the words of the line.
-    """
+    """Return True if the first word of a line in the hosts file is a loopback address."""
     import ipaddress
 
     with contextlib.suppress(ValueError):
@@ -164,11 +143,7 @@ def _is_loopback(words: Collection[str]) -> bool:
 
 
 def _read() -> str:
-    """Return the text of the hosts file. Bytes that are not UTF-8, as in old comments, become surrogates.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Return the text of the hosts file. Bytes that are not UTF-8, as in old comments, become surrogates."""
     with open(HOSTS, encoding="utf-8", errors="surrogateescape") as file:
         return file.read()
 
@@ -179,12 +154,9 @@ def _encoded(text: str) -> bytes:
 
 
 def _write(text: str) -> None:
-    """Overwrite the hosts file in place with `text`, by sudo if this process is not root. Waits at most 20 s for sudo.
+    """Overwrite the hosts file in place with `text`, by sudo if not root. Waits at most 20 s for sudo.
 
-    In a container the file is a mount and cannot be replaced.
-
-    Raises:
-        OSError, subprocess.SubprocessError: the file cannot be written.
+    In a container the file is a mount and cannot be replaced. Raises OSError or SubprocessError if it is not written.
     """
     if os.geteuid() == 0:
         with open(HOSTS, "r+b") as file:

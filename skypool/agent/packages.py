@@ -1,7 +1,7 @@
 """Keeps the user's own modules and packages on a node, as folders with all their files, and asks the client for them.
 
-This runs in the agent, the main process of a node. Workers ask through their sockets. Other processes of calls, such as
-children that `multiprocessing` has started, ask at a Unix socket: see `child_imports`.
+Workers ask through their sockets. Other processes of calls, such as children that `multiprocessing` has started, ask at
+a Unix socket: see `child_imports`.
 """
 
 from __future__ import annotations
@@ -41,10 +41,7 @@ Wanted = tuple[str, str]
 class Packages:
     """The user's own packages on a node, each with all its files in a folder of its own.
 
-    Args:
-        folder: the node's folder.
-        ask: sends a frame (message) to the client.
-        watch: registers a callback with the event loop.
+    `ask` sends a frame to the client, and `watch` registers a callback with the event loop.
     """
 
     def __init__(
@@ -63,7 +60,7 @@ class Packages:
         self._listener = self._listen(folder)
 
     def _listen(self, folder: str) -> socket.socket | None:
-        """Open the socket for children, and write the program that asks there. Without room on the disk, do nothing."""
+        """Open the socket at which children ask, and write the program by which they ask. None if the disk is full."""
         place = os.path.join(folder, "children")
         try:
             os.makedirs(place, 0o700, exist_ok=True)
@@ -130,13 +127,10 @@ class Packages:
     # --- from workers and to the client ----------------------------------------------------------------------
 
     def want(self, name: str, version: str, tell: Tell) -> None:
-        """Have a package brought here, unless it is here, and call `tell` with the answer.
+        """Ask the client for a package, unless it is here already. Call `tell` with the answer when it has come.
 
-        The answer has "found", and either "folder" (the folder with the package) or "why" (what the client knows).
-
-        Args:
-            name: the name of the package or module.
-            version: the version that is needed; "" for what the client has.
+        The answer has "found", and either "folder" (the folder with the package) or "why" (what the client knows of
+        it). `version` is "" for whichever version the client has.
         """
         wanted = name, version
         folder = os.path.join(self._folder, version)
@@ -148,18 +142,16 @@ class Packages:
         self._waiting.setdefault(wanted, []).append(tell)
 
     def ask_again(self) -> None:
-        """Ask the client again for what is wanted. Used after a reconnection."""
+        """Ask the client again, after a reconnection, for the packages that processes wait for."""
         self._coming.clear()
         for name, version in self._waiting:
             self._ask(Kind.MODULE, {"name": name, "version": version, "file": ""})
 
     def on_module(self, f: Frame) -> None:
-        """Store what the client has sent of a package, and tell those that wait for it when it is complete.
+        """Store files of a package that the client has sent. When it is complete, tell the processes that wait for it.
 
-        A full disk is told as if the client had no such module, with the reason.
-
-        Raises:
-            ProtocolError: the files do not match their hashes, or the client sends what nobody asked for.
+        If the disk is full, they are told that there is no such module, and why. Raises ProtocolError if the files do
+        not match their hashes, or if nobody asked for them.
         """
         h = f.header
         if "file" in h:
@@ -210,9 +202,9 @@ class Packages:
                 return
 
     def _proceed(self, wanted: Wanted) -> None:
-        """Ask for the next file of a package; if there is none, tell those that wait for it. One file after the other.
+        """Ask for the next file of a package. When the package is complete, tell the processes that wait for it.
 
-        So at most one answer, of up to 10 MB, waits at the client to be sent.
+        Files are asked for one by one, so that at most one answer, of up to 10 MB, waits at the client to be sent.
         """
         version, missing, left_out = self._coming[wanted]
         if missing:
@@ -238,18 +230,16 @@ def _nothing() -> None: ...
 
 
 def _plain(name: str) -> str:
-    """Return a name of a folder. Raise a ProtocolError if it could be a path to elsewhere."""
+    """Return `name` if it is the plain name of a folder. Raise a ProtocolError if it could be a path to elsewhere."""
     if not name.isalnum():
         raise protocol_violation("the client sent a package whose version is no hash")
     return name
 
 
 def _write(folder: str, path: str, hash_: str, data: bytes) -> None:
-    """Write a file of a package below a folder, readable by this user only.
+    """Write a file of a package below a folder, readable by this user only. Raises OSError if there is no room.
 
-    Raises:
-        OSError: there is no room.
-        ProtocolError: the contents do not match the hash, or the path leads out of the folder.
+    Raises ProtocolError if the contents do not match the hash, or if the path leads out of the folder.
     """
     if hashlib.sha256(data).hexdigest()[:16] != hash_ or path.startswith("/") or ".." in path.split("/"):
         raise protocol_violation(f"the client sent the file {path!r:.200} of a package, which does not match its hash")

@@ -1,7 +1,4 @@
-"""Converts file descriptors to and from the control data of packets (messages on Unix sockets).
-
-The agent (the node's main process) and its workers exchange such packets.
-"""
+"""Converts file descriptors to and from the control data of packets on Unix sockets."""
 
 from __future__ import annotations
 
@@ -11,20 +8,14 @@ import socket
 from skypool.wire.frames import INLINE
 
 PACKET = INLINE + (64 << 10)
-"""The greatest size of a packet in bytes: the body of a frame (message), and room for the header."""
+"""The greatest size of a packet in bytes: the body of a frame, and room for the header."""
 SPACE = socket.CMSG_SPACE(64)
 """The room in bytes for the control data of one packet: up to 16 file descriptors."""
 CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)
 
 
 def descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
-    """Return the file descriptors that came with a packet (message), in order; an empty list if there are none.
-
-    Other control data is ignored.
-
-    Args:
-        ancillary: the control data, as `recvmsg` returns it.
-    """
+    """Return the file descriptors in the control data of a packet, as `recvmsg` returns it, in order."""
     if not ancillary:
         return []
     fds = array.array("i")
@@ -35,5 +26,5 @@ def descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
 
 
 def rights(fds: list[int]) -> list[tuple[int, int, array.array[int]]]:
-    """Return the control data for `sendmsg` that sends these file descriptors; an empty list if there are none."""
+    """Return the control data for `sendmsg` that sends these file descriptors."""
     return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []

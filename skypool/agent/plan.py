@@ -1,4 +1,4 @@
-"""Plans a node: splits its devices among slots (places where one call runs at a time)."""
+"""Plans a node: splits its devices among slots."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from skypool.devices.device import Device
 from skypool.wire.handshake import AgentConfig, NodeHealth, SlotPlan
 
 GANG_PROCESSES = 128
-"""The most processes of gangs (calls that run as several processes) that a node runs at once."""
+"""The most processes of gangs that a node runs at once."""
 GANG_ROWS = 2 * GANG_PROCESSES
 """The number of slots for them. There are more than processes, because a process may still be ending after its call."""
 
@@ -23,14 +23,10 @@ _CHOSEN_BY_INDEX = {"cuda", "rocm"}
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """The configuration and the slots of one node, from which its agent (the node's main process) starts.
-
-    A slot is a place where one call runs at a time.
+    """Configuration and slots of one node, from which its agent starts.
 
     Attributes:
-        config: the configuration that the client sent.
-        health: the state of the machine as the keeper (the agent's parent process) found it, without free disk and
-            clock.
+        health: the state of the machine as the keeper found it, without free disk and clock.
         slots: the slots that share out the devices; on a node without devices, all slots.
         cpu_slots: the number of additional slots without devices; 0 on a node without devices.
         env: variables that are added to the environment of the agent and its workers.
@@ -46,26 +42,22 @@ class NodePlan:
 
     @property
     def rows(self) -> int:
-        """The number of slots of all kinds, with those for processes of gangs."""
+        """The number of slots of all kinds, including those that may be made for processes of gangs and services."""
         return len(self.slots) + self.cpu_slots + GANG_ROWS
 
     def shares(self, count: int) -> tuple[SlotPlan, ...]:
         """Return what each of `count` processes of a gang gets of this node's devices, by the number of the process.
 
-        The shares are those of `count` slots. On a node without devices they are empty. Returns () if `count` is 0.
+        The devices are split as among `count` slots. Without devices, each share is empty. Returns () if `count` is 0.
         """
         return plan_slots(count, self.health.devices, self.config.slice.hosts) if count else ()
 
     def index_among_all(self, share: SlotPlan, count: int) -> int | None:
         """Return the index of a process's device among all devices of this node, if the process is to see them all.
 
-        Programs for torchrun choose the device with the index LOCAL_RANK themselves. So if each of `count` processes
-        has one GPU of its own, all of them see all GPUs. The result is None in all other cases: the process then sees
-        its own devices only.
-
-        Args:
-            share: what the process gets, from `shares`.
-            count: the number of processes of the gang on this node.
+        Programs for torchrun choose the device with the index LOCAL_RANK themselves. So if each of the gang's `count`
+        processes on this node has one GPU of its own, all of them see all GPUs. Returns None in all other cases: the
+        process then sees only its own devices, those in `share`.
         """
         found = self.health.devices
         if len(found) != count or {each.kind for each in found} - _CHOSEN_BY_INDEX:
@@ -78,14 +70,11 @@ def plan_slots(
 ) -> tuple[SlotPlan, ...]:
     """Return the slots that share out the devices of this node. Without devices, return all slots of the node.
 
-    A slot is a place where one call runs at a time. A TPU slice is one accelerator that spans several machines (hosts).
-    If this node is a host of such a slice and its devices are not split, the result is one slot with all devices. That
-    slot sets no environment variables that select devices.
+    A TPU slice is one accelerator that spans several machines (hosts). If this node is a host of such a slice and its
+    devices are not split, the result is one slot with all devices. Its variables do not select devices.
 
     Args:
-        given: the number of slots; "per-device" for one slot for each device; None for one slot with all devices. A
-            tuple of slots is returned as it is. Without devices, "per-device" and None both mean one slot for each CPU.
-        devices: the devices of this node.
+        given: as `slots` for `share`; or a tuple of slots, which is returned as it is.
         hosts: how many hosts the TPU slice of this node has; 1 if it is not part of a larger slice.
     """
     if isinstance(given, tuple):
@@ -96,14 +85,12 @@ def plan_slots(
 
 
 def share(devices: Sequence[Device], slots: int | Literal["per-device"] | None) -> tuple[SlotPlan, ...]:
-    """Split devices among slots (places where one call runs at a time), and return the slots.
+    """Split devices among slots, and return the slots.
 
     Each slot gets the same number of neighbouring devices. If the devices cannot be divided evenly, the first slots get
-    one more. If there are more slots than devices, slots share devices: slot `i` uses device `i` modulo the number of
-    devices.
+    one more. If there are more slots than devices, slot `i` uses device `i` modulo the number of devices.
 
     Args:
-        devices: the devices of this node. They are not changed.
         slots: the number of slots; "per-device" for one slot for each device; None or 0 for one slot with all devices.
             Without devices, "per-device" and None both mean one slot for each CPU, and 0 means no slots.
     """

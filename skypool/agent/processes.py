@@ -24,24 +24,16 @@ _TO_CLEAN = 1.0
 
 
 def call_it(what: str) -> None:
-    """Set the name of this process in `top` and `ps` to "skypool-" followed by `what`. Does not raise.
-
-    Linux keeps only the first 15 characters.
-    """
+    """Name this process "skypool-" and `what` in `top` and `ps`. Linux keeps 15 characters. Does not raise."""
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as name:
         name.write(f"skypool-{what}")
 
 
 def is_keeper(pid: int, began: int, folder: str) -> bool:
-    """Return True if a process is the keeper (the first process) of the node in a folder.
+    """Return True if a process of this user is the keeper of the node in a folder.
 
-    It must belong to this user, have been started at `began`, and have the name and the current folder of a keeper. A
-    keeper leaves the folder just before it removes it.
-
-    Args:
-        pid: the process id.
-        began: the start time in clock ticks since boot.
-        folder: the folder of the node.
+    It must have been started at `began`, in clock ticks since boot, have the name of a keeper, and have this folder as
+    its current one. A keeper leaves the folder just before it removes it.
     """
     try:
         with open(f"/proc/{pid}/comm") as name:
@@ -58,20 +50,14 @@ def is_own(connection: socket.socket) -> bool:
 
 
 def usable_cpus() -> int:
-    """Return how many CPUs this process and its children may use: the size of its CPU affinity mask.
-
-    A limit of CPU time by a control group does not count.
-    """
+    """Return the number of CPUs on which this process may run. A control group's limit of CPU time does not count."""
     return len(os.sched_getaffinity(0))
 
 
 def started(pid: int) -> int:
     """Return the start time of a process in clock ticks since boot. Together with the pid it identifies a process.
 
-    A process that has ended still has a start time until its parent waits for it.
-
-    Raises:
-        OSError: there is no such process.
+    A process that has ended has a start time until its parent waits for it. Raises OSError if there is no such process.
     """
     with open(f"/proc/{pid}/stat", "rb") as file:
         return int(file.read().rpartition(b")")[2].split()[19])
@@ -79,7 +65,7 @@ def started(pid: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Process:
-    """A process that runs, as /proc/PID/stat describes it."""
+    """Running process, as /proc/PID/stat describes it. `group` is its process group."""
 
     pid: int
     parent: int
@@ -87,7 +73,7 @@ class _Process:
 
 
 def _running(zombies: bool = False) -> Iterator[_Process]:
-    """Yield all processes that can be seen, also those that have ended but were not waited for if `zombies` is True."""
+    """Yield all visible processes that run; with `zombies`, also those that have ended but were not waited for."""
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
@@ -101,9 +87,9 @@ def _running(zombies: bool = False) -> Iterator[_Process]:
 
 
 def children(pid: int) -> list[int]:
-    """Return the pids of the children of a process, with those that have ended and that it has not waited for.
+    """Return the pids of a process's children, also of those that have ended and were not waited for.
 
-    A child may be missing if another one ends meanwhile. Returns an empty list if there is no such process.
+    A child may be missing if another child ends meanwhile. Returns [] if there is no such process.
     """
     found: list[int] = []
     with contextlib.suppress(OSError):  # it has ended
@@ -119,7 +105,7 @@ def children(pid: int) -> list[int]:
 
 
 def is_live(pid: int) -> bool:
-    """Return True if a process runs or is stopped. Return False if it has ended, also if nobody has waited for it."""
+    """Return True if a process runs or is stopped, and False if it has ended, even if nobody has waited for it yet."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -129,10 +115,9 @@ def is_live(pid: int) -> bool:
 
 
 def descendants(root: int) -> list[int]:
-    """Return the pids of all live children of `root`, their children and so on, in no particular order.
+    """Return the pids of all live descendants of `root`, in no particular order, without `root` itself.
 
-    `root` itself is not among them. Processes that have ended but were not waited for (zombies) are left out. Returns
-    an empty list if there are none.
+    Processes that have ended but were not waited for (zombies) are left out.
     """
     below: dict[int, list[int]] = {}
     for each in _running():
@@ -156,16 +141,16 @@ def tracer_of(pid: int) -> int:
 def is_tracker(pid: int) -> bool:
     """Return True if a process is a resource tracker, of Python's `multiprocessing` or of loky, which joblib uses.
 
-    It removes the semaphores and the shared memory of the processes that use it from /dev/shm, once all of them have
-    ended, and then ends by itself. If it is killed, they stay. A process that has just been started may be one, too: it
-    has no command line for a moment.
+    When all processes that use the tracker have ended, it removes their semaphores and shared memory from /dev/shm, and
+    ends. If it is killed, these stay. True is also returned for a process that was just started and has no command line
+    yet, because it may be a tracker.
     """
     command = command_of(pid)
     return not command or TRACKER in command
 
 
 def command_of(pid: int) -> bytes:
-    """Return the command line of a process, with a null byte after each word. Returns b"" if it cannot be read."""
+    """Return the command line of a process, with a null byte after each word; b"" if it cannot be read."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             return file.read()
@@ -174,16 +159,16 @@ def command_of(pid: int) -> bytes:
 
 
 def kill(pids: Iterable[int], number: int = signal.SIGKILL) -> None:
-    """Send a signal to processes. Those that have ended, or belong to other users, are left out."""
+    """Send a signal to processes. Processes that have ended, or belong to other users, are ignored."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
 def kill_group(group: int) -> None:
-    """Kill the processes of a process group, except for resource trackers, which end by themselves. Does not wait.
+    """Kill a process group, except for resource trackers, which end by themselves. Does not wait.
 
-    A process that one of them starts meanwhile may be left. Does nothing if there is no such group.
+    A process that a member of the group starts meanwhile may be left. Does nothing if there is no such group.
     """
     members = [each.pid for each in _running() if each.group == group]
     others = [pid for pid in members if not is_tracker(pid)]
@@ -205,10 +190,10 @@ def adopt_orphans() -> bool:
 
 
 class Orphans:
-    """The processes that dead workers of this process, the agent, have left. It adopts them, wherever they have gone.
+    """Processes that dead workers have left. They are now children of this process, the agent, which adopts them.
 
-    A process that starts a session of its own, or runs in the background, is among them. The agent's own children are
-    not: they run in the agent's session.
+    Processes in sessions of their own, or in the background, are among them. Children that the agent itself started
+    are not.
     """
 
     def __init__(self) -> None:
@@ -216,13 +201,10 @@ class Orphans:
         self._seen: dict[int, float] = {}
 
     def end(self, workers: Collection[int]) -> bool:
-        """Kill the orphans, and reap those that have ended. Return True if none is left. Does not wait.
+        """Kill and reap the orphans. Return True if none is left. Does not wait. `workers` has the pids of the workers.
 
-        Resource trackers have a second to end by themselves, and are not counted until then. A process that is there
-        two seconds after it was first seen is not counted either: it waits for a device, or is another user's.
-
-        Args:
-            workers: the pids of the workers, which are no orphans.
+        Two kinds of orphans may be left when True is returned. Resource trackers have a second to end by themselves.
+        A process that is there two seconds after it was first seen waits for a device, or is another user's.
         """
         is_clean = True
         seen: dict[int, float] = {}
@@ -240,11 +222,11 @@ class Orphans:
 
     @property
     def are_some(self) -> bool:
-        """True if orphans were there at the last look."""
+        """True if the last call of `end` found orphans."""
         return bool(self._seen)
 
     def _found(self, workers: Collection[int]) -> Iterator[int]:
-        """Yield the orphans that have not ended."""
+        """Reap the orphans that have ended, and yield the others. `workers` has the pids of the workers."""
         for pid in children(os.getpid()):
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 if pid not in workers and os.getsid(pid) != self._session and not os.waitpid(pid, os.WNOHANG)[0]:
@@ -252,16 +234,10 @@ class Orphans:
 
 
 def kill_descendants(patience: float = 10.0) -> bool:
-    """Kill all descendants of this process by SIGKILL, including orphans that it has adopted, until none is left.
+    """Kill all descendants of this process by SIGKILL, including adopted orphans, and wait until they have ended.
 
-    Waits until they have ended. Resource trackers of `multiprocessing` have a second to end by themselves. All children
-    of this process are reaped, so that `os.waitpid` no longer finds them.
-
-    Args:
-        patience: seconds after which to give up.
-
-    Returns:
-        True if no process is left, False if some were left after `patience` seconds.
+    Returns False if some are left after `patience` seconds. Resource trackers have a second to end by themselves. All
+    children of this process are reaped, so that `os.waitpid` no longer finds them.
     """
     clock = RunningClock()
     began = clock()

@@ -1,4 +1,4 @@
-"""A page of memory that the agent (the node's main process), its workers and the keeper (the agent's parent) share.
+"""A page of memory that the agent, its workers and the keeper share.
 
 The page shows which worker runs which call, and when everything on the node must end. It can be read at any time, even
 if the worker is busy, stopped or has just been killed.
@@ -27,20 +27,17 @@ _WIDTH = 8
 
 
 class SharedPage:
-    """A page of numbers in memory that forked processes share. All numbers are 0 at first.
+    """Page of numbers in memory that forked processes share. All numbers are 0 at first.
 
-    A slot is a place where one call runs at a time. For each slot there are five numbers:
+    For each slot, also those for processes of gangs, there are five numbers:
 
     - the id of the call that the slot's worker took last,
     - the time from which the duration of that call counts,
-    - the id of the call that the worker process must stop; 0 for none,
+    - the id of the call that the worker must stop; 0 for none,
     - the time at which another machine of the call's gang is taken back; 0 for none,
     - the id of the generator call that waits until its client takes items; 0 for none.
 
     The time of a notice is in seconds since 1970. Other times are in seconds of `time.monotonic()`.
-
-    Args:
-        slots: the number of slots on the node, with those for processes of gangs.
     """
 
     def __init__(self, slots: int) -> None:
@@ -52,7 +49,7 @@ class SharedPage:
     def deadline(self) -> float:
         """The time at which everything on this node ends, in seconds of `time.monotonic()`.
 
-        The agent (the node's main process) moves the deadline, and the keeper (the agent's parent process) enforces it.
+        The agent moves the deadline, and the keeper enforces it.
         """
         return self._real[_DEADLINE]
 
@@ -64,7 +61,7 @@ class SharedPage:
     def drops(self) -> int:
         """The number of `pool.put()` values that were dropped so far on this node.
 
-        When the number has grown, a worker process reads the packets (messages) that name these values.
+        When it has grown, a worker reads the packets that name these values.
         """
         return self._whole[_DROPS]
 
@@ -82,15 +79,9 @@ class SharedPage:
         self._real[_INTERRUPTION] = at
 
     def begin(self, slot: int, call: int, now: float) -> None:
-        """Write into the page that the worker process of `slot` has taken a call.
+        """Note that the worker of `slot` has taken `call`; 0 for a new worker, which has taken no call.
 
-        A request by `give_up` to stop a call on this slot is removed.
-
-        Args:
-            slot: the number of the slot (place where one call runs at a time).
-            call: the call's id; 0 for a new worker, which has taken no call.
-            now: the time from which the call's duration counts, unless `run` changes it, in seconds of
-                `time.monotonic()`.
+        The call's duration counts from `now`, unless `run` changes that. An earlier request by `give_up` is removed.
         """
         at = _WIDTH * (slot + 1)
         self._whole[at + _GIVEN_UP] = 0
@@ -98,21 +89,14 @@ class SharedPage:
         self._whole[at + _CALL] = call
 
     def run(self, slot: int, now: float) -> None:
-        """Write into the page the time at which the function of the call on `slot` begins.
-
-        The worker calls this method when it has loaded the call's arguments. The id of the call in the page stays.
-
-        Args:
-            slot: the number of the slot (place where one call runs at a time).
-            now: the time from which the call's duration counts, in seconds of `time.monotonic()`.
-        """
+        """Set the time from which the duration of the call on `slot` counts, when its arguments are loaded."""
         self._real[_WIDTH * (slot + 1) + _TIME] = now
 
     def running(self, slot: int) -> tuple[int, float]:
         """Return the id of the call that the worker of `slot` took last, and the time from which its duration counts.
 
-        The id is 0 if the worker process has taken none. The time is in seconds of `time.monotonic()`. It may lie in
-        the future while the worker loads the call's arguments. The call may have ended already.
+        The id is 0 if it has taken none. The time may lie in the future while the worker loads the call's arguments.
+        The call may have ended already.
         """
         at = _WIDTH * (slot + 1)
         before = self._whole[at + _CALL], self._real[at + _TIME]
@@ -121,38 +105,27 @@ class SharedPage:
         return after
 
     def give_up(self, slot: int, call: int) -> None:
-        """Write the id of the call that the worker process of `slot` must stop at its next SIGTERM.
+        """Note that the worker of `slot` must stop this call at its next SIGTERM. No signal is sent here.
 
-        No signal is sent here. An id from an earlier `give_up` is overwritten.
-
-        Args:
-            slot: the number of the slot (place where one call runs at a time).
-            call: the call's id.
+        An earlier request is overwritten.
         """
         self._whole[_WIDTH * (slot + 1) + _GIVEN_UP] = call
 
     def given_up(self, slot: int) -> bool:
-        """Return True if the worker process of `slot` must stop its call, because `give_up` has named that call.
-
-        Returns False if `give_up` has named no call or another one, or if the worker has taken none.
-        """
+        """Return True if the worker of `slot` must stop the call that it took last."""
         at = _WIDTH * (slot + 1)
         call = self._whole[at + _CALL]
         return bool(call) and call == self._whole[at + _GIVEN_UP]
 
     def notify(self, slot: int, at: float) -> None:
-        """Write into the page when another machine of the gang of the call on `slot` is taken back.
+        """Note the time at which another machine of the gang on `slot` is taken back; 0.0 for a new worker.
 
-        A gang is one call that runs as processes on several nodes. The worker process is not told here.
-
-        Args:
-            slot: the number of the slot (place where one call runs at a time).
-            at: the time in seconds since 1970; 0.0 for a new worker, whose gang loses no machine.
+        The worker is not told here.
         """
         self._real[_WIDTH * (slot + 1) + _NOTICE] = at
 
     def stall(self, slot: int, call: int) -> None:
-        """Write into the page which generator call of `slot` waits until its client takes items; 0 for none."""
+        """Note which generator call of `slot` waits until its client takes items; 0 for none."""
         self._whole[_WIDTH * (slot + 1) + _STALLED] = call
 
     def stalled(self, slot: int) -> int:
@@ -160,10 +133,9 @@ class SharedPage:
         return self._whole[_WIDTH * (slot + 1) + _STALLED]
 
     def announced(self, slot: int) -> float:
-        """Return the time at which a machine that the call on `slot` needs is taken back, in seconds since 1970.
+        """Return the earliest time at which a machine that the call on `slot` needs is taken back; 0.0 for none.
 
-        Such a machine is this node itself or, for a process of a gang, the machine of another process. The result is
-        the earlier of the two times, and 0.0 if nothing is announced.
+        Such a machine is this node itself or, for a process of a gang, the machine of another process.
         """
         times = self._real[_INTERRUPTION], self._real[_WIDTH * (slot + 1) + _NOTICE]
         return min(times) or max(times)

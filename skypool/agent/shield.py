@@ -6,25 +6,22 @@ from types import TracebackType
 
 
 class Cancelled(BaseException):
-    """An exception that is raised inside a running call when the agent (the node's main process) wants it to stop.
+    """Exception that is raised inside a running call when the agent wants it to stop.
 
-    The call's `finally` and `with` blocks run then. It is a BaseException, so that `except Exception` in the call does
-    not catch it.
+    The call's `finally` and `with` blocks run then. It is a BaseException, so `except Exception` does not catch it.
     """
 
 
 class Closed(Cancelled, GeneratorExit):
-    """A Cancelled inside a generator, to which it looks as if its `close` was called."""
+    """A Cancelled that is raised inside a generator, which then ends as if its `close` was called."""
 
 
 class Shield:
-    """A context manager for code that holds a lock: a stop of the call is raised at the end of the block, not inside.
+    """Context manager for code that holds a lock: a stop of the call is raised at the end of the block, not inside.
 
-    Python's `threading.Condition` may keep its lock for ever if an exception is raised by a signal handler at the wrong
-    moment. The block must not wait for anything that a stopped call no longer gets.
-
-    Attributes:
-        cancelled: the class of what is raised.
+    `cancelled` is the class of the exception. Without this, `threading.Condition` may keep its lock for ever, if a
+    signal handler raises an exception at the wrong moment. The block must not wait for anything that a stopped call no
+    longer gets.
     """
 
     def __init__(self) -> None:
@@ -33,11 +30,7 @@ class Shield:
         self._is_due = False
 
     def stop(self) -> None:
-        """Raise Cancelled, or let the end of the block raise it. Called by the handler of SIGTERM.
-
-        Raises:
-            Cancelled: the worker is not in a block.
-        """
+        """Raise Cancelled, or let the end of the block raise it. Called by the handler of SIGTERM."""
         if not self._is_up:
             raise self.cancelled
         self._is_due = True

@@ -1,12 +1,11 @@
-"""Forks and watches the worker processes of a node: one for each slot (a place where one call runs at a time).
+"""Forks and watches the workers of a node: one process for each slot.
 
-A node with devices has two kinds of slots, each with a queue of its own. Slots of the kind MAIN share out the devices.
-In addition, there is one CPU slot, without devices, for each CPU. Workers of CPU slots are started when calls first
-need them. A node without devices has MAIN slots only.
+A node with devices has two kinds of slots, each with a queue of its own. MAIN slots share out the devices. In addition,
+there is one CPU slot, without devices, for each CPU; its worker starts when it is needed. A node without devices has
+MAIN slots only.
 
-In addition, each process of a gang (a call that runs as several processes on its nodes) has a slot of the kind GANG. It
-is made for one call and forgotten when its process has ended. So has each service (a long-lived call beside all
-others), with the kind SERVICE.
+Each process of a gang has a slot of the kind GANG, and each service one of the kind SERVICE. Such a slot is made for
+one call and forgotten when its process has ended.
 """
 
 from __future__ import annotations
@@ -71,43 +70,34 @@ SERVICE_MARK = "SKYPOOL_SERVICE"
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A slot (a place where one call runs at a time), and the worker process that fills it now.
+    """Slot of a node, and the worker that fills it now.
 
     Attributes:
-        number: the slot's number on the node, from 0.
         env: environment variables of the slot's worker.
-        kind: MAIN, CPU, GANG or SERVICE.
         member: the process of a gang that the slot was made for; None for other slots.
         on_cpu: True for a process of a gang or a service that asks for no devices.
-        label: the text that tells the output of this process from that of the gang's others here; "" if not needed.
+        label: the text before each output line of a process of a gang, if others of the gang run on this node; or "".
         own_devices: for a process of a gang that sees all devices of the node: the names of its own, such as "cuda 0".
-            None for other slots, whose workers see only their own devices.
-        notice: for a process of a gang, the write end of the pipe that is closed to tell it that a machine is taken
-            back; -1 for other slots, and after that.
-        pid: the worker's process id.
-        pidfd: a file descriptor for the worker's process.
+            None for slots whose workers see only their own devices.
+        notice: the write end of a pipe. Closing it tells a process of a gang of a notice; -1 if there is none.
         channel: the packet socket to the worker.
         outputs: a dict from the worker's file descriptors 1 and 2 to the read ends of the pipes that they write to.
-        waiting: packets (messages) for which the worker's socket had no room, in order. Each is (buffers, file
-            descriptors, True if these file descriptors are closed after sending).
+        waiting: packets for which the worker's socket had no room, in order. Each is (buffers, file descriptors, True
+            if these file descriptors are closed after sending).
         printed: a file descriptor of the memory in which a call with `output="capture"` has what it prints.
-        pipes: the pipes through which the agent (the node's main process) follows batches (several calls in one
-            message).
-        ended: outcomes (results or errors) from these pipes that were not sent to the client yet.
-        answer: the outcome (result or error) of a service, as (packet, True if a large value was sent before, True if
-            the worker no longer uses the arguments). It is kept until all processes of the service are gone. None for
-            other calls.
+        pipes: the pipes through which the agent follows batches.
+        ended: outcomes from these pipes that were not sent to the client yet.
+        answer: the outcome of a service, kept until all its processes are gone. A tuple (packet, True if a large value
+            was sent before it, True if the worker no longer uses the arguments); None for other calls.
         tail: the last bytes that the call `tail_of` printed.
         tail_of: the id of the call that printed last; 0 if no call was running then.
-        seen: the id of the call that the worker ran at the agent's last check, and the time of the first check that saw
-            that call.
+        seen: the id of the call that the agent's last check saw, and the time of the first check that saw it.
         kill_at: the time at which the worker is killed, if it was asked to stop a call; None otherwise.
         wake_at: if `kill_at` is set, the time at which the worker is woken next.
-        wake_pause: seconds between the last two times.
-        silent_since: the time at which the worker's process was first found frozen, for example by SIGSTOP; None if the
-            process is not frozen.
+        wake_pause: seconds between that wake and the one after it.
+        silent_since: the time at which the process was first found frozen, for example by SIGSTOP; None if it is not.
         paused: the id of a call, and the seconds for which the whole node was stopped while that call ran.
-        fault: what went wrong in the agent when it handled what the worker wrote, for which the worker was killed.
+        fault: the error of the agent's own code for which the worker was killed; "" if there was none.
         failures: the number of workers in a row that died before they took a call, or that could not be started.
         failing_since: the time of the first of these failures; 0.0 if there are none.
     """
@@ -142,30 +132,24 @@ class Slot:
     failing_since: float = 0.0
 
     def add_pause(self, call: int, seconds: float) -> None:
-        """Note that the whole node was stopped for a while during a call on this slot (place for one call).
+        """Note that the whole node was stopped for some seconds during a call on this slot.
 
         Pauses of the same call add up. Those of an earlier call are forgotten.
-
-        Args:
-            call: the call's id.
-            seconds: the length of the pause in seconds.
         """
         self.paused = call, self.paused_during(call) + seconds
 
     def paused_during(self, call: int) -> float:
         """Return for how many seconds in all the whole node was stopped while `call` ran on this slot.
 
-        Returns 0.0 if no pause was noted, or if pauses of a later call were noted since.
+        Returns 0.0 if pauses of a later call were noted since.
         """
         return self.paused[1] if self.paused[0] == call else 0.0
 
 
 class WorkerQueue:
-    """The queue in which calls wait for the next free worker of one kind of slot: a pair of packet sockets.
+    """Queue in which calls wait for the next free worker of one kind of slot: a pair of packet sockets.
 
-    Attributes:
-        end: the socket into which the agent (the node's main process) puts calls. The socket does not block.
-        taken: the socket from which worker processes take calls.
+    The agent puts calls into `end`, which does not block. Workers take them from `taken`.
     """
 
     def __init__(self) -> None:
@@ -178,22 +162,16 @@ class WorkerQueue:
         self._waiting.register(self.taken, select.POLLIN)
 
     def offer(self, buffers: list[Buffer], fds: list[int]) -> None:
-        """Put a call, or a batch of several calls, into the queue. The next free worker takes it. Does not wait.
+        """Put the packet of a call or a batch into the queue without waiting. The next free worker takes it.
 
-        Args:
-            buffers: the packet (message) that has the call or the batch.
-            fds: file descriptors to send with it. They stay open here.
-
-        Raises:
-            BlockingIOError: the queue is full.
+        The file descriptors stay open here. Raises BlockingIOError if the queue is full.
         """
         _send(self.end, buffers, fds)
 
     def take_back(self) -> list[tuple[Frame, list[int]]]:
-        """Remove the calls that no worker process has taken, and return them in order. Does not wait.
+        """Remove the calls and batches that no worker has taken, and return them in order. Does not wait.
 
-        Returns a list of (frame (message) of a call or of a batch of calls, its file descriptors). The caller must
-        close these file descriptors. The list is empty if there are no such calls.
+        Returns a list of (frame, its file descriptors). The caller must close these.
         """
         back: list[tuple[Frame, list[int]]] = []
         while True:
@@ -219,29 +197,23 @@ class WorkerQueue:
 
     @property
     def has_calls(self) -> bool:
-        """True if the queue contains a call that no worker process has taken."""
+        """True if the queue contains a call that no worker has taken."""
         return bool(self._waiting.poll(0))
 
 
 class Slots:
-    """The slots of a node that have a worker process, and the queues from which workers take calls.
+    """Slots of a node that have a worker, and the queues from which workers take calls.
 
-    A slot is a place where one call runs at a time. Creating this object starts no worker (see `start`), and increases
-    this process's limit of open files.
+    Creating this object starts no worker (see `start`), and increases this process's limit of open files.
 
     Args:
-        plan: the node's plan.
-        page: the memory shared with the keeper (the agent's parent process) and the workers.
-        clock: the agent's clock.
         watch: `watch(fd, events, callback)` makes the agent's loop call `callback` when these epoll events occur on the
             file descriptor `fd`. With events 0, the loop stops watching `fd`.
 
     Attributes:
-        page: the argument `page`.
         counts: the number of slots of each kind on the node: [MAIN slots] or [MAIN slots, CPU slots].
         queues: a `WorkerQueue` for each of these kinds, in the same order.
-        all: the slots that have a worker, and those that get one when the agent starts. Slots of the kinds `OWN` are
-            among them.
+        all: the slots that have a worker, those that get one when the agent starts, and slots made for one call.
     """
 
     def __init__(
@@ -267,14 +239,13 @@ class Slots:
 
     @property
     def spare(self) -> int:
-        """The number of CPU slots (slots without a device) that have no worker process yet."""
+        """The number of CPU slots that have no worker yet."""
         return sum(self.counts) - self._lasting
 
     def add_cpu_slot(self) -> Slot:
-        """Add one more CPU slot (a slot without a device) to `all`, and return it.
+        """Add one more CPU slot to `all`, and return it. `start` must be called for it.
 
-        The slot has no worker process yet: `start` must be called for it. The caller must check that `spare` is above
-        0.
+        The caller must check that `spare` is above 0.
         """
         slot = Slot(self._lasting, devices.hidden(), CPU)
         self._lasting += 1
@@ -283,20 +254,14 @@ class Slots:
 
     @property
     def cpu_workers(self) -> int:
-        """The number of CPU slots (slots without a device) that have a worker process."""
+        """The number of CPU slots that have a worker."""
         return self._lasting - self.counts[MAIN]
 
     def add_gang_slot(self, member: Member, on_cpu: bool) -> Slot:
-        """Add a slot for one process of a gang (a call that runs as several processes) to `all`, and return it.
+        """Add a slot for one process of a gang to `all`, and return it. `start` must be called for it.
 
-        The slot has no worker process yet: `start` must be called for it.
-
-        Args:
-            member: the process.
-            on_cpu: True if the process asks for no devices. The node's devices are then hidden from it.
-
-        Raises:
-            UsageError: the node runs as many processes of gangs as it can.
+        With `on_cpu`, the node's devices are hidden from the process. Raises UsageError if the node can run no more
+        such processes.
         """
         on_cpu = on_cpu and len(self.counts) > 1
         number = self._free_number()
@@ -324,16 +289,10 @@ class Slots:
         return slot
 
     def add_service_slot(self, call: int, on_cpu: bool) -> Slot:
-        """Add a slot for a service (a long-lived call beside all others) to `all`, and return it.
+        """Add a slot for a service, whose call has this id, to `all`, and return it. `start` must be called for it.
 
-        The slot has no worker process yet: `start` must be called for it. The service sees all devices of the node.
-
-        Args:
-            call: the id of the service's call.
-            on_cpu: True if the service asks for no devices. The node's devices are then hidden from it.
-
-        Raises:
-            UsageError: the node runs as many services and processes of gangs as it can.
+        The service sees all devices of the node, or none with `on_cpu`. Raises UsageError if the node has no room for
+        it.
         """
         number = self._free_number()
         if number is None:
@@ -351,14 +310,13 @@ class Slots:
         return next((each for each in range(first, first + GANG_ROWS) if each not in used), None)
 
     def remove(self, slot: Slot) -> None:
-        """Forget the slot of a service or of a process of a gang. The process has ended, or was never started."""
+        """Forget the slot of a service or of a process of a gang, whose process has ended or was never started."""
         self.all.remove(slot)
 
     def kind_of(self, header: Mapping[str, Any]) -> int:
-        """Return the kind of slot that a call needs, from the header of its frame (message).
+        """Return the kind of slot that a call needs, from the header of its frame.
 
-        Returns GANG for a process of a gang, and SERVICE for a service. Otherwise returns CPU if the header has
-        `"devices": 0` and the node has CPU slots, else MAIN.
+        A call with `"devices": 0` needs a CPU slot, if the node has any.
         """
         if "gang" in header:
             return GANG
@@ -374,20 +332,16 @@ class Slots:
         on_death: Callable[[Slot], None],
         call: NodeCall | None = None,
     ) -> None:
-        """Fork the worker process of a slot (place for one call), and watch it in the agent's event loop.
+        """Fork the worker of a slot, and watch it in the agent's event loop. Returns at once.
 
-        Returns at once in the agent (the node's main process), and never in the worker. The state of an earlier worker
-        of the slot is reset: packets (messages) that wait for that worker are dropped.
+        The slot's attributes then describe the new worker. Packets that wait for the slot's earlier worker are dropped.
+        Raises OSError if the process could not be forked, or if there are too many open files.
 
         Args:
-            slot: the slot. Its attributes are changed to describe the new worker.
             on_packet: called with the slot when a packet from the worker can be read.
             on_output: called when output of the worker can be read, with the slot and 1 for stdout or 2 for stderr.
-            on_death: called with the slot when the worker's process has ended.
-            call: for a slot of the kinds `OWN`, the only call that the worker runs. None for other slots.
-
-        Raises:
-            OSError: the process could not be forked, or there are too many open files.
+            on_death: called with the slot when the worker has ended.
+            call: for a slot of the kind GANG or SERVICE, the only call that the worker runs. None for other slots.
         """
         with contextlib.ExitStack() as opened:  # what was opened is closed if the process cannot be started
             self._fork(slot, call, opened)
@@ -401,15 +355,9 @@ class Slots:
             self._watch(read_end, select.EPOLLIN, partial(on_output, slot, fd))
 
     def _fork(self, slot: Slot, call: NodeCall | None, opened: contextlib.ExitStack) -> None:
-        """Fork the worker process of a slot (place for one call). Describe the process in the slot's attributes.
+        """Fork the worker of a slot, and describe it in the slot's attributes. Raises OSError if that fails.
 
-        Args:
-            slot: the slot.
-            call: for a slot of the kinds `OWN`, the only call that the worker runs. It is put into a queue of its own.
-            opened: gets a callback for each thing that must be closed if the process cannot be started.
-
-        Raises:
-            OSError: the process could not be forked, or there are too many open files.
+        `opened` gets a callback for each file that the caller must close if this fails.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         opened.callback(ours.close)
@@ -463,17 +411,10 @@ class Slots:
     def _become_worker(
         self, slot: Slot, channel: socket.socket, outputs: dict[int, int], taken: socket.socket, notice: int
     ) -> NoReturn:
-        """Run a worker process, which takes and runs calls, in this forked process until it ends. Then end the process.
+        """Run a worker in this forked process until it ends. Then end the process; does not return.
 
-        Does not return. All file descriptors that the worker does not need are closed. If the worker raises an
-        exception, its traceback is written to stderr and the process ends with status 70.
-
-        Args:
-            slot: the slot that the worker fills.
-            channel: the worker's end of its packet socket.
-            outputs: the write ends of the pipes that become file descriptors 1 and 2.
-            taken: the socket from which the worker takes calls.
-            notice: the read end of the pipe that ends when the worker must look for a notice in the shared page.
+        `outputs` are the pipes that become file descriptors 1 and 2, and calls come from `taken`. The pipe `notice`
+        ends when the shared page has a notice. An exception is printed to stderr, and the exit status is then 70.
         """
         try:
             os.setsid()
@@ -519,11 +460,10 @@ class Slots:
         os._exit(70)
 
     def _introduce(self, slot: Slot) -> None:
-        """Set the information about this node and slot that users' functions get from `skypool.runtime`.
+        """Set what users' functions get from `skypool.runtime` in this new worker.
 
-        Called in a new worker. `slot.number` counts all slots of the node. In the information for users, each kind of
-        slot (with devices, or CPU) is numbered from 0. The processes of a gang on a node count as its slots.
-        A service counts as the only slot.
+        Slots of each kind are numbered from 0. A process of a gang sees the gang's processes on this node as the slots,
+        and a service sees itself as the only slot.
         """
         config = self._plan.config
         place = config.slice
@@ -557,19 +497,16 @@ class Slots:
         runtime.enter(info, in_gang=member is not None, own=slot.own_devices)
 
     def ignore(self, fd: int) -> None:
-        """Stop watching a file descriptor in the agent's event loop, because nothing more will arrive on it.
+        """Stop watching a file descriptor in the agent's event loop. It stays open.
 
-        The file descriptor stays open. Does nothing if it is not watched.
+        Does nothing if it is not watched.
         """
         self._watch(fd, 0, _nothing)
 
     def interrupt(self, at: float) -> None:
-        """Tell all worker processes, also those started later, that the provider takes the machine back.
+        """Tell all workers, also those started later, of a notice. Call this method only once.
 
-        The workers wait until a certain pipe is closed, and this method closes that pipe. Call this method only once.
-
-        Args:
-            at: the time at which the provider takes the machine, in seconds since 1970.
+        The provider takes the machine back at `at`, in seconds since 1970.
         """
         self.page.interruption = at
         os.close(self._notice_end)
@@ -579,12 +516,8 @@ class Slots:
     def notify(self, calls: Collection[int], at: float) -> None:
         """Tell the processes of gangs that run these calls that another machine of their gang is taken back.
 
-        Calls that have ended, or that belong to no gang, are ignored. A later notice for the same call changes only the
-        time.
-
-        Args:
-            calls: the ids of the calls.
-            at: the time at which the machine is taken back, in seconds since 1970.
+        `at` is the time, in seconds since 1970. It replaces the time of an earlier notice for the same call. Calls that
+        have ended, or that belong to no gang, are ignored.
         """
         for slot in self.all:
             if slot.kind == GANG and self.page.running(slot.number)[0] in calls:
@@ -594,24 +527,18 @@ class Slots:
     # --- packets ---------------------------------------------------------------------------------------------
 
     def tell(self, slot: Slot, buffers: list[Buffer], fds: list[int], give: bool = False) -> None:
-        """Send a packet (message) to the worker process of a slot (place for one call), after those that wait already.
+        """Send a packet to the worker of a slot, after those that wait already. Does not wait.
 
-        Does not wait. If the worker's socket has no room, the packet is kept until a later `retell` sends it. If the
-        worker has died, the packet is dropped.
-
-        Args:
-            slot: the slot.
-            buffers: the packet.
-            fds: file descriptors to send with it.
-            give: True to close these file descriptors here once they are sent or dropped.
+        If the worker's socket has no room, the packet is kept until a later `retell` sends it. If the worker has died,
+        the packet is dropped. With `give`, the file descriptors are closed here when they are sent or dropped.
         """
         slot.waiting.append((buffers, fds, give))
         self.retell(slot)
 
     def retell(self, slot: Slot) -> None:
-        """Send the packets (messages) that wait for a worker, in order, while its socket has room. Does not wait.
+        """Send the packets that wait for a worker, in order, while its socket has room. Does not wait.
 
-        Packets that find no room stay until the next call of this method. If the worker has died, all are dropped.
+        If the worker has died, all are dropped.
         """
         while slot.waiting:
             buffers, fds, give = slot.waiting[0]
@@ -627,17 +554,16 @@ class Slots:
                 _close(fds)
 
     def _forget_waiting(self, slot: Slot) -> None:
-        """Drop the packets (messages) that wait for a worker. Close file descriptors if `tell` was asked to do so."""
+        """Drop the packets that wait for a worker. Close file descriptors if `tell` was asked to do so."""
         for _, fds, give in slot.waiting:
             if give:
                 _close(fds)
         slot.waiting.clear()
 
     def receive(self, slot: Slot) -> tuple[bytes, list[int]] | None:
-        """Return the next packet (message) of a worker process, and its file descriptors. Does not wait.
+        """Return the next packet of a worker, and its file descriptors; None if none has arrived. Does not wait.
 
-        Returns None if no packet has arrived, or if the worker has closed its end and no packet is left. The agent's
-        event loop then no longer watches the socket.
+        If the worker has closed its end and no packet is left, the event loop stops watching the socket.
         """
         try:
             packet, ancillary, _, _ = slot.channel.recvmsg(PACKET, SPACE, CLOEXEC)
@@ -653,10 +579,9 @@ class Slots:
     # --- who runs what ---------------------------------------------------------------------------------------
 
     def running(self, call: int) -> Slot | None:
-        """Return the slot (place for one call) whose worker process took the call with this id last.
+        """Return the slot whose worker took the call with this id last. The call may have ended already.
 
-        The call may have ended already. Returns None if no worker has taken it, or if its worker has taken another call
-        since.
+        Returns None if no worker has taken it, or if its worker has taken another call since.
         """
         for slot in self.all:
             if self.page.running(slot.number)[0] == call:
@@ -664,22 +589,16 @@ class Slots:
         return None
 
     def taken(self) -> dict[int, Slot]:
-        """Return a dict from the id of the call that each worker process took last to the worker's slot.
+        """Return a dict from the id of the call that each worker took last to the worker's slot.
 
-        A slot is a place where one call runs at a time. The call may have ended already. Workers that have taken no
-        call are left out.
+        The call may have ended already. Workers that have taken no call are left out.
         """
         return {call: slot for slot in self.all if (call := self.page.running(slot.number)[0])}
 
     def stop_call(self, slot: Slot, call: int, grace: float) -> None:
-        """Ask the worker process of a slot (place for one call) to stop a call, by SIGTERM. Does not wait.
+        """Ask the worker of a slot to stop a call, by SIGTERM. Does not wait.
 
-        If the call has not ended in time, the agent's event loop kills the worker.
-
-        Args:
-            slot: the slot.
-            call: the call's id. The worker ignores the request if it runs another call.
-            grace: seconds until the worker is killed, if the call has not ended before.
+        The worker ignores this if it runs another call. If the call goes on for `grace` seconds, the worker is killed.
         """
         self.page.give_up(slot.number, call)
         now = self._clock()
@@ -689,32 +608,27 @@ class Slots:
         self.signal(slot, signal.SIGTERM)
 
     def wake(self, slot: Slot) -> None:
-        """Interrupt the system call in which the worker process of a slot may wait, so that Python runs its handlers.
+        """Interrupt the system call in which a worker may wait, so that Python runs its signal handlers.
 
         Python runs the handler of SIGTERM in the main thread, between two instructions. If the signal arrives just
         before that thread begins to wait, or in another thread, the handler would run only after the wait. If Python
-        has ignored what the handler raised, the worker raises it again. It does nothing else at this signal. Later
-        wakes come after longer pauses.
+        has ignored what the handler raised, the worker raises it again. Later wakes come after longer pauses.
         """
         self.signal(slot, signal.SIGURG)
         slot.wake_at += slot.wake_pause
         slot.wake_pause *= 2
 
     def end_processes_of(self, calls: Collection[int]) -> None:
-        """Kill the processes of gangs that ran these calls, which have ended. A process that failed waits for that."""
+        """Kill the processes of gangs that ran these calls, which have ended. A failed process waits to be killed."""
         if len(self.all) > self._lasting:
             for slot in self.all:
                 if slot.kind == GANG and self.page.running(slot.number)[0] in calls:
                     self.signal(slot, signal.SIGKILL)
 
     def signal(self, slot: Slot, number: int) -> None:
-        """Send a signal to a worker's process. SIGKILL goes to the other processes of its process group, too.
+        """Send a signal to a worker. SIGKILL goes to the other processes of its process group, too.
 
         Does not raise if the worker has ended, or has become another user's process.
-
-        Args:
-            slot: the worker's slot (the place where it runs calls).
-            number: the signal.
         """
         with contextlib.suppress(ProcessLookupError, PermissionError):
             signal.pidfd_send_signal(slot.pidfd, number)
@@ -722,9 +636,9 @@ class Slots:
             kill_group(slot.pid)
 
     def reap(self, slot: Slot) -> int | None:
-        """Return the wait status of a dead worker process, as from `os.waitpid`. Returns None if another one traces it.
+        """Return the wait status of a dead worker, as from `os.waitpid`; None if another process traces it.
 
-        Does not wait. Once it has returned the status, the pid may belong to another process.
+        Does not wait. Once this method has returned the status, the pid may belong to another process.
         """
         while True:
             pid, status = os.waitpid(slot.pid, os.WNOHANG)
@@ -734,12 +648,12 @@ class Slots:
                 return status
 
     def end_orphans(self) -> bool:
-        """Kill what dead workers have left, wherever it has gone. Return True if none is left. Does not wait."""
+        """Kill processes that dead workers have left, in any session. Return True if none is left. Does not wait."""
         return self._orphans.end({slot.pid for slot in self.all})
 
     @property
     def has_orphans(self) -> bool:
-        """True if processes that a dead worker has left were there at the last look."""
+        """True if the last look found processes that a dead worker has left."""
         return self._orphans.are_some
 
     def close(self, slot: Slot) -> None:
@@ -754,17 +668,16 @@ class Slots:
         _end_notice(slot)
 
     def of_file(self, fd: int) -> Slot | None:
-        """Return the slot whose worker the agent watches by this file descriptor; None if it is no worker's."""
+        """Return the slot whose worker the agent watches by this file descriptor; None if there is none."""
         for slot in self.all:
             if fd in (slot.pidfd, slot.channel.fileno(), *slot.outputs.values()):
                 return slot
         return None
 
     def stopped(self, slot: Slot) -> bool:
-        """Return True if the worker's process is frozen, as by SIGSTOP, or has lost its main thread, but not others.
+        """Return True if the worker is frozen, for example by SIGSTOP, or if only its main thread has ended.
 
-        A process that is traced counts if a call has started the one that traces it: it may never go on. Returns False
-        if the process runs or has ended.
+        A worker that a debugger has stopped counts as frozen only if a call started the debugger, which may never end.
         """
         try:
             with open(f"/proc/{slot.pid}/stat", "rb") as file:
@@ -775,11 +688,9 @@ class Slots:
 
 
 def allow_more_files() -> tuple[int, int]:
-    """Increase this process's soft limit of open files to the hard limit: an agent needs seven files for each worker.
+    """Raise the soft limit of open files to the hard limit: an agent needs seven files for each worker.
 
-    Returns:
-        the limits before this call, as (soft, hard). Worker processes are set back to these limits, because some
-            programs fail with file descriptors above 1,023.
+    Returns the earlier limits (soft, hard). Workers get these again: some programs fail with descriptors above 1,023.
     """
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
@@ -787,7 +698,7 @@ def allow_more_files() -> tuple[int, int]:
 
 
 def too_many_processes() -> UsageError:
-    """Return the error for one process of a gang (a call that runs as several processes) too many on this node."""
+    """Return the error for a gang that asks for more processes on this node than the node can still run."""
     return UsageError(
         f"this node runs {GANG_PROCESSES} processes of calls with procs= already, which is the most that a node can; "
         "use fewer processes on each node"
@@ -807,20 +718,13 @@ def _close(fds: list[int]) -> None:
 
 
 def _nothing() -> None:
-    """Do nothing. It serves as the callback when the watching of a file descriptor is stopped."""
+    """Do nothing: the callback when the watching of a file descriptor is stopped."""
 
 
 def _send(to: socket.socket, buffers: list[Buffer], fds: list[int]) -> None:
-    """Send one packet (message), with file descriptors if there are any.
+    """Send one packet with file descriptors, which stay open here.
 
-    Args:
-        to: the socket.
-        buffers: the parts of the packet.
-        fds: the file descriptors. They stay open here.
-
-    Raises:
-        BlockingIOError: the socket has no room.
-        BrokenPipeError, ConnectionResetError: the other end is closed.
+    Raises BlockingIOError if there is no room, BrokenPipeError or ConnectionResetError if the other end is closed.
     """
     if not fds and len(buffers) == 1:
         to.send(buffers[0])

@@ -1,11 +1,10 @@
 """Reads the Python stacks of a node's workers, and of the processes that they started: what they are doing now.
 
-A worker writes its own stack when it gets a signal, in a handler that runs also while native code does not return. This
-needs no rights and no further program. What it writes goes to a file in memory, which the agent and other processes of
-the same user can read.
+A worker writes its own stack in a signal handler, which runs also while native code does not return. This needs no
+rights and no further program. The stack goes to a file in memory, which the user's other processes can read.
 
 This file is also a program for `skypool stack`, which runs it on a node without skypool: it imports only the standard
-library. Its arguments are the pid of the node's first process, the node's folder, and "native" or "python".
+library. Its arguments are the pid of the keeper, the node's folder, and "native" or "python".
 """
 
 from __future__ import annotations
@@ -60,16 +59,10 @@ _INSTALLING = 120.0
 
 
 class Mark:
-    """A place in the file of a worker, behind which its next stack is written.
+    """End of the file into which a worker writes its stacks. The stack that it writes next begins there.
 
-    A long file is emptied before.
-
-    Args:
-        fd: the file. This object closes it.
-        main: the id of the process's main thread.
-
-    Attributes:
-        file: the number of the file, which it shares with processes that were forked from the same one.
+    A long file is emptied first. This object closes the file descriptor `fd`. `main` is the id of the worker's main
+    thread. `file` is the file's inode number: a worker and the processes that it forks write into one file.
     """
 
     def __init__(self, fd: int, main: int) -> None:
@@ -82,18 +75,18 @@ class Mark:
         self.start = self._seen = found.st_size
 
     def is_written(self) -> bool:
-        """Return True if a stack was written, and nothing more since the last look."""
+        """Return True if a stack was written, and nothing more since the last call of this method."""
         size = os.fstat(self.fd).st_size
         is_same = size == self._seen
         self._seen = size
         return is_same and size > self.start
 
     def text(self) -> str:
-        """Return what was written since, in the format of `faulthandler`; at most `_MOST` (1 Mi) bytes of it."""
+        """Return at most `_MOST` bytes written since this object was made, in the format of `faulthandler`."""
         return os.pread(self.fd, _MOST, self.start).decode("utf-8", "replace")
 
     def close(self) -> None:
-        """Close the file. May be called more than once; it is also closed when nobody uses this object any more."""
+        """Close the file. May be called more than once."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -102,12 +95,10 @@ class Mark:
 
 
 class ProgramMark:
-    """The record of what a program was doing, such as "python train.py", which a call has started.
+    """Record of what a program that a call has started, such as "python train.py", is doing now.
 
-    Args:
-        pid: the id of its process, which is asked now. This does not wait.
-        asked: the files of the processes that were asked before. A process that shares one of them is not asked. Its
-            own file is added.
+    Making this object asks the program's process to write its stack, and does not wait. `asked` has the inode numbers
+    of the files into which others are writing; see `ask`. The number of this process's file is added.
     """
 
     def __init__(self, pid: int, asked: set[int]) -> None:
@@ -118,12 +109,12 @@ class ProgramMark:
             asked.add(self.mark.file)
 
     def text(self) -> str:
-        """Return the innermost lines of the main thread's stack that it has written; "" if it has written none."""
+        """Return the program's command, and the innermost lines of its main thread's stack; "" if it wrote no stack."""
         lines = short(self.mark) if self.mark is not None else ""
         return f"{self.command}:\n{lines}" if lines else ""
 
     def close(self) -> None:
-        """Close the file into which it writes."""
+        """Close the file into which the program writes."""
         if self.mark is not None:
             self.mark.close()
 
@@ -136,13 +127,10 @@ def register() -> None:
 
 
 def ask(pid: int, asked: Collection[int] = ()) -> Mark | None:
-    """Ask a process to write its stack. Return None if it cannot. Does not wait.
+    """Ask a worker, or a process that a call has started, to write its stack. Does not wait.
 
-    A process that does not expect the signal, or has closed the file, is not disturbed.
-
-    Args:
-        pid: the id of a worker, or of a process that a worker forked, or of a Python program that a call has started.
-        asked: the files into which others are writing now. A process that uses one of them is not asked. Default: none.
+    Returns None, and sends no signal, if the process does not expect it, has closed the file, or uses a file of
+    `asked`. These are the inode numbers of files into which other processes are writing now.
     """
     found = _file_of(pid)
     if found is None or not _catches(pid):
@@ -164,7 +152,7 @@ def ask(pid: int, asked: Collection[int] = ()) -> Mark | None:
 def _file_of(pid: int) -> tuple[str, int] | None:
     """Return the path of the file in which a process writes its stack, and the id of its main thread.
 
-    Only the first `_FIRST` (64) files of the process are looked at, as a process may have a million.
+    Looks only at the first `_FIRST` files of the process, which may have a million.
     """
     folder = f"/proc/{pid}/fd"
     with contextlib.suppress(OSError):
@@ -188,9 +176,9 @@ def _catches(pid: int) -> bool:
 def threads_of(text: str, main: int) -> list[list[str]]:
     """Return the stacks in a text of `faulthandler`, that of the main thread first.
 
-    Each is a list of lines such as 'File "train.py", line 12 in step', the innermost first. The lines of skypool that
-    run the call are left out, and so are threads that have no others. A worker that waits for a call has none. If the
-    text has the stacks several times, as after an answer that came late, the last ones count.
+    Each stack is a list of lines such as 'File "train.py", line 12 in step', the innermost first. Lines of skypool that
+    run the call are left out, and so are threads that have no other lines. So the result is [] for a worker that waits
+    for a call. If the text has several dumps, because an answer came late, the last one counts.
     """
     starts = list(_THREAD.finditer(text))
     found: dict[str, tuple[bool, list[str]]] = {}
@@ -214,9 +202,9 @@ def runs_program(threads: list[list[str]]) -> bool:
 
 
 def short(mark: Mark, most: int = 6) -> str:
-    """Return the innermost lines of the main thread's stack that a process has written; "" if it has written none.
+    """Return the `most` innermost lines of the main thread's stack that a process has written.
 
-    It is also "" for a worker that waits for a program.
+    Returns "" if the process has written none, or if it is a worker that waits for a program.
     """
     found = threads_of(mark.text(), mark.main)
     return "\n".join(found[0][:most]) if found and not runs_program(found) else ""
@@ -240,7 +228,10 @@ def command(pid: int) -> str:
 
 
 def main(keeper: int, folder: str, native: bool) -> None:
-    """Print a line of JSON with what each process of a node does: a list of objects, skypool's own processes last."""
+    """Print one line of JSON with what each process of a node does: a list of objects, waiting workers last.
+
+    `keeper` is the keeper's pid, and `folder` the node's folder. With `native`, also print native frames, by py-spy.
+    """
     there = _below(keeper)
     stacks = _all_stacks(list(there))
     spy, why = _spy(folder, native)
@@ -269,7 +260,7 @@ def main(keeper: int, folder: str, native: bool) -> None:
 def _all_stacks(pids: list[int]) -> dict[int, list[list[str]]]:
     """Return the stacks of the processes that have written them, by pid; [] for a worker that waits for a call.
 
-    Processes that were forked from each other write into the same file. They are asked one after the other.
+    Processes that were forked from each other write into the same file, so they are asked one after the other.
     """
     found: dict[int, list[list[str]]] = {}
     left = pids
@@ -288,7 +279,10 @@ def _all_stacks(pids: list[int]) -> dict[int, list[list[str]]]:
 
 
 def _rank(there: dict[int, tuple[int, str]], pid: int) -> int | None:
-    """Return the rank of the process of a gang that a process is, or that has started it; None if there is none."""
+    """Return the rank of a process of a gang, or of the one that has started it; None if neither is of a gang.
+
+    `there` is the result of `_below`.
+    """
     while pid in there:
         pid, name = there[pid]
         if name.startswith(_RANK) and name[len(_RANK) :].isdecimal():
@@ -297,7 +291,7 @@ def _rank(there: dict[int, tuple[int, str]], pid: int) -> int | None:
 
 
 def _below(root: int) -> dict[int, tuple[int, str]]:
-    """Return the parents and names of the descendants of a process, except the agent, by their pids."""
+    """Return (pid of the parent, name) of each descendant of a process, by its pid. The agent is left out."""
     parents: dict[int, tuple[int, str]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -340,7 +334,7 @@ def _written(mark: Mark) -> list[list[str]]:
 
 
 def _spy(folder: str, may_install: bool) -> tuple[list[str], str]:
-    """Return the command py-spy, and why there is none. If it may be installed, that is done in the node's folder."""
+    """Return the command py-spy, or [] and why there is none. With `may_install`, install it in the node's folder."""
     import shutil  # imported here, as it would delay the start of every node
 
     own = os.path.join(folder, "py-spy")
@@ -366,7 +360,7 @@ def _is_python(pid: int) -> bool:
 
 
 def _dump(spy: list[str], pid: int, native: bool) -> tuple[str, str]:
-    """Return what py-spy says about a process, and a sentence if it may not read the process."""
+    """Return (what py-spy says about a process, ""), or ("", a sentence) that says why py-spy could not read it."""
     import shutil  # imported here, as it would delay the start of every node
 
     argv = [*spy, "dump", *(["--native"] if native else []), "--pid", str(pid)]
@@ -384,7 +378,7 @@ def _dump(spy: list[str], pid: int, native: bool) -> tuple[str, str]:
 
 
 def _spied(said: str) -> list[list[str]]:
-    """Return the stacks in a text of py-spy, that of the main thread first, with lines as `threads_of` has them."""
+    """Return the stacks in a text of py-spy, in the form of `threads_of`."""
     found: list[tuple[bool, list[str]]] = []
     for line in said.splitlines():
         if line.startswith("Thread "):

@@ -1,11 +1,10 @@
-"""Starts the agent on a node (a rented machine), and the keeper, which kills everything when the agent ends.
+"""Starts the agent on a node, and the keeper, which kills everything when the agent ends.
 
-The agent is the node's main process: it takes the client's calls and gives them to workers. The holder is the process
-that each connection of the client starts on the node, by SSH for example. It starts the agent if there is none, passes
-its own stdin and stdout to it, and waits. So no process stands between client and agent.
+The holder is the process that each connection of the client starts on the node, by SSH for example. It starts the agent
+if there is none, passes its own stdin and stdout to it, and waits. So no process stands between client and agent.
 
-The keeper is the parent of the agent and thus of all its workers. When the agent or its lease (the time that the node
-may live) ends, the keeper kills all remaining processes. It also removes the node's folder.
+The keeper is the parent of the agent and thus of all its workers. When the agent or its lease ends, the keeper kills
+all remaining processes and removes the node's folder.
 """
 
 from __future__ import annotations
@@ -46,12 +45,12 @@ _TO_OBEY = 1.0
 _TO_RENEW = 5.0
 """Seconds that the agent has after the deadline to end by itself or to move the deadline.
 
-After a pause of the whole node, the agent first reads the frames (messages) that its client sent meanwhile.
+After a pause of the whole node, the agent first reads the frames that its client sent meanwhile.
 """
 
 
 class _Log(io.TextIOBase):
-    """The `sys.stdout` and `sys.stderr` of keeper and agent. A full disk, as a call may leave, does not end these."""
+    """The `sys.stdout` and `sys.stderr` of keeper and agent. Text for which the disk has no room is dropped."""
 
     def write(self, text: str) -> int:
         with contextlib.suppress(OSError):
@@ -62,12 +61,8 @@ class _Log(io.TextIOBase):
 def connect(config: Mapping[str, Any], start: bool) -> NoReturn:
     """Find or start the agent, hand stdin and stdout to it, wait until it closes them, and end this process.
 
-    Before stdin and stdout are handed over, "ready" is printed. If there is no agent (the node's main process), "gone"
-    is printed instead. The exit status is:
-
-    - 3 if there is no agent,
-    - 70 if this process started the agent and the agent failed; the agent's error is then on stderr,
-    - 0 otherwise.
+    Before the handover, "ready" is printed, or "gone" if there is no agent. The exit status is 3 if there is no agent.
+    It is 70, with the error on stderr, if this process started the agent and the agent failed. Otherwise it is 0.
 
     Args:
         config: an `AgentConfig` as JSON from the client. `config["folder"]` is the folder with the agent's socket. The
@@ -106,7 +101,7 @@ def connect(config: Mapping[str, Any], start: bool) -> NoReturn:
 
 
 def _find() -> socket.socket | None:
-    """Return a connection to the agent whose socket is in the current folder. Returns None if there is none."""
+    """Return a connection to the agent whose socket is in the current folder; None if there is none."""
     agent = socket.socket(socket.AF_UNIX)
     try:
         agent.connect(SOCKET)
@@ -120,17 +115,9 @@ def _find() -> socket.socket | None:
 
 
 def _start(config: AgentConfig, words: int) -> socket.socket:
-    """Start the keeper, the process that starts and watches the agent, and return a connection to the agent.
+    """Start the keeper, and return a connection that the agent accepts when it is ready. Does not wait.
 
-    Does not wait until the agent (the node's main process) runs: the agent accepts the connection when it is ready. An
-    old socket file in the current folder is replaced.
-
-    Args:
-        config: the node's configuration.
-        words: the file descriptor of the file for the agent's last error.
-
-    Raises:
-        RuntimeError: the agent's socket was deleted right after it was created.
+    `words` is the file descriptor of the file for the agent's last error.
     """
     with contextlib.suppress(FileNotFoundError):
         os.unlink(SOCKET)
@@ -160,11 +147,7 @@ def _start(config: AgentConfig, words: int) -> socket.socket:
 
 
 def _say_why(words: int) -> None:
-    """Write the current exception to stderr, which is the agent's log, and to the file descriptor `words`.
-
-    The holder (the process that the client's connection started) reads the error from the file of `words`. There, the
-    error is cut to its last 1500 characters (`_MOST_WORDS // 2`).
-    """
+    """Write the current exception to the agent's log, and its end to the file `words`, which the holder reads."""
     import traceback
 
     text = traceback.format_exc()
@@ -182,14 +165,8 @@ def _say_why(words: int) -> None:
 def _keep(config: AgentConfig, listener: socket.socket, words: int, umask: int) -> NoReturn:
     """Run the keeper: start the agent, wait for its end, kill all that is left, and remove the node's folder.
 
-    Does not return: this process ends with status 0. The keeper first writes its own pid to the file keeper.json, while
-    the folder is still locked. With this pid, a later process can find the node's processes.
-
-    Args:
-        config: the node's configuration.
-        listener: the agent's Unix socket.
-        words: the file descriptor of the file for the agent's last error.
-        umask: the umask of calls.
+    Does not return. The keeper first writes its pid to keeper.json, while the folder is still locked, so that a later
+    process can find the node's processes.
     """
     os.setsid()
     call_it("keeper")
@@ -225,11 +202,9 @@ def _keep(config: AgentConfig, listener: socket.socket, words: int, umask: int) 
 
 
 def _plan(config: AgentConfig) -> NodePlan:
-    """Detect this machine's devices and state, and return the node's plan. May change a rented machine's hosts file.
+    """Detect this machine's devices and state, and return the node's plan.
 
-    The plan splits the devices among slots (places where one call runs at a time). A machine with devices also gets one
-    slot without devices for each CPU. In the hosts file, the machine's name gets the address at which other nodes reach
-    the machine.
+    On a rented machine, the hosts file may be changed: see `own_name.prepare`.
     """
     from skypool import devices
     from skypool.agent import health, own_name
@@ -247,16 +222,9 @@ def _plan(config: AgentConfig) -> NodePlan:
 
 
 def _become_agent(plan: NodePlan, listener: socket.socket, page: SharedPage, words: int) -> NoReturn:
-    """Run the agent in this forked process until it ends, then end the process. Does not return.
+    """Run the agent in this forked process, then end the process with status 0, or 1 after an exception.
 
-    The exit status is 0, or 1 if the agent (the node's main process) raised an exception. The exception is written
-    to the log and to `words`.
-
-    Args:
-        plan: the node's configuration and slots.
-        listener: the Unix socket at which clients connect.
-        page: the memory shared with the keeper (the parent process) and the workers.
-        words: the file descriptor of the file for the agent's last error.
+    The exception is written to the log and to the file `words`.
     """
     try:
         os.environ.update(plan.env)
@@ -274,17 +242,10 @@ def _become_agent(plan: NodePlan, listener: socket.socket, page: SharedPage, wor
 
 
 def _watch(agent: int, page: SharedPage) -> str:
-    """Wait until the agent ends, and kill it if it does not end when it must.
+    """Wait until the agent, a child of this process, ends. Return "wait status " and its status, as from `os.waitpid`.
 
-    Returns the text "wait status " followed by the agent's wait status, as from `os.waitpid`.
-
-    When this process gets SIGTERM, SIGINT or SIGHUP, it sends SIGTERM to the agent (the node's main process). The agent
-    is killed if it still runs `_TO_OBEY` (1) seconds after that. It is also killed `_TO_RENEW` (5) seconds after the
-    node's deadline, if the deadline was not moved meanwhile.
-
-    Args:
-        agent: the agent's process id. It must be a child of this process.
-        page: the shared memory with the node's deadline.
+    SIGTERM, SIGINT and SIGHUP are passed on as SIGTERM. The agent is killed `_TO_OBEY` seconds after such a signal, or
+    `_TO_RENEW` seconds after the deadline of the node, unless the agent moves the deadline meanwhile.
     """
     wanted = {signal.SIGCHLD, signal.SIGALRM, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
     signal.pthread_sigmask(signal.SIG_BLOCK, wanted)

@@ -1,7 +1,4 @@
-"""Stops calls that are cancelled, that run too long, or whose worker process hangs, and queues lost calls again.
-
-This runs in the agent, the main process of a node.
-"""
+"""Stops calls that are cancelled, that run too long, or whose worker hangs, and queues lost calls again."""
 
 from __future__ import annotations
 
@@ -27,20 +24,11 @@ _LOST_AFTER = 5.0
 
 
 class Stops:
-    """The part of the agent that stops calls. It also puts calls that were lost with a worker back into the queue.
+    """The part of the agent that stops calls. It also queues calls again that were lost with a worker.
 
-    A call that has not begun ends with an error at once. A running call is asked to stop. If it has not ended some
-    seconds later (its grace period), its worker process is killed, and the call ends with an error.
-
-    Args:
-        config: the node's configuration.
-        slots: the slots (places where one call runs at a time) and their workers.
-        queue: the calls that have not ended.
-        clock: the agent's clock.
-        answers: sends errors for calls that no worker can answer.
-
-    Attributes:
-        cancelling: True if a call was cancelled since the last `look`.
+    A call that has not begun ends with an error at once. A running call is asked to stop. If it goes on for longer than
+    its grace period, its worker is killed, and the call ends with an error. `cancelling` is True if a call was
+    cancelled since the last `look`.
     """
 
     def __init__(
@@ -57,11 +45,7 @@ class Stops:
     def cancel(self, id_: int, grace: float) -> None:
         """Mark a call as cancelled, so that the next `look` stops it. Does not wait.
 
-        Does nothing if the call has ended, or must stop already. The `grace` of the earlier stop then stays.
-
-        Args:
-            id_: the call's id.
-            grace: seconds that a running call has to end before its worker process is killed.
+        A running call has `grace` seconds to end before its worker is killed. A call that must stop already is ignored.
         """
         call = self._queue.get(id_)
         if call is not None and not call.doomed:
@@ -71,12 +55,9 @@ class Stops:
             self.cancelling = True
 
     def note_missing(self, id_: int) -> None:
-        """Note that a call may be lost, because its worker process died before the call began.
+        """Note that a call that has not ended may be lost: a worker that may have had it died before the call began.
 
         If no worker has taken the call `_LOST_AFTER` (5) seconds later, `look` queues it again.
-
-        Args:
-            id_: the id of a call that has not ended.
         """
         call = self._queue.get(id_)
         assert call is not None
@@ -106,14 +87,9 @@ class Stops:
                     self._slots.signal(slot, signal.SIGKILL)
 
     def _has_told(self, slot: Slot, call: NodeCall, now: float) -> bool:
-        """Return True if a call may be told to stop now. A process of a gang first writes what it is doing.
+        """Return True if a call may be asked to stop now, and False if it must write first what it is doing.
 
-        So does a call that has run longer than its timeout. Its error says what was written.
-
-        Args:
-            slot: the slot on which the call runs.
-            call: the call.
-            now: the time of the agent's clock, in seconds.
+        A process of a gang, and a call that exceeded its timeout, write this for the error's message.
         """
         if call.doomed != "timeout" and slot.kind != GANG:
             return True
@@ -130,11 +106,7 @@ class Stops:
     def look_at_slot(self, slot: Slot, now: float) -> None:
         """Check one slot: stop a call that has run too long, and kill its worker if the call does not stop in time.
 
-        A worker process that has been frozen for too long, for example by SIGSTOP, is killed, too.
-
-        Args:
-            slot: the slot (a place where one call runs at a time).
-            now: the time of the agent's clock, in seconds.
+        A worker that has been frozen for too long, for example by SIGSTOP, is killed, too. `now` is the agent's clock.
         """
         if slot.kill_at is not None and now > slot.kill_at:
             self._slots.signal(slot, signal.SIGKILL)
@@ -144,15 +116,7 @@ class Stops:
         self._check_stopped(slot, now)
 
     def _look_at(self, call: NodeCall, now: float) -> None:
-        """Ask a call to stop if it must stop and is running, unless it was asked before.
-
-        A call that was noted as missing more than `_LOST_AFTER` (5) seconds ago, and that no worker process has taken,
-        is queued again.
-
-        Args:
-            call: the call.
-            now: the time of the agent's clock, in seconds.
-        """
+        """Ask a running call to stop if it must, unless it was asked before. Queue a lost call again."""
         slot = self._slots.running(call.id)
         if slot is not None:
             call.missing = None
@@ -163,16 +127,7 @@ class Stops:
             self._queue.pump()
 
     def _check_time(self, slot: Slot, now: float) -> None:
-        """Ask the call of a slot to stop if it has run longer than its timeout. Pauses of the whole node do not count.
-
-        The call has some seconds to end (its own `grace`, or that of the node's configuration) before its worker is
-        killed. Does nothing
-        if the call has ended, has no timeout, or must stop already.
-
-        Args:
-            slot: the slot (a place where one call runs at a time).
-            now: the time of the agent's clock, in seconds.
-        """
+        """Ask the call of a slot to stop if it exceeds its timeout. Pauses of the whole node are not counted."""
         id_, began = self._slots.page.running(slot.number)
         limit = None if id_ not in self._queue.calls else self._queue.calls[id_].timeout
         if limit is None or time.monotonic() - began - slot.paused_during(id_) <= limit:
@@ -186,14 +141,9 @@ class Stops:
             self._look_at(call, now)
 
     def _check_stopped(self, slot: Slot, now: float) -> None:
-        """Kill a worker whose process has been frozen, for example by SIGSTOP, for more than `liveness` seconds.
+        """Kill a worker that has been frozen, for example by SIGSTOP, for more than `liveness` seconds.
 
-        `liveness` is a value of the node's configuration. A new worker process takes the place of the killed one. The
-        call of the killed worker fails with ConnectionLost, unless it had to stop for another reason already.
-
-        Args:
-            slot: the worker's slot (the place where it runs calls).
-            now: the time of the agent's clock, in seconds.
+        Its call fails with ConnectionLost, unless it had to stop for another reason already.
         """
         if not self._slots.stopped(slot):
             slot.silent_since = None

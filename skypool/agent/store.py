@@ -1,7 +1,4 @@
-"""Stores functions, `pool.put()` objects and user modules on a node, and sends them to worker processes on request.
-
-This runs in the agent, the main process of a node.
-"""
+"""Stores functions, `pool.put()` objects and user modules in the agent, and sends them to workers on request."""
 
 from __future__ import annotations
 
@@ -19,12 +16,9 @@ Shelf = dict[str, tuple[dict[str, Any], bytes | Blob]]
 
 
 class Arrivals:
-    """The large values that are arriving from the client in pieces. Each piece is written to its storage at once.
+    """Large values that arrive from the client in pieces. Each piece is written to its storage at once.
 
-    Args:
-        folder: the folder for values that are too large for memory.
-        memory: the size in bytes of the largest value kept in memory; None for half of the free memory.
-        kept: memory of earlier values that can be used again.
+    `folder`, `memory` and `kept` are as for `value_storage.create_storage`.
     """
 
     def __init__(self, folder: str, memory: int | None, kept: SpareMemory) -> None:
@@ -34,18 +28,11 @@ class Arrivals:
         self._blobs: dict[int | str, tuple[Blob | SpoolFull, int]] = {}
 
     def add(self, f: Frame) -> None:
-        """Write one piece of a large value to its storage. The first piece creates the storage.
+        """Write one piece of a large value, a BLOB frame, to its storage. The first piece creates the storage.
 
-        If there is no room for the value, nothing is raised: its pieces are dropped, and `take` returns a SpoolFull
-        error.
-
-        Args:
-            f: the BLOB frame (message). Its header has the value's key, the piece's position and the value's size in
-                bytes.
-
-        Raises:
-            ProtocolError: the piece does not follow the pieces before it, or exceeds the value's size; or the value is
-                empty or was started twice.
+        If there is no room, nothing is raised: the pieces are dropped, and `take` returns a SpoolFull error. Raises
+        ProtocolError if the piece does not follow those before it or exceeds the value's size, or if the value is
+        empty.
         """
         key = f.header["key"]
         at = f.header["at"]
@@ -79,13 +66,8 @@ class Arrivals:
     def take(self, key: int | str) -> Blob | SpoolFull:
         """Remove and return a value that has arrived completely. The caller must close its file descriptor.
 
-        If there was no room for the value, a SpoolFull error is returned, not raised.
-
-        Args:
-            key: the key in the frames (messages) of the value's pieces.
-
-        Raises:
-            ProtocolError: the value has not arrived completely, or was taken before.
+        If there was no room for the value, a SpoolFull error is returned, not raised. Raises ProtocolError if the value
+        has not arrived completely, or was taken before.
         """
         blob, arrived = self._blobs.pop(key, (None, 0))
         if blob is None or (isinstance(blob, Blob) and arrived != blob.size):
@@ -96,13 +78,7 @@ class Arrivals:
         return blob
 
     def discard(self, f: Frame) -> None:
-        """Close the storage of the large value that a frame (message) refers to, and forget the value.
-
-        Does nothing if the frame refers to no large value.
-
-        Raises:
-            ProtocolError: the value has not arrived completely, or was taken before.
-        """
+        """Forget the large value that a frame refers to, if any, and close its storage. Raises as `take` does."""
         if "blob" in f.header:
             # the key of a call's arguments is the call's id
             blob = self.take(f.header["key" if "key" in f.header else "id"])
@@ -110,10 +86,9 @@ class Arrivals:
                 os.close(blob.fd)
 
     def clear(self) -> None:
-        """Drop all values that no frame (message) has referred to yet, complete or not, and close their storage.
+        """Drop all values that no frame has referred to yet, complete or not, and close their storage.
 
-        Used when the connection to the client has ended. On the next connection, the client sends these values again
-        from the start.
+        Used when the connection has ended. On the next one, the client sends these values again from the start.
         """
         for blob, _ in self._blobs.values():
             if isinstance(blob, Blob):
@@ -122,17 +97,9 @@ class Arrivals:
 
 
 class Store:
-    """A store of the functions, `pool.put()` objects and user modules of a node, which its workers request.
+    """Functions, `pool.put()` objects and user modules of a node, which its workers request.
 
-    Args:
-        packages: the user's own modules and packages.
-        slots: the node's slots (one for each worker process), through which workers get the answers.
-        arrivals: the large values that are being received.
-        kept: memory of earlier large values, which workers can use again.
-
-    Attributes:
-        functions: a dict from the key of each function to (header of the frame (message) that it came in, contents).
-        objects: a dict from the key of each `pool.put()` object to (header of the frame that it came in, contents).
+    `functions` and `objects` are dicts from key to (header of the frame that it came in, contents).
     """
 
     def __init__(
@@ -152,18 +119,11 @@ class Store:
         self._wanted: dict[tuple[str, str], list[Slot]] = {}
 
     def keep(self, what: str, f: Frame) -> None:
-        """Store a function or an object that the client has sent, and send it to the worker processes that wait for it.
+        """Store a value from the client, and send it to the workers that wait for it.
 
-        A frame with "coming" in its header only announces a large function or object, whose pieces follow. If the
-        function or object is stored already, the new copy is dropped. If there was no room for a large one, workers get
-        a SpoolFull error in its place.
-
-        Args:
-            what: "function" or "object".
-            f: the client's frame (message).
-
-        Raises:
-            ProtocolError: a large function or object has not arrived completely.
+        `what` is "function" or "object". A frame with "coming" in its header only announces a large value, whose pieces
+        follow. A value that is stored already is dropped. If there was no room for a large value, workers get a
+        SpoolFull error in its place. Raises ProtocolError if a large value has not arrived completely.
         """
         shelf = self._shelf(what)
         key = f.header["key"]
@@ -187,24 +147,19 @@ class Store:
             self._give(slot, what, key)
 
     def _shelf(self, what: str) -> Shelf:
-        """Return the dict of stored functions if `what` is "function", else the dict of stored objects."""
         return self.functions if what == "function" else self.objects
 
     def name(self, key: str) -> str:
-        """Return the name of the function with this key, which has arrived or whose arrival was announced.
-
-        Raises:
-            ProtocolError: the client never sent or announced the function.
-        """
+        """Return the name of a function. Raises ProtocolError if the client never sent or announced it."""
         header = self.functions[key][0] if key in self.functions else self._coming.get(("function", key))
         if header is None:
             raise protocol_violation(f"the client sent a call of the function {key!r}, but never sent that function")
         return str(header["name"])
 
     def drop(self, key: str) -> None:
-        """Forget the `pool.put()` object with this key, on the node and in all workers.
+        """Forget the `pool.put()` object with this key, on the node and in all workers, if there is one.
 
-        Does not raise if there is no such object. Worker processes forget the object when they next receive messages.
+        Workers forget it when they next receive packets.
         """
         _, value = self.objects.pop(key, ({}, b""))
         if isinstance(value, Blob):
@@ -216,14 +171,12 @@ class Store:
     def fetch(self, slot: Slot, what: str, key: str) -> None:
         """Answer a worker's request at once, or later when the client has sent what the worker needs. Does not wait.
 
-        If a function or object is neither stored nor announced, the worker process is told so at once. The answer about
-        memory has a file descriptor of the memory, or none if no suitable memory is kept.
+        If a function or object is neither stored nor announced, the worker is told so at once. The answer about memory
+        has the file descriptor of the memory, or none if no suitable memory is kept.
 
         Args:
-            slot: the worker's slot (the place where it runs calls).
             what: "function", "object", "module" or "memory" (of an earlier large value, to be used again).
-            key: the key of the function or object, the name and version of the module with a space between, or the
-                number of bytes of memory, as text.
+            key: the key of the function or object; "NAME VERSION" of the module; or the bytes of memory, as text.
         """
         if what == "memory":
             fds = [] if (fd := self._kept.take(int(key))) is None else [fd]
@@ -239,17 +192,16 @@ class Store:
             self._wanted.setdefault((what, key), []).append(slot)
 
     def ask_again(self) -> None:
-        """Ask the client again for the modules that worker processes wait for. Used after a reconnection.
+        """Ask the client again, after a reconnection, for the modules that workers wait for.
 
-        Functions and objects are not asked for, because the client sends these again by itself.
+        The client sends functions and objects again by itself.
         """
         self.packages.ask_again()
 
     def wait_no_more(self) -> None:
         """Tell waiting workers that the functions and objects which a former client was sending will not arrive.
 
-        Worker processes that wait for modules are not told: the modules are requested from the new client. Call this
-        method when another client has replaced the former one.
+        Call this when another client has replaced the former one. Modules are requested from the new client instead.
         """
         never = self._coming
         self._coming = {}
@@ -258,26 +210,17 @@ class Store:
                 self._miss(slot, what, key)
 
     def _miss(self, slot: Slot, what: str, key: str) -> None:
-        """Tell the worker of `slot` that the node lacks the function or object (`what` says which) with this key."""
+        """Tell a worker that the node lacks the function or object (`what` says which) with this key."""
         self._slots.tell(slot, frame(Kind.FETCH, {"what": what, "key": key, "found": False}), [])
 
     def forget_worker(self, slot: Slot) -> None:
-        """Forget the requests of a worker process that has died. The next worker of the slot sends its own requests."""
+        """Forget the requests of a worker that has died. The next worker of the slot sends its own."""
         for waiting in self._wanted.values():
             while slot in waiting:
                 waiting.remove(slot)
 
     def _give(self, slot: Slot, what: str, key: str) -> None:
-        """Send a worker process the function or object with this key, or the error that there was no room for it.
-
-        Args:
-            slot: the worker's slot (the place where it runs calls).
-            what: "function" or "object".
-            key: the key of the function or object.
-
-        Raises:
-            KeyError: the node does not have the function or object.
-        """
+        """Send a worker the stored function or object, or the error that there was no room for it."""
         header, value = self._shelf(what)[key]
         header = {**header, "what": what}
         packet: list[Buffer] = [encode(Kind.FETCH, header)]
@@ -286,5 +229,4 @@ class Store:
         self._slots.tell(slot, packet, [value.fd] if isinstance(value, Blob) else [])
 
     def _give_module(self, slot: Slot, key: str, answer: dict[str, Any]) -> None:
-        """Send a worker process the answer to its request for a module."""
         self._slots.tell(slot, frame(Kind.FETCH, {**answer, "what": "module", "key": key}), [])

@@ -1,4 +1,4 @@
-"""Sends a generator's items from a worker process to the client, several in a packet (message) if they come fast."""
+"""Sends a generator's items from a worker to the client, several in a packet if they come fast."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ATOMS = frozenset({int, float, bool, str, bytes, type(None)})
 
 
 class Channel(Protocol):
-    """A protocol with the three methods of `WorkerChannel` that a `Sender` of stream items needs."""
+    """The three methods of `WorkerChannel` that a `Sender` needs."""
 
     def send(self, kind: Kind, header: dict[str, Any], buffers: list[Buffer]) -> None: ...
     def receive(self, wanted: Callable[[Frame], bool]) -> tuple[Frame, list[int]]: ...
@@ -25,14 +25,11 @@ class Channel(Protocol):
 
 
 class Sender:
-    """A sender of the items of one generator call, from its worker process to the agent (the node's main process).
+    """Sender of the items of one generator call, from its worker to the agent.
 
     Args:
-        channel: the connection to the agent, through which packets (messages) come and go.
-        call: the call's id.
         name: the function's name, for messages.
-        window: how many bytes of items may be sent that the client has not taken yet. If more bytes would be on the
-            way, the generator waits.
+        window: how many bytes of items may be sent before the client takes them. Beyond them, the generator waits.
         shield: keeps a stop of the call out of the code that holds a lock.
         stall: called with the call's id while the generator waits until the client takes items, and with 0 afterwards.
     """
@@ -61,16 +58,13 @@ class Sender:
         self._failure: BaseException | None = None
 
     def send_all(self, items: Any) -> Any:
-        """Send all items, and return the generator's return value (None for other iterators).
+        """Send all items of an iterator, and return the generator's return value (None for other iterators).
 
         A separate thread sends the items, so that the generator can go on. Returns when all items were sent; the client
         may not have taken them yet. Call this method once. A generator is closed at the end in any case.
 
-        Args:
-            items: an iterable or an asynchronous iterator.
-
         Raises:
-            TypeError: `items` is neither of these.
+            TypeError: `items` is neither an iterable nor an asynchronous iterator.
             Exception: the generator raised it, or an item could not be sent.
         """
         iterator = _as_iterator(items)
@@ -99,15 +93,9 @@ class Sender:
                 raise self._failure
 
     def _put(self, item: Any) -> None:
-        """Add an item to the next packet (message). Wait while it is full, or until the client has taken enough items.
+        """Add an item to the next packet; a large item gets a packet of its own. Waits while packet or window is full.
 
-        A large item is sent in a packet of its own.
-
-        Raises:
-            PickleError: the item cannot be serialized.
-            UntrustedResult: the pool accepts results only as plain data (not as pickles), and the item has another
-                type.
-            Exception: the sending thread has failed before.
+        Raises PickleError or UntrustedResult if the item cannot be sent, or the error of the sending thread.
         """
         if type(item) in _ATOMS and (type(item) not in (str, bytes) or len(item) < _SHORT):
             entry = item
@@ -130,12 +118,7 @@ class Sender:
                 self._ready.wait()
 
     def _put_large(self, buffers: list[Any], size: int) -> None:
-        """Send an item in a packet (message) of its own, after the earlier items. Wait while the client has no room.
-
-        Args:
-            buffers: the serialized item.
-            size: its size in bytes.
-        """
+        """Send an item of `size` bytes in a packet of its own, after the earlier items. Waits for room."""
         with self._shield, self._ready:
             while self._batch and not self._failure:
                 self._ready.wait()
@@ -146,17 +129,14 @@ class Sender:
         self._channel.send(Kind.YIELD, {"id": self._call, "seq": self._count, "single": 1, "lens": lens}, buffers)
 
     def _note(self, size: int) -> None:
-        """Note that a packet (message) of `size` bytes is sent, whose items the client has not taken yet.
-
-        The items of the packet must have been counted in `_count` before.
-        """
+        """Note that a packet of `size` bytes is sent. The caller must have counted its items in `_count`."""
         self._sent.append((self._count, size))
         self._underway += size
 
     def _send_batches(self) -> None:
-        """Send ready items, in one packet (message) after the other, until the stream is closed and all are sent.
+        """Send ready items until the stream is closed and all are sent. Runs in the sending thread.
 
-        Runs in the thread that sends. An exception is kept, and `send_all` raises it in the call's thread.
+        An exception is kept, and `send_all` raises it in the call's thread.
         """
         try:
             while True:
@@ -180,12 +160,9 @@ class Sender:
                 self._ready.notify()
 
     def _wait_for_room(self, size: int) -> None:
-        """Wait until the client has taken enough items that `size` more bytes fit into the window.
+        """Wait until `size` more bytes fit into the window. A larger item waits until all before it are taken.
 
-        For an item larger than the window, wait until the client has taken all items before it.
-
-        Raises:
-            Exception: the sending thread has failed before.
+        Raises the error of the sending thread, if it has failed before.
         """
         if self._failure is not None:
             raise self._failure
@@ -200,26 +177,19 @@ class Sender:
                     self._underway -= self._sent.pop(0)[1]
 
     def _is_credit(self, f: Frame) -> bool:
-        """Return True if a packet (message) says how many items of this call's stream the client has taken."""
+        """Return True if a packet is a CREDIT for this call's stream: it says how many items the client has taken."""
         return f.kind == Kind.CREDIT and f.header["id"] == self._call
 
 
 def _as_iterator(items: Any) -> Iterator[Any]:
-    """Return an iterator over the items of an iterable or of an asynchronous iterator.
-
-    Raises:
-        TypeError: `items` is neither of these.
-    """
+    """Return an iterator over the items of an iterable or of an asynchronous iterator."""
     if isinstance(items, AsyncIterator):
         return _from_async(items)
     return iter(items)
 
 
 def _from_async(items: AsyncIterator[Any]) -> Iterator[Any]:
-    """Yield the items of an asynchronous iterator.
-
-    An event loop runs in this thread, but only while an item is awaited.
-    """
+    """Yield the items of an asynchronous iterator. An event loop runs in this thread only while an item is awaited."""
     import asyncio
 
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:  # as for coroutines, in `worker`

@@ -23,19 +23,14 @@ _IDLE = 5.0
 
 
 class Blob(NamedTuple):
-    """A large value in memory or in a file.
-
-    Attributes:
-        fd: the file descriptor of the memory or file that contains the value.
-        size: the length of the value in bytes.
-    """
+    """Large value of `size` bytes in the memory or file of the file descriptor `fd`."""
 
     fd: int
     size: int
 
 
 class SpareMemory:
-    """The memory of a large value that is no longer needed, kept for the next large value.
+    """Memory of a large value that is no longer needed, kept for the next large value.
 
     Filling used memory takes less than half as long as filling fresh memory. At most one piece of memory is kept, of
     `WORTH_KEEPING` (4 Mi) to `_KEPT` (256 Mi) bytes, for about `_IDLE` (5) seconds.
@@ -46,12 +41,10 @@ class SpareMemory:
         self._since = 0.0
 
     def give(self, blob: Blob) -> None:
-        """Take over the memory of a value that is no longer needed.
+        """Take over the memory of a value. The caller must not use its file descriptor any more.
 
-        Memory that was kept before is given back to the system.
-
-        If the value is a file on a disk, too small or too large, its file descriptor is closed instead. In that case,
-        memory that was kept before stays. The caller must not use the value's file descriptor any more.
+        Memory that was kept before is given back. The value is closed, not kept, if it is a file, too small or too
+        large.
         """
         size = os.fstat(blob.fd).st_size
         if not (WORTH_KEEPING <= size <= _KEPT and _in_memory(blob.fd)):
@@ -64,8 +57,8 @@ class SpareMemory:
     def take(self, size: int) -> int | None:
         """Hand out the kept memory for a value of `size` bytes: return its file descriptor, and keep it no longer.
 
-        The memory has its old contents and length, and may be smaller or larger than `size`. Its file position is not
-        reset. Returns None if no memory is kept, or if the kept memory is more than twice as large as `size`.
+        The memory has its old contents, length and file position. Returns None if no memory is kept, or if it is more
+        than twice as large as `size`.
         """
         if self._fd is None or os.fstat(self._fd).st_size > 2 * size:
             return None
@@ -74,14 +67,9 @@ class SpareMemory:
         return fd
 
     def let_go(self, now: float = math.inf) -> None:
-        """Give the kept memory back to the system: at once, or with `now` only if it is old enough.
+        """Give the kept memory back to the system: at once, or with `now` only after `_IDLE` seconds.
 
-        Does nothing if no memory is kept.
-
-        Args:
-            now: the present time in seconds, compared with `time.monotonic()` of the moment when the memory was taken
-                over. The memory stays if the difference is at most `_IDLE` (5) seconds. With the default, infinity, the
-                memory is given back in any case.
+        `now` is a time of `time.monotonic()`. Does nothing if no memory is kept.
         """
         if self._fd is not None and now - self._since > _IDLE:
             os.close(self._fd)
@@ -89,7 +77,7 @@ class SpareMemory:
 
 
 def _in_memory(fd: int) -> bool:
-    """Return True if a file descriptor is memory (a memfd). Return False if it is a file on a disk, or is not open."""
+    """Return True if a file descriptor is memory (a memfd), and False for a file on a disk or a closed one."""
     try:
         fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError:
@@ -100,21 +88,14 @@ def _in_memory(fd: int) -> bool:
 def create_storage(
     size: int, folder: str, memory: int | None = None, kept: Callable[[int], int | None] = lambda size: None
 ) -> int:
-    """Return a file descriptor of memory or of an unnamed file, with room for `size` bytes.
+    """Return a file descriptor of memory or of an unnamed file in `folder`, with room for `size` bytes.
 
-    Memory is used if the value is small enough, else a file. The file position is 0. The contents are gone when the
-    file descriptor is closed.
+    Memory is used if the value is small enough, else a file. The file position is 0. Raises SpoolFull if the folder's
+    disk has no room.
 
     Args:
-        size: the number of bytes.
-        folder: the folder where the file is made.
-        memory: the size in bytes of the largest value kept in memory. If None, half of the available memory, but at
-            least 16 MiB.
-        kept: called with `size`. Returns a file descriptor of used memory of about this size, or None for fresh memory.
-            Used memory still has its old contents.
-
-    Raises:
-        SpoolFull: the value does not go into memory, and the folder's disk has no room.
+        memory: the largest size in bytes for memory. If None, half of the available memory, but at least 16 MiB.
+        kept: called with `size`. Returns used memory of about this size, with its old contents; None for fresh memory.
     """
     if size <= (_memory_room(size) if memory is None else memory):
         used = kept(size)
@@ -135,13 +116,9 @@ def create_storage(
 
 
 def _memory_room(size: int) -> int:
-    """Return the greatest size in bytes of a value that may be kept in memory.
+    """Return the greatest size in bytes of a value that may be kept in memory: half of the available memory.
 
-    The result is half of the memory that is available now. For a `size` of at most `_SMALL` (16 MiB), or if the system
-    does not report its memory, the result is `_SMALL`.
-
-    Args:
-        size: the size in bytes of the value to be kept.
+    Returns `_SMALL` if `size` is not larger than that, or if the system does not report its memory.
     """
     if size <= _SMALL:
         return _SMALL
@@ -153,12 +130,9 @@ def _memory_room(size: int) -> int:
 
 
 def _unnamed_file(folder: str) -> int:
-    """Create a file without a name in this folder, and return its file descriptor, open for reading and writing.
+    """Create a file without a name in this folder, and return its file descriptor. Raises OSError if that fails.
 
-    On a file system that cannot create unnamed files, a temporary file is created and deleted at once.
-
-    Raises:
-        OSError: the file cannot be created.
+    Some file systems cannot do this: a temporary file is then created and deleted at once.
     """
     try:
         return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -173,12 +147,9 @@ def _unnamed_file(folder: str) -> int:
 
 
 def full(size: int, folder: str, cause: OSError) -> SpoolFull:
-    """Return (not raise) the SpoolFull error for a value that found no room.
+    """Return (not raise) the SpoolFull error for a value of `size` bytes that found no room in `folder`.
 
-    Args:
-        size: the value's size in bytes.
-        folder: the folder without room.
-        cause: the error of the operating system. The SpoolFull gets its `errno`.
+    The error gets the `errno` of `cause`.
     """
     return SpoolFull(
         cause.errno,
@@ -189,13 +160,7 @@ def full(size: int, folder: str, cause: OSError) -> SpoolFull:
 
 
 def write_all(fd: int, buffers: Sequence[bytes | bytearray | memoryview]) -> None:
-    """Write all of `buffers` to a file descriptor at its position, with as many system calls as it takes.
-
-    Empty buffers are left out.
-
-    Raises:
-        OSError: a write failed. Part of the data may have been written.
-    """
+    """Write all of `buffers` to a file descriptor at its position. An OSError may come after a part was written."""
     views = [memoryview(b).cast("B") for b in buffers if len(b)]
     while views:
         written = os.writev(fd, views[:512])

@@ -1,7 +1,4 @@
-"""The worker process: takes calls from the node's queue, runs them one at a time, and sends back results and errors.
-
-The agent, the node's main process, forks one worker for each slot (a place where one call runs at a time).
-"""
+"""The worker process: takes calls from the node's queue, runs them one at a time, and sends back their outcomes."""
 
 from __future__ import annotations
 
@@ -71,26 +68,20 @@ _MOMENT = 0.05
 
 
 class _Small:
-    """A small value of `pool.put()`, pickled.
-
-    Args:
-        buffers: its pickle, and the memory of its arrays.
-    """
+    """Small value of `pool.put()`: its pickle, and the memory of its arrays."""
 
     def __init__(self, buffers: list[bytes]) -> None:
         self.buffers = buffers
 
 
 class Worker:
-    """The main loop of one worker process, which runs calls for the agent (the node's main process).
+    """Main loop of one worker, which runs calls for the agent.
 
     Args:
-        slot: the number of the slot (place for one call) that this worker fills.
         agent: the packet socket to and from the agent, for this worker only.
         queue: the packet socket in which calls wait. All workers with the same kind of slot share it.
-        pipes: the pipes through which the agent follows the calls of a batch (several calls in one packet).
-        herald: calls `on_interruption` of the running call when the provider announces that it takes the machine back.
-        page: the memory shared with the agent, with the state of each slot.
+        pipes: the pipes through which the agent follows the calls of a batch.
+        herald: calls `on_interruption` of the running call when there is a notice.
         folder: the folder for values that are too large for memory.
         spool_memory: the size in bytes of the largest value kept in memory; None for half of the free memory.
         node_folder: the folder of skypool's files on this node.
@@ -152,12 +143,10 @@ class Worker:
 
         The process ends with status 0 in these cases:
 
-        - The agent (the node's main process) has ended.
-        - A call was cancelled.
+        - The agent has ended, or a call was cancelled, or this is a child process that a call forked.
         - A call needed a fresh process, or has left this one in a state that spoils later calls: without modules that
           were there, with processes of its own, or with a broken CUDA context. It may also have failed and left an
-          initialised process group of a library. A new worker process then replaces this one.
-        - This is a child process that a call forked.
+          initialised process group of a library. A new worker then replaces this one.
         """
         self._settle_in()
         while True:
@@ -180,24 +169,17 @@ class Worker:
                 os._exit(0)  # this process is worn out, or it is a child that the user's function forked
 
     def _linger(self) -> None:
-        """Keep this process of a gang as it was when its function raised, until the agent ends it.
+        """Keep this failed process of a gang as it is, for `_LINGERING` seconds or until the agent ends it.
 
-        The agent (the node's main process) does so when the client has received the exception. Until then the sockets
-        of the function stay open, because the exception refers to its frames. So the other processes of the gang notice
-        the failure only after the client knows which process failed first. Returns after `_LINGERING` (5) seconds, or
-        when the agent is gone.
+        The exception's frames keep the sockets of the function open. So the gang's other processes notice the failure
+        only after the client knows which process failed first.
         """
         gone = select.poll()
         gone.register(self._socket, 0)  # only its end is reported, not what arrives
         gone.poll(1000 * _LINGERING)
 
     def _settle_in(self) -> None:
-        """Prepare this process for calls.
-
-        Sets `sys.argv`, `sys.stdout`, `sys.stderr` and an empty `__main__` module. Installs the import hook for the
-        user's modules, and the handlers for signals, for ignored exceptions and for forks. Also connects
-        `skypool.runtime` and `codec` with this worker.
-        """
+        """Prepare this process for calls: set up `sys`, `__main__`, imports, signals, `skypool.runtime` and `codec`."""
         main = ScriptModule("__main__")
         main.__dict__["__builtins__"] = __builtins__
         sys.modules["__main__"] = main
@@ -228,12 +210,12 @@ class Worker:
         self._runs = False  # the call is the parent's
 
     def _on_import(self) -> None:
-        """Let the time of the call stand still while its function imports a module, for `LOADING` (60) s in all."""
+        """Stop the clock of the call's timeout while its function imports a module, for `LOADING` seconds in all."""
         if self._runs:
             self._page.run(self._slot, self._counts_from + self._uncounted)
 
     def _on_imported(self, seconds: float) -> None:
-        """Count the time of the call again, without that of the import."""
+        """Let the clock of the call's timeout run again, after an import that took `seconds`."""
         if self._runs:
             seconds = min(seconds, self._uncounted)
             self._uncounted -= seconds
@@ -243,7 +225,7 @@ class Worker:
     def _on_sigterm(self, _number: int, _stack: object) -> None:
         """Raise Cancelled if the agent wants the running call to stop. Otherwise ignore SIGTERM.
 
-        In a child process that a call forked, end the process with status 143 instead.
+        A child process that a call forked ends with status 143 instead.
         """
         if os.getpid() != self._process:
             os._exit(128 + signal.SIGTERM)
@@ -251,21 +233,14 @@ class Worker:
             self._shield.stop()
 
     def _on_unraisable(self, lost: sys.UnraisableHookArgs) -> None:
-        """Note that Python ignored a Cancelled; print all other exceptions, as Python does. A hook of `sys`.
-
-        Python ignores what is raised in `__del__`, and in the callback of a weak reference, as while garbage is
-        collected.
-        """
+        """Note a Cancelled that Python ignored, as in `__del__` or a weak reference. Print other exceptions."""
         if isinstance(lost.exc_value, Cancelled):
             self._is_stop_lost = True
         else:
             sys.__unraisablehook__(lost)
 
     def _on_wake(self, number: int, stack: object) -> None:
-        """Raise a Cancelled again that was ignored. Otherwise do nothing.
-
-        The signal has ended a wait, after which Python runs the handlers of earlier signals.
-        """
+        """Raise Cancelled again if Python ignored it. The signal also ends a system call, so that handlers run."""
         if self._is_stop_lost:
             self._is_stop_lost = False
             self._on_sigterm(number, stack)
@@ -273,11 +248,10 @@ class Worker:
     # --- packets ---------------------------------------------------------------------------------------------
 
     def _next_call(self) -> tuple[Frame | None, list[int]]:
-        """Wait for the next packet of calls, and return it with the file descriptors that came with it.
+        """Wait for the next call or batch, and return its packet with its file descriptors.
 
-        The packet has one call, or a batch of several calls. Returns (None, []) when the agent (the node's main
-        process) is gone, or has made another queue. The packet is a view of a buffer, which is overwritten when this
-        method is used again.
+        The packet is valid until the next call of this method. Returns (None, []) when the agent is gone, or has
+        replaced the queue.
         """
         try:
             n, ancillary, _, _ = self._queue.recvmsg_into([self._buffer], SPACE, CLOEXEC)
@@ -290,16 +264,10 @@ class Worker:
         return (parse_frame(memoryview(self._buffer)[:n]) if n else None), fds
 
     def _payload(self, packet: Frame, fds: list[int]) -> list[Buffer]:
-        """Return the serialized arguments or contents in a packet (message) from the agent, as buffers.
+        """Return the serialized arguments or contents in a packet from the agent, as buffers.
 
-        The agent is the node's main process. A large value is not copied: its memory or file is mapped, and changes
-        stay private to this process. A large value of `pool.put()` cannot be changed. Several small buffers are copied.
-        A single small buffer is a view of the packet. Use it before the next packet is received, which overwrites it.
-
-        Args:
-            packet: the packet.
-            fds: the file descriptors that came with it. The first file descriptor has a large value if there is one,
-                and is closed here.
+        A large value is mapped, not copied: `fds[0]` has it and is closed here. Changes stay private; a value of
+        `pool.put()` is read-only. A single small buffer is a view of the packet, valid until the next one is received.
         """
         lengths = packet.header["lens"]
         if "blob" in packet.header:
@@ -317,15 +285,14 @@ class Worker:
     def _let_go(self) -> bool:
         """Return True if the memory of the call's large arguments can be used again for another value.
 
-        Returns False if there were no large arguments, or if an object still refers to their memory. Also returns False
-        if the process was forked after the memory was mapped.
+        False if there were none, if an object still refers to them, or after a fork since they were mapped.
         """
         return self._arguments is not None and self._arguments[0]() is None and self._arguments[1] == self._forks
 
     def _fetch_module(self, name: str, version: str) -> FoundPackage:
-        """Request a package of the user's own from the client, through the agent, and wait for the answer.
+        """Request a package of the user's own from the client, and wait for it. `version` is "" for any.
 
-        A child process that the call has forked asks at the socket for children, as this worker reads its own socket.
+        In a child process that the call has forked, another socket is used, because the worker reads this one.
         """
         if os.getpid() != self._process:
             return FoundPackage(child_imports.ask(self._node_folder, name), version, (), "")
@@ -335,15 +302,11 @@ class Worker:
         return FoundPackage(header["folder"], header["hash"], tuple(header["left_out"]), "")
 
     def _object(self, key: str) -> Any:
-        """Return the value of `pool.put()` with this key.
+        """Return the value of `pool.put()` with this key. The first use fetches it from the agent.
 
-        At the first use, the value is fetched from the agent (the node's main process). A small value is unpickled for
-        each use, so that no call sees what another one has changed in it. A large value is unpickled once, and its
-        arrays are read-only.
-
-        Raises:
-            KeyError: the node does not have the value, because it was freed or belongs to another pool.
-            SpoolFull: the node had no room for the value.
+        A small value is unpickled for each use, so that calls do not see each other's changes. A large value is
+        unpickled once, and its arrays are read-only. Raises KeyError for an unknown key, SpoolFull if the node had no
+        room for the value.
         """
         if key not in self._objects:
             reply, fds = self._channel.fetch("object", key)
@@ -365,20 +328,11 @@ class Worker:
     def _function(
         self, key: str, view: namespaces.View | None = None
     ) -> tuple[str, Callable[..., Any] | runtime.Attended, namespaces.View] | None:
-        """Return (name, function, values of its globals) for the key of a function.
+        """Return (name, function, values of its globals) for a key. The first use fetches the function from the agent.
 
-        At the first use, the function is fetched from the agent and unpickled.
-
-        Args:
-            key: the key.
-            view: the values of the globals of a function that must be unpickled again. None for any other function.
-
-        Returns None if a module that this process has imported has changed on the client. Only a new process can import
-        the changed module.
-
-        Raises:
-            SkypoolError: the client disconnected before the whole function had arrived.
-            SpoolFull: the node had no room for the function.
+        `view` is given to have the function unpickled again, with the values of its globals in that view. Returns None
+        if an imported module has changed on the client: only a new process can import it anew. Raises SkypoolError or
+        SpoolFull if the node does not have the function.
         """
         if key not in self._functions or view is not None:
             reply, fds = self._channel.fetch("function", key)
@@ -411,11 +365,9 @@ class Worker:
     # --- one call --------------------------------------------------------------------------------------------
 
     def _serve_all(self, packet: Frame) -> None:
-        """Run the calls of one frame (message) in order. Leave out calls that the agent takes back before they begin.
+        """Run the calls of one batch in order, except those that the agent takes back before they begin.
 
-        Stops early if the agent (the node's main process) has taken back the rest, or if this process must be replaced.
-        In the second case, the agent queues the other calls again. At the end, the agent is asked to read the results
-        and errors that are still in the pipe.
+        Stops early if this process must be replaced; the agent then queues the other calls again.
         """
         self._pipes.hold(packet.header["ids"])
         self._untold = at = 0
@@ -431,23 +383,11 @@ class Worker:
             self._socket.sendmsg(_SOME_ENDED)
 
     def _serve(self, id_: int, packet: Frame, fds: list[int], part: Buffer | None = None) -> bool:
-        """Run one call and send its outcome (result or error).
+        """Run one call and send its outcome, which may be any exception. Returns False in a child that the call forked.
 
-        Any exception of the call is sent as its outcome, and is not raised here. A call that needs a fresh process is
-        not run, but given back to the queue, if this process has run another call before.
-
-        Args:
-            id_: the call's id.
-            packet: the frame (message) that the call came in.
-            fds: the file descriptors that came with the frame.
-            part: the call's arguments if the frame has several calls; None if the call came alone.
-
-        Returns:
-            False in a child process that the call forked, else True.
-
-        Raises:
-            Cancelled: the agent (the node's main process) wants the call to stop. No outcome is sent.
-            BrokenPipeError, ConnectionResetError: the agent is gone.
+        A call that needs a fresh process is given back to the agent if this process has run another call. `part` has
+        the arguments of a batched call. Raises Cancelled, and sends no outcome, if the call is stopped. Raises an
+        OSError if the agent is gone.
         """
         is_own = "gang" in packet.header or "service" in packet.header
         if is_own or "fresh" in packet.header:
@@ -557,12 +497,10 @@ class Worker:
         return self._uses_devices and self._contexts.are_broken(_KERNELS)  # a kernel may fail after its call
 
     def _lateness(self, header: dict[str, Any]) -> dict[str, Any]:
-        """Return what the agent is told of a call with a timeout that took longer; {} if it did not.
+        """Return what the outcome tells the agent about a call that exceeded its timeout; {} if it did not.
 
-        Only the agent knows for how long the whole node was stopped meanwhile, and decides.
-
-        Args:
-            header: the header of the call's frame (message).
+        The keys: `late` is how many seconds the call ran, `said` its exception, and `printed` the end of its captured
+        output. The agent decides if it was too long, because it alone knows for how long the whole node was stopped.
         """
         ran = time.monotonic() - self._counts_from
         if ran <= header["timeout"]:
@@ -571,23 +509,15 @@ class Worker:
         return {"late": ran, "said": said[:_TEXT], "printed": self._capture.last}
 
     def _end_processes(self) -> bool:
-        """End the processes that the call has left; True if there were some. Its timeout rests for `_ENDING`."""
+        """End processes that the call has left; its timeout does not count this time. Return True if there were any."""
         self._page.run(self._slot, time.monotonic() + _ENDING)
         return end_processes()
 
     def _run(self, id_: int, header: dict[str, Any], payload: list[Buffer]) -> list[Buffer]:
         """Run the function of a call and return the buffers of its serialized result.
 
-        A coroutine is run to its end. The items of a generator are sent while it runs, and its return value is the
-        result. If only a new process can run the call, the call is given back to the queue, and this process ends.
-
-        Args:
-            id_: the call's id.
-            header: the header of its frame (message).
-            payload: the buffers of its arguments.
-
-        Raises:
-            Exception: the function raised it, or the arguments or the result could not be unpickled or serialized.
+        The items of a generator are sent while it runs, and its return value is the result. If only a new process can
+        run the call, the call is given back to the queue and this process ends.
         """
         known = self._functions.get(header["fn"]) or self._function(header["fn"])
         if known is not None and not (is_entered := namespaces.is_entered(known[2])) and known[2].is_outdated():
@@ -633,8 +563,7 @@ class Worker:
     def _captured(self, function: Callable[..., Any], args: Any, kwargs: Any) -> codec.Captured:
         """Run a function and return its value with everything that it and its child processes printed.
 
-        A coroutine is run to its end. If the function raises an exception, this exception is raised again. It gets a
-        note with the printed text if anything was printed.
+        An exception of the function gets a note with the printed text.
         """
         self._flush()
         self._capture.begin()
@@ -654,23 +583,16 @@ class Worker:
         return codec.Captured(value, self._capture.end())
 
     def _tell_printed(self, error: BaseException) -> None:
-        """Add the end of what the call has printed to the error that is sent in place of its value, if captured."""
+        """Add the end of the call's captured output, if any, to an error that is sent in place of the call's value."""
         if self._capture.last:
             annotate(error, f"{PRINTED}{self._capture.last}", {})
 
     def _answer(
         self, id_: int, ok: bool, buffers: list[Buffer], seconds: float, late: Mapping[str, Any] | None = None
     ) -> None:
-        """Send the outcome (result or error) of a call to the agent, in a packet (message) of its own.
+        """Send the outcome of a call to the agent in a packet of its own. If there is no room for it, send SpoolFull.
 
-        If there is no room for a large outcome, a SpoolFull error is sent in its place, and nothing is raised.
-
-        Args:
-            id_: the call's id.
-            ok: True if the call returned, False if it raised.
-            buffers: its serialized value or exception.
-            seconds: how long the call took, including the loading of its arguments.
-            late: what the agent is told of a call that took longer than its timeout; None for other calls.
+        `late` is the result of `_lateness`.
         """
         if not late and len(buffers) == 1 and (size := len(buffers[0])) <= INLINE and self._arguments is None:
             # The usual header contains numbers only. Writing it by hand takes 0.3 µs, a serializer 2.5 µs (Python
@@ -691,14 +613,9 @@ class Worker:
             self._channel.send(Kind.OUTCOME, answer, buffers)
 
     def _pull(self, number: int) -> Any:
-        """Ask the client for the next item of the running call's iterator argument. Wait for the item, and return it.
+        """Wait for the next item of the running call's iterator argument `number`, and return it.
 
-        Args:
-            number: the number of the iterator argument.
-
-        Raises:
-            StopIteration: the iterator has no more items.
-            Exception: the iterator raised it on the client.
+        Raises StopIteration at its end, and any exception that the iterator raised on the client.
         """
         self._channel.send(Kind.CREDIT, {"id": self._channel.call, "arg": number}, [])
         reply, fds = self._channel.receive(
@@ -713,12 +630,7 @@ class Worker:
     # --- output ----------------------------------------------------------------------------------------------
 
     def _print(self, fd: int, data: bytes) -> None:
-        """Send output of the running call to the agent. End this process with status 0 if the agent is gone.
-
-        Args:
-            fd: 1 for stdout, 2 for stderr.
-            data: the output.
-        """
+        """Send output of the running call to the agent. End this process with status 0 if the agent is gone."""
         try:
             self._socket.sendmsg(frame(Kind.OUTPUT, {"id": self._channel.call, "fd": fd}, [data]))
         except OSError:
@@ -735,11 +647,7 @@ def _is_success(ended: SystemExit) -> bool:
 
 
 def _run_coroutine(coroutine: types.CoroutineType[Any, Any, Any]) -> Any:
-    """Run a coroutine to its end, and return its value.
-
-    Raises:
-        BaseException: what the coroutine raised.
-    """
+    """Run a coroutine to its end, and return its value."""
     import asyncio  # imported here because few calls need it, and it would delay the start of every node
 
     # with a factory, it leaves no mark in this thread that keeps later calls from `asyncio.get_event_loop()`

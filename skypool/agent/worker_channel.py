@@ -1,7 +1,6 @@
-"""Sends and receives a worker's packets (messages) to and from the agent, the main process of a node.
+"""Sends and receives a worker's packets to and from the agent.
 
-A large value is not in a packet. The value is in memory or in a file, and the file descriptor of the memory or file is
-sent with a packet.
+A large value is not in a packet. The value is in memory or in a file, whose file descriptor is sent with a packet.
 """
 
 from __future__ import annotations
@@ -24,19 +23,14 @@ _LOOK = 50
 
 
 class WorkerChannel:
-    """A worker's end of its connection to the agent (the node's main process). Several threads may share it.
+    """A worker's end of its connection to the agent. Several threads may share it.
 
-    Args:
-        slot: the number of the worker's slot (place where one call runs at a time).
-        agent: the packet socket to and from the agent.
-        folder: the folder for values that are too large for memory.
-        spool_memory: the size in bytes of the largest value kept in memory; None for half of the free memory.
-        on_drop: called with the key of a `pool.put()` value that must be forgotten.
+    `folder` and `spool_memory` are as `folder` and `memory` for `value_storage.create_storage`. `on_drop` is called
+    with the key of a `pool.put()` value that must be forgotten.
 
     Attributes:
-        socket: the packet socket.
         call: the id of the running call, 0 for none. Packets for other calls are dropped, except answers to `fetch`.
-        arrived: packets (messages) that no thread has taken yet, with their file descriptors.
+        arrived: packets that no thread has taken yet, with their file descriptors.
     """
 
     def __init__(
@@ -55,15 +49,10 @@ class WorkerChannel:
         self._waiting.register(agent, select.POLLIN)
 
     def send(self, kind: Kind, header: dict[str, Any], buffers: list[Buffer]) -> None:
-        """Send a packet (message) to the agent (the node's main process). Waits while the socket is full.
+        """Send a packet to the agent. Waits while the socket is full.
 
         If the buffers exceed `INLINE` (64 Ki) bytes together, they are first written to memory or to a file. The packet
-        then has their size in place of a body.
-
-        Args:
-            kind: the kind of the packet.
-            header: its header. It is not changed. For a large value it must have the call's "id".
-            buffers: its body, which may be empty.
+        then has their size in place of a body, and its header must have the call's "id".
 
         Raises:
             SpoolFull: there is no room for a large value.
@@ -77,19 +66,10 @@ class WorkerChannel:
         self.socket.sendmsg([encode(kind, {**header, "blob": total})])
 
     def _write(self, call: int, seq: int, buffers: list[Buffer], total: int) -> None:
-        """Write a large value to memory or to a file. After each 4 MiB (`_STEP`), tell the agent how much is written.
+        """Write a large value to storage. After each `_STEP` bytes, tell the agent, which sends them meanwhile.
 
-        Meanwhile the agent (the node's main process) sends what is written to the client. Returns when all is written.
-
-        Args:
-            call: the id of the call that the value belongs to.
-            seq: 0 for the call's outcome (result or error), else the number of the stream item.
-            buffers: the value.
-            total: the size of the value in bytes, with padding.
-
-        Raises:
-            SpoolFull: there is no room for the value. The agent may have part of it already.
-            BrokenPipeError, ConnectionResetError: the agent is gone.
+        `seq` is 0 for the call's outcome, else the number of the stream item. Raises SpoolFull if there is no room,
+        BrokenPipeError or ConnectionResetError if the agent is gone.
         """
         fd = value_storage.create_storage(total, self._folder, self._spool_memory, self._used_memory)
         first = rights([fd])
@@ -108,10 +88,9 @@ class WorkerChannel:
             os.close(fd)
 
     def _used_memory(self, size: int) -> int | None:
-        """Ask the agent for memory of an earlier value, wait for the answer, and return the memory's file descriptor.
+        """Ask the agent for memory of an earlier value, and wait for it. Return its file descriptor; None if none fits.
 
-        Returns None if the agent (the node's main process) has no memory that fits. If `size` is below `WORTH_KEEPING`
-        (4 Mi) bytes, returns None without asking.
+        Does not ask for less than `WORTH_KEEPING` bytes.
         """
         if size < value_storage.WORTH_KEEPING:
             return None
@@ -119,14 +98,10 @@ class WorkerChannel:
         return fds[0] if fds else None
 
     def receive(self, wanted: Callable[[Frame], bool]) -> tuple[Frame, list[int]]:
-        """Wait for a packet (message) from the agent that `wanted` accepts. Return the packet and its file descriptors.
+        """Wait for a packet from the agent that `wanted` accepts. Return the packet and its file descriptors.
 
-        There is no time limit. Several threads may wait at the same time. The process ends with status 0 if the agent
-        (the node's main process) is gone.
-
-        Args:
-            wanted: called with a packet, maybe more than once for the same packet. Returns True to accept the packet.
-                Packets that it does not accept are kept for other threads.
+        There is no time limit. Several threads may wait at the same time; packets that are not accepted are kept for
+        the others. The process ends with status 0 if the agent is gone.
         """
         while True:
             with self._reading:
@@ -138,26 +113,24 @@ class WorkerChannel:
                     self._take_in()
 
     def drain(self) -> None:
-        """Receive the packets (messages) that have arrived, without waiting for more, and keep them for `receive`.
+        """Receive the packets that have arrived, without waiting for more, and keep them for `receive`.
 
-        Keys of `pool.put()` values that must be forgotten are passed to `on_drop`. The process ends if the agent (the
-        node's main process) is gone.
+        Values of `pool.put()` that must be forgotten are passed to `on_drop`. The process ends if the agent is gone.
         """
         with self._reading:
             while self._waiting.poll(0):
                 self._take_in()
 
     def forget_arrived(self) -> None:
-        """Drop the packets (messages) that no thread has taken, and close their file descriptors."""
+        """Drop the packets that no thread has taken, and close their file descriptors."""
         while self.arrived:
             for fd in self.arrived.pop()[1]:
                 os.close(fd)
 
     def _take_in(self) -> None:
-        """Wait for one packet (message), and keep it in `arrived` unless it is for another call.
+        """Wait for one packet, and keep it in `arrived` unless it is for another call.
 
-        A packet that names a `pool.put()` value to forget is passed to `on_drop`. The process ends with status 0 if the
-        agent (the node's main process) is gone. The caller must hold the lock `_reading`.
+        The caller must hold the lock `_reading`. The process ends with status 0 if the agent is gone.
         """
         n, ancillary, _, _ = self.socket.recvmsg_into([self._buffer], SPACE, CLOEXEC)
         if not n:
@@ -173,15 +146,10 @@ class WorkerChannel:
             os.close(fd)
 
     def fetch(self, what: str, key: str) -> tuple[Frame, list[int]]:
-        """Ask the agent for a function, object, module or memory. Return the answer: its packet and file descriptors.
+        """Ask the agent for a function, object, module or memory. Wait for the answer: its packet and file descriptors.
 
-        Waits for the answer. If the agent (the node's main process) lacks the function, object or module, the packet's
-        header has `"found": False`. If it lacks memory, the list of file descriptors is empty. The process ends if the
-        agent is gone.
-
-        Args:
-            what: "function", "object" (a value of `pool.put()`), "module" or "memory" (of an earlier large value).
-            key: the key of the function or object, the name of the module, or the number of bytes of memory, as text.
+        If the node lacks a function, object or module, the packet's header has `"found": False`. If it lacks memory,
+        there is no file descriptor. The process ends if the agent is gone. `what` and `key` are as for `Store.fetch`.
         """
         self.send(Kind.FETCH, {"what": what, "key": key, "slot": self._slot}, [])
         return self.receive(lambda f: f.kind == Kind.FETCH and f.header["what"] == what and f.header["key"] == key)

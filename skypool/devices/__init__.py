@@ -10,9 +10,9 @@ standard library. Without a device or a vendor's tool, its functions report no d
 
 - `device`: `Device`, `Stats`, and the base class `Family` of all kinds of devices.
 - `cuda` (NVIDIA), `rocm` (AMD), `neuron` (Trainium), `tpu` (Google), `hpu` (Gaudi), `host` (CPU, Apple): the families.
-- `identity`: finds the accelerator of skypool's catalogue for a device.
+- `identity`: finds a device in skypool's catalogue of accelerators (`skypool.accelerators`).
 - `tools`: runs the vendors' command-line tools.
-- `network`: the network interfaces of this machine.
+- `network`: finds the network interfaces of this machine.
 - `elsewhere`: detects the accelerators of another machine.
 """
 
@@ -37,13 +37,10 @@ KINDS = ("cuda", "rocm", "neuron", "tpu", "hpu", "mps", "cpu")
 
 
 def family(kind: str) -> Family:
-    """Return the `Family` object of a kind of device, which detects and describes all devices of this kind.
-
-    This machine need not have such devices.
+    """Return the `Family` object of a kind of device. This machine need not have such a device.
 
     Args:
-        kind: one of `KINDS`, or the name of a device class that the user registered
-            (`skypool.accelerators.register`).
+        kind: one of `KINDS`, or the name of a device class that the user registered (`skypool.accelerators.register`).
 
     Raises:
         UsageError: there is no such kind.
@@ -69,10 +66,7 @@ def _own() -> dict[str, Family]:
 
 
 def _registered() -> dict[str, Family]:
-    """Return a dict from name to `Family` object for the device classes that the user registered; {} if there are none.
-
-    The objects are made anew at each call.
-    """
+    """Return new `Family` objects of the device classes that the user registered, by their names."""
     import sys
 
     registry = sys.modules.get("skypool.accelerators.registry")  # if it was never imported, nothing can be registered
@@ -82,9 +76,8 @@ def _registered() -> dict[str, Family]:
 def detect() -> tuple[Device, ...]:
     """Return every accelerator that this process may use, of all kinds except "cpu"; () if there is none.
 
-    Devices that an environment variable such as `CUDA_VISIBLE_DEVICES` hides are left out. A vendor's tool is started
-    only if it is installed, so this function is quick on a machine without accelerators. With a tool, the function may
-    block for up to 20 s for each call of the tool.
+    Devices that an environment variable such as `CUDA_VISIBLE_DEVICES` hides are left out. A vendor's tool is run only
+    if it is installed, so this is quick on a machine without accelerators. Each tool may block for up to 20 s.
 
     To rehearse without hardware, set the environment variable `SKYPOOL_DEVICES` to a JSON list of objects with the
     fields of `Device`. These devices are then returned, and no tool is started.
@@ -100,17 +93,7 @@ def detect() -> tuple[Device, ...]:
 
 
 def _told(text: str) -> tuple[Device, ...]:
-    """Return the devices of a JSON list, except those that this process may not use.
-
-    A device is left out if an environment variable such as `CUDA_VISIBLE_DEVICES` hides it.
-
-    Args:
-        text: the value of `SKYPOOL_DEVICES`: a JSON list of objects with the fields of `Device`.
-
-    Raises:
-        ValueError: the text is not valid JSON.
-        TypeError: an object has other fields than `Device`, or lacks a required field.
-    """
+    """Return the devices in `text`, the value of `SKYPOOL_DEVICES`, except those that another variable here hides."""
     import json
 
     from skypool.devices.cuda import names
@@ -128,7 +111,7 @@ def _told(text: str) -> tuple[Device, ...]:
 def accelerators() -> tuple[Accelerator, ...]:
     """Return the accelerators of skypool's catalogue that `detect` finds, each with the number of such devices.
 
-    Devices that the catalogue does not know are left out. The tuple is empty if no device is left.
+    Devices that the catalogue does not know are left out.
     """
     from skypool.devices.identity import summary
 
@@ -183,9 +166,5 @@ def _pinned_env(kind: str, pins: Sequence[str]) -> dict[str, str]:
     """Return environment variables that make only these devices of one kind visible to a new process.
 
     Returns {} for a kind that skypool cannot detect, such as FPGAs.
-
-    Args:
-        kind: the kind of the devices.
-        pins: `Device.pin` of each device.
     """
     return family(kind).visible_env(pins) if kind in KINDS or kind in _registered() else {}

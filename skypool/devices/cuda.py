@@ -22,11 +22,10 @@ _STATS = "memory.used,memory.total,utilization.gpu,temperature.gpu,power.draw"
 
 
 class Cuda(Family):
-    """Detects the NVIDIA GPUs of this machine, reports their state, and makes chosen GPUs visible to new processes.
+    """NVIDIA GPUs of this machine: detection, state, and variables that make chosen GPUs visible to new processes.
 
-    NVIDIA's Multi-Instance GPU (MIG) can divide a card into partitions. `detect` then returns the partitions and not
-    the card, because a program can use only the partitions. Devices that the environment variable
-    `CUDA_VISIBLE_DEVICES` hides are left out, and the others come in its order.
+    For a card that MIG has divided, `detect` returns the partitions and not the card, because a program can use only
+    these. Devices that `CUDA_VISIBLE_DEVICES` hides are left out, and the others come in its order.
     """
 
     kind = "cuda"
@@ -45,7 +44,7 @@ class Cuda(Family):
 
 
 def names(found: Sequence[Device], device: Device) -> tuple[str, ...]:
-    """Return the texts by which `CUDA_VISIBLE_DEVICES` may list a device.
+    """Return the texts by which `CUDA_VISIBLE_DEVICES` may list `device`, which is one of the devices `found`.
 
     The index of a card that MIG has divided stands for the first of its partitions, which CUDA then uses.
     """
@@ -54,35 +53,26 @@ def names(found: Sequence[Device], device: Device) -> tuple[str, ...]:
 
 
 def read_stats(text: str | None) -> Stats:
-    """Return the state of one card from the output of `nvidia-smi --query-gpu`. Only the first line is read.
+    """Return the state of one card from the first line that `nvidia-smi --query-gpu` prints.
 
-    All fields of the result are None if `text` is None or if the line does not have five columns. A cell without a
-    number, such as "[N/A]", gives None for its field.
-
-    Args:
-        text: the output for the columns memory.used, memory.total, utilization.gpu, temperature.gpu and power.draw.
-            None if the tool is missing or failed.
+    The columns are memory.used, memory.total, utilization.gpu, temperature.gpu and power.draw. A cell without a number,
+    such as "[N/A]", gives None for its field. Without such a line, all fields are None.
     """
     rows = table(text)
     return Stats(*(number(cell) for cell in rows[0])) if rows and len(rows[0]) == 5 else Stats()
 
 
 def _from_smi() -> tuple[Device, ...]:
-    """Return the devices that `nvidia-smi` lists.
-
-    For a card that MIG (NVIDIA's Multi-Instance GPU) has divided, the partitions are returned instead of the card.
-    Returns an empty tuple if the tool is missing or fails.
-    """
+    """Return the devices that `nvidia-smi` lists; () if the tool is missing or fails."""
     if (listing := ask(["nvidia-smi", "-L"])) is None:
         return ()
     return read_smi(listing, ask(["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]))
 
 
 def read_smi(listing: str, memory: str | None) -> tuple[Device, ...]:
-    """Return the devices in the output of `nvidia-smi -L`.
+    """Return the devices in the output of `nvidia-smi -L`. The partitions of a divided card replace the card.
 
-    For a card that MIG (NVIDIA's Multi-Instance GPU) has divided, the partitions are returned instead of the card.
-    Lines of another form are ignored. The memory of a partition is None, because the tool does not print that memory.
+    Lines of another form are ignored. The memory of a partition is None, because the tool does not print it.
 
     Args:
         listing: the output of `nvidia-smi -L`.
@@ -104,36 +94,23 @@ def read_smi(listing: str, memory: str | None) -> tuple[Device, ...]:
 
 
 def _card(index: int, name: str, uuid: str, memory_mib: int | None, pci: str) -> Device:
-    """Return the `Device` of a whole card. Its `pin`, which selects the card in CUDA_VISIBLE_DEVICES, is its index.
+    """Return the `Device` of a whole card. Its `pin` is its index.
 
-    Args:
-        index: the card's number.
-        name: the card's name.
-        uuid: the card's UUID.
-        memory_mib: the card's memory in MiB; None if unknown.
-        pci: the PCI device id followed by the vendor's id, such as "0x233010DE"; only the device id is kept, here
-            "0x2330". A text of another length counts as unknown.
+    `pci` has the PCI device id and the vendor's id, such as "0x233010DE". A text of another length counts as unknown.
     """
     pci_id = "0x" + pci[2:6].upper() if len(pci) == 10 else ""
     return Device("cuda", index, name, memory_mib, pin=str(index), uuid=uuid, pci_id=pci_id)
 
 
 def _part(card: Device, profile: str, uuid: str, memory_mib: int | None = None) -> Device:
-    """Return the `Device` of a MIG partition (part of a card). Its `pin`, which selects the partition, is its UUID.
-
-    Args:
-        card: the whole card, from which the partition's number, name and PCI id are taken.
-        profile: the partition's profile, such as "1g.10gb".
-        uuid: the partition's UUID.
-        memory_mib: the partition's memory in MiB; None if unknown.
-    """
+    """Return the `Device` of a MIG partition. Its `pin` is its UUID."""
     return Device("cuda", card.index, card.name, memory_mib, uuid, uuid, card.pci_id, profile)
 
 
 def _from_nvml() -> tuple[Device, ...]:
-    """Return the devices that NVML (NVIDIA's library for device management) reports.
+    """Return the devices that NVML, NVIDIA's library for device management, reports.
 
-    Returns an empty tuple if the package nvidia-ml-py or NVIDIA's device driver is missing, or if NVML fails.
+    Returns () if the package nvidia-ml-py or NVIDIA's device driver is missing, or if NVML fails.
     """
     import ctypes
     from importlib import import_module  # an optional dependency
@@ -157,15 +134,9 @@ def _from_nvml() -> tuple[Device, ...]:
 
 
 def read_nvml(nvml: Any) -> tuple[Device, ...]:
-    """Return the devices that NVML (NVIDIA's library for device management) reports.
+    """Return the devices that NVML reports. The partitions of a divided card replace the card.
 
-    For a card that MIG (NVIDIA's Multi-Instance GPU) has divided, the partitions are returned instead of the card.
-
-    Args:
-        nvml: the module `pynvml`, after a call of its function `nvmlInit`.
-
-    Raises:
-        NVMLError: NVML could not read a card.
+    `nvml` is the module `pynvml`, after `nvmlInit`. Raises its NVMLError if a card could not be read.
     """
     found: list[Device] = []
     for index in range(nvml.nvmlDeviceGetCount()):
@@ -179,16 +150,7 @@ def read_nvml(nvml: Any) -> tuple[Device, ...]:
 
 
 def _nvml_parts(nvml: Any, handle: Any, card: Device) -> list[Device]:
-    """Return the MIG partitions (parts) of a card; [] if the card is not divided, or does not support MIG.
-
-    Args:
-        nvml: the module `pynvml`.
-        handle: NVML's handle of the card.
-        card: the whole card.
-
-    Raises:
-        NVMLError: NVML could not read a partition.
-    """
+    """Return the MIG partitions of a card; [] if it is not divided, or does not support MIG."""
     try:
         if not nvml.nvmlDeviceGetMigMode(handle)[0]:
             return []
@@ -208,5 +170,5 @@ def _nvml_parts(nvml: Any, handle: Any, card: Device) -> list[Device]:
 
 
 def _text(given: str | bytes) -> str:
-    """Return a text of NVML as a str. Older versions of pynvml return bytes, which are decoded."""
+    """Return a text of NVML as a str. Older versions of pynvml return bytes."""
     return given.decode() if isinstance(given, bytes) else given

@@ -28,12 +28,11 @@ class Device:
     """One device of this machine, described with the values that its vendor's tool reports.
 
     Attributes:
-        kind: the kind of the device: "cuda", "rocm", "neuron", "tpu", "hpu", "mps", "cpu" or the name of a device class
-            that the user registered.
+        kind: one of `skypool.devices.KINDS`, such as "cuda", or the name of a device class that the user registered.
         index: the number that the vendor's tool gives the device. The MIG partitions (parts into which an NVIDIA card
             can be divided) of one card have the number of the card.
         name: the vendor's name of the model.
-        memory_mib: the whole memory of the device in MiB; None if the tool does not report the memory.
+        memory_mib: the whole memory of the device in MiB; None if the tool does not report it.
         pin: the text that selects this device in the vendor's environment variable, such as `CUDA_VISIBLE_DEVICES`: an
             index, a UUID or core numbers. "" if no text selects the device.
         uuid: the vendor's unique id of the device; "" if unknown.
@@ -60,7 +59,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """The current state of a device. A field is None if the vendor's tool does not report its value.
+    """Current state of a device. A field is None if the vendor's tool does not report its value.
 
     Attributes:
         memory_used_mib: used memory of the device in MiB.
@@ -78,7 +77,7 @@ class Stats:
 
 
 class Family:
-    """A base class for objects that detect all devices of one kind (a family), such as the NVIDIA GPUs of this machine.
+    """Base class for objects that detect all devices of one kind (a family), such as the NVIDIA GPUs of this machine.
 
     For hardware that skypool does not know, write a subclass. It must implement `detect`; the other methods have
     defaults. On a machine without such devices or without the vendor's tool, `detect` returns an empty tuple, and
@@ -141,8 +140,7 @@ class Family:
         """Return the devices that a setting selects, in the order of the setting.
 
         Args:
-            devices: the setting. "auto", -1, "-1" or None select all devices. A positive int is the number of devices
-                to select, from the first on. "0,2" or [0, 2] select devices by index. An empty list selects no device.
+            devices: the setting, as for `parse_devices`.
 
         Raises:
             UsageError: the setting has another form, is 0, or selects more devices or other devices than there are.
@@ -183,5 +181,5 @@ def _listed(devices: str | Sequence[int]) -> list[int] | None:
 
 
 def index_of(device: Device | int) -> int:
-    """Return the index of a device. An int is returned unchanged, as it is the index already."""
+    """Return the index of a device; an int is the index already."""
     return device if isinstance(device, int) else device.index

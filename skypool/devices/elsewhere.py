@@ -1,4 +1,4 @@
-"""Detects the accelerators of another machine: by a shell script to run there, and a parser for the script's output."""
+"""Detects the accelerators of another machine: a shell script to run there, and a parser for its output."""
 
 from __future__ import annotations
 
@@ -14,21 +14,18 @@ if TYPE_CHECKING:
 
 
 def question() -> str:
-    """Return a POSIX shell script that reports the accelerators of the machine on which it runs.
+    """Return a POSIX shell script that prints the accelerators of the machine on which it runs. Nothing is run here.
 
-    The function `accelerators` reads the script's output. The script prints a line "@of NAME" before the output of each
-    vendor's tool that is installed, and before the PCI ids of TPU chips. This function runs nothing.
+    `accelerators` reads its output. The script prints a line "@of NAME" before the output of each vendor's tool that is
+    installed, and before the PCI ids of TPU chips.
     """
     return (files("skypool.devices") / "ask.sh").read_text("utf-8")
 
 
 def accelerators(answer: Iterable[str]) -> tuple[Accelerator, ...]:
-    """Return the accelerators that the script of `question` has reported, each with the number of such devices.
+    """Return the accelerators that the script of `question` has printed, each with the number of such devices.
 
-    Devices that skypool's catalogue does not know are left out. The tuple is empty if no device is left.
-
-    Args:
-        answer: the lines that the script printed, without line breaks at their ends.
+    `answer` has the lines of the script's output. Devices that skypool's catalogue does not know are left out.
     """
     from skypool.devices.identity import summary
 

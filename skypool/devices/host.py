@@ -1,4 +1,4 @@
-"""The device families of this machine's CPU and of the GPU of Apple silicon."""
+"""This machine's CPU and the GPU of Apple silicon as devices: the families `Cpu` and `Mps`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from skypool.devices.tools import ask, whole
 
 
 class Cpu(Family):
-    """Describes the CPU of this machine as one device, and reports its state.
+    """CPU of this machine as one device.
 
     No environment variable hides the CPU, so `visible_env` returns {}. The utilization in `Stats` is an estimate from
     the system's load average of the last minute.
@@ -24,7 +24,7 @@ class Cpu(Family):
         """Return the device index for each process that a setting asks for. The CPU is one device, with index 0.
 
         Args:
-            devices: a positive int is a number of processes, which all use device 0; 3 gives [0, 0, 0]. "auto", -1,
+            devices: a positive int is a number of processes, which all use device 0: so 3 gives [0, 0, 0]. "auto", -1,
                 "-1" and None give [0]. "0" or [0] is a list of device indices, and gives [0]. An empty list gives [].
 
         Raises:
@@ -49,7 +49,7 @@ class Cpu(Family):
 
 
 def _memory_mib() -> int | None:
-    """Return the machine's whole memory in MiB; None if the system does not report the memory."""
+    """Return the machine's whole memory in MiB; None if the system does not report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
     except (ValueError, OSError, AttributeError):
@@ -57,11 +57,7 @@ def _memory_mib() -> int | None:
 
 
 def _meminfo(key: str) -> int | None:
-    """Return a value of /proc/meminfo in MiB, rounded down; None if the file or the value cannot be read.
-
-    Args:
-        key: name of the value, such as "MemAvailable".
-    """
+    """Return a value of /proc/meminfo, such as "MemAvailable", in MiB; None if it cannot be read."""
     try:
         with open("/proc/meminfo") as file:
             lines = dict(line.split(":", 1) for line in file)
@@ -71,7 +67,7 @@ def _meminfo(key: str) -> int | None:
 
 
 class Mps(Family):
-    """Detects the GPU of Apple silicon as one device, whose memory is the memory of the whole machine.
+    """GPU of Apple silicon as one device, whose memory is the memory of the whole machine.
 
     On a machine without Apple silicon, `detect` returns an empty tuple. No environment variable hides the device.
     """

@@ -13,7 +13,7 @@ _STATE = "memory.used,memory.total,utilization.aip,temperature.aip,power.draw"
 
 
 class Hpu(Family):
-    """Detects the Intel Gaudi cards of this machine, reports their state, and makes chosen cards visible to processes.
+    """Intel Gaudi cards of this machine: detection, state, and variables that make chosen cards visible to processes.
 
     `detect` leaves out cards that the environment variable `HABANA_VISIBLE_MODULES` hides. `Device.pin` is the module
     id of a card, because the index of a card can change after a restart.
@@ -37,11 +37,7 @@ class Hpu(Family):
 def read_hl_smi(text: str | None) -> tuple[Device, ...]:
     """Return the devices in the output of `hl-smi -Q index,name,uuid,module_id,memory.total -f csv,noheader,nounits`.
 
-    The devices are sorted by index. Lines that do not have five columns are left out. The tuple is empty if no line is
-    left.
-
-    Args:
-        text: the output; None if the tool is missing or failed.
+    The devices are sorted by index. Lines that do not have five columns are left out.
     """
     found = []
     for row in table(text):

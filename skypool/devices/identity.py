@@ -22,7 +22,7 @@ letter is its GB; the letter is the licence (NVIDIA vGPU User Guide, "Virtual GP
 
 
 class Reported(Protocol):
-    """The fields of a detected device that `identify` needs. `devices.Device` has them."""
+    """Detected device with the fields that `identify` needs, such as a `devices.Device`."""
 
     @property
     def name(self) -> str: ...
@@ -37,9 +37,9 @@ class Reported(Protocol):
 def identify(device: Reported) -> Accelerator | None:
     """Return the catalogue's accelerator for a device, with count 1; None if the catalogue does not know the device.
 
-    The device is looked up by its name, and then by its PCI id. The PCI id tells the form factor if the name does not.
-    The reported memory decides between models of the same name that differ in memory. The result is also None if the
-    device has clearly less memory than every model of its name.
+    The device is looked up by its name, and if that is unknown, by its PCI id. The PCI id tells the form factor if the
+    name does not. The reported memory decides between models of the same name that differ in memory. The result is also
+    None if the device has clearly less memory than every model of its name.
     """
     if virtual := _VGPU.fullmatch(device.name):
         return _virtual(device, virtual["card"], int(virtual["gb"]))
@@ -50,14 +50,9 @@ def identify(device: Reported) -> Accelerator | None:
 
 
 def _card(name: str, pci_id: str, memory_mib: int | None) -> Accelerator | None:
-    """Return the accelerator of a whole card, found by its name or else by its PCI id.
+    """Return the accelerator of a whole card, found by its name or else by its PCI id; None if neither is known.
 
-    Returns None if the catalogue knows neither. If the name does not tell the form factor, the PCI id does.
-
-    Args:
-        name: the reported name.
-        pci_id: the PCI device id, such as "0x2330"; "" if unknown.
-        memory_mib: the reported memory in MiB; None if unknown. It selects among models that have the same PCI id.
+    If the name does not tell the form factor, the PCI id does. `memory_mib` selects among models with the same PCI id.
     """
     by_pci = _by_pci(pci_id, memory_mib)
     card = _by_name(name) or by_pci
@@ -70,15 +65,9 @@ def _card(name: str, pci_id: str, memory_mib: int | None) -> Accelerator | None:
 
 
 def _virtual(device: Reported, name: str, gb: int) -> Accelerator | None:
-    """Return the accelerator of a virtual GPU, which is a share of a card.
+    """Return the accelerator of a virtual GPU with `gb` GB of the memory of the card `name`; None if it is not known.
 
-    A virtual GPU with a quarter of the card's memory is the partition "1of4" of the card. One with all of the card's
-    memory is the whole card. Returns None if the catalogue does not know the card or the partition.
-
-    Args:
-        device: the virtual GPU.
-        name: the name of the card.
-        gb: the virtual GPU's memory in GB; not 0.
+    A quarter of the card's memory gives the partition "1of4" of the card. All of its memory gives the whole card.
     """
     if (card := _card(name, device.pci_id, None)) is None:
         return None
@@ -87,14 +76,9 @@ def _virtual(device: Reported, name: str, gb: int) -> Accelerator | None:
 
 
 def _part(card: Accelerator, profile: str) -> Accelerator | None:
-    """Return one partition (part) of a card.
+    """Return one partition of a card, such as "1g.10gb" or "1of4"; None if the catalogue has no such partition.
 
-    A card that is itself this partition, because its reported name has the profile, is returned unchanged. Returns None
-    if the catalogue has no such partition, or if the card is another partition.
-
-    Args:
-        card: the whole card.
-        profile: the partition's profile (size), such as "1g.10gb" or "1of4".
+    A card that is itself this partition, because its reported name has the profile, is returned unchanged.
     """
     if card.profile == profile:
         return card
@@ -107,9 +91,8 @@ def _part(card: Accelerator, profile: str) -> Accelerator | None:
 def _by_name(name: str) -> Accelerator | None:
     """Return the accelerator that a reported name means; None if the catalogue does not know the name.
 
-    Three texts are looked up, until the catalogue knows one: the whole name, the part of the name in square brackets,
-    and a short form. The short form of a Gaudi name such as "HL-325L" is its first six characters. For other names, the
-    short form is the name without " VF" (virtual function) at its end.
+    Looked up are the whole name, the part in square brackets, and a short form. The short form is the first six
+    characters of a Gaudi name such as "HL-325L"; otherwise the name without " VF" (virtual function) at its end.
     """
     inner = _BRACKETS.search(name)
     short = name[:6] if name.startswith("HL-") else name.removesuffix(" VF")
@@ -125,12 +108,8 @@ def _by_name(name: str) -> Accelerator | None:
 def _by_pci(pci_id: str, memory_mib: int | None) -> Accelerator | None:
     """Return the accelerator with a PCI device id; None if the catalogue does not have the id.
 
-    If models with different memory have the same id, the model whose memory is nearest to the reported memory is
-    returned. If models with different form factors have the same id, the form factor of the result is None.
-
-    Args:
-        pci_id: the PCI device id, such as "0x2330"; "" if unknown, which gives None.
-        memory_mib: the reported memory in MiB. If None or 0, the model that the catalogue lists first is returned.
+    Of several models with the same id, the one with the nearest memory is taken, or the first if `memory_mib` is None
+    or 0. If these models differ in form factor, the form factor of the result is None.
     """
     fit = [row for row in tables.rows("accelerators.csv") if pci_id and pci_id in row["pci_ids"].split()]
     if not fit:
@@ -143,7 +122,7 @@ def _by_pci(pci_id: str, memory_mib: int | None) -> Accelerator | None:
 
 
 def summary(devices: Iterable[Reported]) -> tuple[Accelerator, ...]:
-    """Return the accelerators of the catalogue for the devices, each with the number of such devices; () if none.
+    """Return the accelerators of the catalogue for the devices, each with the number of such devices.
 
     Devices that the catalogue does not know are left out. The order is that of the first device of each accelerator.
     """

@@ -1,4 +1,4 @@
-"""The network of this machine: interfaces, their addresses and MTU, and the addresses of a host name.
+"""Finds network interfaces of this machine by their address, their MTU, and the addresses of a host name.
 
 The MTU of an interface is the size in bytes of the largest packet that it sends.
 """
@@ -17,7 +17,7 @@ _SIOCGIFMTU = 0x8921
 
 
 def found(name: str) -> set[str]:
-    """Return the addresses that a host name resolves to, as texts. Returns an empty set if it does not resolve."""
+    """Return the addresses that a host name resolves to, as texts; empty if it does not resolve."""
     try:
         return {str(each[4][0]) for each in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
     except OSError:
@@ -25,7 +25,7 @@ def found(name: str) -> set[str]:
 
 
 def interface(address: str) -> str:
-    """Return the name of the network interface that has this IPv4 or IPv6 address. Returns "" if none has it."""
+    """Return the name of the network interface that has this IPv4 or IPv6 address; "" if none has it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):
@@ -43,7 +43,7 @@ def interface(address: str) -> str:
 
 
 def mtu(name: str) -> int | None:
-    """Return the MTU of a network interface in bytes. Returns None if there is no such interface, or on macOS."""
+    """Return the MTU of a network interface in bytes; None if there is no such interface, or on macOS."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         told = fcntl.ioctl(probe, _SIOCGIFMTU, struct.pack("256s", name.encode()[:15]))
         return int(struct.unpack_from("i", told, 16)[0])

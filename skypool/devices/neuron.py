@@ -22,7 +22,7 @@ _MODELS = {
 
 
 class Neuron(Family):
-    """Detects the AWS Neuron devices (Trainium and Inferentia) of this machine, and reports their state.
+    """AWS Neuron devices (Trainium and Inferentia) of this machine: detection and state.
 
     `Device.pin` lists the cores of a device, because the Neuron runtime assigns NeuronCores and not devices. `detect`
     ignores the environment variable `NEURON_RT_VISIBLE_CORES`, and returns all devices. `visible_env` makes chosen
@@ -48,7 +48,7 @@ class Neuron(Family):
 
 
 def cores_of(device: Device) -> list[int]:
-    """Return the numbers of a device's NeuronCores, as the Neuron runtime counts them; [] if `Device.pin` is ""."""
+    """Return the numbers of a device's NeuronCores, as the Neuron runtime counts them."""
     return [int(core) for core in device.pin.split(",") if core]
 
 
@@ -57,9 +57,6 @@ def read_neuron_ls(text: str | None) -> tuple[Device, ...]:
 
     `Device.pin` has the numbers of the device's logical cores: by default, a Trainium2 has 4 logical cores for its 8
     cores. The tuple is empty if the text is None or is not a JSON list.
-
-    Args:
-        text: the output; None if the tool is missing or failed.
     """
     told = document(text)
     found = []
@@ -83,13 +80,9 @@ def read_neuron_ls(text: str | None) -> tuple[Device, ...]:
 
 
 def _model(each: dict[str, Any], memory: float | None) -> str:
-    """Return the model of a device by its instance type, or by its memory if an older tool prints no instance type.
+    """Return the model of a device by its instance type, or by its memory in bytes if an older tool prints no type.
 
-    Returns "Neuron device" if the model is not known from either.
-
-    Args:
-        each: the device's entry in the output of `neuron-ls`.
-        memory: the device's memory in bytes; None if unknown.
+    Returns "Neuron device" if neither is known.
     """
     family = str(each.get("instance_type", ""))[:4]
     by_memory = {8: "Inferentia1", 96: "Trainium2", 144: "Trainium3"}
@@ -97,16 +90,11 @@ def _model(each: dict[str, Any], memory: float | None) -> str:
 
 
 def read_monitor(text: str | None, cores: Sequence[int], total_mib: int | None) -> Stats:
-    """Return the state of one device from one report of `neuron-monitor`.
+    """Return the state of one device from one report of `neuron-monitor`: a line of JSON.
 
-    Used memory and utilization count all programs that use the device. They are 0 if no program uses the device, and
-    None if there is no report. Temperature and power are always None.
-
-    Args:
-        text: one line of the tool's JSON output; None for no report.
-        cores: the numbers of the device's NeuronCores. The utilization is the mean of these cores; None if there are no
-            cores.
-        total_mib: the device's memory in MiB, which the report does not contain; None if unknown.
+    Used memory and utilization count all programs that use the device. They are 0 if no program uses it, and None if
+    `text` is None, because there is no report. The utilization is the mean of the device's NeuronCores, whose numbers
+    are `cores`. Temperature and power are always None. `total_mib` is the device's memory, which the report lacks.
     """
     told = document(text)
     runtimes = told.get("neuron_runtime_data", []) if isinstance(told, dict) else []
@@ -128,20 +116,14 @@ def read_monitor(text: str | None, cores: Sequence[int], total_mib: int | None) 
 
 
 def _at(given: Any, *path: str) -> Any:
-    """Return the value at a path of keys in nested dicts; None if a key is missing or a value on the path is no dict.
-
-    Without a path, the given value itself is returned.
-    """
+    """Return the value at a path of keys in nested dicts; None if there is none."""
     for step in path:
         given = given.get(step) if isinstance(given, dict) else None
     return given
 
 
 def _numbers(given: Any) -> Iterator[float]:
-    """Yield the values of a dict that are numbers or begin with a number, as floats.
-
-    Yields nothing if `given` is no dict.
-    """
+    """Yield the values of a dict that are numbers or begin with one, as floats. Anything else yields nothing."""
     for value in given.values() if isinstance(given, dict) else ():
         if (found := number(value)) is not None:
             yield found
@@ -150,7 +132,7 @@ def _numbers(given: Any) -> Iterator[float]:
 def _one_report() -> str | None:
     """Return the first line that `neuron-monitor` prints, and then kill the tool, which would print lines without end.
 
-    Waits for up to `PATIENCE` seconds (20). Returns None if the tool is missing, or prints nothing in this time.
+    Waits for up to `PATIENCE` seconds. Returns None if the tool is missing, or prints nothing in this time.
     """
     import selectors
     import subprocess

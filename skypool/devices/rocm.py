@@ -17,7 +17,7 @@ _STATE = ["--showuse", "--showmeminfo", "vram", "--showtemp", "--showpower", "--
 
 
 class Rocm(Family):
-    """Detects the AMD GPUs of this machine, reports their state, and makes chosen GPUs visible to new processes.
+    """AMD GPUs of this machine: detection, state, and variables that make chosen GPUs visible to new processes.
 
     An MI250X counts as two devices, one for each of its dies. `detect` leaves out devices that the environment
     variables `ROCR_VISIBLE_DEVICES` and `HIP_VISIBLE_DEVICES` hide, and returns the others in their order.
@@ -54,7 +54,7 @@ def shown_of(devices: Sequence[Device]) -> tuple[Device, ...]:
 
 
 def _cards(told: Any) -> list[dict[str, Any]]:
-    """Return the list of cards in the parsed JSON output of `amd-smi`; [] for any other value, such as None.
+    """Return the list of cards in the parsed JSON output of `amd-smi`; [] for any other value.
 
     The JSON is the list itself, or, since ROCm 7, an object whose entry "gpu_data" is the list.
     """
@@ -66,8 +66,7 @@ def _cards(told: Any) -> list[dict[str, Any]]:
 def _value(card: dict[str, Any], *path: str) -> object:
     """Return the value at a path of keys in a card's JSON; None if a key is missing.
 
-    `amd-smi` writes a measured value as {"value": 42, "unit": "%"}; 42 is then returned. The tool writes an unknown
-    value as "N/A", which is returned unchanged.
+    `amd-smi` writes a measured value as {"value": 42, "unit": "%"}, which gives 42, and an unknown value as "N/A".
     """
     at: Any = card
     for step in path:
@@ -79,9 +78,6 @@ def read_amd_static(text: str | None) -> tuple[Device, ...]:
     """Return the devices in the output of `amd-smi static --asic --vram --json`, in the order of the output.
 
     The tuple is empty if the text is None or is not such JSON. Cards without an index are left out.
-
-    Args:
-        text: the output; None if the tool is missing or failed.
     """
     found = []
     for card in _cards(document(text)):
@@ -96,27 +92,18 @@ def read_amd_static(text: str | None) -> tuple[Device, ...]:
 
 
 def _device(index: int, name: str, memory_mib: int | None, pci: str, uuid: str = "") -> Device:
-    """Return the `Device` of an AMD card. Its `pin`, which selects the card in environment variables, is its index.
+    """Return the `Device` of an AMD card. Its `pin` is its index.
 
-    Args:
-        index: the card's number.
-        name: the card's name.
-        memory_mib: the card's memory in MiB; None if unknown.
-        pci: the card's PCI device id. Text of another form than "0x" and four characters counts as unknown.
-        uuid: the card's unique id; "" if unknown.
+    A PCI device id of another form than "0x" and four characters counts as unknown.
     """
     pci_id = "0x" + pci[2:].upper() if pci.startswith("0x") and len(pci) == 6 else ""
     return Device("rocm", index, name, memory_mib, pin=str(index), uuid=uuid, pci_id=pci_id)
 
 
 def read_amd_metric(text: str | None) -> Stats:
-    """Return the state of the first card in the output of `amd-smi metric --json`.
+    """Return the state of the first card in the output of `amd-smi metric --json`. Without a card, all fields are None.
 
-    All fields of the result are None if the text is None or has no card. The temperature is that of the card's hottest
-    spot, or that of the chip's edge if the tool does not report the hottest spot.
-
-    Args:
-        text: the output; None if the tool is missing or failed.
+    The temperature is that of the card's hottest spot, or of the chip's edge if the tool does not report that.
     """
     for card in _cards(document(text)):
         spots = (number(_value(card, "temperature", spot)) for spot in ("hotspot", "edge"))
@@ -131,10 +118,9 @@ def read_amd_metric(text: str | None) -> Stats:
 
 
 def _by_index(text: str | None) -> dict[int, dict[str, str]]:
-    """Return the cards in the JSON output of `rocm-smi`: a dict from each card's index to a dict of the card's values.
+    """Return the values of each card in the JSON output of `rocm-smi`, by index and then by name in lower case.
 
-    Keys of the inner dicts are the names of the values, in lower case. Returns {} if the text is None or is not such
-    JSON.
+    Returns {} if the text is None or is not such JSON.
     """
     told = document(text)
     found = {}
@@ -148,9 +134,6 @@ def read_rocm(text: str | None) -> tuple[Device, ...]:
     """Return the devices in the output of `rocm-smi --showproductname --showmeminfo vram --showuniqueid --json`.
 
     The tuple is empty if the text is None or is not such JSON.
-
-    Args:
-        text: the output; None if the tool is missing or failed.
     """
     found = []
     for index, card in _by_index(text).items():
@@ -167,11 +150,7 @@ def read_rocm(text: str | None) -> tuple[Device, ...]:
 def read_rocm_state(text: str | None, index: int) -> Stats:
     """Return the state of one card from `rocm-smi --showuse --showmeminfo vram --showtemp --showpower --json`.
 
-    All fields of the result are None if the text is None or has no card with this index.
-
-    Args:
-        text: the output; None if the tool is missing or failed.
-        index: the card's number.
+    All fields are None if the text is None or has no card with this index.
     """
     card = _by_index(text).get(index, {})
 

@@ -13,12 +13,7 @@ PATIENCE = 20.0
 
 
 def find(tool: str, *places: str) -> str | None:
-    """Return the path of a tool, found on PATH or else in the given directories; None if the tool is not found.
-
-    Args:
-        tool: the tool's file name.
-        places: directories to search if the tool is not on PATH.
-    """
+    """Return the path of a tool, found on PATH or else in the given directories; None if the tool is not found."""
     import shutil  # imported here because most processes never look for devices
 
     return shutil.which(tool) or shutil.which(tool, path=os.pathsep.join(places) if places else "")
@@ -27,9 +22,9 @@ def find(tool: str, *places: str) -> str | None:
 def ask(argv: Sequence[str], *places: str) -> str | None:
     """Run a tool and return its standard output as text. Blocks until the tool ends.
 
-    Returns None if the tool is not installed, exits with another status than 0, or takes longer than `PATIENCE` seconds
-    (20), after which the tool is killed. The tool's standard error is dropped. The tool runs with LC_ALL=C, which makes
-    it print English, and with an empty standard input.
+    Returns None if the tool is not installed, exits with another status than 0, or takes too long: after `PATIENCE`
+    (20) seconds it is killed. The tool's standard error is dropped. The tool runs with LC_ALL=C, which makes it print
+    English, and with an empty standard input.
 
     Args:
         argv: the tool's name and its arguments.
@@ -53,21 +48,17 @@ def ask(argv: Sequence[str], *places: str) -> str | None:
 
 
 def table(text: str | None) -> list[list[str]]:
-    """Return the cells of comma-separated lines: a list of texts, without surrounding spaces, for each line.
+    """Return the cells of comma-separated lines without a heading: a list of texts for each line.
 
-    Empty lines are left out. Quotation marks are ordinary characters.
-
-    Args:
-        text: the lines, without a heading; None gives an empty list.
+    Empty lines, and spaces around cells, are left out. Quotation marks are ordinary characters.
     """
     return [[cell.strip() for cell in line.split(",")] for line in (text or "").splitlines() if line.strip()]
 
 
 def document(text: str | None) -> Any:
-    """Return the parsed JSON object or list in a tool's output. Text before the first "{" or "[" is ignored.
+    """Return the parsed JSON object or list in a tool's output; None if there is none.
 
-    A tool may print warnings before the JSON. Returns None if the text is None or has neither "{" nor "[". Also returns
-    None if the rest of the text is not valid JSON.
+    Text before the first "{" or "[" is ignored, because a tool may print warnings there.
     """
     import json
 
@@ -81,8 +72,7 @@ def document(text: str | None) -> Any:
 def number(cell: object) -> float | None:
     """Return the number at the start of a table cell as a float: 81559.0 for "81559 MiB".
 
-    Square brackets around the cell are ignored. An int or a float is converted. Returns None for anything else, such as
-    "[N/A]", "N/A", "", None or True.
+    Square brackets around the cell are ignored. Returns None for anything else, such as "[N/A]", "", None or True.
     """
     if isinstance(cell, (int, float)) and not isinstance(cell, bool):
         return float(cell)
@@ -110,14 +100,13 @@ def shown(
     If the variable is not set, no device is hidden. If the variable is set and empty, all devices are hidden.
 
     Args:
-        variable: name of the environment variable that lists the visible devices, such as "CUDA_VISIBLE_DEVICES".
-        devices: all devices.
+        variable: the name of the variable that lists the visible devices, such as "CUDA_VISIBLE_DEVICES".
         names: returns the texts by which the variable may list a device, such as its index and UUID. "" is ignored. The
-            variable may have only the beginning of a UUID that no other device has.
+            variable may have only the beginning of a UUID, if no other device's UUID begins so.
         ordered: True for a variable that also gives the order of the devices, as those of NVIDIA and AMD do. A word
-            that names no device, such as "-1", then hides all devices behind it. A device that is named twice hides
-            all, as PyTorch has it. https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html
-            read 2026-11-26
+            that names no device, such as "-1", then hides all devices after it. A device that is named twice hides all
+            devices, as in PyTorch.
+            https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html read 2026-11-26
     """
     told = os.environ.get(variable)
     if told is None:
@@ -136,7 +125,7 @@ def shown(
 
 
 def _named(word: str, named: Sequence[tuple[Device, list[str]]]) -> Device | None:
-    """Return the device that a word of such a variable names; None if there is none, or more than one."""
+    """Return the device that a word in the variable of `shown` names; None if it names none, or more than one."""
     for device, names in named:
         if word in names:
             return device

@@ -20,7 +20,7 @@ _BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
 
 
 class Tpu(Family):
-    """Detects the Google TPU chips of this virtual machine, and makes chosen chips visible to new processes.
+    """Google TPU chips of this virtual machine: detection, and variables that make chosen chips visible to processes.
 
     `detect` leaves out chips that the environment variable `TPU_VISIBLE_CHIPS` hides.
 
@@ -53,13 +53,9 @@ class Tpu(Family):
 
 
 def chips(root: str = "/") -> list[str]:
-    """Return the PCI device ids of the TPU chips that a program can open, sorted by PCI address; [] if there are none.
+    """Return the PCI device ids of the TPU chips that a program can open, sorted by PCI address.
 
-    The list has at most as many ids as there are device files /dev/accel* and /dev/vfio/*. Chips whose id is not a key
-    of `CHIPS` are left out.
-
-    Args:
-        root: the folder that contains sys/ and dev/; "/" except in tests.
+    There are at most as many ids as device files /dev/accel* and /dev/vfio/*. Ids that `CHIPS` lacks are left out.
     """
     found = []
     for vendor in sorted(glob.glob(os.path.join(root, "sys/bus/pci/devices/*/vendor"))):

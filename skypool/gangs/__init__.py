@@ -1,10 +1,14 @@
 """Gangs: calls that run as processes on all their nodes, and that start, fail and run again as a whole.
 
-`states` has the values of a pure state machine: events, actions and the state in between. `decisions` has the machine:
-a function from a state and an event to the next state and the actions that follow.
-`network` has the report of the network check among nodes and the text of its error, `probe` the function that nodes run
-for the check, and `all_reduce` the measurement of `check="nccl"`. `ports` finds free ports of a node.
-`environment` has the environment variables by which the processes of a gang find each other.
+- `decisions`: a pure state machine, which returns the next state and the actions that follow from an event.
+- `states`: the values of the state machine: events, actions and the state in between.
+- `probe`: the function that nodes run for the network check; `network`: makes the report of the check, and its error.
+- `all_reduce`: measures an all-reduce among all GPUs of a gang, for `check="nccl"`.
+- `ports`: finds free ports of a node.
+- `environment`: the environment variables by which the processes of a gang find each other.
+
+A node is a machine that runs calls, and the client is the user's process. A rank is the number of a process in its
+gang, from 0; "a rank ends" means that this process ends. A node runs the processes of at most one gang at a time.
 
 Elsewhere: `skypool.calls.gangs` performs the actions on the client and words the errors; `skypool.pool.network` runs
 the network check; `skypool.agent.slots` starts the processes on a node, sets their variables, and kills them.
@@ -21,7 +25,7 @@ __all__ = ["Gangs", "Order", "Verdict", "step"]
 
 
 def __getattr__(name: str) -> object:
-    """Return a name of `__all__`. It is imported at its first use, because nodes need other modules of this package."""
+    """Return a name of `__all__`, imported at its first use, because nodes need other modules of this package."""
     if name not in __all__:
         raise AttributeError(f"module 'skypool.gangs' has no attribute {name!r}")
     from skypool.gangs import decisions, states

@@ -1,8 +1,7 @@
 """The measurement of `check="nccl"`: an all-reduce of 64 MB among all GPUs of a gang.
 
-An all-reduce adds up arrays of all processes, and gives each of them the sum. Each GPU has a process of its own, whose
-number is its rank. `all_reduce` runs in each process of the gang, and `bandwidth_of` in the client. PyTorch must be
-installed on the nodes, but not on the client.
+An all-reduce adds up arrays of all processes, and gives each of them the sum. Each GPU has a process of its own.
+`all_reduce` runs in each process of the gang, and `bandwidth_of` in the client. Only the nodes need PyTorch.
 """
 
 from __future__ import annotations
@@ -77,9 +76,9 @@ def all_reduce(backend: str = "nccl", size: int = SIZE) -> dict[str, object]:
         size: the number of bytes that each process brings, a multiple of 4.
 
     Returns:
-        A dict. `seconds` is the mean time in seconds of one all-reduce, `size` the number of bytes, `processes` the
-            number of processes, and `device` the name of the device. If this process has no torch or no GPU, the dict
-            has only the reason, as `missing`. Processes that have both raise an error after 60 s then.
+        A dict with `seconds`, the mean time of one all-reduce, `size`, `processes`, and `device`, the name of the
+        device. If this process has no torch or no GPU, the dict has only `missing`, the reason. The other processes of
+        the gang then wait for this one in vain, and raise RuntimeError.
 
     Raises:
         RuntimeError: the processes cannot connect within 60 s, or the sum is wrong.
@@ -114,9 +113,7 @@ def all_reduce(backend: str = "nccl", size: int = SIZE) -> dict[str, object]:
 def _time(torch: Any, dist: Any, values: Any) -> float:
     """Return the mean time in seconds of one all-reduce of `values`, after some that do not count.
 
-    Args:
-        torch, dist: the modules torch and torch.distributed.
-        values: the array of this process. It is set to zeros, so that sums do not grow.
+    `values` is set to zeros, so that sums do not grow.
     """
     values.zero_()
     begun = 0.0
@@ -131,7 +128,7 @@ def _time(torch: Any, dist: Any, values: Any) -> float:
 
 
 def _wait(torch: Any, values: Any) -> None:
-    """Wait until the GPU has done what it was told. Does nothing for a CPU."""
+    """Wait until the GPU has finished the work that was queued on it. Does nothing for a CPU."""
     if values.is_cuda:
         torch.cuda.synchronize(values.device)
 
@@ -139,11 +136,7 @@ def _wait(torch: Any, values: Any) -> None:
 def bandwidth_of(answers: Sequence[object]) -> Bandwidth | str:
     """Return the bandwidth that the processes of a gang have measured, or the reason why they could not.
 
-    Args:
-        answers: the result of `all_reduce` of each process, at least one.
-
-    Raises:
-        ProtocolError: an answer has another form.
+    `answers` has the result of `all_reduce` of each process. Raises ProtocolError if one has another form.
     """
     try:
         told = [cast("dict[str, Any]", each) for each in answers]

@@ -1,14 +1,13 @@
 """The state machine for gangs: (state, event) -> (state, actions). It uses no clock, no network and no asyncio.
 
-A gang is one call that runs as several processes on one or more nodes. A rank is the number of a process in its gang.
-The state machine decides which nodes a gang gets, when its processes start, which rank is to blame when some of them
-fail, and whether the gang runs again.
+It decides which nodes a gang gets, when its processes start, which rank is to blame for a failure, and if the gang runs
+again. A gang goes through these phases:
 
     waiting → asking → running → settling → stopping → waiting or finished
 
-These are the phases of a gang. A gang in the phase "waiting" holds nodes for its next run: they get no new calls. In
-all other phases a gang is active, and its nodes are locked: no other gang can take them. The client performs the
-actions, and reports the results as events.
+A gang in the phase "waiting" holds nodes for its next run: they get no other calls. In all other phases a gang is
+active, and its nodes are locked: no other gang can take them. "asking" sends each node an empty call, and "settling"
+waits for more failures after the first one. The client performs the actions, and reports the results as events.
 """
 
 from __future__ import annotations
@@ -54,17 +53,10 @@ from skypool.gangs.states import (
 
 
 def step(state: Gangs, event: Event) -> tuple[Gangs, list[Action]]:
-    """Decide what follows from an event. The function is pure: it returns a new state, and changes nothing.
+    """Return the state after an event, and the actions that the client must perform, in order.
 
-    Events that no longer matter are ignored: those of a gang that has finished, of an earlier run, and of a node that
-    is not known.
-
-    Args:
-        state: the state before the event.
-        event: what happened.
-
-    Returns:
-        (state, actions): the state after the event, and the actions that the client must perform, in order.
+    The function is pure. Events that no longer matter are ignored: those of a gang that has finished, of an earlier
+    run, and of a node that is not known.
     """
     before = state
     state, actions = _happened(state, event)
@@ -75,7 +67,7 @@ def step(state: Gangs, event: Event) -> tuple[Gangs, list[Action]]:
 
 
 def _happened(state: Gangs, event: Event) -> tuple[Gangs, list[Action]]:
-    """Return the state and the actions that follow from an event, before nodes are assigned to waiting gangs anew."""
+    """Return the state and the actions that follow from an event itself, before waiting gangs get nodes anew."""
     match event:
         case NodeUp(node, devices):
             known = state.nodes.get(node)
@@ -108,17 +100,11 @@ def _happened(state: Gangs, event: Event) -> tuple[Gangs, list[Action]]:
 
 
 def _assigned(state: Gangs) -> tuple[Gangs, list[Action]]:
-    """Work out anew which nodes the waiting gangs hold, and finish those that can get too few of them.
+    """Work out anew which nodes each waiting gang holds, and finish gangs that cannot get enough nodes.
 
-    Gangs choose in the order in which they were submitted, so an earlier one may take a node from a later one. A gang
-    chooses idle nodes before busy ones. Otherwise a later gang could start first, on nodes that became idle while an
-    earlier one holds busy nodes. Among equals it keeps the nodes that it holds.
-
-    Args:
-        state: the state before.
-
-    Returns:
-        (state, actions): the new state, and a `Finish` for each gang that has finished.
+    Gangs choose in the order of submission, so an earlier gang may take a node from a later one. A gang chooses idle
+    nodes before busy ones. Otherwise a later gang could start first, on nodes that became idle while an earlier one
+    holds busy nodes. Among idle nodes, and among busy ones, a gang prefers those that it holds already.
     """
     actions: list[Action] = []
     taken = {n: node.gang for n, node in state.nodes.items() if not _is_waiting(state, node.gang)}
@@ -140,17 +126,17 @@ def _assigned(state: Gangs) -> tuple[Gangs, list[Action]]:
 
 
 def _hastened(state: Gangs, gang: Gang) -> Gang:
-    """Return the gang, marked as out of time if it only waits for named nodes that are gone: these are not replaced."""
+    """Mark a gang as late if some nodes of `order.among` are gone: it need not wait, as they are not replaced."""
     if gang.last is None or gang.order.among is None or len(_possible(state, gang.order)) >= gang.order.count:
         return gang
     return replace(gang, late=True)
 
 
 def _lacking(state: Gangs, gang: Gang) -> Verdict | None:
-    """Return the verdict on a waiting gang that cannot get the nodes that it needs, or None if it may still get them.
+    """Return the verdict on a waiting gang that cannot get the nodes that it needs; None if it still may.
 
-    Nodes on which other gangs run count as nodes that it may get: those gangs end. So do nodes that have not answered
-    while they are busy or not connected: they answer later, or are replaced.
+    Nodes of other gangs count as nodes that it may get, because those gangs end. Silent nodes that are busy count, too:
+    they answer later, or are replaced.
     """
     order = gang.order
     if gang.last is None:
@@ -166,7 +152,7 @@ def _lacking(state: Gangs, gang: Gang) -> Verdict | None:
 
 
 def _begun(state: Gangs) -> tuple[Gangs, list[Action]]:
-    """Ask the nodes of gangs that have all nodes that they need, and start gangs whose nodes have all answered."""
+    """Send empty calls to the nodes of each gang that has enough nodes. Start gangs whose nodes have all answered."""
     actions: list[Action] = []
     for number, gang in state.gangs.items():
         held = _held(state, number)
@@ -183,10 +169,10 @@ def _begun(state: Gangs) -> tuple[Gangs, list[Action]]:
 
 
 def _placed(state: Gangs, gang: Gang, held: tuple[int, ...]) -> Run:
-    """Return the next run of a gang on these nodes.
+    """Return the next run of a gang on the nodes `held`.
 
-    Nodes of the last run keep their position where they can. The others fill the gaps: first the nodes of the last run
-    whose position no longer exists, then new nodes by number.
+    Nodes of the last run keep their position if it still exists. The other nodes fill the gaps: first those of the last
+    run whose position no longer exists, then new nodes by number.
     """
     before = gang.run.nodes if gang.run is not None else ()
     nodes = [n if n in held else None for n in before[: len(held)]]
@@ -202,10 +188,10 @@ def _placed(state: Gangs, gang: Gang, held: tuple[int, ...]) -> Run:
 
 
 def _waits(before: Gangs, after: Gangs, event: Event) -> tuple[list[Action], list[Action]]:
-    """Return the actions that stop and that start the timers of gangs that lack nodes.
+    """Return the actions that stop, and those that start, the timers of gangs that lack nodes.
 
-    "wait" runs exactly while `_lacks_some` is true of a gang, and "shortage" while `_is_short` is. So both are compared
-    before and after the event.
+    The timer "wait" runs exactly while `_lacks_some` is true of a gang, and "shortage" while `_is_short` is. So both
+    functions are compared before and after the event.
     """
     unset: list[Action] = []
     set_: list[Action] = []
@@ -256,7 +242,7 @@ def _moves(before: Gangs, after: Gangs) -> list[Action]:
 
 
 def _answered(state: Gangs, gang: Gang, attempt: int, node: int, ok: bool) -> Gangs:
-    """Note that a node has answered. If it has failed to, no gang uses it, and its gang waits for another node."""
+    """Note that a node has answered. If `ok` is False, mark the node as silent, and let its gang wait for another."""
     known = state.nodes.get(node)
     is_expected = gang.phase in ("waiting", "asking") and attempt == _next(gang)
     if known is None or known.gang != gang.order.gang or not is_expected:
@@ -267,7 +253,7 @@ def _answered(state: Gangs, gang: Gang, attempt: int, node: int, ok: bool) -> Ga
 
 
 def _not_answered(state: Gangs, number: int | None) -> Gangs:
-    """Put a gang in the phase "asking" back to "waiting", as it cannot use one of its nodes. Ignore other phases."""
+    """Put a gang in the phase "asking" back to "waiting", as it cannot use one of its nodes."""
     gang = state.gangs.get(number) if number is not None else None
     if gang is None or gang.phase != "asking":
         return state
@@ -277,10 +263,10 @@ def _not_answered(state: Gangs, number: int | None) -> Gangs:
 def _gone(state: Gangs, node: int) -> tuple[Gangs, list[Action]]:
     """Forget a node, and count the ranks that still run there as ended.
 
-    The client reports their ends too, before or after this event, or never. A rank whose end has not been reported
-    counts as lost at once, so that it is blamed before ranks that fail later. It counts as interrupted if the node was
-    leaving. While no rank is blamed yet, a report of "interrupted" replaces "lost", as the client may know that the
-    machine was taken back. A gang whose ranks have all ended waits for such reports until the "settle" timer fires.
+    The client reports the ends of these ranks, too: before or after this event, or never. Until then, the ranks count
+    as lost, or as interrupted if the node was leaving. So they are blamed before ranks that fail later. While no rank
+    is blamed yet, a report of "interrupted" replaces "lost", as the client may know that the machine was taken back. A
+    gang whose ranks have all ended waits for such reports until the "settle" timer fires.
     """
     known = state.nodes[node]
     state = replace(state, nodes={n: each for n, each in state.nodes.items() if n != node})
@@ -319,15 +305,7 @@ def _ended(state: Gangs, gang: Gang, event: Ended) -> tuple[Gangs, list[Action]]
 
 
 def _judged(state: Gangs, gang: Gang) -> tuple[Gangs, list[Action]]:
-    """Decide what follows from the ends that are known of a run.
-
-    Args:
-        state: the state before.
-        gang: the gang with the ends that are known now. It is active, and has a run.
-
-    Returns:
-        (state, actions): the new state with the gang, and the actions that the client must perform, in order.
-    """
+    """Decide what follows from how the ranks of a run have ended so far. The gang must be active, and have a run."""
     number = gang.order.gang
     is_over = not _left(gang)
     if gang.phase == "stopping":
@@ -349,9 +327,8 @@ def _judged(state: Gangs, gang: Gang) -> tuple[Gangs, list[Action]]:
 def _blamed(state: Gangs, gang: Gang, *before: Action) -> tuple[Gangs, list[Action]]:
     """Decide which rank failed first, and stop the others.
 
-    A rank that was killed or lost is blamed before ranks that raised an exception or took too long: when a process
-    dies, its peers often raise an exception about it before its death is known. Otherwise, the rank whose failure came
-    first is blamed.
+    A rank that was killed or lost is blamed before ranks that raised an exception or took too long. When a process
+    dies, its peers often raise an exception about it before its death is known. Otherwise, the first failure counts.
     """
     failed = _failures(gang)
     rank = next((each for each in failed if gang.ended[each] not in ("raised", "overran")), failed[0])
@@ -359,15 +336,9 @@ def _blamed(state: Gangs, gang: Gang, *before: Action) -> tuple[Gangs, list[Acti
 
 
 def _stopped(state: Gangs, gang: Gang, *before: Action) -> tuple[Gangs, list[Action]]:
-    """Stop the ranks of a gang that have not ended. If there are none, its run is over.
+    """Stop the ranks of a gang that have not ended. If there are none, end its run.
 
-    Args:
-        state: the state before.
-        gang: the gang, with the reason in `Gang.end`.
-        *before: actions that come first.
-
-    Returns:
-        (state, actions): the new state with the gang, and the actions that the client must perform, in order.
+    `gang.end` must have the reason. The actions `before` come first.
     """
     left = _left(gang)
     if not left:
@@ -441,12 +412,12 @@ def _is_waiting(state: Gangs, number: int | None) -> bool:
 
 
 def _possible(state: Gangs, order: Order) -> list[int]:
-    """Return the nodes that may run a gang, now or later: those that it names and that stay."""
+    """Return the nodes that may run a gang now or later: those of `order.among` that are not being taken back."""
     return [n for n, node in state.nodes.items() if not node.leaving and (order.among is None or n in order.among)]
 
 
 def _usable(state: Gangs, order: Order) -> list[int]:
-    """Return the nodes that may run a gang, also those that other gangs hold."""
+    """Return the nodes that may run a gang and are not silent, also those that other gangs hold."""
     return [n for n in _possible(state, order) if not state.nodes[n].silent]
 
 

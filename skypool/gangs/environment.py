@@ -1,8 +1,7 @@
 """The values of the environment variables by which a process of a gang finds its rank and its peers, as pure functions.
 
-A gang is one call that runs as several processes on one or more nodes (rented machines). Libraries for distributed
-training read their place from environment variables. PyTorch (`init_method="env://"`), Accelerate 1.15, Lightning 2.6
-and JAX 0.10 were read for this table on 2026-11-24.
+Libraries for distributed training read their place from environment variables. PyTorch (`init_method="env://"`),
+Accelerate 1.15, Lightning 2.6 and JAX 0.10 were read for this table on 2026-11-24.
 
 | variable | value | read by |
 |---|---|---|
@@ -25,7 +24,7 @@ With one process for each GPU, every process sees all GPUs of its node, as under
 DeepSpeed and the Trainer of Hugging Face use the GPU with the index `LOCAL_RANK`, which would not exist if each process
 saw a single one. With fewer processes than GPUs, and for other kinds of devices, each process sees only its own share.
 
-`skypool.agent.slots` sets them for the process.
+`skypool.agent.slots` sets these variables for the process.
 
 Variables that are left out on purpose:
 
@@ -49,22 +48,19 @@ _SHORT = {"cuda": "gpu", "rocm": "gpu"}
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A process of a gang, as the node that runs it is told about it.
+    """Process of a gang, as the client describes it to the node that runs it.
 
     Attributes:
-        rank: the number of the process in the gang, from 0.
-        size: the number of processes of the gang.
-        local: the number of the process among those on its node, from 0.
-        of: the number of the gang's processes on this node.
-        position: the number of this node among the gang's nodes, from 0.
-        nodes: the number of the gang's nodes.
+        rank: the number of the process among the `size` processes of the gang, from 0.
+        local: the number of the process among the `of` processes of the gang on its node, from 0.
+        position: the number of this node among the gang's `nodes`, from 0.
         attempt: the number of this run of the gang, from 1.
         changed: True if the gang has another number of processes than in the run before.
         gang: a text that names the gang.
         master: the address at which the processes reach rank 0.
         port: a free port of rank 0's node, for PyTorch.
-        jax_port: another one, for JAX.
-        hosts: the name and the address of each node, by its position; "" for what is not known.
+        jax_port: another free port of that node, for JAX.
+        hosts: the name and the address of each node, in the order of `position`; "" for one that is not known.
     """
 
     rank: int
@@ -83,9 +79,9 @@ class Member:
 
     @property
     def header(self) -> dict[str, object]:
-        """The member "gang" of the header of a CALL frame (message with a call).
+        """The value of "gang" in the header of a CALL frame.
 
-        `position`, `nodes` and addresses are left out: the header's member "world" has them.
+        `position`, `nodes` and addresses are left out, because the header has them in "world".
         """
         return {
             "rank": self.rank,
@@ -108,8 +104,7 @@ class Member:
     def peers(self) -> dict[str, str]:
         """The addresses of the other nodes by their names, without those whose name or address is not known.
 
-        A name that several nodes have, as of machines that were made from one image, is left out. Upper and lower case
-        are the same.
+        A name that several nodes have, such as machines from one image, is left out. Upper and lower case are the same.
         """
         counts = Counter(name.lower() for name, _ in self.hosts)
         others = [*self.hosts[: self.position], *self.hosts[self.position + 1 :]]
@@ -117,13 +112,9 @@ class Member:
 
     @classmethod
     def from_header(cls, header: Mapping[str, Any]) -> Member:
-        """Return the process that the header of a CALL frame (message with a call) describes.
+        """Return the process that "gang" and "world" in the header of a CALL frame describe.
 
-        Args:
-            header: the parsed header. Its members "gang" and "world" are read. It is not changed.
-
-        Raises:
-            KeyError, TypeError, ValueError: a member is missing or not valid.
+        Raises KeyError, TypeError or ValueError if one of the two is missing or not valid.
         """
         said = header["gang"]
         position, addresses = header["world"]
@@ -160,20 +151,18 @@ def variables(
     hosts: int = 1,
     efa: bool = False,
 ) -> dict[str, str]:
-    """Return the environment variables for one process of a gang, as in the table above. No variable is set here.
+    """Return the environment variables for one process of a gang: see the module's table. No variable is set here.
 
     Args:
-        member: the process.
-        given: names of the variables that the user has set for the image. They are left out, except those in
-            `devices`.
-        machine: names of the variables that the machine has set. Of these, the ones that name no place in the gang are
-            left out, too. A place may come from another launcher, in which all processes would get the same one.
-        devices: the variables that make only this process's devices visible. Default: none.
+        given: names of the variables that the user has set for the image. They are left out, except those in `devices`.
+        machine: names of the variables that the machine has set. OMP_NUM_THREADS and FI_PROVIDER are then left out.
+            Others are not: another launcher may have set them, and then all processes would get the same place.
+        devices: the variables that make only this process's devices visible.
         index: the index of the process's device among those that it sees, if it sees those of other processes, too.
-        cpus: how many CPUs the processes of the node may use together. Default 1.
-        hosts: how many machines the TPU slice of this node has; 1, the default, if it is not part of a larger slice. In
-            a larger slice, libtpu (Google's TPU library) tells JAX its place, so JAX gets no variables here.
-        efa: True if the node has an EFA device, a fast network adapter of AWS. Default False.
+        cpus: how many CPUs the processes of the node may use together.
+        hosts: how many machines the TPU slice of this node has; 1 if it is not part of a larger slice. In a larger
+            slice, libtpu (Google's TPU library) tells JAX its place, so JAX gets no variables here.
+        efa: True if the node has an EFA device, a fast network adapter of AWS.
     """
     wanted = {
         "RANK": member.rank,
@@ -209,10 +198,8 @@ def variables(
 def has_efa(root: str = "/") -> bool:
     """Return True if this machine has an EFA device, a fast network adapter of AWS, that programs can open.
 
-    In a container, the device may be listed although its device file is missing. Such a device does not count.
-
-    Args:
-        root: the folder that contains sys/ and dev/; "/" except in tests.
+    In a container, the device may be listed although its device file is missing. Such a device does not count. Only
+    tests set `root`, the folder with sys/ and dev/.
     """
     devices = os.path.join(root, "sys/class/infiniband")
     with contextlib.suppress(OSError):
@@ -230,12 +217,9 @@ def has_efa(root: str = "/") -> bool:
 def label(shares: Sequence[Sequence[str]], local: int) -> str:
     """Return the text before each output line of a process. It tells apart the gang's processes on one node.
 
-    The text names the process's devices, such as "gpu1" or "gpu4-7". If processes share devices, or without devices, it
-    is the number of the process on its node. It is "" for the only process on a node.
-
-    Args:
-        shares: the names of the devices of each process on the node, such as "cuda 1".
-        local: the number of the process on the node, from 0.
+    The text names the process's devices, such as "gpu1" or "gpu4-7". If processes share devices, or have none, it is
+    `local`, the number of the process on its node. It is "" for the only process on a node. `shares` has the names of
+    the devices of each process on the node, such as "cuda 1".
     """
     if len(shares) == 1:
         return ""
@@ -244,7 +228,7 @@ def label(shares: Sequence[Sequence[str]], local: int) -> str:
 
 
 def _short(names: Sequence[str]) -> str:
-    """Return the short name of neighbouring devices: "gpu4-7" for "cuda 4" to "cuda 7". Returns "" if there is none."""
+    """Return a short name for neighbouring devices: "gpu4-7" for "cuda 4" to "cuda 7"; "" if they have none."""
     if not names:
         return ""
     kind, _, first = names[0].partition(" ")

@@ -1,7 +1,7 @@
-"""The report of the network check: which nodes reach each other, and what each node knows about its own network.
+"""Makes the report of the network check: which nodes reach each other, and what each node knows about its own network.
 
-A node is a rented machine that runs calls. The check makes a TCP connection from each node to each other node. The
-functions here take the answers of the nodes (see `skypool.gangs.probe`) and return values; they send nothing.
+The check makes a TCP connection from each node to each other node. The functions here take the answers of the nodes
+(see `skypool.gangs.probe`) and return values; they send nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ class NodeNetwork:
     """A node's own view of its network.
 
     Attributes:
-        node: the number of the node.
         address: the address at which other nodes connect to it; "" if unknown.
         port: the TCP port on which it has listened for the check.
         hostname: its own host name.
@@ -62,11 +61,9 @@ class NodeNetwork:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """An attempt to connect from a node to another one.
+    """Attempt to connect from the node `source` to the listening node `target`.
 
     Attributes:
-        source: the number of the node that has connected.
-        target: the number of the node that has listened.
         outcome: how the attempt ended.
         seconds: the time in seconds until the connection was made, about one round trip; 0.0 if none was made.
         text: the error of the operating system; "" if there is none.
@@ -81,12 +78,12 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class NetworkReport:
-    """The result of a network check among nodes.
+    """Result of a network check among nodes.
 
     Attributes:
         nodes: what each node knows about its network, by the number of the node.
-        connections: the attempts to connect, ordered by source and target. Pairs that an earlier check has found to be
-            good are left out.
+        connections: the attempts to connect, ordered by source and target. Pairs of nodes that an earlier check of the
+            pool has found good are left out.
     """
 
     nodes: Mapping[int, NodeNetwork]
@@ -118,7 +115,7 @@ def _different_mtus(nodes: Sequence[NodeNetwork]) -> Iterable[str]:
 
 
 def _wrong_names(nodes: Sequence[NodeNetwork]) -> Iterable[str]:
-    """Yield a warning if the host name of a node resolves, on the node, to another address than other nodes use."""
+    """Yield a warning if a node's host name resolves there to another address than the one at which others connect."""
     wrong = [each for each in nodes if each.name_leads_astray]
     if wrong:
         first = wrong[0]
@@ -131,15 +128,10 @@ def _wrong_names(nodes: Sequence[NodeNetwork]) -> Iterable[str]:
 
 
 def node_network(node: int, address: str, item: object) -> NodeNetwork:
-    """Check the first answer of a node, and return what it says.
+    """Check the first answer of a node, `item`, and return it as a `NodeNetwork`.
 
-    Args:
-        node: the number of the node.
-        address: its address; "" if unknown.
-        item: the answer, as `skypool.gangs.probe.facts` describes it.
-
-    Raises:
-        ProtocolError: the answer has another form.
+    The answer is a dict from `skypool.gangs.probe.facts` with "port" added. `address` is the node's address; "" if
+    unknown. Raises ProtocolError if the answer has another form.
     """
     try:
         said = cast("dict[str, object]", item)
@@ -159,15 +151,10 @@ def node_network(node: int, address: str, item: object) -> NodeNetwork:
 
 
 def connections_of(node: int, targets: Iterable[int], item: object) -> list[Connection]:
-    """Check the second answer of a node, and return its attempts to connect, ordered by target.
+    """Check the second answer of a node, `item`, and return its attempts to connect, ordered by target.
 
-    Args:
-        node: the number of the node.
-        targets: the numbers of the nodes to which it was to connect.
-        item: the answer, as `skypool.gangs.probe.connect_all` describes it.
-
-    Raises:
-        ProtocolError: the answer has another form, or is about other nodes.
+    The answer is the list of `skypool.gangs.probe.connect_all`. Raises ProtocolError if it has another form, or is
+    about other nodes than `targets`.
     """
     try:
         found = {
@@ -194,11 +181,9 @@ def _outcome(value: object) -> Outcome:
 
 
 def error_of(report: NetworkReport, advice: str) -> NetworkError | None:
-    """Return (not raise) the error for a report with failed connections. Returns None if all connections are good.
+    """Return (not raise) the error for a report with failed connections; None if all connections are good.
 
-    Args:
-        report: the report.
-        advice: a sentence without a full stop: what to open, and how.
+    `advice` is a sentence without a full stop: what to open, and how.
     """
     failed = report.failed
     if not failed:

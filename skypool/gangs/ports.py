@@ -1,4 +1,4 @@
-"""Finds free ports on a node, for the processes of a gang (a call that runs as several processes on its nodes).
+"""Finds free ports on a node, for the processes of a gang.
 
 The client sends this function as the empty call that each node must answer before a gang runs there.
 """
@@ -18,26 +18,20 @@ _EPHEMERAL = 32_768
 
 
 def free_ports(count: int) -> list[int]:
-    """Return the numbers of free TCP ports of this machine. They are free on all of its addresses.
+    """Return `count` different free TCP ports of this machine. They are free on all of its addresses.
 
     Another program may take such a port before the caller does. Ports are chosen at random, below those that the system
-    gives to outgoing connections: otherwise connections that wait for the port's listener could take the port.
-
-    Args:
-        count: how many ports to find. All are bound at the same time, so they differ.
-
-    Raises:
-        OSError: no port is free.
+    gives to outgoing connections: otherwise connections that wait for the port's listener could take the port. Raises
+    OSError if no port is free.
     """
     with contextlib.ExitStack() as bound:
         return [_bind(bound.enter_context(_socket())) for _ in range(count)]
 
 
 def ports_of(answer: object, count: int) -> list[int]:
-    """Return the ports that a node has answered with. The node may be a stranger's.
+    """Return the ports in a node's answer to `free_ports(count)`. Nothing in the answer is trusted.
 
-    Raises:
-        ProtocolError: the answer is not a list of so many ports.
+    Raises ProtocolError if the answer is not a list of `count` ports.
     """
     if type(answer) is not list or len(answer) != count or not all(type(p) is int and 0 < p < 65536 for p in answer):
         raise protocol_violation(f"the node answered a request for {count} free ports with something else")
@@ -45,7 +39,7 @@ def ports_of(answer: object, count: int) -> list[int]:
 
 
 def _socket() -> socket.socket:
-    """Return a TCP socket that is bound to IPv4 and IPv6 addresses alike, or to IPv4 ones on machines without IPv6."""
+    """Return a TCP socket for IPv4 and IPv6 addresses alike, or for IPv4 only on machines without IPv6."""
     with contextlib.suppress(OSError):
         made = socket.socket(socket.AF_INET6)
         made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)

@@ -1,7 +1,7 @@
 """The node's part of the network check: a function that listens on a TCP port, and connects to all other nodes.
 
-A node is a rented machine that runs calls. The client sends `probe` to all nodes at once, and tells each node the
-addresses and ports of the others. `skypool.gangs.network` has the values that the client makes of the answers.
+The client runs `probe` on all nodes at once, and tells each node the addresses and ports of the others.
+`skypool.gangs.network` makes a report of the answers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def probe(address: str, token: str, targets: Iterator[Sequence[Target]], within:
         address: this node's address, at which others connect; "" if unknown.
         token: 32 random characters for this node. A connection that does not begin with them is closed.
         targets: an iterator. Its first item is the list of nodes to connect to. Its end says that all nodes are done.
-        within: seconds in which a connection must be made, and again seconds in which the bytes must have arrived.
+        within: seconds for making a connection, and the same time again for exchanging the bytes.
 
     Yields:
         First a dict with facts about this node (see `facts`) and its `port`. Then the list of outcomes: for each target
@@ -55,15 +55,11 @@ def probe(address: str, token: str, targets: Iterator[Sequence[Target]], within:
 
 
 def facts(address: str) -> dict[str, object]:
-    """Return what is known about the network of this machine.
+    """Return what is known about the network of this machine. `address` is its own; "" if unknown.
 
-    Args:
-        address: this node's address; "" if unknown.
-
-    Returns:
-        A dict with these keys. `hostname`: this machine's own name. `found`: a list of the addresses to which that name
-            resolves. `interface`: the name of the interface that has `address`, or "". `mtu`: the size in bytes of the
-            largest packet of that interface, or None. `told`: the interface that GLOO_SOCKET_IFNAME names, or "".
+    The keys: `hostname` is this machine's own name, and `found` a list of the addresses to which it resolves.
+    `interface` is the name of the interface that has `address`, or "", and `mtu` the size in bytes of its largest
+    packet, or None. `told` is the interface that GLOO_SOCKET_IFNAME names, or "".
     """
     from skypool.devices import network
 
@@ -79,18 +75,12 @@ def facts(address: str) -> dict[str, object]:
 
 
 class Listener:
-    """A TCP port of this machine that answers everybody who sends the right token, while a `with` block runs.
+    """TCP port of this machine that answers everybody who sends the right token, while a `with` block runs.
 
-    From each connection, the token is read and sent back in reverse. Then `BULK` further bytes are read, and a full
-    stop is sent. A single thread serves all connections. Everybody can connect, so at most `_MOST` connections are
-    open. A further one takes the place of the oldest that has not sent the token.
-
-    Args:
-        token: the token, 32 characters.
-        family: `socket.AF_INET`, or `socket.AF_INET6` to accept connections of both kinds.
-
-    Attributes:
-        port: the number of the port.
+    From each connection, the token of 32 characters is read and sent back in reverse. Then `BULK` more bytes are read,
+    and a full stop is sent. A single thread serves all connections. Everybody can connect, so at most `_MOST`
+    connections are open. One more takes the place of the oldest that has not sent the token. With `socket.AF_INET6`,
+    IPv4 and IPv6 connections are accepted.
     """
 
     def __init__(self, token: str, family: socket.AddressFamily) -> None:
@@ -117,7 +107,7 @@ class Listener:
         self._thread.join()
 
     def _serve(self) -> None:
-        """Serve connections until the other end of `_woken` is closed."""
+        """Serve connections until `__exit__` closes the other end of the socket pair of `_woken`."""
         received: dict[socket.socket, bytes] = {}
         is_listening = True
         with selectors.DefaultSelector() as selector, self._woken, self._socket:
@@ -139,7 +129,7 @@ class Listener:
                         self._end(key.data, selector, received)
 
     def _accept(self, selector: selectors.BaseSelector, received: dict[socket.socket, bytes]) -> bool:
-        """Accept a connection, if one is there. Add it to `selector` and, with no bytes, to `received`.
+        """Accept a connection, if one is there, and add it to `selector` and `received`.
 
         If this process can have no more open files, remove the port from `selector`, and return False.
         """
@@ -167,12 +157,7 @@ class Listener:
         connection.close()
 
     def _answer(self, connection: socket.socket, received: dict[socket.socket, bytes]) -> bool:
-        """Read what a connection has sent, and answer it if due. Return False if the connection must be closed.
-
-        Args:
-            connection: the connection, which has something to read.
-            received: what each connection has sent so far. The new bytes are added.
-        """
+        """Read what a connection has sent, and answer it if due. Return False if the connection must be closed."""
         before = received[connection]
         try:
             more = connection.recv(BULK)
@@ -190,12 +175,7 @@ class Listener:
 
 
 def connect_all(targets: Iterable[Target], within: float) -> list[tuple[int, str, float, str]]:
-    """Connect to all targets, up to 64 at the same time, and return the result of `connect` for each.
-
-    Args:
-        targets: the nodes to connect to.
-        within: seconds in which a connection must be made, and again seconds in which the bytes must have arrived.
-    """
+    """Connect to all targets, up to 64 at the same time, and return the result of `connect` for each."""
     left = list(targets)
     outcomes: list[tuple[int, str, float, str]] = []
 
@@ -219,14 +199,10 @@ def connect_all(targets: Iterable[Target], within: float) -> list[tuple[int, str
 def connect(target: Target, within: float) -> tuple[int, str, float, str]:
     """Connect to a listener of another node, and exchange the token and `BULK` bytes with it.
 
-    Args:
-        target: the node, its address, its port and its token.
-        within: seconds in which a connection must be made, and again seconds in which the bytes must have arrived.
+    The connection must be made in `within` seconds, and the bytes must be exchanged in `within` seconds after that.
 
-    Returns:
-        (node, outcome, seconds, text). The outcome is one of `skypool.gangs.network.Outcome`. `seconds` is the time
-            until the connection was made, about one round trip; 0.0 if none was made. `text` is the error of the
-            operating system, or "".
+    Returns (node, outcome, seconds, text). The outcome is one of `skypool.gangs.network.Outcome`. `seconds` is the time
+    until the connection was made, about one round trip; 0.0 if none was made. `text` is the error of the system, or "".
     """
     node, address, port, token = target
     if not address:
@@ -254,11 +230,9 @@ def _failure(error: OSError) -> str:
 
 
 def _exchange(connection: socket.socket, token: str, within: float) -> str:
-    """Send a token and `BULK` bytes, and return the outcome: "ok", "silent" or "stranger".
+    """Send a token and `BULK` bytes, and return "ok". Return "silent" for no answer, "stranger" for a wrong one.
 
-    Raises:
-        TimeoutError: the token was answered, but the bytes have not arrived in time.
-        OSError: the connection broke.
+    Raises TimeoutError if the token was answered, but the bytes have not arrived in time.
     """
     until = time.monotonic() + within
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

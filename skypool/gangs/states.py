@@ -1,8 +1,6 @@
 """The values of the state machine for gangs: events that come in, actions that go out, and the state in between.
 
-A gang is one call that runs as several processes on one or more nodes. A rank is the number of a process in its gang,
-from 0. The processes of a gang start together, and when one of them fails, the others are stopped. A gang may then run
-again as a whole. A node runs the processes of at most one gang at a time.
+The processes of a gang start together, and when one of them fails, the others are stopped. It may then run again.
 """
 
 from __future__ import annotations
@@ -49,13 +47,12 @@ STOPPING = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The needs of a gang, as the user asked for it.
+    """Order of a gang: the nodes, processes and retries that the user has asked for.
 
     Attributes:
         gang: the number of the gang. Gangs that were submitted earlier have smaller numbers.
         count: the number of nodes.
-        least: the number of nodes with which a re-run may begin if no more can be had in time. Equal to `count` unless
-            the user set `min_nodes`.
+        least: the number of nodes with which a re-run may begin if no more can be had in time: `min_nodes`, or `count`.
         procs: the number of processes on each node; None for one process per device, and one on a node without devices.
         among: the only nodes that may run the gang; None for any.
         retries: how often the gang may run again after a failure. Interruptions use up none.
@@ -75,13 +72,10 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of a rank: where one process of a gang runs.
+    """Place of a rank: where one process of a gang runs.
 
-    Attributes:
-        rank: the number of the process in the gang, from 0.
-        node: the number of its node in the pool.
-        local: the number of the process on its node, from 0.
-        position: the position of its node among the gang's nodes, from 0.
+    `local` is the number of the process on its node, and `position` that of its node among the gang's nodes. Both count
+    from 0.
     """
 
     rank: int
@@ -92,12 +86,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run of a gang.
+    """One run of a gang. `places` has the place of each rank, in the order of ranks.
 
     Attributes:
         attempt: the number of the run, from 1.
-        places: the place of each rank, by rank.
-        changed: True if the world has another size than in the run before.
+        changed: True if the gang has another number of processes than in the run before.
     """
 
     attempt: int
@@ -112,15 +105,15 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The end of a gang: if it returned, failed or was given up, and which ranks are to blame.
+    """End of a gang: if it returned, failed or was given up, and which ranks are to blame.
 
     Attributes:
         kind: "returned" if all ranks returned, "failed" if a rank failed, "timeout" if a run took too long, "cancelled"
             if the user cancelled the gang, and "no nodes" if the nodes that it needs cannot be had.
         run: the last run; None if the gang never began to run.
         rank: the rank that failed first. None unless `kind` is "failed".
-        others: the ranks that failed too before the gang was stopped, in the order in which their failures came. For
-            "timeout", the rank that took too long first, and those that had not ended, by rank.
+        others: for "failed", the other ranks that failed before the gang was stopped, in the order of their failures.
+            For "timeout", the first rank that took too long and all ranks that had not ended, sorted.
         lacking: for "failed", True if the gang would have run again, but its nodes could not be had.
     """
 
@@ -151,14 +144,14 @@ class NodeLeaving:
 
 @dataclass(frozen=True, slots=True)
 class NodeGone:
-    """An event: a node is lost or was ended. The ends of ranks that ran there follow as `Ended` events."""
+    """An event: a node is lost or was ended. `Ended` events of the ranks there may come before it, later, or never."""
 
     node: int
 
 
 @dataclass(frozen=True, slots=True)
 class NodeIdle:
-    """An event: whether a node runs calls that belong to no gang has changed. Held nodes get no new ones."""
+    """An event: a node now runs calls that belong to no gang, or no longer does. Held nodes get no new such calls."""
 
     node: int
     idle: bool
@@ -168,8 +161,8 @@ class NodeIdle:
 class Coming:
     """An event: the number of nodes that are being rented or set up has changed.
 
-    A gang that waits may give up when this is 0. So the `NodeUp` of a node comes before the `Coming` that no longer
-    counts it, and the `Coming` that counts a replacement comes before the `NodeGone` of the node that it replaces.
+    A gang that waits may give up when `count` is 0. So the `NodeUp` of a node comes before the `Coming` that no longer
+    counts it. And the `Coming` that counts a replacement comes before the `NodeGone` of the node that is replaced.
     """
 
     count: int
@@ -201,7 +194,7 @@ class Ended:
     """An event: the process of a rank has ended.
 
     Attributes:
-        again: True if the user's `retry_on` names the exception that was raised. Counts for "raised" only.
+        again: True if the user's `retry_on` names the exception that was raised. Used only if `how` is "raised".
     """
 
     gang: int
@@ -266,7 +259,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """An action: stop the processes of these ranks, by SIGTERM and, after `grace`, by SIGKILL."""
+    """An action: stop the processes of these ranks, by SIGTERM and, after `Order.grace` seconds, by SIGKILL."""
 
     gang: int
     ranks: tuple[int, ...]
@@ -291,7 +284,7 @@ class Unset:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """An action: tell the user that a gang runs again after this failure, as soon as it has its nodes."""
+    """An action: tell the user at once that a gang will run again after `failure`, when it has the nodes for that."""
 
     gang: int
     failure: Verdict
@@ -313,14 +306,14 @@ Action = Hold | Free | Ask | Start | Stop | Set | Unset | Again | Finish
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node, as the state machine knows it.
+    """State of one node.
 
     Attributes:
         devices: the number of its devices.
-        idle: True if it runs no call that belongs to no gang.
+        idle: True if all calls that it runs belong to gangs.
         leaving: True if the provider takes its machine back.
-        silent: True if it has not answered an empty call, or if a process was lost with it. No gang may use it until
-            it is up anew or reported as idle.
+        silent: True if it failed to answer an empty call, or if a process was lost with it. No gang may use it until
+            `NodeUp` comes again, or `NodeIdle` reports it as idle.
         gang: the gang that holds it, waiting or running; None if no gang does.
     """
 
@@ -333,10 +326,9 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """The state of one gang.
+    """State of one gang.
 
     Attributes:
-        order: what it needs.
         phase: "waiting" for nodes, "asking" each node for an answer, "running", "settling" after the first failure, or
             "stopping" the processes that are left.
         run: the present run, or the last one while the gang waits; None before the first.
@@ -347,9 +339,9 @@ class Gang:
         retried: how many retries are used up.
         end: why the gang stops, once that is decided: "failed", "timeout" or "cancelled".
         blamed: the rank that failed first, once that is decided.
-        failed: the ranks that had failed when the blame was decided, in the order in which their failures came.
-            For "timeout", as in `Verdict.others`.
-        late: True once the time for which a re-run waits for more nodes than `Order.least` is over.
+        failed: the ranks that had failed when the blame was decided, in the order in which their failures came. For
+            "timeout", as in `Verdict.others`.
+        late: True if the time is over for which a re-run waits for more nodes than `Order.least`.
         last: the failure after which the gang waits to run again; None in its first run.
     """
 
@@ -370,12 +362,9 @@ class Gang:
 
 @dataclass(frozen=True, slots=True)
 class Gangs:
-    """The state of all gangs of a pool, and of its nodes.
+    """State of all gangs of a pool, and of its nodes.
 
-    Attributes:
-        nodes: the nodes by number.
-        gangs: the gangs that have not ended, by number, in the order in which they were submitted.
-        coming: the number of nodes that are being rented or set up.
+    `gangs` has those that have not ended, in the order of submission. `coming` counts nodes being rented or set up.
     """
 
     nodes: Mapping[int, Node] = field(default_factory=dict[int, Node])

@@ -1,6 +1,6 @@
-"""Makes the zip of Python packages for nodes (rented machines), and shell text that starts the loader there.
+"""Makes the zip of Python packages for nodes, and shell text that starts the loader there.
 
-The zip has skypool, its own drivers, skypool_images and cloudpickle. The loader is the program that unpacks the zip.
+The zip has skypool, its own drivers, skypool_images and cloudpickle.
 """
 
 from __future__ import annotations
@@ -77,10 +77,7 @@ def staged(text: str) -> bytes:
     """Return shell text for the beginning of a connection: encoded as UTF-8, and padded with newlines to 12288 bytes.
 
     A connection begins with the command `STAGE`, a shell that reads exactly 12288 bytes and runs them as a program.
-    Bytes that are sent later are the stdin of that program.
-
-    Raises:
-        UsageError: the text is longer than 12288 bytes in UTF-8.
+    Bytes that are sent later are the stdin of that program. Raises UsageError for a longer text.
     """
     data = text.encode("utf-8", "surrogateescape")  # settings may have bytes that are not UTF-8
     if len(data) > _STAGE_BYTES:
@@ -94,59 +91,45 @@ def staged(text: str) -> bytes:
 def assigned(values: Mapping[str, object]) -> str:
     """Return shell text that sets these shell variables, one on each line, with quoted values.
 
-    Names are not quoted or checked. Returns "" for no variables.
+    Names are not quoted or checked.
     """
     return "".join(f"{name}={shlex.quote(str(value))}\n" for name, value in values.items())
 
 
 def padded(data: bytes, block: int) -> bytes:
-    """Return `data` with newlines added up to a multiple of `block` bytes.
-
-    The program `dd` on a node reads the data in such blocks. If the length is a multiple already, also for b"", `data`
-    is returned unchanged.
-    """
+    """Return `data` with newlines added up to a multiple of `block` bytes, in which `dd` on a node reads it."""
     return data + b"\n" * (-len(data) % block)
 
 
 def agent_starter(python: str, home: str) -> str:
-    """Return shell text that replaces the shell with the loader, the Python program that starts the agent.
-
-    The agent is the process that runs calls on the node. The arguments are those of `program`.
-    """
+    """Return shell text that replaces the shell with the loader. `python` and `home` are as for `program`."""
     return program(LOADER, python, home)
 
 
 def program(source: str, python: str, home: str) -> str:
-    """Return shell text that replaces the shell with a Python program. It gets the arguments of the shell's script.
+    """Return shell text that replaces the shell with a Python program, which gets the arguments of the shell's script.
 
-    The shell's stdout is file descriptor 3, and stdout is stderr, until the program itself begins. What a node's
-    `sitecustomize` prints then does not disturb the protocol.
+    Until the program begins, stdout is redirected to stderr, and the shell's stdout is file descriptor 3. So what a
+    node's `sitecustomize` prints does not disturb the protocol.
 
     Args:
-        source: the text of the program, which begins with `NOT_FROM_HERE`.
-        python: the path of the interpreter on the node; "" for the interpreter that the node's setup found.
-        home: the folder of skypool's files on the node. The setup wrote the path of the interpreter to a file below
-            this folder.
+        source: the text of the program. It begins with `NOT_FROM_HERE`, which makes descriptor 3 stdout again.
+        python: the path of the interpreter on the node; "" for the one that the setup wrote to a file below `home`.
+        home: the folder of skypool's files on the node.
     """
     word = shlex.quote(python) if python else f'"$(cat {shell_path(home)}/boot/python)"'
     return f'exec {word} -c {shlex.quote(source)} "$@" 3>&1 1>&2'
 
 
 def shell_path(path: str) -> str:
-    """Return a path quoted for a shell. A leading "~/" becomes the home folder of the user who runs the shell.
-
-    Other uses of "~" stay as they are.
-    """
+    """Return a path quoted for a shell. A leading "~/" becomes the home folder of the user who runs the shell."""
     return '"$HOME"' + shlex.quote(path[1:]) if path.startswith("~/") else shlex.quote(path)
 
 
 class Bundle(NamedTuple):
-    """The zip for nodes.
+    """Zip for nodes: its bytes, and a hash by which a node knows it.
 
-    Attributes:
-        data: the bytes of the zip.
-        hash: 16 hexadecimal digits that identify the sources in the zip and the version of Python. The zip's file name
-            contains them.
+    `hash`, 16 hexadecimal digits, identifies the sources and the version of Python. The zip's file name contains it.
     """
 
     data: bytes
@@ -180,17 +163,7 @@ def bundle() -> Bundle:
 
 
 def _made(folder: Path, record: Path) -> Bundle:
-    """Read all files of the packages, make the zip if it is not in the cache, write the record, and return the zip.
-
-    Args:
-        folder: the user's cache folder for skypool.
-        record: path of the file with the packages' names, the hash of their files' times, and the zip's hash.
-
-    Raises:
-        ImportError: a package is not installed here, or is a single file.
-        OSError: a file disappeared meanwhile.
-        SyntaxError: a ".py" file of a package cannot be compiled.
-    """
+    """Read all files of the packages, make the zip if it is not in the cache, write the record, and return the zip."""
     packages = _packages()
     files = _files(packages)
     stamp = _stamp(files)  # taken before the files are read, so that a later change gives another stamp
@@ -214,11 +187,7 @@ def _made(folder: Path, record: Path) -> Bundle:
 def _packages() -> list[str]:
     """Return the names of the packages in the zip: skypool, cloudpickle, skypool_images, and skypool's own drivers.
 
-    Drivers are sent because a node may import a user's module that uses a driver, such as `sky.RunPod()`. Only drivers
-    that skypool's own distribution declares are sent.
-
-    Raises:
-        ImportError: skypool is not installed here.
+    Drivers are sent because a node may import a user's module that uses one, such as `sky.RunPod()`.
     """
     from importlib.metadata import distribution  # imported here because it takes long
 
@@ -229,8 +198,7 @@ def _packages() -> list[str]:
 def _files(packages: Sequence[str]) -> dict[str, Path]:
     """Return the files of these packages that go into the zip, as a dict from path in the zip to local path.
 
-    Raises:
-        ImportError: a package is not installed here, or is a single file.
+    Raises ImportError if a package is not installed here, or is a single file.
     """
     found: dict[str, Path] = {}
     for package in packages:
@@ -253,11 +221,7 @@ def _files(packages: Sequence[str]) -> dict[str, Path]:
 def _stamp(files: Mapping[str, Path]) -> str:
     """Return a hash of the paths, sizes and times of change of these files, and of the folder site-packages.
 
-    An installation into this folder changes its time. skypool's list of drivers is then read again. An installation
-    into another folder, such as the one of `pip install --user`, does not change it.
-
-    Raises:
-        OSError: a file has disappeared.
+    After an installation into this folder (not another, as by `pip install --user`), the list of drivers is read again.
     """
     seen = []
     for path in (Path(sysconfig.get_path("purelib")), *files.values()):
@@ -267,13 +231,7 @@ def _stamp(files: Mapping[str, Path]) -> str:
 
 
 def _pack(sources: dict[str, bytes]) -> bytes:
-    """Return a zip of these files. `sources` is a dict from the path of each file in the zip to its contents.
-
-    For each module, the zip has the source and the bytecode.
-
-    Raises:
-        SyntaxError: a ".py" file cannot be compiled.
-    """
+    """Return a zip of these files, by their path in the zip. For each module, it has the source and the bytecode."""
     import zipfile  # imported here, as in other functions, because the zip is rarely made
 
     out = io.BytesIO()
@@ -289,10 +247,7 @@ def _pack(sources: dict[str, bytes]) -> bytes:
 
 
 def _entry(name: str) -> zipfile.ZipInfo:
-    """Return the zip entry (name and settings) for a compressed file.
-
-    The date in the entry is fixed, so that the same sources make the same zip.
-    """
+    """Return the entry for a compressed file. Its date is fixed, so that the same sources make the same zip."""
     import zipfile
 
     entry = zipfile.ZipInfo(name, _EPOCH)
@@ -301,11 +256,7 @@ def _entry(name: str) -> zipfile.ZipInfo:
 
 
 def _keep(path: Path, data: bytes) -> None:
-    """Write a file to the cache for later processes, which see the complete file or none.
-
-    A failure is ignored, such as a folder that another user can change. The file is then made again by the next
-    process.
-    """
+    """Write a file to the cache for later processes, which see the complete file or none. Errors are ignored."""
     import tempfile
 
     try:
@@ -330,12 +281,8 @@ def _prune(folder: Path) -> None:
 def prelude(config: AgentConfig, start: bool) -> bytes:
     """Return the first bytes that the loader reads: the length of a JSON text in 8 characters, and that text.
 
-    The loader is the Python program that starts the agent on a node. The text has the agent's configuration, the hash
-    and size of the zip of skypool, and this Python's version.
-
-    Args:
-        config: the agent's configuration.
-        start: True if the loader must start an agent when there is none.
+    The text has the agent's configuration, the hash and size of the zip of skypool, and this Python's version. With
+    `start`, the loader must start an agent when there is none.
     """
     zip_ = bundle()
     text = json.dumps(

@@ -18,12 +18,9 @@ _BEGINNINGS = ("def ", "async def ", "@", "class ")
 
 
 class Source(NamedTuple):
-    """The text of a file, as it is sent to nodes. Each node gets it once.
+    """Text of a file, compressed, as it is sent to nodes. Each node gets it once. `key` is a hash of the text.
 
-    Attributes:
-        file: the file's name, as code objects have it. It need not exist, as with a cell of a notebook.
-        key: a hash of the text.
-        data: the compressed text.
+    `file` is the file's name, as code objects have it. It need not exist, as with a cell of a notebook.
     """
 
     file: str
@@ -37,9 +34,9 @@ _known: dict[str, tuple[list[str], Source]] = {}
 def sources_of(codes: Iterable[CodeType]) -> list[Source]:
     """Return the text of each file that these functions come from, sorted by name.
 
-    The text is the one of the first time, because the file may be edited while the program runs. It is read again if it
-    does not fit a function, as after a script was run again in the same process. A file is left out if it has no text
-    here, if its text does not fit, or if it is too large.
+    A file is read once, because it may be edited while the program runs. It is read again if its text does not fit a
+    function, as after a script was run again in the same process. A file is left out if it has no text here, if its
+    text does not fit, or if it is too large.
     """
     found = {}
     for code in codes:

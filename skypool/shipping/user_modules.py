@@ -1,9 +1,9 @@
-"""Finds the user's own modules and packages, and what travels of them to nodes (rented machines) that import them.
+"""Finds the user's own modules and packages, and the files of them that are sent to nodes which import them.
 
-A module is the user's own if its file is outside the standard library and outside site-packages. A package travels
-whole: with the files that it reads, and the metadata of its installation if that is editable.
+A module is the user's own if its file is outside the standard library and outside site-packages. A package is sent
+whole: with its data files, and with the metadata of its installation if that is editable.
 
-Files are read once. What the program has loaded travels as it was at the first call, or when it was reloaded.
+Files are read once: modules that the program has loaded are sent as they were at its first call, or when reloaded.
 """
 
 from __future__ import annotations
@@ -80,10 +80,7 @@ _NEVER_SENT = SCRIPT | {"skypool", "skypool_images", "cloudpickle", "sitecustomi
 
 @cache
 def _installed() -> tuple[str, ...]:
-    """Return the folders of installed code, with a separator at the end: the standard library and all site-packages.
-
-    Symbolic links are resolved. Nodes have their own copies of these modules. The result is computed once in a process.
-    """
+    """Return the folders of installed code, with a separator at the end and without symbolic links."""
     paths = [sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
     paths += site.getsitepackages()
     paths.append(site.getusersitepackages())
@@ -93,8 +90,7 @@ def _installed() -> tuple[str, ...]:
 def is_users(path: str | None) -> bool:
     """Return True if the file of a module is the user's own: it is in none of the folders of installed code.
 
-    Symbolic links in the path are resolved first. Returns False for a path that is not absolute, for None and for "".
-    The file need not exist.
+    Symbolic links are resolved first. The file need not exist. Returns False for None, "" and a relative path.
     """
     if not path or not os.path.isabs(path):
         return False
@@ -112,14 +108,14 @@ _is_users_file = cache(is_users)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Unit:
-    """A module or package of the user's own with all its files, which travels as one.
+    """Module or package of the user's own with all its files, which are sent together.
 
     Attributes:
-        name: the module's name, without a dot.
+        name: the name of the top-level module, without a dot.
         version: a hash of the files.
-        files: the contents of the files, by their path. The first part of the path is the name of the module.
-        left_out: the paths of files that were too large.
-        hashes: the hashes of the files, by their path. They are computed once, as a node may ask often.
+        files: the contents of the files, by their path, which begins with the name of the module.
+        left_out: the paths of files that were too large to be sent.
+        hashes: the hashes of the files, by their path. They are computed once, as nodes may ask often.
     """
 
     name: str
@@ -155,7 +151,7 @@ def _unit(name: str, files: dict[str, bytes], left_out: Sequence[str]) -> Unit:
 
 
 class _Watcher:
-    """A finder that finds nothing, and notes that something was imported or reloaded."""
+    """Import finder that finds nothing, and notes that some module was imported or reloaded."""
 
     def __init__(self) -> None:
         self.is_dirty = True
@@ -173,7 +169,7 @@ _generation = 0
 
 
 def generation() -> int:
-    """Return a number that grows when a module of the user's own was loaded or reloaded since it was asked last."""
+    """Return a number. It has grown if a module of the user's own was loaded or reloaded since the last call."""
     if _watcher.is_dirty or _watcher not in sys.meta_path:
         manifest()
     return _generation
@@ -182,8 +178,8 @@ def generation() -> int:
 def manifest() -> dict[str, str]:
     """Return the user's own modules and packages that are loaded, as a dict from their name to their version.
 
-    Left out are the user's script, skypool, cloudpickle, and modules whose files cannot be read. Metadata of editable
-    installations is in the dict as `METADATA`.
+    Left out are the user's script, skypool, cloudpickle, and modules whose files cannot be read. The metadata of
+    editable installations has the name `METADATA` in the dict.
     """
     global _generation
     with _lock:
@@ -206,9 +202,9 @@ def manifest() -> dict[str, str]:
 
 
 def _take(before: dict[str, Any]) -> None:
-    """Read the packages again that have a module which was loaded or reloaded.
+    """Read packages again that have a module loaded or reloaded since `before`, the specs of modules at the last look.
 
-    Modules that were loaded before stay as they were read then.
+    The other modules of these packages stay as they were read.
     """
     tops: dict[str, list[str]] = {}
     for name in _specs:
@@ -242,7 +238,7 @@ def _remember(unit: Unit) -> None:
 
 
 def _path_of(name: str) -> str:
-    """Return the path in its unit of the file of a loaded module."""
+    """Return the path that the file of a loaded module has in its unit."""
     module = sys.modules[name]
     place = name.replace(".", "/")
     suffix = os.path.splitext(str(module.__file__))[1]
@@ -253,12 +249,9 @@ def _path_of(name: str) -> str:
 
 
 def _read(top: str, kept: dict[str, bytes], names: Sequence[str] = ()) -> Unit:
-    """Read the files of a module or package.
+    """Read the files of the module or package `top`, except those in `kept`, whose contents stay as they are.
 
-    Args:
-        top: its name.
-        kept: files that were read before, and that stay as they are.
-        names: the names of the modules that are loaded, which may have files elsewhere.
+    `names` are its loaded modules, whose files may be in other folders.
     """
     found: dict[str, Path | bytes] = dict(kept)
     origin, places, loader = _locate(top)
@@ -279,11 +272,10 @@ def _read(top: str, kept: dict[str, bytes], names: Sequence[str] = ()) -> Unit:
 
 
 def _contents(found: MutableMapping[str, Path | bytes], is_package: bool = True) -> tuple[dict[str, bytes], list[str]]:
-    """Return the contents of files, and the paths of those that are too large.
+    """Return the contents of files by their path in the unit, and the paths of files that are too large.
 
-    Args:
-        found: the files, by their path in the unit.
-        is_package: False for a folder that may be no package. Its modules count among the bytes that may travel.
+    `found` has each file, or its contents, by that path. If `is_package` is False, the folder may be no package, and
+    modules, too, count towards the limit of bytes.
     """
     files: dict[str, bytes] = {}
     left_out: list[str] = []
@@ -307,7 +299,7 @@ def _contents(found: MutableMapping[str, Path | bytes], is_package: bool = True)
 
 
 def _saved(file: Path) -> bytes:
-    """Return the contents of a module. Wait a moment if an editor is about to save it, so that it is incomplete."""
+    """Return the contents of a module. If it is incomplete, because an editor is saving it now, wait a moment."""
     until = time.monotonic() + _SAVING
     while True:
         data = file.read_bytes()
@@ -326,8 +318,8 @@ def _saved(file: Path) -> bytes:
 def _walk(place: str, top: str, has_code: bool) -> Iterator[tuple[str, Path]]:
     """Yield (path in the unit, file) of all files of a package's folder.
 
-    Hidden folders, virtual environments and folders that are links are left out. Of a folder without `__init__.py`,
-    which may be no package at all, only the modules are yielded.
+    Hidden folders, virtual environments and linked folders are left out. `has_code` is True if the package has a file
+    `__init__`. Otherwise a folder without `__init__.py` may be no package, and only its modules are yielded.
     """
     count = seen = 0
     for folder, folders, names in os.walk(place):
@@ -368,8 +360,8 @@ def _in_zip(loader: zipimporter, top: str) -> dict[str, Path | bytes]:
 def _locate(name: str) -> tuple[str | None, list[str], Any]:
     """Return (file, folders of its submodules, loader) of a module, without executing it.
 
-    The file is None for a module without a file, such as a namespace package (a folder without `__init__.py`). The list
-    of folders is empty for a module that is not a package. If there is no such module, the result is (None, [], None).
+    The file is None for a module without one, such as a namespace package. Returns (None, [], None) if there is no such
+    module.
     """
     module = sys.modules.get(name)
     if isinstance(module, ModuleType):
@@ -424,9 +416,9 @@ def _is_editable(folder: str) -> bool:
 
 
 def first_names() -> list[str]:
-    """Return the names of modules in the user's own folders that Python searches before it searches what is installed.
+    """Return the names of modules in the user's own folders that come before installed modules on `sys.path`.
 
-    These modules are taken, and not others of that name, also if only a function on a node imports them.
+    A node imports these modules of the user, and not installed ones of the same name, even if only the node uses them.
     """
     found: set[str] = set()
     for place in sys.path:
@@ -464,11 +456,9 @@ def _names_at(folder: str, _changed: int) -> set[str]:
 
 
 class Lender:
-    """Answers a node that asks for the user's own modules, and limits how often it may ask.
+    """Source of the user's own modules for one node, which may ask for them only so often.
 
-    Args:
-        taken: the packages that are not loaded here and that nodes have asked for. The lenders of a pool share them, so
-            that all its nodes get the same files.
+    The lenders of a pool share `taken`, the packages that only nodes import, so that all nodes get the same files.
     """
 
     def __init__(self, taken: MutableMapping[str, Unit] | None = None) -> None:
@@ -477,18 +467,12 @@ class Lender:
         self._asked: dict[str, tuple[float, float]] = {}
 
     def find(self, name: str, version: str = "") -> tuple[dict[str, Any], bytes]:
-        """Return the answer to a node that asks for a module or package: the header of the message, and its body.
+        """Return the answer to a node that asks for a module or package: the header of the frame, and its body.
 
         The body is a JSON list of (path, hash, size) of the files, a newline, and the contents of the first files. If
-        the user has no such module, the header's "found" is False, and "why" says what is known of it. A name of more
-        than `_LONGEST_NAME` (500) characters is never found.
-
-        Args:
-            name: the module's name, without a dot, or `METADATA`.
-            version: the version that the node needs; "" for any.
-
-        Raises:
-            ProtocolError: the node asks for the same module too often, or for too many that do not exist.
+        the user has no such module, the header's "found" is False, and its "why" is as for `why_not`, or "much" if
+        `is_full`. The name has no dot. `version` is "" for any. Raises ProtocolError if the node asks too often, or for
+        too many modules that do not exist.
         """
         now = time.monotonic()
         header = {"name": name, "version": version}
@@ -521,14 +505,13 @@ class Lender:
 
     @property
     def is_full(self) -> bool:
-        """True if nodes get no more packages that are not loaded here."""
+        """True if nodes have asked for so many packages not loaded here that they get no more of these."""
         return sum(unit.size for unit in self._taken.values()) >= _MOST_TAKEN
 
     def file(self, name: str, version: str, path: str) -> tuple[dict[str, Any], bytes]:
-        """Return the answer to a node that asks for a file of a package which was found: header and contents.
+        """Return the answer to a node that asks for one file of a package that `find` has returned: (header, contents).
 
-        Raises:
-            ProtocolError: the package has no such file, or the node asks too often.
+        Raises ProtocolError if the package has no such file, or if the node asks too often.
         """
         unit = _versions.get((name, version)) or self._taken.get(name)
         if unit is None or unit.version != version or path not in unit.files:
@@ -537,7 +520,7 @@ class Lender:
         return {"name": name, "hash": version, "file": path}, unit.files[path]
 
     def _unit(self, name: str, version: str) -> Unit | None:
-        """Return a version of a package, or what there is now; None if the user has no such package."""
+        """Return this version of a package, or else its present version; None if the user has no such package."""
         if (name, version) in _versions:
             return _versions[name, version]
         with _lock:
@@ -554,17 +537,9 @@ class Lender:
             return self._taken.get(name)
 
     def _count(self, name: str, now: float) -> None:
-        """Count one more answer about a module, and check that the node does not ask for this module too often.
+        """Count one more answer about a module. Raises ProtocolError if the node asks for it too often.
 
-        The node may get `_MOST_ANSWERS` (2000) answers at once, and `_ANSWERS_A_SECOND` (50) more each second. The
-        answers about each module are counted separately.
-
-        Args:
-            name: the module's name.
-            now: the time by `time.monotonic()`.
-
-        Raises:
-            ProtocolError: the node has asked more often.
+        The node may get `_MOST_ANSWERS` answers at once, and `_ANSWERS_A_SECOND` more each second.
         """
         since, count = self._asked.get(name, (now, 0.0))
         count = max(0.0, count - (now - since) * _ANSWERS_A_SECOND) + 1
@@ -576,7 +551,7 @@ class Lender:
 
 
 def _body(unit: Unit) -> tuple[bytes, int]:
-    """Return the list of a unit's files with the contents of the first ones, and the number of these."""
+    """Return the body for `Lender.find`, and the number of files whose contents it has."""
     out = io.BytesIO()
     out.write(json.dumps(unit.listing()).encode() + b"\n")
     count = 0
@@ -589,7 +564,10 @@ def _body(unit: Unit) -> tuple[bytes, int]:
 
 
 def why_not(name: str) -> str:
-    """Return what is known here of a module that is not the user's own: "made", or what installs it, or ""."""
+    """Return what is known here about a module that is not the user's own; "" if nothing is known.
+
+    "made" means that a program made it in memory, without a file. "installed NAME==VERSION" names its distribution.
+    """
     if name in _NEVER_SENT:
         return ""
     module = sys.modules.get(name)

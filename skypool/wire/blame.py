@@ -21,7 +21,6 @@ def find_blame(value: object, path: str, error: BaseException) -> tuple[str, str
     If no part is the cause, the path is that of the value itself. Parts are searched at most 50 levels deep.
 
     Args:
-        value: the value that could not be pickled.
         path: the value's own name, with which the returned path starts, such as "train(cfg=…)".
         error: the exception that pickling the value raised.
 
@@ -51,11 +50,7 @@ def find_blame(value: object, path: str, error: BaseException) -> tuple[str, str
 
 
 def _refuses(value: object) -> bool:
-    """Return True if an object's own `__reduce__` method refuses to pickle the object by raising an exception.
-
-    The object itself then cannot be pickled, whatever its parts are. Return False for an object whose class does not
-    define `__reduce__`.
-    """
+    """Return True if an object's own `__reduce__` raises. It cannot be pickled then, whatever its parts are."""
     if type(value).__reduce__ is object.__reduce__:
         return False
     try:
@@ -73,7 +68,7 @@ def name_of(kind: type) -> str:
 def failure_of(part: object) -> BaseException | None:
     """Return (do not raise) the exception that pickling `part` raises, or None if it can be pickled.
 
-    The pickle is thrown away. KeyboardInterrupt and SystemExit are raised.
+    KeyboardInterrupt and SystemExit are raised.
     """
     try:
         Pickler(io.BytesIO(), PROTOCOL, buffer_callback=_leave_out).dump(part)
@@ -83,19 +78,14 @@ def failure_of(part: object) -> BaseException | None:
 
 
 def _leave_out(_: pickle.PickleBuffer) -> bool:
-    """Return False, which tells pickle to leave a buffer's memory out of the pickle.
-
-    This saves copying memory that is not needed to find out whether a value can be pickled.
-    """
+    """Return False, which tells pickle to leave a buffer's memory out, so that it is not copied."""
     return False
 
 
 def _parts(value: object) -> Iterator[tuple[str, object]]:
-    """Yield the parts of `value` that are pickled with it, each as (path, part). Yield none for a value without parts.
+    """Yield the parts of `value` that are pickled with it, as (path, part), such as (".name", …) or ("[0]", …).
 
-    The path is relative to `value`, such as ".name" or "[0]". Parts are items of collections, attributes, and what a
-    function captures (globals, closure variables, defaults). Keys of a dict do not count as parts, and a module has no
-    parts.
+    Parts are items of collections, attributes, and what a function captures. Keys of a dict do not count.
     """
     if isinstance(value, FunctionType):
         yield from _function_parts(value)
@@ -123,10 +113,7 @@ def _attribute(value: object, name: str) -> Any:
 
 
 def short(value: object) -> str:
-    """Return the first 40 characters of a value's repr.
-
-    If `__repr__` raises an exception, return the name of the value's class in angle brackets.
-    """
+    """Return the first 40 characters of a value's repr, or the name of its class in angle brackets if that raises."""
     try:
         return f"{value!r:.40}"
     except Exception:  # noqa: BLE001 - a broken __repr__ must not hide the real error
@@ -156,8 +143,8 @@ def _function_parts(function: FunctionType) -> Iterator[tuple[str, object]]:
 def captured_globals(function: FunctionType) -> Iterator[tuple[str, object]]:
     """Yield the globals whose names occur in `function` and the functions inside it, each once, as (name, value).
 
-    Builtins and names that are not defined yet are left out. Globals that only called functions use are left out, too.
-    If the code uses an attribute with the name of a global, that global is yielded.
+    Builtins, names that are not defined yet, and globals that only called functions use are left out. If the code uses
+    an attribute with the name of a global, that global is yielded.
     """
     codes = [function.__code__]
     seen: set[str] = set()
@@ -184,11 +171,9 @@ def text_of(error: BaseException) -> str:
 
 
 def told(error: BaseException, most: int = 10_000) -> str:
-    """Return the type and the text of an exception, for an event. The text may be a node's, and is cut if it is long.
+    """Return the type and the text of an exception, for an event. The result is cut to `most` characters.
 
-    Args:
-        error: the exception.
-        most: the number of characters that are returned at most.
+    A node may have sent the exception, so its text may have any length.
     """
     return cut(f"{type(error).__name__}: {text_of(error)}", most)
 
@@ -199,15 +184,9 @@ def cut(text: str, most: int = 10_000) -> str:
 
 
 def annotate(error: BaseException, note: str, attributes: Mapping[str, object], instead_of: str = "") -> None:
-    """Add a note and attributes to an exception, without running code of its class, which may refuse them.
+    """Add a note and attributes to an exception. An earlier note `instead_of` is removed.
 
-    A frozen dataclass refuses attributes, for example.
-
-    Args:
-        error: the exception, which is changed in place.
-        note: the note, as for `BaseException.add_note`.
-        attributes: the attributes by name.
-        instead_of: an earlier note to remove. Default "": none.
+    No code of the exception's class is run, because it may refuse attributes, as a frozen dataclass does.
     """
     own: dict[str, object] = object.__getattribute__(error, "__dict__")
     notes = own.get("__notes__")

@@ -1,7 +1,7 @@
 """Keeps the pickles of a script's classes, so that arguments and results need not pickle the same class each time.
 
-A class is kept only if it and all that its methods use can be compared quickly: constants, functions, and other classes
-of this kind. A receiver that has applied the pickle last does not read it again.
+The pickle of a class is kept only if the class and all that its methods use can be compared quickly: constants,
+functions, and other classes of this kind. A receiver does not read the same pickle twice in a row.
 """
 
 from __future__ import annotations
@@ -49,18 +49,16 @@ _NOTHING = object()
 
 
 class _Unknown(Exception):
-    """A part may change without being noticed."""
+    """The pickle of a class cannot be kept, because a change of one of its parts would not be noticed."""
 
 
 class _Kept:
-    """The pickle of a class, and what it was made of.
+    """Pickle of a class, and the objects that it was made of, to notice whether one has changed.
 
     Attributes:
-        kind: the class.
-        classes: for each class in the pickle: its dict, its attributes, and the names of those that Python makes.
-        functions: for each function in the pickle: the function, its code, defaults, closure and dict.
-        globals: for each global that a function uses: the dict, the name and the value.
-        data: the pickle.
+        classes: for each class in the pickle: its dict, its attributes, and the names of attributes that Python makes.
+        functions: for each function in the pickle: the function, and the result of `_parts_of`.
+        globals: for each global that a function uses: the dict of globals, its name and its value.
         version: a hash of the pickle.
     """
 
@@ -138,7 +136,7 @@ class _Kept:
             raise _Unknown
 
     def is_valid(self) -> bool:
-        """Return True if nothing of what the pickle was made of has changed."""
+        """Return True if the class and all other objects that the pickle was made of are unchanged."""
         for attributes, before, made in self.classes:
             now = tuple(value for name, value in attributes.items() if name not in made)
             if len(now) != len(before) or any(a is not b[1] for a, b in zip(now, before, strict=True)):
@@ -150,7 +148,7 @@ class _Kept:
 
 
 def _parts_of(function: FunctionType) -> tuple[Any, ...]:
-    """Return the parts of a function that somebody may replace."""
+    """Return the parts of a function that can be replaced: code, defaults, attributes and captured values."""
     closure = function.__closure__ or ()
     return (
         function.__code__,
@@ -171,9 +169,7 @@ _applied: dict[str, tuple[str, int, int]] = {}
 def reduce_kept(kind: type, pickled: Callable[[type], bytes]) -> Any:
     """Return how to pickle a class by its kept pickle; None if the class cannot be kept.
 
-    Args:
-        kind: a class that is pickled by value.
-        pickled: makes the pickle of the class.
+    `kind` is a class that is pickled by value, and `pickled` makes its pickle.
     """
     place = kind.__module__, kind.__qualname__
     kept = _kept.get(place)
@@ -196,7 +192,7 @@ def reduce_kept(kind: type, pickled: Callable[[type], bytes]) -> Any:
 
 
 def _class(id_: str, sender: str, version: str, data: bytes) -> Any:
-    """Return the class that has this id here. If it is not as the sender has it, read its pickle first."""
+    """Return the class that has this id here. If it may differ from the sender's, read its pickle `data` first."""
     found = identity.known(id_)
     if found is not None and (sender == identity.here() or identity.is_own(found)):
         return found

@@ -32,13 +32,10 @@ def dumps(
 ) -> list[Buffer]:
     """Serialize a value: return its pickle, and then the memory of its large arrays, which is not copied.
 
-    `loads` reads these buffers.
-
     Args:
         value: anything that cloudpickle can pickle.
         what: the name of the value in messages, such as `train(cfg=…)`. The path in a PickleError starts with it.
         codes: a list that gets the code of the functions that were pickled by value.
-        kind: the class of the pickler.
 
     Raises:
         PickleError: the value cannot be pickled. The message names the part of the value that is the cause.
@@ -60,32 +57,24 @@ def dumps(
 
 
 def dumps_plain(args: tuple[object, ...], kwargs: Mapping[str, object]) -> bytes | None:
-    """Return the pickle of a call's arguments, made with plain pickle. Return None if they may need cloudpickle.
+    """Return the pickle of a call's arguments, made with plain pickle, which is faster than cloudpickle.
 
-    Plain pickle is faster than cloudpickle, and enough for simple arguments.
-
-    Args:
-        args: the positional arguments. The result is None unless each is a number, string, bytes, bool or None.
-        kwargs: the keyword arguments, which are not checked.
+    Returns None if a positional argument is not a number, string, bytes, bool or None. The values of `kwargs` are not
+    checked.
     """
     return pickle.dumps((args, kwargs), PROTOCOL) if _PLAIN.issuperset(map(type, args)) else None
 
 
 class ResultWriter(Protocol):
-    """A writer of results and exceptions for a client that accepts data only, and no pickles.
+    """Writer of results and exceptions for a client that accepts data only, and no pickles.
 
     Reading a pickle can run code, so a client takes none from machines that it does not trust.
     """
 
     def value(self, value: object, what: str) -> list[Buffer]:
-        """Return the buffers of a value in a format that is not pickle.
+        """Return the buffers of a value in a format that is not pickle. `what` names the value in messages.
 
-        Args:
-            value: the value.
-            what: the name of the value in messages.
-
-        Raises:
-            UntrustedResult: the value contains something that the client would not accept.
+        Raises UntrustedResult if it contains something that the client would not accept.
         """
         ...
 
@@ -102,14 +91,10 @@ result_writer: ResultWriter | None = None
 
 
 def dump_items(items: Sequence[object]) -> bytes:
-    """Return several items of a stream as one byte string that a node (rented machine) sends to its client.
+    """Return several items of a stream as one byte string that a node sends to its client.
 
-    The byte string is a pickle. If `result_writer` is set, the client does not trust this node. The items are then
-    written as data, which cannot run code.
-
-    Args:
-        items: the items. A number, text, bool, bytes or None is given as it is. Any other item must be serialized
-            already, and is given as a tuple of its buffers.
+    It is a pickle, or plain data if `result_writer` is set because the client does not trust this node. An item other
+    than a number, text, bool, bytes or None is given as a tuple of its serialized buffers.
     """
     return pickle.dumps(items, PROTOCOL) if result_writer is None else bytes(result_writer.value(items, "items")[0])
 
@@ -117,13 +102,8 @@ def dump_items(items: Sequence[object]) -> bytes:
 def _is_plain(value: object, depth: int = _DEPTH) -> bool:
     """Return True if plain pickle, which is four times as fast as cloudpickle, is known to be enough for a value.
 
-    Plain pickle is enough for numbers, strings, bytes, bool and None, and for tuples, lists and dicts of these. Return
-    False for subclasses of these types, for more than `depth` levels of nesting, and for collections of 64 or more
-    items. In a dict, each key and each value counts as one item.
-
-    Args:
-        value: the value.
-        depth: the most levels of tuples, lists and dicts inside each other.
+    It is enough for numbers, strings, bytes, bool and None, and for tuples, lists and dicts of these with fewer than 64
+    items. In a dict, each key and each value counts. Subclasses and more than `depth` levels of nesting give False.
     """
     kind = type(value)
     if kind in _PLAIN:
@@ -161,13 +141,13 @@ def _collector(buffers: list[Buffer]) -> Callable[[pickle.PickleBuffer], bool]:
 def loads(buffers: Sequence[Buffer]) -> Any:
     """Return the value that `dumps` serialized. Exceptions of unpickling are raised unchanged.
 
-    Arrays in the value use the memory of `buffers` without a copy. The arrays are writable if that memory is writable.
+    Arrays in the value use the memory of `buffers` without a copy, and are writable if that is.
     """
     return pickle.loads(buffers[0], buffers=buffers[1:]) if len(buffers) > 1 else pickle.loads(buffers[0])
 
 
 class Captured(NamedTuple):
-    """The result of a call whose output is captured.
+    """Result of a call whose output is captured.
 
     Attributes:
         value: the value that the function returned.
@@ -179,7 +159,7 @@ class Captured(NamedTuple):
 
 
 class Reference(Generic[T]):
-    """A stand-in for a value of `pool.put()` that the nodes (machines) of the pool store under `key`.
+    """Reference to a value of `pool.put()`, which the nodes of the pool store under `key`.
 
     The pickle of a reference contains only the key. Unpickling it on a node gives the value. Unpickling it on the
     client raises a RuntimeError.
@@ -198,7 +178,7 @@ class Reference(Generic[T]):
 
 
 resolve_object: Callable[[str], Any] | None = None
-"""A function that returns the value of `pool.put()` with a given key, in a worker (process that runs calls).
+"""A function that returns the value of `pool.put()` with a given key, in a worker.
 
 It is None in every other process.
 """
@@ -207,8 +187,7 @@ It is None in every other process.
 def object_of(key: str) -> Any:
     """Return the value of `pool.put()` with this key. Unpickling a `Reference` on a node calls this.
 
-    Raises:
-        RuntimeError: this process is not a worker (process that runs calls) on a node, so it does not have the value.
+    Raises RuntimeError in a process that is no worker, and so does not have the value.
     """
     if resolve_object is None:
         raise RuntimeError(

@@ -1,7 +1,7 @@
-"""Pickles functions and classes by value, and makes them where they arrive, once in a process.
+"""Pickles functions and classes by value, and makes them once in each process where they arrive.
 
-cloudpickle sets the attributes of a class over again with each pickle, and defines a class again without the arguments
-that it was defined with. Here a class that exists already stays as it is, and a new one is copied, not defined again:
+cloudpickle sets the attributes of a class again with each pickle, and defines a class again without the arguments of
+its definition. Here a class that exists already stays as it is, and a new one is copied, not defined again:
 https://github.com/cloudpipe/cloudpickle/issues/439 and https://github.com/cloudpipe/cloudpickle/issues/527.
 """
 
@@ -50,7 +50,7 @@ OF_MEMBERS = frozenset(("_name_", "_value_", "__objclass__", "_sort_order_"))
 
 
 def reduce_code(code: CodeType) -> Any:
-    """Pickle a code object with the name of its file, for tracebacks.
+    """Return how to pickle a code object with the name of its file, for tracebacks.
 
     cloudpickle 3.1.3 leaves the name out: https://github.com/cloudpipe/cloudpickle/pull/560
     """
@@ -62,14 +62,13 @@ class _Sent(NamedTuple):
     """What is sent of a function besides its code.
 
     Attributes:
-        id: its id; None for a function that has no name, of which each copy is one of its own.
-        sender: the process that sends it.
-        version: its version; None without an id.
-        space: the globals of its module.
-        names: the globals that it uses.
-        tokens: the tokens of those that can change in place.
-        absent: the globals that it uses and that do not exist.
-        attributes: a dict of its attributes, and a dict of those that Python itself gives to functions.
+        id: the id of the function; None if it has no name, so that each copy of it is separate.
+        version: the version of the function; None if `id` is None.
+        space: the dict of globals of its module.
+        names: the globals that it uses, by name.
+        tokens: the tokens of the globals that can change in place.
+        absent: names that it uses, but that are neither globals nor builtins.
+        attributes: a dict of its own attributes, and a dict of those that Python gives to every function.
     """
 
     id: str | None
@@ -83,11 +82,9 @@ class _Sent(NamedTuple):
 
 
 def reduce_function(function: FunctionType, space: namespaces.Space) -> Any:
-    """Pickle a function by value.
+    """Return how to pickle a function by value, as `__reduce__` does.
 
-    Args:
-        function: the function.
-        space: its globals. Functions of the same module in one pickle have the same object.
+    `space` has its globals: the same object for all functions of a module in one pickle.
     """
     state, slots = cloudpickle._function_getstate(function)
     if parameters := getattr(function, "__type_params__", None):
@@ -108,7 +105,7 @@ def reduce_function(function: FunctionType, space: namespaces.Space) -> Any:
 
 
 def _version_of(function: FunctionType) -> str:
-    """Return the version of a function: what it is without the globals that it uses."""
+    """Return the version of a function, from its code, defaults, closure and attributes. Globals do not count."""
     parts = (function.__defaults__, function.__kwdefaults__)
     if function.__closure__ is None and not function.__dict__ and all(map(_is_constant, parts)):
         return f"{hash(function.__code__)} {parts!r}"
@@ -123,7 +120,10 @@ def _is_constant(defaults: tuple[object, ...] | dict[str, object] | None) -> boo
 def _function(
     id_: str | None, sender: str, version: str | None, code: CodeType, values: dict[str, Any], cells: int | None
 ) -> FunctionType:
-    """Return the function that has this id here, or a new one without its attributes."""
+    """Return the function that has this id here, or, if it is missing or outdated, a new one still without attributes.
+
+    `values` is its dict of globals, and `cells` the number of variables that it captures; None if it has no closure.
+    """
     found = None if id_ is None else identity.known(id_)
     if found is not None and not identity.is_outdated(found, sender, version):
         return cast(FunctionType, found)
@@ -148,12 +148,9 @@ def _fill_function(function: FunctionType, state: tuple[Any, ...]) -> None:
 
 
 class _Member(NamedTuple):
-    """A member of an enum on its way.
+    """Member of an enum in a pickle, with its name or one of its aliases, and its value.
 
-    Attributes:
-        name: its name, or one of its names.
-        arguments: the arguments of `__new__` of the type that the enum is mixed with, such as `str`.
-        value: its value.
+    `arguments` are for `__new__` of the type with which the enum is mixed, such as `str`.
     """
 
     name: str
@@ -162,7 +159,7 @@ class _Member(NamedTuple):
 
 
 def reduce_class(kind: type) -> Any:
-    """Pickle a class by value."""
+    """Return how to pickle a class by value, as `__reduce__` does."""
     body = {name: value for name in _MADE_WITH if (value := vars(kind).get(name)) is not None}
     body["__qualname__"] = kind.__qualname__
     if isinstance(vars(kind).get("__dict__"), property):
@@ -208,12 +205,12 @@ def _registered(kind: abc.ABCMeta) -> list[type]:
 
 
 def _is_descriptor(value: object, kind: type) -> bool:
-    """Return True if Python has made this attribute for a slot of the class."""
+    """Return True if Python has made this attribute for `__slots__`, `__dict__` or `__weakref__` of the class."""
     return isinstance(value, (MemberDescriptorType, GetSetDescriptorType)) and value.__objclass__ is kind
 
 
 def _arguments_of(member: Any) -> tuple[Any, ...]:
-    """Return the arguments with which `__new__` of the type that an enum is mixed with makes this member."""
+    """Return the arguments with which `__new__` of the type of an enum's values, such as `str`, makes a member."""
     kind = type(member)._member_type_
     if hasattr(kind, "__getnewargs__"):  # such as int and str
         return tuple(kind.__getnewargs__(member))
@@ -237,7 +234,7 @@ def _class(
     members: tuple[_Member, ...],
     boundary: Any,
 ) -> type:
-    """Return the class that has this id here, or a new one without its attributes."""
+    """Return the class that has this id here, or a new one still without its attributes."""
     found = identity.known(id_)
     if found is not None:
         return cast(type, found)
@@ -255,9 +252,9 @@ def _class(
 
 
 def _maker(metaclass: type) -> Any:
-    """Return the metaclass that makes copies of a class: the given one, or its first base that is no script's.
+    """Return the metaclass that makes copies of a class: the first in the MRO that was not defined in a script.
 
-    What a script's own metaclass does with a class, such as adding it to a registry, was done where it was defined.
+    What a script's metaclass does with a class, such as adding it to a registry, was done where the class was defined.
     """
     return next(each for each in metaclass.__mro__ if not identity.is_tracked(each))
 
@@ -267,9 +264,10 @@ _silencing = threading.RLock()
 
 @contextmanager
 def _silenced(bases: tuple[type, ...]) -> Iterator[None]:
-    """Keep Python from calling `__init_subclass__` of a script's class in this thread, or one that needs arguments.
+    """Keep Python from calling some methods `__init_subclass__` in this thread, while a subclass of `bases` is made.
 
-    It was called where the class was defined, and what it did arrives with the classes. The arguments are not known.
+    These are the methods of a script's classes and those that need arguments. They were called where the subclass was
+    defined, and what they did arrives with the classes.
     """
     owners = [
         kind
@@ -320,7 +318,7 @@ def _enum(
     members: tuple[_Member, ...],
     boundary: Any,
 ) -> Any:
-    """Return a new enum with its members. The members are copied; methods such as `__init__` are not called for them.
+    """Return a new enum with copies of its members. No method of a script, such as `__init__`, is called for them.
 
     cloudpickle calls the class with the values, and so loses aliases and the attributes of members.
     """
@@ -345,7 +343,7 @@ def _enum(
 
 
 class _Held:
-    """A member of an enum, which is no tuple, so that `enum` does not take it apart."""
+    """Wrapper of a `_Member`. It is no tuple, so `enum` does not take it apart while it makes the class."""
 
     def __init__(self, sent: _Member) -> None:
         self.sent = sent

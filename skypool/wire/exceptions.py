@@ -22,12 +22,9 @@ _LONGEST_CHAIN = 20
 
 
 class RemoteTraceback(Exception):
-    """The traceback of an exception as it was on the node (the rented machine that ran the call).
+    """Traceback of an exception as text, as it was on the node.
 
-    When a call raises an exception on the client, the last cause in the chain of this exception is a RemoteTraceback.
-
-    Args:
-        text: the traceback. It is also an attribute.
+    When a call raises an exception on the client, the last cause in its chain is a RemoteTraceback.
     """
 
     def __init__(self, text: str) -> None:
@@ -53,7 +50,6 @@ def dump_error(error: BaseException, home: bool = False) -> list[Buffer]:
     are kept. The text leaves out the frames of skypool, unless they may show a bug of it.
 
     Args:
-        error: the exception.
         home: True if a node sends the exception to its client. Then `codec.result_writer`, if it is set, encodes the
             exception as plain data, because this client accepts no pickles. False if the receiver accepts pickles.
     """
@@ -73,7 +69,7 @@ def dump_error(error: BaseException, home: bool = False) -> list[Buffer]:
 
 
 def _leave_out_own_frames(shown: traceback.TracebackException) -> None:
-    """Leave the frames of skypool out of a traceback, and of those in it, of which they are no more than a part."""
+    """Remove skypool's frames from a traceback and those of its causes and contexts, unless no other frame is left."""
     todo: list[traceback.TracebackException | None] = [shown]
     while todo:
         each = todo.pop()
@@ -93,17 +89,11 @@ _OWN = os.path.dirname(os.path.dirname(_leave_out_own_frames.__code__.co_filenam
 def dump_one(error: BaseException, home: bool = True) -> ErrorLink:
     """Serialize one exception without its causes. Return (pickle or None, name of the type, text, reason, notes).
 
-    The reason says why there is no pickle, or why the pickle is not exact; otherwise it is "". This function does not
-    raise if the exception cannot be pickled.
+    The reason says why there is no pickle, or only an inexact one; otherwise it is "". `home` is as for `dump_error`.
 
     Three ways to pickle the exception are tried. The first pickle that gives back the same type with the same text is
-    taken. If there is none, the first pickle that gives back the same type is taken. An exception that would end a
-    process, such as SystemExit, gets no pickle.
-
-    Args:
-        error: the exception.
-        home: True if a node sends the exception to its client. Then `codec.result_writer`, if it is set, encodes the
-            exception as plain data, because this client accepts no pickles. False if the receiver accepts pickles.
+    taken, or else the first one that gives back the same type. An exception that would end a process, such as
+    SystemExit, gets no pickle.
     """
     kind = name_of(type(error))
     text = text_of(error)
@@ -133,7 +123,7 @@ def dump_one(error: BaseException, home: bool = True) -> ErrorLink:
 
 
 class _LenientPickler(Pickler):
-    """A pickler that sends exceptions that cannot be pickled as raised ones: in part, or their name and text."""
+    """Pickler that sends parts of an exception that cannot be pickled, or a RemoteError with its name and text."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, BaseException) and failure_of(obj) is not None:
@@ -142,16 +132,14 @@ class _LenientPickler(Pickler):
 
 
 def dump_result(value: object, what: str) -> list[Buffer]:
-    """Return the buffers of a value that a node (rented machine) sends to its client: a pickle or plain data.
+    """Return the buffers of a value that a node sends to its client: a pickle, or data if the client does not trust it.
 
-    If `codec.result_writer` is set, the client does not trust this node. The value is then written as plain data, which
-    cannot run code.
-
-    Exceptions among the parts of the value need not be picklable: they come as they would come if they were raised.
+    If `codec.result_writer` is set, the value is written as plain data, which cannot run code. `what` names the value
+    in messages. Exceptions inside the value need not be picklable: they arrive as if the call had raised them.
 
     Raises:
-        PickleError: another part of the value cannot be pickled.
-        UntrustedResult: the client takes plain data only, and the value is more than that.
+        PickleError: something else in the value cannot be pickled.
+        UntrustedResult: the client takes plain data only, and the value is not plain data.
     """
     if codec.result_writer is not None:
         return codec.result_writer.value(value, what)
@@ -165,12 +153,10 @@ def dump_result(value: object, what: str) -> list[Buffer]:
 
 
 class _Rebuilt:
-    """A wrapper of an exception. Unpickling it gives the exception, without a call of the `__init__` of its class.
+    """Wrapper of an exception. Unpickling it gives the exception, without a call of the `__init__` of its class.
 
-    Args:
-        error: the exception.
-        in_part: True replaces arguments that cannot be pickled by the first 40 characters of their repr. Attributes
-            that cannot be pickled are then left out, and a note names them. Default False.
+    With `in_part`, arguments that cannot be pickled become the first 40 characters of their repr. Attributes that
+    cannot be pickled are left out, and a note names them.
     """
 
     def __init__(self, error: BaseException, in_part: bool = False) -> None:
@@ -195,10 +181,7 @@ class _Rebuilt:
 
 
 class _Member:
-    """A wrapper of one member of an exception group. Unpickling the wrapper gives the member.
-
-    If the member itself cannot be pickled or unpickled, the result is a RemoteError with its name and text.
-    """
+    """Wrapper of one member of an exception group. Unpickling it gives the member, or a RemoteError in its place."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -210,11 +193,8 @@ class _Member:
 def load_error(buffers: Sequence[Buffer]) -> BaseException:
     """Return (do not raise) the exception that `dump_error` serialized.
 
-    The result has the type of the original exception if that type can be unpickled here. Otherwise it is a RemoteError
-    with the original's name and text. The last cause in its chain is a RemoteTraceback, which has the traceback of the
-    original.
-
-    For buffers that `dump_error` did not make, any exception may be raised.
+    It has the original type if that can be unpickled here. Otherwise it is a RemoteError with the original's name and
+    text. The last cause in its chain is a RemoteTraceback. For other buffers, any exception may be raised.
     """
     chain, text = pickle.loads(buffers[0])
     errors = [_load_one(*link, traceback_text=text) for link in chain]

@@ -18,11 +18,11 @@ _MOST = 1 << 20
 
 
 class _TooLarge(Exception):
-    """The value has more than `_MOST` bytes."""
+    """The value has more than `_MOST` bytes, so its hash is not computed."""
 
 
 class _Hash:
-    """A file that keeps only a hash of what is written."""
+    """File for a pickler that keeps nothing but a hash of what is written."""
 
     def __init__(self) -> None:
         self.hash = hashlib.blake2b(digest_size=16)
@@ -44,7 +44,7 @@ class _Hash:
 
 
 class _Fingerprinter(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """A pickler for `fingerprint`: definitions are named by their ids, and functions by their parts."""
+    """Pickler for `fingerprint`. It writes the ids of classes, and what functions consist of."""
 
     dispatch_table: ClassVar[Any] = ChainMap(
         cast(Any, {CodeType: lambda code: (_part, (hash(code),))}),
@@ -67,18 +67,15 @@ class _Fingerprinter(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
 
 
 def _part(*_: object) -> object:
-    """Stand for a part of a value in a pickle that nobody reads."""
+    """Mark a part of a value in the pickle that is hashed. Nobody unpickles it, so this is never called."""
     return object()
 
 
 def fingerprint(value: object) -> str:
     """Return a hash of a value and of all its parts. It changes when one of them changes.
 
-    Classes, and the globals that functions use, are not looked into. Hashes of two processes cannot be compared. The
-    result is another one each time for a value of more than 1 MiB.
-
-    Raises:
-        Exception: the value cannot be pickled.
+    Changes inside classes, and of globals that functions use, are not noticed. Hashes of two processes cannot be
+    compared. A value of more than 1 MiB gets a new random hash each time. Raises any exception of pickling the value.
     """
     file = _Hash()
     try:

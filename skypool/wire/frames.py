@@ -1,6 +1,5 @@
 """The binary message format between client, agent and workers, as pure functions: bytes go in, frames come out.
 
-The agent is the program on a node (rented machine) that talks to the client; workers are its processes that run calls.
 A frame is a 16-byte prefix, a small JSON header and a raw body. The prefix has these fields, at these byte offsets:
 
     0  2s  b"sk"            marks a frame of skypool; other bytes are refused
@@ -47,7 +46,7 @@ _USUAL = CHUNK + (64 << 10)
 ALIGN = 64
 """Each buffer in a frame's body starts at a multiple of this number of bytes: aligned arrays are processed faster."""
 TOGETHER = 512
-"""The greatest number of calls in one frame (message)."""
+"""The greatest number of calls in one frame."""
 # A pipe takes this many call ids in one write.
 CALLS_NAMED = 16 << 10
 """The greatest number of calls that the header of one frame may name."""
@@ -64,11 +63,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Kind(IntEnum):
-    """The kind of a frame (message).
-
-    The comment beside each kind names the senders of such frames: c the client, a the agent, w a worker.
-    The agent is the program on a node that talks to the client; workers are its processes that run calls.
-    """
+    """Kind of a frame. The comment beside each kind names its senders: c the client, a the agent, w a worker."""
 
     HELLO = 1  # c: introduces the client and names the calls that it still waits for
     WELCOME = 2  # a: introduces the agent and names the calls that it knows
@@ -101,15 +96,10 @@ KINDS: dict[int, Kind] = {int(kind): kind for kind in Kind}
 
 
 class Frame(NamedTuple):
-    """A frame (one message) as it was received.
+    """Frame as it was received, with its parsed JSON header.
 
-    The memory of `body` and `raw` may be overwritten by the next read, so copy what must be kept.
-
-    Attributes:
-        kind: the kind of the message.
-        header: the parsed JSON header.
-        body: a view of the part after the header.
-        raw: a view of the whole frame.
+    `body` is a view of the part after the header, and `raw` of the whole frame. The next read may overwrite their
+    memory, so copy what must be kept.
     """
 
     kind: Kind
@@ -125,71 +115,55 @@ _make_frame = partial(tuple.__new__, Frame)
 
 
 def encode(kind: Kind, header: Mapping[str, object], body_length: int = 0) -> bytes:
-    """Return the prefix and the header of a frame as bytes, to be followed by a body of `body_length` bytes.
+    """Return the prefix and the header of a frame, to be followed by a body of `body_length` bytes.
 
-    A frame is a message; its prefix has the lengths of header and body. The limits of these lengths, `MAX_HEADER` and
-    `MAX_BODY`, are not checked here.
+    The limits `MAX_HEADER` and `MAX_BODY` are not checked here.
     """
     return seal(kind, _encode_json(header).encode(), body_length)
 
 
 def members(header: Mapping[str, object]) -> str:
-    """Return the JSON of a frame's header without its outer braces, such as `"id":1,"ok":true`; "" for an empty header.
-
-    Callers can put this text into a longer header.
-    """
+    """Return the JSON of a header without its outer braces, such as `"id":1,"ok":true`, for use in a longer header."""
     return _encode_json(header)[1:-1]
 
 
 def seal(kind: int, head: bytes, body_length: int = 0) -> bytes:
-    """Return the prefix and the header of a frame (message) as bytes. The caller gives the header as JSON text.
+    """Return the prefix and the header of a frame. Neither the JSON nor the lengths are checked.
 
-    Neither the JSON nor the lengths of header and body are checked.
-
-    Args:
-        kind: the number of the frame's kind.
-        head: the whole header as JSON, with its braces.
-        body_length: the length in bytes of the body that the caller writes after it.
+    `head` is the whole header as JSON, with its braces. The caller writes `body_length` bytes after it.
     """
     return PREFIX.pack(b"sk", WIRE_VERSION, kind, len(head), body_length) + head
 
 
 def frame(kind: Kind, header: Mapping[str, object], buffers: Sequence[Buffer] = ()) -> list[Buffer]:
-    """Return a whole small frame (message) as a list of buffers, to be written one after the other.
+    """Return a whole small frame as a list of buffers, to be written one after the other.
 
-    The body consists of `buffers`, with zeros between them so that each starts at a multiple of 64 bytes. By default
-    the body is empty. The limit `MAX_BODY` is not checked.
+    The body has `buffers`, each at a multiple of 64 bytes. The limit `MAX_BODY` is not checked.
     """
     padded, total = pad(buffers)
     return [encode(kind, header, total), *padded]
 
 
 def long_frame(kind: Kind, header: Mapping[str, object]) -> list[Buffer]:
-    """Return a frame (message) whose body is `header` as JSON, because `header` may be too long for a frame's header.
+    """Return a frame whose body is `header` as JSON, because `header` may be too long for a frame's header.
 
-    `header_of` reads such a frame. Headers that name every call of a node are sent this way. The frame is a list of
-    buffers, to be written one after the other.
+    `header_of` reads such a frame. Headers that name every call of a node are sent this way.
     """
     return frame(kind, {}, [_encode_json(header).encode()])
 
 
 def header_of(f: Frame) -> dict[str, Any]:
-    """Return the header of a frame (message), also of one that `long_frame` made.
+    """Return the header of a frame, also of one that `long_frame` made.
 
-    A body that is not empty is read as JSON, too, and its members are added to the header. If header and body have a
-    member of the same name, the member of the body is taken.
-
-    Raises:
-        ProtocolError: the body is not empty and not a JSON object.
+    The members of a JSON body replace members of the same name. Raises ProtocolError if the body is no JSON object.
     """
     return f.header if not f.body else f.header | _object_in(f.body)
 
 
 def pad(buffers: Sequence[Buffer]) -> tuple[Sequence[Buffer], int]:
-    """Return the buffers with zeros between them, and their length in bytes together with these zeros.
+    """Return the buffers with zeros between them, and the length in bytes of all together.
 
-    The zeros make each buffer start at a multiple of `ALIGN` (64 bytes). A single buffer is returned without zeros. For
-    no buffers, the result is ([], 0). Nothing is copied.
+    The zeros make each buffer start at a multiple of `ALIGN` (64 bytes). Nothing is copied.
     """
     if len(buffers) == 1:
         return buffers, len(buffers[0])
@@ -205,16 +179,10 @@ def pad(buffers: Sequence[Buffer]) -> tuple[Sequence[Buffer], int]:
 
 
 def split_buffers(body: memoryview, lengths: Sequence[int]) -> list[memoryview]:
-    """Split the body of a frame (message) into its buffers, and return views of them.
+    """Split the body of a frame into buffers of these lengths in bytes, and return views of them.
 
-    Each buffer starts at a multiple of 64 bytes. Bytes between the buffers and after the last one are ignored.
-
-    Args:
-        body: the body of a frame.
-        lengths: the length of each buffer in bytes, without padding.
-
-    Raises:
-        ProtocolError: the lengths do not fit the body, or one is negative or not an integer.
+    Each buffer starts at a multiple of 64 bytes. Bytes between the buffers and after the last one are ignored. Raises
+    ProtocolError if the lengths do not fit the body, or if one is negative or not an integer.
     """
     out: list[memoryview] = []
     at = 0
@@ -230,13 +198,7 @@ def split_buffers(body: memoryview, lengths: Sequence[int]) -> list[memoryview]:
 
 
 def total_length(lengths: Sequence[int]) -> int:
-    """Return the length in bytes of all buffers together, with the padding that makes each start at a multiple of 64.
-
-    The result is 0 if there are no buffers.
-
-    Args:
-        lengths: the length of each buffer in bytes.
-    """
+    """Return the length in bytes of all buffers together, with the padding to multiples of 64 between them."""
     at = 0
     for length in lengths:
         at += -at % ALIGN + length
@@ -247,7 +209,7 @@ def cut(buffers: Sequence[Buffer], size: int) -> Iterator[list[Buffer]]:
     """Cut a sequence of buffers into pieces of `size` bytes, and yield the pieces. The last piece may be shorter.
 
     Zeros between the buffers make each buffer start at a multiple of `ALIGN` (64 bytes). Each piece is a list of views
-    of the buffers and of these zeros. Nothing is copied. If all buffers are empty, no piece is yielded.
+    of the buffers and of these zeros. Nothing is copied.
     """
     piece: list[Buffer] = []
     room = size
@@ -277,22 +239,17 @@ End = tuple[int, bool, float, bytes]
 
 
 def end_of(id_: int, ok: bool, seconds: float, data: Buffer) -> bytes:
-    """Return one entry of the body of an OUTCOMES frame (results of several calls): the result of one call.
+    """Return the outcome of one call as an entry of the body of an OUTCOMES frame.
 
-    Args:
-        id_: the call's id.
-        ok: True if the call returned, False if it raised.
-        seconds: how long the call ran.
-        data: the serialized value or error of the call, in one buffer.
+    `ok` is True if the call returned, False if it raised, and `data` is its serialized value or error.
     """
     return _END.pack(id_, len(data), ok, seconds) + data
 
 
 def ends_in(body: bytes) -> Iterator[End]:
-    """Yield the results of calls that the body of an OUTCOMES frame has, in order. Yield none for an empty body.
+    """Yield the outcomes in the body of an OUTCOMES frame, in order.
 
-    Raises:
-        ProtocolError: the body ends in the middle of a result. The results before that one are yielded first.
+    If the body ends in the middle of an outcome, raises ProtocolError after the outcomes before it.
     """
     at = 0
     while at < len(body):
@@ -312,14 +269,7 @@ def ends_in(body: bytes) -> Iterator[End]:
 
 
 def parse_frame(packet: memoryview) -> Frame:
-    """Return the single frame (message) that fills `packet`. The frame is a view of `packet`, not a copy.
-
-    Args:
-        packet: all bytes of one packet. The agent (the main process on a node) and its workers send each other packets.
-
-    Raises:
-        ProtocolError: the packet is anything other than exactly one frame.
-    """
+    """Return the single frame that fills `packet`, as a view of it. Raises ProtocolError for anything else."""
     frames, used = scan(packet)
     if len(frames) != 1 or used != len(packet):
         raise protocol_violation(
@@ -330,18 +280,12 @@ def parse_frame(packet: memoryview) -> Frame:
 
 
 def scan(view: memoryview, most: int = MAX_BODY) -> tuple[list[Frame], int]:
-    """Return all complete frames (messages) at the start of `view`, and the number of bytes that they take.
+    """Return all complete frames at the start of `view`, as views, and the number of bytes that they take.
 
-    An incomplete frame at the end is left for a later call. Without any complete frame, the result is ([], 0). The
-    frames are views, not copies.
-
-    Args:
-        view: the bytes.
-        most: the greatest length of a frame's body, in bytes.
+    An incomplete frame at the end is left for a later call. `most` is the greatest length of a body, in bytes.
 
     Raises:
-        ProtocolError: a frame is not valid, has another protocol version, or is too large. The frames before that one
-            are then lost.
+        ProtocolError: a frame is invalid, of another protocol version, or too large. The frames before it are lost.
     """
     frames: list[Frame] = []
     at = 0
@@ -361,10 +305,9 @@ def scan(view: memoryview, most: int = MAX_BODY) -> tuple[list[Frame], int]:
 
 
 def _object_in(data: memoryview) -> dict[str, Any]:
-    """Return the JSON object that these bytes consist of. Bytes that are not UTF-8 are replaced, not refused.
+    """Return the JSON object that these bytes are. Bytes that are not UTF-8 are replaced, not refused.
 
-    Raises:
-        ProtocolError: the bytes are not a JSON object, or the parsed object would take too much memory.
+    Raises ProtocolError if they are no JSON object, or if the parsed object would take too much memory.
     """
     if len(data) > _SHORT_JSON:
         check_json(bytes(data))
@@ -383,10 +326,7 @@ def _object_in(data: memoryview) -> dict[str, Any]:
 def check_json(data: bytes) -> None:
     """Refuse JSON that would take far more memory when parsed than it takes as text, such as a list of empty lists.
 
-    Return nothing if the JSON is accepted.
-
-    Raises:
-        ProtocolError: the estimate exceeds 3 times the length of the text plus 256 KiB.
+    Raises ProtocolError if the estimate exceeds 3 times the length of the text plus 256 KiB.
     """
     memory, limit = _memory_of(data), _JSON_GROWS * len(data) + JSON_SPARE
     if memory > limit:
@@ -397,7 +337,7 @@ def check_json(data: bytes) -> None:
 
 
 def _memory_of(data: bytes) -> int:
-    """Return about how many bytes the objects of a JSON text take, by its brackets, commas and quotes."""
+    """Estimate how many bytes the objects of a JSON text take, by the number of brackets, commas and quotes."""
     count = data.count
     return 96 * count(b"[") + 256 * count(b"{") + 40 * count(b",") + 32 * count(b'"')
 
@@ -405,27 +345,16 @@ def _memory_of(data: bytes) -> int:
 def share_of_header(value: Mapping[str, object]) -> tuple[int, int]:
     """Return how much of the limits of a frame's header a part of that header takes.
 
-    The sender adds up the parts: a receiver gives up the connection if a header exceeds a limit.
-
-    Returns:
-        The length of the JSON in bytes, which counts towards `MAX_HEADER`. Then the memory in bytes that its objects
-        take beyond what is allowed for that length, which counts towards `JSON_SPARE`. It is negative for long texts.
+    The first number is the length of the JSON in bytes, which counts towards `MAX_HEADER`. The second is the memory in
+    bytes that its objects take beyond what is allowed for that length. It counts towards `JSON_SPARE`, and is negative
+    for long texts. The sender adds up the parts: a receiver gives up the connection if a header is too large.
     """
     data = _encode_json(value).encode()
     return len(data), _memory_of(data) - _JSON_GROWS * len(data)
 
 
 def _complaint(magic: bytes, version: int, kind: int, head: int, body: int, most: int) -> ProtocolError:
-    """Return (do not raise) the error for a frame whose prefix is not allowed. The error names the first problem.
-
-    The problems are searched in this order: wrong first bytes, another version of the protocol, an unknown kind, and a
-    size over the limits.
-
-    Args:
-        magic, version, kind: the first two bytes of the prefix, the version of the protocol, and the kind of the frame.
-        head, body: the lengths of header and body that the prefix announces, in bytes.
-        most: the greatest length of a body.
-    """
+    """Return (do not raise) the error for a prefix that is not allowed. It names the first problem."""
     if magic != b"sk":
         return ProtocolError(
             f"skypool received bytes that are not a message of skypool (they begin with {magic!r}); check that no "
@@ -445,12 +374,10 @@ def _complaint(magic: bytes, version: int, kind: int, head: int, body: int, most
 
 
 class Decoder:
-    """A decoder that turns a stream of bytes into frames (messages) without copying them.
+    """Decoder that turns a stream of bytes into frames without copying them.
 
-    Read from the socket into `space()`, then call `advance(n)` with the number of bytes read.
-
-    Attributes:
-        most: the greatest length of a frame's body in bytes, from the next frame on.
+    Read from the socket into `space()`, then call `advance(n)` with the number of bytes read. `most` is the greatest
+    length of a frame's body in bytes, from the next frame on.
     """
 
     def __init__(self) -> None:
@@ -459,7 +386,7 @@ class Decoder:
         self._start = self._end = 0
 
     def space(self) -> memoryview:
-        """Return the memory to read the next bytes into. The memory has room for at least one byte.
+        """Return the memory to read the next bytes into, with room for at least one byte.
 
         Frames that `advance` returned before become invalid, because their memory may be used again.
         """
@@ -476,13 +403,10 @@ class Decoder:
         return self._view[self._end :]
 
     def advance(self, n: int) -> list[Frame]:
-        """Count `n` more bytes as read, and return the frames that they complete. The list is empty if there are none.
+        """Count `n` more bytes as read, and return the frames that they complete.
 
         The frames are views of the decoder's memory, valid until the next call of `space`. Bytes of an incomplete frame
-        are kept for later calls.
-
-        Raises:
-            ProtocolError: a frame is not valid, has another protocol version, or is too large.
+        are kept for later calls. Raises ProtocolError as `scan` does.
         """
         self._end += n
         frames, used = scan(self._view[self._start : self._end], self.most)
@@ -491,8 +415,8 @@ class Decoder:
 
     @property
     def pending(self) -> int:
-        """The number of bytes of an incomplete frame (message) that were read.
+        """The number of bytes that were read of an incomplete frame.
 
-        If the number is above 0 at the end of the stream, that frame was cut off.
+        At the end of the stream, such a frame was cut off.
         """
         return self._end - self._start

@@ -1,8 +1,7 @@
-"""Defines the data that client and agent exchange when they connect: configuration of a node, and state of its machine.
+"""Data that client and agent exchange when they connect: configuration of a node, and state of its machine.
 
-A node is a rented machine, and the agent is the program on the node that runs calls. The client sends the configuration
-as JSON in the prelude, the first bytes that it sends to the loader. The loader is the program that starts the agent.
-The agent sends the state as JSON in each WELCOME frame, its first message on a connection.
+The client sends the configuration as JSON in the prelude, the first bytes that it sends to the loader. The agent sends
+the state as JSON in each WELCOME frame, its first one on a connection.
 """
 
 from __future__ import annotations
@@ -19,11 +18,9 @@ _WHAT = "the configuration of a node"
 
 @dataclass(frozen=True, slots=True)
 class SlotPlan:
-    """The configuration of one slot of a node. A slot is the part of a node that runs one call at a time.
+    """Configuration of one slot of a node.
 
-    Attributes:
-        env: environment variables with which the slot's process sees only the devices of this slot.
-        devices: the names of the slot's devices (accelerators), such as "cuda 0".
+    With the variables `env`, the slot's process sees only its own devices. `devices` are their names, such as "cuda 0".
     """
 
     env: Mapping[str, str] = field(default_factory=dict)
@@ -32,15 +29,10 @@ class SlotPlan:
 
 @dataclass(frozen=True, slots=True)
 class SlicePlace:
-    """The position of a node in its slice. A slice is several TPU machines (hosts) that are rented together.
+    """Position of a node in its slice. A machine that is rented by itself counts as a slice of one host.
 
-    A machine that is rented by itself counts as a slice of one host.
-
-    Attributes:
-        host: the number of this node's host in the slice, from 0.
-        hosts: how many hosts the slice has.
-        chips: TPU chips of this node; 0 if there are none.
-        slice_chips: TPU chips of the whole slice; 0 if there are none.
+    `host` is the number of this node's host among the `hosts` of the slice, from 0. `chips` and `slice_chips` count the
+    TPU chips of this node and of the whole slice; 0 if there are none.
     """
 
     host: int = 0
@@ -51,36 +43,29 @@ class SlicePlace:
 
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
-    """The configuration of an agent (the program that runs calls on a node), which the client sends when it starts one.
+    """Configuration of an agent, which the client sends when it starts one.
 
-    Paths may begin with "~" until the loader (the program that starts the agent) has expanded them. Durations are in
-    seconds.
+    Paths may begin with "~" until the loader has expanded them. Durations are in seconds.
 
     Attributes:
         folder: the agent's own folder.
         spool: the folder for values that are too large for memory.
         cwd: the working folder of calls.
-        pool: the pool's name.
-        node: the node's number in the pool.
-        nodes: how many nodes the pool has.
-        slice: the node's position in its slice (machines that are rented together).
+        node: the node's number among the `nodes` of the pool, from 0.
         slots: a plan for each slot, or the number of slots, among which the devices are split. "per-device" means one
-            slot for each device. None means one slot that has all devices, or one for each CPU if there are none.
+            slot for each device. None means one slot with all devices; on a node without devices, one for each CPU.
         lease: how long the node lives after each sign of life from its client.
-        lifetime: how long the node lives in all; None for no such limit.
+        lifetime: how long the node lives at most; None for no such limit.
         liveness: how long a client may be silent before another client may take the node.
-        grace: how long a call may go on after its timeout, before its worker process is killed.
-        guard: the path of a file that the agent writes to postpone the time at which the machine ends itself; "" for
-            none.
+        grace: how long a call may go on after its timeout, before its worker is killed.
+        guard: the path of a file that the agent writes to postpone the time at which the machine ends itself; or "".
         rented: True if only this pool uses the machine, so that the machine's hosts file may be changed.
-        watch: the source of a Python program that waits for a spot notice (the announcement that the provider takes the
-            machine back); "" for none.
+        watch: the source of a Python program that waits for a spot notice; "" for none.
         spool_memory: the size in bytes of the largest value kept in memory; None for half of the free memory.
-        trust: "full" if workers (processes that run calls) pickle results. "data" if they write results in a format
-            that cannot run code.
+        trust: "full" if workers pickle results. "data" if they write results in a format that cannot run code.
         allow: names of classes that results in that format may contain.
         env: environment variables of the agent and its workers, including secrets.
-        keep: file descriptors that stay open in the keeper (the parent process of the agent).
+        keep: file descriptors that stay open in the keeper.
     """
 
     folder: str
@@ -110,17 +95,9 @@ class AgentConfig:
 
     @classmethod
     def from_json(cls, said: object) -> AgentConfig:
-        """Return the configuration that a client sent as JSON.
+        """Return the configuration that a client sent as JSON. Only `folder`, `spool` and `cwd` are required.
 
-        Only `folder`, `spool` and `cwd` are required; other missing fields get their defaults. The argument is not
-        changed.
-
-        Args:
-            said: the parsed JSON.
-
-        Raises:
-            ProtocolError: `said` is not a JSON object, or a required field is missing. Also raised if a field is
-                unknown or has a value that is not allowed. The message names the field.
+        Raises ProtocolError if `said` is no JSON object, or has a missing, unknown or invalid field, which it names.
         """
         given = _table(_WHAT, said, _CONFIG)
         given["slice"] = SlicePlace(**_table("the place of a node in its slice", given.get("slice", {}), _PLACE))
@@ -137,7 +114,7 @@ class AgentConfig:
 
 @dataclass(frozen=True, slots=True)
 class NodeHealth:
-    """The state of a machine, as the agent (the program on the machine that runs calls) found it.
+    """State of a machine, as its agent found it.
 
     Attributes:
         devices: the accelerators that the agent sees.
@@ -145,7 +122,7 @@ class NodeHealth:
         disk_free: free bytes on the disk with the folder that calls run in.
         time: the machine's clock, in seconds since 1970.
         address: the machine's own address in its network; "" if unknown.
-        monitored: True if the agent measures the devices, and tells their health as soon as it knows it.
+        monitored: True if the agent measures the devices, and reports their health as soon as it is known.
         host: the machine's own name; "" if it is no valid host name.
     """
 
@@ -158,7 +135,7 @@ class NodeHealth:
     host: str = ""
 
     def to_json(self) -> dict[str, object]:
-        """Return the state as a dict for JSON, which is part of a WELCOME frame (the first message to the client)."""
+        """Return the state as a dict for JSON, which is part of a WELCOME frame."""
         return asdict(self)
 
 
@@ -235,17 +212,9 @@ def _slot(said: object) -> SlotPlan:
 
 
 def _table(what: str, said: object, checks: Mapping[str, _Check]) -> dict[str, Any]:
-    """Check that all fields of a JSON object are known and have allowed values, and return a copy of the object.
+    """Return a copy of a JSON object whose fields are all known and pass their checks. Fields may be missing.
 
-    A missing field is not an error.
-
-    Args:
-        what: the object's name in messages.
-        said: the parsed JSON.
-        checks: a dict from field name to check. A check is a function that returns True if a value is allowed.
-
-    Raises:
-        ProtocolError: `said` is not a JSON object, or a field is unknown or has a value that is not allowed.
+    `what` names the object in the ProtocolError that is raised otherwise.
     """
     if type(said) is not dict:
         raise protocol_violation(f"{what} must be a JSON object, not {type(said).__name__}")

@@ -21,15 +21,10 @@ from skypool.wire.transport import SSH
 
 
 def declared(ssh: SSH, label: str, key: str) -> SSH:
-    """Return a copy of `ssh` that trusts only the host key `key`. `ssh` itself is not changed.
+    """Return a copy of `ssh` that trusts only the public host key `key`, "ssh-ed25519 AAAA…".
 
     The key is written into a known_hosts file in skypool's own folder. An older file of the same label is replaced.
-
-    Args:
-        ssh: the way to the machine.
-        label: names the machine, and the file with its key. Characters other than letters, digits, "." and "-" become
-            "-".
-        key: the public host key, "ssh-ed25519 AAAA…".
+    Characters of the label other than letters, digits, "." and "-" become "-".
     """
     alias = f"skypool-{re.sub(r'[^A-Za-z0-9.-]', '-', label)}"
     file = folder() / f"{alias}.declared"
@@ -41,19 +36,14 @@ def declared(ssh: SSH, label: str, key: str) -> SSH:
 
 
 def believed(ssh: SSH, label: str, strict: bool) -> tuple[SSH, str]:
-    """Return a transport that trusts the machine's host keys in the user's own known_hosts files.
+    """Return a transport that trusts the machine's host keys in the user's own known_hosts files, and a notice.
 
     If these files have no key of the machine, the transport trusts the first key that the machine shows. From then on,
-    only that key is trusted. This function does not connect to the machine.
+    only that key is trusted. The notice tells the user so; it is "" if the files have a key. Does not connect.
 
     Args:
-        ssh: the way to the machine.
-        label: names the machine in messages.
-        strict: True raises an error if the user's own files have no key of the machine.
-
-    Returns:
-        (transport, notice). The notice tells the user that the first key seen is trusted. The notice is "" if the
-        user's own files have a key of the machine.
+        label: names the machine in the notice and in messages.
+        strict: True to raise an error if the user's own files have no key of the machine.
 
     Raises:
         HostKeyMismatch: the user's known_hosts files have no key of the host, and `strict` is True.
@@ -77,12 +67,9 @@ def believed(ssh: SSH, label: str, strict: bool) -> tuple[SSH, str]:
 
 
 def folder() -> Path:
-    """Return the folder of skypool's known_hosts files in the user's state folder.
+    """Return the folder of skypool's known_hosts files in the user's state folder. It is made with mode 0700.
 
-    If the folder does not exist, it is made with mode 0700 (only this user can read it).
-
-    Raises:
-        NotPrivate: another user can change the folder.
+    Raises NotPrivate if another user can change the folder.
     """
     return private.folder(places.state() / "ssh", private.STATE)
 
@@ -90,14 +77,8 @@ def folder() -> Path:
 def fingerprint(name: str, file: str) -> str:
     """Return the fingerprints of the host keys that a known_hosts file has for a name, such as "SHA256:… (ED25519)".
 
-    Several fingerprints are joined with ", ". Return "" if the file has no key for the name, or does not exist.
-
-    Args:
-        name: a host name, address, "[host]:port" or alias, as in the file.
-        file: the path of the file, which need not exist.
-
-    Raises:
-        UsageError: ssh-keygen is not installed.
+    The name is a host name, address, "[host]:port" or alias, as in the file. Several fingerprints are joined with ", ".
+    Returns "" if the file has no key for the name, or does not exist. Raises UsageError without ssh-keygen.
     """
     if not os.path.exists(file):
         return ""
@@ -107,14 +88,9 @@ def fingerprint(name: str, file: str) -> str:
 
 
 def _where(ssh: SSH) -> tuple[str, list[str]]:
-    """Return the name under which ssh looks up a machine's host key, and the paths of the known_hosts files it reads.
+    """Return the name under which ssh looks up a machine's host key, and the known_hosts files that it reads.
 
-    Both come from `ssh -G`, which does not connect to the machine. The name is the HostKeyAlias of the ssh
-    configuration if there is one. Otherwise the name is the host, as "[host]:port" if the port is not 22. The files
-    need not exist.
-
-    Raises:
-        UsageError: the user's ssh configuration cannot be read, or there is no ssh program.
+    Both come from `ssh -G`, which does not connect. Raises UsageError if the user's ssh configuration cannot be read.
     """
     done = _run(["ssh", "-G", *ssh.argv([])[1:-1]])
     said = dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
@@ -129,12 +105,9 @@ def _where(ssh: SSH) -> tuple[str, list[str]]:
 
 
 def _run(argv: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run a command with empty stdin, wait for it, and return its exit status, and its stdout and stderr as text.
+    """Run a command with empty stdin and wait for it. Raises UsageError if the program is not installed.
 
     A status other than 0 is returned, not raised.
-
-    Raises:
-        UsageError: the program is not installed.
     """
     try:
         return subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL)

@@ -1,7 +1,7 @@
 """Gives classes, functions and the like of scripts an id that travels with them, so that each exists once in a process.
 
-Such a definition is pickled by value, because the receiver cannot import the script. Its id tells the receiver whether
-the definition is there already: it came from here, or it was received before. A version says whether it has changed.
+Such a definition is pickled by value, because the receiver cannot import the script. By its id, the receiver knows a
+definition that it has already, because it made or received it before. A version tells whether it has changed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,10 @@ MOST_WRAPPERS = 8
 
 @dataclass(slots=True)
 class _Origin:
-    """Where a definition of this process came from.
+    """Origin of a definition that this process has received.
 
-    Attributes:
-        sender: the process that sent it first. Only this process may change it here.
-        version: the version that was received; None until its content has arrived.
-        names: the names of the attributes that were received, for a class.
+    Only `sender`, the process that sent it first, may change it here. `version` is None until its content has arrived.
+    For a class, `names` are the names of the attributes that were received.
     """
 
     sender: str
@@ -45,12 +43,12 @@ _strong_ids: dict[int, str] = {}
 
 @cache
 def here() -> str:
-    """Return the name of this process in versions. Processes that were forked from this one share it."""
+    """Return the random name by which others know this process as a sender. Processes forked from this one share it."""
     return os.urandom(8).hex()
 
 
 def id_of(thing: Any) -> str:
-    """Return the id of a definition. It gets one if it has none yet.
+    """Return the id of a definition, which gets one if it has none yet.
 
     cloudpickle's own table is used, so that objects which other libraries send with cloudpickle have the same classes.
     """
@@ -60,7 +58,7 @@ def id_of(thing: Any) -> str:
 
 
 def strong_id_of(thing: Any) -> str:
-    """Return the id of an object that lives as long as the process, and need not have a hash."""
+    """Return the id of an object, which gets one if it has none. It is kept for ever, and need not be hashable."""
     if id(thing) not in _strong_ids:
         remember(os.urandom(16).hex(), thing)
     return _strong_ids[id(thing)]
@@ -71,7 +69,7 @@ def _has_weak_references(thing: Any) -> bool:
 
 
 def remember(id_: str, thing: Any) -> None:
-    """Note that a definition without weak references has this id."""
+    """Note the id of a definition whose type has no weak references. The definition is kept until the process ends."""
     _strong[id_] = thing
     _strong_ids[id(thing)] = id_
 
@@ -88,14 +86,14 @@ def known(id_: str) -> Any:
 
 
 def is_tracked(thing: Any) -> bool:
-    """Return True if this object was sent or received by value."""
+    """Return True if this class or function was sent or received by value, so that it has an id."""
     return thing in cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS
 
 
 def receive(id_: str, sender: str, made: Any) -> Any:
-    """Give a definition that was just made the id with which it arrived, and return it.
+    """Give the definition `made` the id with which it arrived, and return it.
 
-    If another thread has made it meanwhile, that one is returned.
+    If another thread has made an object for this id meanwhile, that object is returned.
     """
     found = cloudpickle._lookup_class_or_track(id_, made)
     if found is made:
@@ -117,7 +115,7 @@ changes = 0
 
 
 def version_of(thing: Any) -> str | None:
-    """Return the version of a received definition that is here; None for one of this process."""
+    """Return the version of a definition that this process has received; None for one that it has made itself."""
     origin = _received.get(thing)
     return None if origin is None else origin.version
 
@@ -128,26 +126,26 @@ def is_own(thing: Any) -> bool:
 
 
 def came_from(thing: Any, sender: str) -> bool:
-    """Return True if this sender is the one that sent a definition first, and so may change it."""
+    """Return True if `sender` is the process that sent a definition first, and so may change it here."""
     origin = _received.get(thing)
     return origin is not None and origin.sender == sender and sender != here()
 
 
 def is_outdated(thing: Any, sender: str, version: str | None) -> bool:
-    """Return True if a definition that is here must take over what has arrived.
+    """Return True if a definition that is here must take over the content that has just arrived from `sender`.
 
-    It must if it is empty so far, or if its first sender has another version of it now.
+    It must if that is its first sender, and it has no content yet or has another version than the arrived one.
     """
     return came_from(thing, sender) and (version is None or _received[thing].version != version)
 
 
 def names_of(thing: Any) -> frozenset[str]:
-    """Return the names of the attributes with which a class was received."""
+    """Return the names of the attributes that were received for a class."""
     return _received[thing].names
 
 
 def note(thing: Any, version: str | None, names: frozenset[str] = frozenset()) -> None:
-    """Note which version of a received definition is here now."""
+    """Note which version of a received definition is here now, and for a class the names of its attributes."""
     global changes
     if _received[thing].version not in (None, version):
         changes += 1

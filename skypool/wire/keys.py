@@ -20,13 +20,10 @@ from skypool.safety import places, private
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The SSH keys of one pool. A key is made when it is first asked for.
+    """SSH keys of one pool, in a folder. The folder, and each key, is made when it is first needed.
 
     Several processes of this user may use the same folder at once. If a key must be made, and ssh-keygen is not
     installed or fails, a UsageError is raised.
-
-    Attributes:
-        folder: the folder of the key files. It is made with the first key.
     """
 
     folder: Path
@@ -38,35 +35,25 @@ class Keys:
 
     @property
     def identity(self) -> str:
-        """The path of the private key with which the client logs in. The key is made if there is none."""
+        """The path of the private key with which the client logs in."""
         return str(self._made("client"))
 
     @property
     def public(self) -> str:
-        """The client's public key, as one line "ssh-ed25519 AAAA… comment", without a newline.
-
-        The pool's machines accept logins of the client because they know this key. The key is made if there is none.
-        """
+        """The client's public key, which the pool's machines accept: one line "ssh-ed25519 AAAA… comment"."""
         return self._made("client").with_suffix(".pub").read_text().strip()
 
     def host(self, label: str) -> tuple[str, str]:
         """Return the host key of the machines with this label as two texts: the private key and the public key.
 
-        With a host key, a machine proves to the client which machine it is. The key is made if there is none. Later
-        calls with the same label return the same key.
-
-        Args:
-            label: names the machines, for example an order's token. Characters other than letters, digits and "-"
-                become "-".
-
-        Raises:
-            UsageError: the key had to be made, and ssh-keygen is not installed or failed.
+        With a host key, a machine proves to the client which machine it is. Later calls with the same label return the
+        same key. Characters of the label other than letters, digits and "-" become "-".
         """
         file = self._made(f"host-{re.sub(r'[^A-Za-z0-9-]', '-', label)}")
         return file.read_text(), file.with_suffix(".pub").read_text().strip()
 
     def forget(self) -> None:
-        """Remove all keys of the pool, with their folder. Do nothing if there are none; other errors are ignored too.
+        """Remove all keys of the pool, with their folder. Errors are ignored.
 
         Call this only when the pool has no machine left, because the client can then no longer log in.
         """
@@ -75,14 +62,7 @@ class Keys:
     def _made(self, name: str) -> Path:
         """Return the file of a private key, and make the key first if it does not exist.
 
-        A file lock keeps two processes from making the same key; this method waits while another process has the lock.
-
-        Args:
-            name: the name of the file in the folder.
-
-        Raises:
-            UsageError: ssh-keygen is not installed or failed.
-            NotPrivate: another user can change the folder of the keys.
+        Waits while another process makes a key. Raises UsageError, or NotPrivate if others can change the folder.
         """
         file = private.folder(self.folder, private.STATE) / name
         private.check_file(file)
@@ -94,13 +74,7 @@ class Keys:
         return file
 
     def _make(self, file: Path) -> None:
-        """Make a key pair. The private key is written to `file`, the public key beside it, with ".pub" at the end.
-
-        An existing pair is replaced. The private key is put in place last, so if it exists, the public key does too.
-
-        Raises:
-            UsageError: ssh-keygen is not installed or failed.
-        """
+        """Make a key pair, or replace one. The private key is put in place last, so with it there is a public key."""
         new = file.with_name(f"new-{file.name}")
         new.unlink(missing_ok=True)  # left by a process that was killed
         _keygen(new, f"skypool-{self.folder.parent.name}")
@@ -109,15 +83,7 @@ class Keys:
 
 
 def _keygen(file: Path, comment: str) -> None:
-    """Run ssh-keygen to make an ed25519 key pair without a passphrase, and wait until it has ended.
-
-    Args:
-        file: where the private key goes. The public key gets the same name with ".pub".
-        comment: the comment in the public key.
-
-    Raises:
-        UsageError: ssh-keygen is not installed or failed.
-    """
+    """Run ssh-keygen to make an ed25519 key pair without a passphrase, and wait for it. Raises UsageError."""
     command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(file)]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL)

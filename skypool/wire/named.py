@@ -1,6 +1,7 @@
 """Pickles what has a name in a script and is neither a class nor a function: type variables, caches, context variables.
 
-pickle sends these by name, which fails for a script. Here they are made anew from their parts, once in a process.
+pickle sends these objects by name, which fails for those of a script. Here the receiver makes them again from what they
+consist of, once in a process.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def _travels_by_name(thing: Any) -> bool:
 
 
 def _kept(made: Any, id_: str) -> Any:
-    """Return the object that has this id here; if there is none, the one that was just made."""
+    """Return the object that has this id here. If there is none, give the id to `made`, and return that."""
     found = identity.known(id_)
     if found is not None:
         return found
@@ -94,7 +95,7 @@ def _new_type(id_: str, name: str, supertype: Any, module: str) -> Any:
 
 
 def _reduce_cache(cache: Any) -> Any:
-    """Pickle a function with a cache. The values in the cache stay here.
+    """Return how to pickle a function with a cache, without the values in the cache.
 
     https://github.com/cloudpipe/cloudpickle/issues/178
     """
@@ -113,7 +114,7 @@ def _cache(id_: str | None, function: Callable[..., Any], parameters: dict[str, 
 
 
 def _reduce_cached_property(prop: functools.cached_property[Any]) -> Any:
-    """Pickle a `cached_property` without its lock, which Python 3.11 still has."""
+    """Return how to pickle a `cached_property` without its lock, which it still has in Python 3.11."""
     state = {name: value for name, value in vars(prop).items() if name != "lock"}
     return _cached_property, (type(prop),), state
 
@@ -131,7 +132,7 @@ def is_dispatcher(function: FunctionType) -> bool:
 
 
 def reduce_dispatcher(function: Any) -> Any:
-    """Pickle a function of `functools.singledispatch`: its implementations, without its cache."""
+    """Return how to pickle a function of `functools.singledispatch`: by its implementations, without its cache."""
     id_ = identity.id_of(function) if identity.is_named(function) else None
     name = {key: getattr(function, key) for key in functools.WRAPPER_ASSIGNMENTS if key != "__annotations__"}
     more = {key: value for key, value in vars(function).items() if key not in _DISPATCH_METHODS}
@@ -168,16 +169,16 @@ def _fill_dispatcher(made: Any, state: tuple[dict[type, Any], dict[str, Any], di
 
 
 def reduce_member(member: Any) -> Any:
-    """Return how to pickle a member of an enum of a script: by its name, as its value may be equal to none there."""
+    """Return how to pickle a member of an enum of a script: by its name. A value may be unequal to its own copy."""
     kind = type(member)
     by_name = kind.__reduce_ex__ is cast(Any, Enum).__reduce_ex__ and kind._member_map_.get(member._name_) is member
     return (getattr, (kind, member._name_)) if by_name and identity.is_by_value(kind) else NotImplemented
 
 
 def reduce_global(thing: Any, name: str) -> Any:
-    """Return how to pickle an object of a script that says it is a global, by a `__reduce__` that returns its name.
+    """Return how to pickle an object of a script whose `__reduce__` returns `name`: it says that it is this global.
 
-    Such an object, often a mark for "missing", exists once in a process.
+    Such an object, often a marker for "missing", exists once in a process.
     """
     if not identity.has_strong_id(thing):
         found: Any = sys.modules.get(type(thing).__module__)
@@ -212,7 +213,7 @@ def _fill_global(thing: Any, state: Any) -> None:
 
 
 def _reduce_context_variable(variable: contextvars.ContextVar[Any]) -> Any:
-    """Pickle a ContextVar: its name and default. Its values belong to the contexts of a process."""
+    """Return how to pickle a ContextVar: by its name and default. Its values belong to the contexts of a process."""
     default: tuple[Any, ...] = ()
     with contextlib.suppress(LookupError):  # it has none
         default = (contextvars.Context().run(variable.get),)  # the default can be read in no other way
@@ -242,7 +243,7 @@ _KERNEL_OPTIONS = (
 
 
 def _reduce_kernel(kernel: Any) -> Any:
-    """Pickle a kernel of `triton.jit`, which has a lock, by its function. What was compiled stays here."""
+    """Return how to pickle a kernel of `triton.jit`: by its function, without its lock and compiled code."""
     if _travels_by_name(kernel):
         return kernel.__qualname__
     options = {name: value for name in _KERNEL_OPTIONS if (value := getattr(kernel, name, None)) is not None}
@@ -259,7 +260,7 @@ def _kernel(id_: str | None, kind: Any, function: FunctionType, options: dict[st
 
 
 def learn_libraries() -> None:
-    """Add the types of libraries that have been imported to `REDUCERS`."""
+    """Add types of optional libraries, such as Triton, to `REDUCERS` if these libraries were imported."""
     if _TRITON in sys.modules:
         kind = getattr(sys.modules[_TRITON], "JITFunction", None)
         if kind is not None:

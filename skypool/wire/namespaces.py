@@ -1,7 +1,7 @@
-"""Gives the functions of a script one dict of globals on a worker (process that runs calls), as a module has.
+"""Gives the functions of a script one dict of globals on a worker, as a module has.
 
 The function of a call, its helpers and the methods of classes then see the same globals. What they assign there stays
-on that worker. A value comes anew when it has changed on the client. (The client is the user's process.)
+on that worker. A global gets a new value from the client when it has changed there.
 
 Each function that is called keeps values of its own for the globals that arrived with it: see `View`.
 """
@@ -26,21 +26,17 @@ Key = tuple[str, str]
 
 
 class Token(str):
-    """A hash of a value that can change in place. Equal tokens of one sender mean that the value has not changed."""
+    """Hash of a value that can change in place. Equal tokens of one sender mean that the value has not changed."""
 
     __slots__ = ()
 
 
 class _Absent:
-    """The token of a global that the sender does not have or never sent, and the value of one that is not here."""
+    """Marker for a missing global: its token if the sender lacks it or never sent it, its value if it is not here."""
 
 
 class Space:
-    """A dict of globals on its way. Unpickling it gives the dict: one that is shared, or a new one.
-
-    Args:
-        found: the globals of a function.
-    """
+    """Stand-in for the globals of a function in a pickle. Unpickling it gives a dict of globals, as `receive` does."""
 
     __slots__ = ("base", "key")
 
@@ -60,12 +56,9 @@ class Space:
 
 
 class _Shared:
-    """The globals that functions of one module of another process share here.
+    """Dict of globals here that all functions of one module of another process share.
 
-    Attributes:
-        key: which module of which process.
-        values: the globals.
-        tokens: for each global that arrived: what it was when it arrived, to see whether it has changed since.
+    `tokens` has the token of each global when it arrived, or the value of a constant, to see whether it has changed.
     """
 
     __slots__ = ("key", "tokens", "values")
@@ -82,9 +75,9 @@ _main: dict[str, Any] | None = None
 
 
 def own_main(values: dict[str, Any]) -> None:
-    """Use this dict, the one of the module `__main__` here, for the globals of the first script that sends functions.
+    """Use `values`, the dict of the module `__main__` here, for the globals of the first script that sends functions.
 
-    pickle and typing, which look names up in `__main__`, then find those of the script.
+    So pickle and typing, which look names up in `__main__`, find the names of the script.
     """
     global _main
     _main = values
@@ -93,8 +86,8 @@ def own_main(values: dict[str, Any]) -> None:
 def receive(key: Key | None, base: dict[str, Any]) -> dict[str, Any]:
     """Return the dict of globals for functions that arrive. Unpickling a `Space` calls this.
 
-    It is a new dict if the functions' module is one of this process, whose globals are not changed from outside, or if
-    the functions belong to no module.
+    All functions of one module of another process share a dict. Functions of no module, or of a module of this process,
+    get a new one: nobody changes a module's globals from outside. `key` is (process, module), or None for no module.
     """
     if key is None or key[0] == identity.here():
         return {**base, "__builtins__": builtins.__dict__}
@@ -114,11 +107,11 @@ def _new_globals(key: Key, base: dict[str, Any]) -> dict[str, Any]:
 
 
 class View:
-    """The values that the globals have for one function that is called.
+    """The values that the function of a call must find in the globals which it shares with others.
 
-    Two versions of a function may be called in turn, such as one that was sent before a global was assigned on the
-    client, and one that was sent after it. Each finds the values that arrived with it, or what it has assigned since.
-    Functions for which the client sent the same value of a global share it.
+    Two versions of a function may be called in turn: one that was sent before the client assigned a global, and one
+    that was sent after that. Each finds the values that arrived with it, or what it has assigned since. Functions with
+    which the client sent the same value of a global share that value.
     """
 
     def __init__(self) -> None:
@@ -128,7 +121,7 @@ class View:
         self.changes = 0
 
     def forget_classes(self) -> None:
-        """Forget the versions of classes, because the function is read again."""
+        """Forget the versions noted by `define`, because the function is unpickled again."""
         self._classes = []
 
     def define(self, kind: Any, version: str) -> None:
@@ -136,34 +129,34 @@ class View:
         self._classes.append((kind, version))
 
     def is_outdated(self) -> bool:
-        """Return True if a class that the function uses has another version here now, so that it is read again."""
+        """Return True if a class that the function uses has changed here, so that the function is unpickled again."""
         if self.changes == identity.changes:
             return False
         self.changes = identity.changes
         return any(identity.version_of(kind) not in (None, version) for kind, version in self._classes)
 
     def leave(self) -> None:
-        """Keep the values that the globals of this view have now."""
+        """Save the values that the globals of this view have now, for the next `enter`."""
         self._kept = [_entry(entry.shared, entry.name) for entry in self._kept]
 
     def enter(self) -> None:
-        """Give the globals of this view the values that they had when it was left, unless they are shared."""
+        """Give the globals the values that `leave` saved, except those whose token is the same now as at that time."""
         for entry in self._kept:
             if _differ(entry.shared.tokens.get(entry.name, _Absent), entry.token):
                 _assign(*entry)
 
     def arrive(self, shared: _Shared, name: str, value: Any, token: Any) -> None:
-        """Let a global have the value that has just arrived with the function of this view."""
+        """Give a global the value that has just arrived with the function of this view."""
         key = shared.key, name
         if key not in self._before:
             self._before[key] = _entry(shared, name)
         _assign(shared, name, value, token)
 
     def settle(self) -> None:
-        """Take back what has arrived and is here already, with what calls on this worker have made of it.
+        """Undo `arrive` for globals that have not changed on the client, so that they keep what calls here assigned.
 
-        Values that can change in place may have parts in common. So all of those that arrived together are taken back,
-        or none of them.
+        Values that can change in place may have parts in common. So either all such values that arrived together are
+        replaced by the old ones, or none is.
         """
         known = {key for key, entry in self._before.items() if not self._is_new(entry)}
         mutable = {key for key, entry in self._before.items() if type(entry.shared.tokens.get(entry.name)) is Token}
@@ -181,7 +174,7 @@ class View:
 
 
 class _Entry(NamedTuple):
-    """A global and the value that it has at some time."""
+    """Shared global with the value and the token that it has at some time."""
 
     shared: _Shared
     name: str
@@ -198,12 +191,12 @@ _loading: View | None = None
 
 
 def is_entered(view: View) -> bool:
-    """Return True if the globals have the values of this view, and no definition here was replaced since."""
+    """Return True if the globals have the values of `view`, and no definition here has changed since it was checked."""
     return view is _current and view.changes == identity.changes
 
 
 def enter(view: View) -> None:
-    """Let the globals have the values of this view from now on."""
+    """Save the values of the current view, and give the globals those of this view from now on."""
     global _current
     if view is not _current:
         if _current is not None:
@@ -214,7 +207,7 @@ def enter(view: View) -> None:
 
 @contextlib.contextmanager
 def loading(view: View) -> Iterator[None]:
-    """Enter a new view, and let all globals that arrive meanwhile belong to it."""
+    """Enter a view while its function is unpickled. All globals that arrive inside the `with` block belong to it."""
     global _loading
     enter(view)
     view.forget_classes()
@@ -227,7 +220,7 @@ def loading(view: View) -> Iterator[None]:
 
 
 def define(kind: Any, version: str) -> None:
-    """Note the version of a class that has arrived, if the function of a call is being read."""
+    """Note in the view of the function that is being unpickled, if any, the version of a class that has arrived."""
     if _loading is not None:
         _loading.define(kind, version)
 
@@ -235,16 +228,10 @@ def define(kind: Any, version: str) -> None:
 def bind(
     values: dict[str, Any], sender: str, arrived: Mapping[str, Any], tokens: Mapping[str, Token], absent: Sequence[str]
 ) -> None:
-    """Give a dict of globals the values that arrived with a function.
+    """Give a dict of globals the values that arrived with a function from `sender`.
 
-    In a shared dict, a global keeps the value that it has here if it has not changed on the sender's side.
-
-    Args:
-        values: the dict.
-        sender: the process that has sent the function.
-        arrived: the globals that the function uses.
-        tokens: the tokens of those globals that can change in place.
-        absent: the globals that the function uses and that did not exist.
+    In a shared dict, a global that has not changed on the sender's side keeps the value that it has here. `tokens` has
+    the tokens of globals that can change in place. `absent` names globals that the function uses and the sender lacks.
     """
     shared = _by_dict.get(id(values))
     if shared is None:
@@ -269,7 +256,7 @@ def bind(
 
 
 def _differ(before: Any, token: Any) -> bool:
-    """Return True if a token says that a global has changed on the sender's side."""
+    """Return True if a global has changed on the sender's side, by its earlier token and its present one."""
     if before is token:
         return False
     if type(before) is not type(token):
@@ -283,7 +270,7 @@ _epoch = 0
 
 
 def epoch() -> int:
-    """Return a number that grows when what the client says about a global changes here."""
+    """Return a number that grows when a global here takes over another value from its sender."""
     return _epoch
 
 
@@ -299,7 +286,10 @@ def _assign(shared: _Shared, name: str, value: Any, token: Any) -> None:
 
 
 def offer(thing: Any, name: str, values: dict[str, Any] | None) -> None:
-    """Let the script's module have a definition under its name, also if no function names it."""
+    """Put a definition into the script's globals `values` under its name, also if no function uses that name.
+
+    Does nothing if `values` is None or not shared, or for the name of a nested class, which has a dot.
+    """
     shared = None if values is None else _by_dict.get(id(values))
     if shared is not None and "." not in name:
         shared.values[name] = thing
@@ -312,7 +302,7 @@ def main_of(sender: str) -> dict[str, Any] | None:
 
 
 def tokens_of(values: Mapping[str, Any], fingerprint: Callable[[Any], str]) -> dict[str, Token]:
-    """Return the tokens of those globals that can change in place: all but constants and definitions."""
+    """Return the tokens, by name, of the globals that can change in place: all but constants and definitions."""
     return {
         name: Token(fingerprint(value))
         for name, value in values.items()

@@ -1,7 +1,7 @@
 """The pickler for everything that skypool sends: cloudpickle with protocol 5.
 
-Functions and classes of the user's script are pickled by value, because nodes (rented machines) cannot import it. What
-cloudpickle does wrong with them is done in `definitions` and `named`.
+Functions and classes of the user's script are pickled by value, because nodes cannot import the script. The modules
+`definitions` and `named` replace what cloudpickle does wrong with them.
 """
 
 from __future__ import annotations
@@ -30,25 +30,20 @@ if "__mp_main__" in sys.modules:
 
 
 def _no_file(file: io.TextIOWrapper) -> Any:
-    """Refuse to pickle an open text file. This always raises.
-
-    Raises:
-        TypeError: the message advises to send the path or the content of the file instead.
-    """
+    """Refuse to pickle an open text file: always raises TypeError."""
     name = getattr(file, "name", "")  # a text layer over bytes in memory has none
     raise TypeError(f"cannot pickle the open file {name!r}; send the path or the content of the file instead")
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """A cloudpickle pickler that sends each definition of a script once to a process.
+    """Cloudpickle pickler by which each definition of a script exists once in a process that receives it.
 
-    It refuses open text files with a TypeError. cloudpickle itself would send the whole content of the file. The
-    arguments are those of cloudpickle's.
+    It refuses open text files with a TypeError. cloudpickle itself would send the whole content of the file.
 
     Attributes:
         codes: the code of the functions that were pickled by value.
-        keeps: True if classes may be pickled by pickles that are kept. False for the function of a call, which needs
-            the globals of all methods.
+        keeps: True if classes may be pickled by pickles that `class_pickles` keeps. False for the function of a call,
+            which needs the globals of all methods.
     """
 
     def __init__(self, *args: Any, keeps: bool = True, **kwargs: Any) -> None:
@@ -104,10 +99,7 @@ def _whole(kind: type) -> bytes:
 
 
 def pickled(value: object) -> bytes:
-    """Return the pickle of a value as one byte string. Large buffers, such as an array's memory, are part of it.
-
-    An exception of pickling is raised unchanged.
-    """
+    """Return the pickle of a value as one byte string. Large buffers, such as an array's memory, are part of it."""
     with io.BytesIO() as file:
         Pickler(file, PROTOCOL).dump(value)
         return file.getvalue()

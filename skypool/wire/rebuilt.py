@@ -18,7 +18,7 @@ _METHODS = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__ge
 
 
 def base_of(kind: type[BaseException]) -> type[BaseException]:
-    """Return the first base class of an exception that is Python's own, such as OSError; the class itself if it is."""
+    """Return the first class in the MRO of an exception class that is Python's own, such as OSError."""
     return next(each for each in kind.__mro__ if issubclass(each, BaseException) and not each.__flags__ & HEAP)
 
 
@@ -56,11 +56,8 @@ def rebuild(
 ) -> BaseException:
     """Return an exception without calling `__init__` and `__new__` of its class.
 
-    Args:
-        kind: the class.
-        given: the arguments for the base class that is Python's own. An OSError takes its errno and filename from them.
-        args: the value for the exception's attribute `args`.
-        state: a dict from names to values of the exception's other attributes.
+    `given` are the arguments for the base class that is Python's own. An OSError takes its errno and filename from
+    them. `args` is the value for the attribute `args`, and `state` has the other attributes.
     """
     base = base_of(kind)
     error = base.__new__(kind, *given)
@@ -72,7 +69,7 @@ def rebuild(
 
 
 def reduce(error: BaseException) -> Any:
-    """Return how to pickle an exception: NotImplemented if Python's own way does, else by its parts."""
+    """Return how to pickle an exception: by its parts; NotImplemented if Python's own way works."""
     return NotImplemented if makes_itself(type(error)) else (rebuild, parts_of(error))
 
 

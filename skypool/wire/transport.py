@@ -1,4 +1,4 @@
-"""Builds and starts the command that reaches a node (a rented machine): `ssh`, `docker exec -i` or a local program."""
+"""Builds and starts the command that reaches a node: `ssh`, `docker exec -i` or a local program."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from skypool.text import plain
 
 
 class Trouble(Enum):
-    """A reason why a command could not be run on a node (machine). The values are texts for messages."""
+    """Reason why a command could not be run on a node. The values are texts for messages."""
 
     UNREACHABLE = "the machine does not answer"
     LOGIN = "the login was refused"
@@ -32,7 +32,7 @@ class Trouble(Enum):
 
 
 class Transport(Protocol):
-    """A way to run commands on one node (machine). Implementations only build command lines; they start nothing.
+    """Way to run commands on one node. Implementations only build command lines; they start nothing.
 
     `CommandStream` and `Errand` start the commands.
     """
@@ -40,32 +40,19 @@ class Transport(Protocol):
     def argv(self, command: Sequence[str], *, terminal: bool = False) -> list[str]:
         """Return the local command that runs `command` on the node. Nothing is started.
 
-        The local command passes its stdin on to `command`, and writes to stdout what `command` writes to stdout.
-
-        Args:
-            command: the program on the node and its arguments.
-            terminal: True if `command` shall get a terminal on the node. The local command must then run in a terminal.
+        The local command passes its stdin on to `command`, and writes to stdout what `command` writes to stdout. With
+        `terminal`, `command` gets a terminal on the node, and the local command must run in one.
         """
         ...
 
     def trouble(self, said: str) -> Trouble:
-        """Return the reason why the local command failed, found in the text that the command wrote to stderr.
-
-        Args:
-            said: that text.
-
-        Returns:
-            the reason; `Trouble.OTHER` if the text does not show one.
-        """
+        """Return why the local command failed, by its stderr `said`; `Trouble.OTHER` if that shows no known reason."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Subprocess:
-    """A transport that runs commands on this machine directly, without `ssh` or a container.
-
-    Its method `trouble` always returns `Trouble.OTHER`.
-    """
+    """Transport that runs commands on this machine directly. `trouble` always returns `Trouble.OTHER`."""
 
     def argv(self, command: Sequence[str], *, terminal: bool = False) -> list[str]:
         return list(command)
@@ -76,9 +63,7 @@ class Subprocess:
 
 @dataclass(frozen=True, slots=True)
 class Exec:
-    """A transport that runs commands in a container, with `docker exec` or the like.
-
-    Its method `trouble` always returns `Trouble.OTHER`.
+    """Transport that runs commands in a container. `trouble` always returns `Trouble.OTHER`.
 
     Args:
         runtime: the container program with its options, such as ("docker",).
@@ -120,10 +105,9 @@ An older `ssh` refuses to run with them.
 
 @functools.cache
 def _names_streams() -> bool:
-    """Return True if the `ssh` program here is OpenSSH 8.7 or later, and so knows the options in `_STREAM_KEPT`.
+    """Return True if the `ssh` program is OpenSSH 8.7 or later, which knows the options in `_STREAM_KEPT`.
 
-    Return False if it is older, is not OpenSSH, or cannot be run. `ssh -V` is run on the first call only; later calls
-    return the same answer.
+    `ssh -V` is run on the first call only.
     """
     try:
         done = subprocess.run(["ssh", "-V"], stdin=subprocess.DEVNULL, capture_output=True, timeout=10, check=False)
@@ -135,7 +119,7 @@ def _names_streams() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SSH:
-    """A transport that runs commands on another machine with the `ssh` program.
+    """Transport that runs commands on another machine with the `ssh` program.
 
     The user's ssh configuration and ssh-agent are used. ssh never asks for a password or anything else.
 
@@ -207,13 +191,10 @@ class SSH:
         return [*argv, "--", self.host, shlex.join(command)]
 
     def dropped(self, said: str) -> bool:
-        """Return True if an SSH server on the way closed the connection before the login.
+        """Return True if an SSH server on the way closed the connection before the login, by the stderr of `ssh`.
 
         Servers do so when many connections come at once. A new attempt a little later may succeed. Refused connections,
         timeouts and refused logins give False.
-
-        Args:
-            said: the text that `ssh` wrote to stderr.
         """
         return "exchange_identification" in said and not re.search(_NOT_DROPPED, said)
 
@@ -227,20 +208,14 @@ _COMPLAINTS = 16
 
 
 class CommandStream:
-    """A running command with one socket for its stdin and stdout, and a pipe for its stderr.
+    """Running command with one socket for its stdin and stdout, and a pipe for its stderr.
 
-    The command runs in a session (and process group) of its own, so Ctrl-C in the terminal does not reach it.
+    The command starts at once, in a session (and process group) of its own, so that Ctrl-C does not reach it. Raises
+    OSError if it could not be started.
 
     Attributes:
         socket: this side's end of the connection to the command's stdin and stdout.
         stderr: the file descriptor from which the command's stderr is read; -1 after `close`.
-        process: the local process.
-
-    Args:
-        argv: the local command, which starts at once.
-
-    Raises:
-        OSError: the command could not be started.
     """
 
     def __init__(self, argv: Sequence[str]) -> None:
@@ -264,12 +239,9 @@ class CommandStream:
         self.argv = list(argv)
 
     def complaint(self) -> str:
-        """Return the text that the command has written to stderr since the previous call: at most its last 2000 bytes.
+        """Return what the command wrote to stderr since the last call of this method: its last 2000 bytes, stripped.
 
-        Of a command that writes without end, no more than 1 MiB is read at a time.
-
-        The text is decoded as UTF-8 and stripped. Return "" if there is none, or after `close`. This does not wait for
-        more text.
+        Does not wait for more, and reads at most 1 MiB of a command that writes without end. Returns "" after `close`.
         """
         said = b""
         with contextlib.suppress(BlockingIOError, OSError):
@@ -281,13 +253,9 @@ class CommandStream:
         return plain(said.decode("utf-8", "replace")).strip()
 
     def end(self, patience: float = 2.0) -> str:
-        """Close the socket, wait until the command ends, and return what the command last wrote to stderr.
+        """Close the socket, wait until the command ends, and return the last 2000 bytes of stderr, as stripped text.
 
-        Args:
-            patience: seconds to wait. A command that still runs half a second later is killed, with its process group.
-
-        Returns:
-            the last 2000 bytes of stderr that were not read before, as stripped text; "" if there are none.
+        A command that still runs half a second after `patience` seconds is killed, with its process group.
         """
         self.socket.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -299,28 +267,21 @@ class CommandStream:
     def shut(self) -> None:
         """Shut the socket down in both directions, so that threads that read or write it wake up at once.
 
-        Do nothing if the socket is closed already. The command is not ended, and its pipe for stderr stays open.
+        The command is not ended, and its pipe for stderr stays open. Does nothing if the socket is closed already.
         """
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self, patience: float = 0.5) -> None:
-        """Close the socket and the pipe for stderr, and wait until the command ends. Text not read from stderr is lost.
+        """Close the socket and the pipe for stderr, and wait until the command ends. May be called more than once.
 
-        The method may be called more than once.
-
-        Args:
-            patience: seconds to wait. A command that still runs then is killed, with its process group.
+        A command that still runs after `patience` seconds is killed, with its process group.
         """
         self.socket.close()
         self.reap(patience)
 
     def reap(self, patience: float = 0.5) -> None:
-        """Do as `close`, but leave the socket open, for a thread that may still read it. It must be shut down before.
-
-        Args:
-            patience: seconds to wait. A command that still runs then is killed, with its process group.
-        """
+        """Do as `close`, but leave the socket open for a thread that may read it. Call `shut` before."""
         stderr = self.stderr
         self.stderr = -1
         if stderr >= 0:
@@ -334,11 +295,7 @@ class CommandStream:
 
 
 def _widen(end: socket.socket) -> None:
-    """Give a socket larger send and receive buffers than the system's default.
-
-    The sizes 4 MiB, 1 MiB and 256 KiB are tried in this order, until the system accepts one. If the system refuses all
-    sizes, nothing is raised, and the socket is still usable.
-    """
+    """Give a socket the largest of the sizes in `_BUFFERS` that the system accepts. Raises nothing."""
     for size in _BUFFERS:
         try:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
@@ -355,17 +312,10 @@ _COMPLAINT = 4096
 
 
 class Errand:
-    """A running command that gets its whole stdin at the start. Its output is kept until `result` is called.
+    """Running command that gets its whole stdin, `given`, at the start. Its output is kept until `result` is called.
 
-    The command counts as ended when its own process has ended, and its stdout. Other processes that the command started
-    are not waited for, even if they keep stderr open.
-
-    Args:
-        argv: the local command, which starts at once.
-        given: the bytes that the command reads from stdin.
-
-    Raises:
-        OSError: the command could not be started.
+    The command starts at once. It counts as ended when its own process has ended and its stdout is closed. Other
+    processes that it started are not waited for, even if they keep stderr open. Raises OSError if it cannot be started.
     """
 
     def __init__(self, argv: Sequence[str], given: bytes) -> None:
@@ -379,16 +329,11 @@ class Errand:
     def result(self, until: float) -> tuple[int, str, str]:
         """Wait for the command and return its exit status, its stdout and its stderr. Call it once.
 
-        The status is negative if a signal ended the command. A status other than 0 is returned, not raised. Stdout and
-        stderr are decoded as UTF-8; stderr is stripped, and only its last 4 KiB are returned. A command that writes
-        more than 4 MiB is killed.
+        The status is negative if a signal ended the command. A status other than 0 is returned, not raised. Stderr is
+        stripped, and only its last 4 KiB are returned. A command that writes more than 4 MiB is killed. The command,
+        with its process group, is also killed if the wait is interrupted, as by Ctrl-C.
 
-        Args:
-            until: a time of `time.monotonic()`, in seconds. A command that still runs then is killed, with its process
-                group. The command is also killed if the wait is interrupted, as by Ctrl-C.
-
-        Raises:
-            TimeoutError: the command was killed because it had not ended in time.
+        Raises TimeoutError if it was killed because it had not ended at `until`, a time of `time.monotonic()`.
         """
         out, said = bytearray(), bytearray()
         with self._process:
@@ -408,10 +353,9 @@ class Errand:
         return self._process.returncode, out.decode("utf-8", "replace"), complaint
 
     def _read(self, out: bytearray, said: bytearray, until: float) -> bool:
-        """Read stdout to its end, and stderr as far as it came by then. Return False if the command wrote too much.
+        """Read stdout to its end, and stderr as far as it was written by then. Return False if they are too long.
 
-        Raises:
-            TimeoutError: stdout has not ended in time.
+        Raises TimeoutError if stdout has not ended in time.
         """
         assert self._process.stdout is not None
         assert self._process.stderr is not None
@@ -446,7 +390,7 @@ class Errand:
 
 
 def missing_key(transport: Transport) -> str:
-    """Return the beginning of a sentence if the file of the private key does not exist, which ssh does not say."""
+    """Return the beginning of a sentence that says that the private key's file does not exist; "" if it does."""
     identity = transport.identity if isinstance(transport, SSH) else ""
     return (
         f"the key file {identity} does not exist on this computer; "
@@ -458,13 +402,8 @@ def missing_key(transport: Transport) -> str:
 def refusal(transport: Transport, node: int, said: str) -> ConnectionLost:
     """Return (do not raise) the error for a connection to a node that could not be made.
 
-    Args:
-        transport: the way to the node. The method `transport.trouble` finds the reason.
-        node: the node's number, for the message.
-        said: the text that the command of the connection wrote to stderr. This text becomes part of the message.
-
-    Returns:
-        a HostKeyMismatch for a wrong host key, a LoginRefused for a refused login, else a ConnectionLost.
+    It is a HostKeyMismatch for a wrong host key, a LoginRefused for a refused login, else a ConnectionLost. Its message
+    has `said`, the text that the command of the connection wrote to stderr.
     """
     match transport.trouble(said):
         case Trouble.HOST_KEY:
