@@ -3,6 +3,19 @@
 API: https://docs.aws.amazon.com/AWSEC2/latest/APIReference (read 2026-11-21). boto3 (AWS's Python package) finds the
 credentials. An instance that shuts itself down is terminated, which ends its cost. The instance needs no credentials
 for that.
+
+Words of this package:
+
+- AMI: a machine image. SSM parameter: an entry in AWS's parameter store, which may hold the id of an AMI.
+- capacity reservation: capacity that the account holds already. A capacity block is one that was paid for in advance.
+- EFA: an Elastic Fabric Adapter, which is a faster network interface.
+- Elastic IP address: a public address that the account holds until it releases the address.
+- dry run: a request that AWS checks and does not execute.
+- gang: machines that must reach each other (`private_network`).
+- recording: a file into which skypool writes requests and replies, if the user has switched that on.
+
+In arguments, `said` and `tags` are the tags that skypool writes to a resource. Need, offer, order, finding and leftover
+are explained in `skypool.model`.
 """
 # pyright: reportTypedDictNotRequiredAccess=false
 # The stubs of boto3 mark every field of an answer as one that may be missing.
@@ -109,8 +122,8 @@ class AWS(Regional):
             public address only.
 
     Raises:
-        UsageError: a setting is invalid. Also if `subnet`, `capacity_reservation` or the id of an AMI is given, and
-            `region` does not name exactly one region.
+        UsageError: a setting is invalid. Or `subnet`, `capacity_reservation` or the id of an AMI is given, but `region`
+            does not name exactly one region.
     """
 
     region: str | Sequence[str] | None = None
@@ -170,26 +183,16 @@ class AWS(Regional):
         return Answers(found, [*sold.lacks, *rows.lacks])
 
     def _regions(self, patterns: Sequence[str] = ()) -> list[str]:
-        """Return the regions of the settings, or all regions of the account, that match one of the patterns.
+        """Return the regions of the settings (by default, all of the account) that match a pattern such as "eu-*".
 
-        Args:
-            patterns: shell patterns such as "eu-*"; without any, every region matches.
-
-        Raises:
-            UsageError: the settings name a region that the account may not use.
-            ProviderError: AWS refused to list the regions.
+        Without patterns, all of them match. Raises UsageError if the account may not use a region of the settings.
         """
         return chosen(_requests.regions(self._ec2()), self.region or (), patterns)
 
     def _sold(self, need: Need, region: str) -> Iterator[Offer]:
-        """Yield a region's offers. On-demand offers have the price 0. Spot prices do not include disk and address.
+        """Yield a region's offers. Spot offers have the price without disk and address, and all others the price 0.
 
-        Yields nothing if the region has no instance type that could meet the need. Requests are sent while the result
-        is read.
-
-        Raises:
-            AccessError: the region has no subnet in which machines may be placed.
-            ProviderError: AWS refused a request, or the region does not have the capacity reservation of the settings.
+        Sends requests while the result is read. Raises AccessError if the region has no subnet for machines.
         """
         ec2 = self._ec2(region)
         types = self._types(ec2, need)
@@ -199,10 +202,9 @@ class AWS(Regional):
             yield from self._unreserved(ec2, region, types, need)
 
     def _types(self, ec2: EC2Client, need: Need) -> dict[str, Offer]:
-        """Return a dict from name to offer, without place and price, of a region's types that could meet the need.
+        """Return a region's types that could meet the need, as a dict from name to offer without place and price.
 
-        If the need has accelerators, only types with an accelerator of one of these names are returned. Types with a
-        part of a GPU are returned only if the user names an image. The dict is empty if the region has no such type.
+        Types with a fraction of a GPU are left out unless the user names an image: AWS's images lack the driver.
         """
         names = {each.name for each in need.accelerators if each.kind != "cpu"}
         found = {}
@@ -217,17 +219,8 @@ class AWS(Regional):
     def _reserved(self, ec2: EC2Client, region: str, types: Mapping[str, Offer]) -> Iterator[Offer]:
         """Yield the offer of the capacity reservation in the settings; nothing if `types` lacks the instance type.
 
-        A capacity block was paid for when it was bought, so `detail["prepaid"]` of its offer is True. The `detail` also
-        has the reservation's "placement_group" ("" for none) and "tenancy", which the machines must have. The offer is
-        not `available` if the reservation is not active, or all instances of the reservation are in use.
-
-        Args:
-            ec2: the client of the region.
-            region: the region of the reservation.
-            types: a dict from instance type that could meet the need to an offer without place and price.
-
-        Raises:
-            ProviderError: the region does not have the reservation.
+        The offer's price is 0. In its `detail`, "prepaid" is True for a capacity block, and "placement_group" ("" for
+        none) and "tenancy" are those of the reservation. If the reservation is inactive or full, `available` is False.
         """
         for held in _requests.capacity_reservations(ec2, self.capacity_reservation or ""):
             offer = types.get(held["InstanceType"])
@@ -247,11 +240,7 @@ class AWS(Regional):
             )
 
     def _held(self, ec2: EC2Client, region: str) -> Offer | None:
-        """Return the offer of the capacity reservation in the settings; None if the settings have none.
-
-        Raises:
-            ProviderError: the region does not have the reservation.
-        """
+        """Return the offer of the capacity reservation in the settings; None if the settings have none."""
         if not self.capacity_reservation:
             return None
         [held] = _requests.capacity_reservations(ec2, self.capacity_reservation)
@@ -259,20 +248,10 @@ class AWS(Regional):
         return next(self._reserved(ec2, region, {each["InstanceType"]: _catalog.kind(each) for each in records}))
 
     def _unreserved(self, ec2: EC2Client, region: str, types: Mapping[str, Offer], need: Need) -> Iterator[Offer]:
-        """Yield an offer for each of these instance types, for each market of the need and each zone.
+        """Yield an offer for each of these instance types, for each market of the need and each zone with a subnet.
 
-        A zone is left out if it does not have the type, or if it has no subnet. A spot offer is left out if AWS returns
-        no spot price for the type in the zone. On-demand offers have the price 0. If AWS sells all of these types only
-        by capacity blocks, the result is empty, and a RuntimeWarning says so.
-
-        Args:
-            ec2: the client of the region.
-            region: the region.
-            types: a dict from instance type that could meet the need to an offer without place and price.
-            need: the requirements, of which the markets are used.
-
-        Raises:
-            AccessError: the region has no subnet in which machines may be placed.
+        On-demand offers have the price 0. A spot offer without a spot price is left out. If AWS sells all these types
+        only by capacity blocks, nothing is yielded, and a RuntimeWarning says so.
         """
         if all(offer.detail["sold"] == ["capacity-block"] for offer in types.values()):
             tracebacks.warn(
@@ -295,17 +274,9 @@ class AWS(Regional):
                 yield replace(offer, quota=limit, market="spot", usd_per_hour=usd)
 
     def _price_rows(self, regions: Sequence[str], types: Iterable[str]) -> Answers[str]:
-        """Return the rows of AWS's price list with the on-demand prices of these instance types, each as a JSON text.
+        """Return the rows of AWS's price list with the on-demand prices of these types, each as a JSON text.
 
-        If the request for a type fails, the result has no rows for the type, and a RuntimeWarning says so. The list is
-        empty if there are no types.
-
-        Args:
-            regions: if this is a single region, only the prices there are requested; otherwise those of all regions.
-            types: the names of the instance types.
-
-        Raises:
-            ProviderError, ErrorGroup: the requests for all types failed.
+        If `regions` is not a single region, the rows of all regions are returned. Warns of a type whose request fails.
         """
         pricing = _api.pricing(self.profile)
         only_region = regions[0] if len(regions) == 1 else ""
@@ -321,9 +292,9 @@ class AWS(Regional):
         """Rent instances with one request, and return them sorted by node.
 
         The same order returns the same instances. Fewer instances than ordered may be returned, unless the need has
-        `private_network` (the machines must reach each other). While EC2 does not find the key pair or group that was
-        just made, the request is repeated for 20 s. Instances with several network interfaces need an Elastic IP
-        address each. These addresses are allocated before, so that a quota which is too small costs nothing.
+        `private_network`. While EC2 does not find the key pair or group that was just made, the request is repeated for
+        up to 20 s. Instances with several network interfaces need an Elastic IP address each. These addresses are
+        allocated before the instances, so that no instance is paid for if the quota of addresses is too small.
 
         Raises:
             NoAnswer: the answer was lost, so instances or addresses may have been made.
@@ -352,14 +323,9 @@ class AWS(Regional):
         return sorted(instances, key=lambda instance: instance.node)
 
     def _prepared(self, offer: Offer, order: Order) -> _requests.InstanceRequest:
-        """Make the order's key pair, groups and rules at EC2, and return the request for the order's instances.
+        """Make the order's key pair, groups and firewall rules at EC2, and return the request for its instances.
 
-        A key pair, group or rule of the same pool that exists already is used again. The same order always gives the
-        same request.
-
-        Raises:
-            UsageError: the image is for another processor architecture than the offer.
-            ProviderError: AWS refused, or the zone has no subnet any more.
+        Those that the same pool made before are used again. The same order always gives the same request.
         """
         ec2 = self._ec2(offer.region)
         gang = order.need.private_network
@@ -378,15 +344,6 @@ class AWS(Regional):
         """Return the request for the order's instances, without the key pair and the groups that a pool makes.
 
         Nothing is made. The same order always gives the same request.
-
-        Args:
-            offer: the offer.
-            order: the order.
-            subnet: the id of the subnet.
-
-        Raises:
-            UsageError: the image is for another processor architecture than the offer.
-            ProviderError: AWS refused.
         """
         need = order.need
         gang = need.private_network
@@ -416,13 +373,10 @@ class AWS(Regional):
         )
 
     def _image(self, ec2: EC2Client, offer: Offer, need: Need) -> tuple[str, str, int]:
-        """Return (id of the AMI, name of the AMI's root device, disk size in GiB) for a machine of this offer.
+        """Return (id of the AMI, name of its root device, disk size in GiB) for a machine of this offer.
 
-        The disk is as large as the need says, but never smaller than the AMI's own root disk.
-
-        Raises:
-            UsageError: the AMI is for another processor architecture than the offer.
-            ProviderError: AWS does not know the image.
+        The disk is at least as large as the AMI's own. Raises UsageError if the AMI is for another processor
+        architecture.
         """
         asked = need.bases.get(self.name) or self.ami or ""
         name, disk_gb = _catalog.base(asked, offer, need)
@@ -438,26 +392,15 @@ class AWS(Regional):
         return ami, root, max(disk_gb, _requests.disk_size(image))
 
     def _image_record(self, ec2: EC2Client, name: str) -> ImageTypeDef:
-        """Return EC2's record of an image.
-
-        Args:
-            ec2: the client of the region.
-            name: the id of an AMI (Amazon machine image), or the name of an SSM parameter that holds such an id.
-
-        Raises:
-            ProviderError: AWS does not know the image or the parameter.
-        """
+        """Return EC2's record of an image, which is named by an AMI's id or by an SSM parameter."""
         if not name.startswith("ami-"):
             name = _requests.image_parameter(_api.ssm(self.profile, ec2.meta.region_name), name)
         return _requests.image(ec2, name)
 
     def _subnets(self, ec2: EC2Client) -> list[SubnetTypeDef]:
-        """Return the subnets in which machines may be placed, sorted by id.
+        """Return the subnets of the settings, or the default subnet of each zone, sorted by id.
 
-        These are the subnets of the settings, or the default subnet of each zone.
-
-        Raises:
-            AccessError: the region has no such subnet.
+        Raises AccessError if the region has no such subnet.
         """
         found = _requests.subnets(ec2, [*(self.subnet or ())])
         if not found:
@@ -475,11 +418,7 @@ class AWS(Regional):
         return sorted(found, key=lambda subnet: subnet["SubnetId"])
 
     def _subnet(self, ec2: EC2Client, zone: str) -> SubnetTypeDef:
-        """Return the subnet for machines in a zone. If the zone has several subnets, the first id by name decides.
-
-        Raises:
-            CapacityError: the zone has no subnet any more, although it had one when the offer was made.
-        """
+        """Return the subnet for machines in a zone, the first by id. Raises CapacityError if the zone has none."""
         for subnet in self._subnets(ec2):
             if subnet["AvailabilityZone"] == zone:
                 return subnet
@@ -490,20 +429,10 @@ class AWS(Regional):
         )
 
     def _security_group(self, ec2: EC2Client, name: str, vpc: str, said: Mapping[str, str], gang: bool) -> str:
-        """Return the id of the pool's security group, which is made if it does not exist.
+        """Return the id of the pool's security group. Make the group, with the tags `said`, if it does not exist.
 
-        The group opens port 22 to the networks of `ssh_from`. If `gang` is True, the group also opens all ports among
-        the pool's machines. Rules that exist already are kept.
-
-        Args:
-            ec2: the client of the region.
-            name: the name of the group.
-            vpc: the id of the network that the group belongs to.
-            said: the tags of the group, if it is made.
-            gang: True if the machines of the pool must reach each other.
-
-        Raises:
-            NoAnswer: the group exists, but EC2 does not list it yet after 20 s.
+        Add rules that open port 22 to the networks of `ssh_from`, and for a gang all ports among the pool's machines.
+        Raises NoAnswer if the group exists, but EC2 does not list it after 20 s.
         """
         group = _requests.create_security_group(ec2, name, vpc, said)
         if not group:
@@ -522,14 +451,10 @@ class AWS(Regional):
     # --- Elastic IP addresses --------------------------------------------------------------------------------
 
     def _allocate(self, offer: Offer, order: Order) -> None:
-        """Allocate an Elastic IP address for each node of an order that has none yet.
+        """Allocate an Elastic IP address for each node of an order, except nodes for which there is one already.
 
-        Each address has the tags of the order, and the number of its node.
-
-        Raises:
-            QuotaError: the account may not have so many addresses in the region.
-            NoAnswer: an answer was lost, so an address may have been allocated.
-            ProviderError: AWS refused for another reason.
+        Each address gets the tags of the order, and the number of its node. Raises QuotaError if the account may not
+        have so many addresses.
         """
         ec2 = self._ec2(offer.region, attempts=1)
         has = {_node(each) for each in _requests.addresses(ec2, order.pool, order.token)}
@@ -541,15 +466,7 @@ class AWS(Regional):
     def _associate(self, instance: Instance, record: InstanceTypeDef) -> None:
         """Give a running instance with several network interfaces its Elastic IP address.
 
-        The address was allocated when the instance was ordered. If it no longer exists, another one is allocated.
-
-        Args:
-            instance: the instance.
-            record: EC2's record of the instance.
-
-        Raises:
-            QuotaError: the account may not have another address in the region.
-            ProviderError: AWS refused for another reason.
+        If the address that was allocated for it no longer exists, another one is allocated.
         """
         ec2 = self._ec2(instance.region, attempts=1)
         said = _requests.tag_values(record["Tags"])
@@ -564,12 +481,8 @@ class AWS(Regional):
     def _release(self, region: str, pool: str, nodes: Mapping[str, Collection[int]]) -> None:
         """Release the Elastic IP addresses of nodes that have no instance any more.
 
-        If an address cannot be released, a RuntimeWarning says so. The address is then a leftover of its pool.
-
-        Args:
-            region: the region of the addresses.
-            pool: the name of the pool.
-            nodes: a dict from the tokens of orders to the numbers of these nodes.
+        `nodes` is a dict from the token of an order to node numbers. An address that cannot be released stays a
+        leftover of its pool, and a RuntimeWarning says so.
         """
         ec2 = self._ec2(region)
         try:
@@ -588,9 +501,9 @@ class AWS(Regional):
     def access(self, instance: Instance) -> Access:
         """Return how to reach an instance: ssh to its public address. Waits up to 90 s for that address.
 
-        An instance with several network interfaces is given its Elastic IP address when it runs, for which this method
-        waits up to 300 s. Does not connect. The result says how long the machine may take to accept ssh: 420 s, or
-        1200 s for a bare-metal type.
+        An instance with several network interfaces gets its Elastic IP address only when it runs. For such an instance,
+        the wait is up to 300 s. Does not connect. The result says how long the machine may take to accept ssh: 420 s,
+        or 1200 s for a bare-metal type.
 
         Raises:
             QuotaError: the account may not have another Elastic IP address in the region.
@@ -607,13 +520,10 @@ class AWS(Regional):
         )
 
     def _address(self, instance: Instance) -> str:
-        """Return the public address of an instance. Does not wait if the instance has no address yet.
+        """Return the public address of an instance without waiting.
 
-        A running instance with several network interfaces and without an address is given its Elastic IP address.
-
-        Raises:
-            ProviderError: the instance has no address yet, or EC2 does not find the instance yet (code "pending"). Also
-                if AWS has ended the instance; the error then has AWS's code and text of the reason.
+        Raises ProviderError with the code "pending" if it has no address yet, or with AWS's reason if AWS has ended it.
+        A running instance that needs an Elastic IP address is given it: the next call returns that address.
         """
         for record in _requests.instances(self._ec2(instance.region), [instance.id]):
             if record["State"]["Name"] not in ("pending", "running"):
@@ -633,9 +543,9 @@ class AWS(Regional):
         )
 
     def _found(self, region: str, pool: str | None) -> list[Instance]:
-        """Return a region's instances of one pool; if `pool` is None, of all pools of this user.
+        """Return a region's instances of one pool, or of all pools of this user, without terminated ones.
 
-        Terminated instances are left out. For one pool, only instances rented from this computer are returned.
+        For one pool, only instances rented from this computer are returned.
         """
         filters = _requests.pool_filters(tags.owners(pool), pool)
         return [self._instance(region, each) for each in _requests.pool_instances(self._ec2(region), filters)]
@@ -643,8 +553,7 @@ class AWS(Regional):
     def _instance(self, region: str, record: InstanceTypeDef) -> Instance:
         """Convert EC2's record of an instance to an `Instance`, with pool, node number and token from the tags.
 
-        The state is "starting" for EC2's "pending", "running" for "running", and "ending" for every other state. The
-        `detail` has the number of network interfaces ("interfaces").
+        The `detail` has the number of network interfaces ("interfaces").
         """
         states: Mapping[str, Literal["starting", "running"]] = {"pending": "starting", "running": "running"}
         return tags.instance(
@@ -660,13 +569,7 @@ class AWS(Regional):
         )
 
     def _tag(self, region: str, ids: Sequence[str], until: datetime) -> None:
-        """Write the time until which resources are needed into the tags of the resources, in place of an earlier time.
-
-        Args:
-            region: the region of the resources.
-            ids: the ids of instances and other resources.
-            until: the time.
-        """
+        """Write the time until which resources are needed into their tags, in place of an earlier time."""
         _requests.tag(self._ec2(region), ids, {tags.UNTIL: tags.stamp(until)})
 
     # --- ending ----------------------------------------------------------------------------------------------
@@ -674,7 +577,7 @@ class AWS(Regional):
     def terminate(self, instances: Sequence[Instance]) -> None:
         """Terminate instances, and return when EC2 says that they have ended. Release their Elastic IP addresses.
 
-        See `Regional.terminate`. If an address cannot be released, a RuntimeWarning says so.
+        An error of one region does not stop the others. If an address cannot be released, a RuntimeWarning says so.
 
         Raises:
             StillRunning: names the instances whose end was not reported within 90 s, and why. Their addresses are kept.
@@ -692,16 +595,9 @@ class AWS(Regional):
 
         EC2 refuses the whole request if it does not know one of the ids. The same happens if a policy allows only the
         end of tagged instances, and one instance has ended before: it has lost its tags
-        (https://github.com/aws/karpenter-provider-aws/issues/2100, read 2026-11-24). The instances that EC2 still
-        lists are then ended. One that EC2 does not list counts as ended if it is at least 60 s old. A younger one is
-        returned, because EC2 may not list it yet.
-
-        Args:
-            region: the region of the instances.
-            instances: the instances by id.
-
-        Raises:
-            ProviderError: EC2 refused for another reason.
+        (https://github.com/aws/karpenter-provider-aws/issues/2100, read 2026-11-24). After such a refusal, a second
+        request ends the instances that EC2 still lists. An instance that EC2 does not list counts as ended if it is at
+        least 60 s old. The id of a younger one is returned, because EC2 may not list it yet.
         """
         ec2 = self._ec2(region)
         try:
@@ -719,14 +615,9 @@ class AWS(Regional):
         return [*left, *self._terminate(region, {id: instances[id] for id in there})] if there else left
 
     def _terminating(self, region: str, instances: Mapping[str, Instance]) -> list[str]:
-        """Return the ids of the instances that have not ended yet, after EC2 was asked to end all of them.
+        """Return the ids of instances that have not ended yet, after EC2 was asked to end all of them.
 
-        An instance that is shutting down has not ended. If EC2 does not know an instance, or an instance is not
-        even shutting down, EC2 is asked again to end all instances.
-
-        Args:
-            region: the region of the instances.
-            instances: the instances by id.
+        If EC2 does not know an instance, or one is not even shutting down, EC2 is asked again to end all of them.
         """
         seen = _requests.instances(self._ec2(region), [*instances])
         states: dict[str, str] = {each["InstanceId"]: each["State"]["Name"] for each in seen}
@@ -735,23 +626,16 @@ class AWS(Regional):
         return self._terminate(region, instances)
 
     def _left(self, region: str, pool: str | None) -> Iterator[Leftover]:
-        """Yield a region's leftovers of one pool; if `pool` is None, of all pools of this user.
+        """Yield a region's leftovers of one pool, or of all pools of this user.
 
-        Leftovers are key pairs, security groups, placement groups, Elastic IP addresses and unused disks. For one pool,
-        only leftovers that were made from this computer are yielded.
+        For one pool, only leftovers that were made from this computer are yielded.
         """
         filters = _requests.pool_filters(tags.owners(pool), pool)
         for each in _requests.pool_resources(self._ec2(region), filters):
             yield tags.leftover(self.name, each.kind, each.id, each.tags, region, {}, each.tagged_as)
 
     def _remove(self, leftover: Leftover) -> None:
-        """Remove a leftover, such as a key pair. Retry for 180 s while an instance still uses the leftover.
-
-        Does not raise if the leftover no longer exists.
-
-        Raises:
-            ProviderError: the leftover is still in use after 180 s, or AWS refused for another reason.
-        """
+        """Remove a leftover, such as a key pair. Retry for 180 s while an instance still uses the leftover."""
         _requests.remove(self._ec2(leftover.region), leftover.kind, leftover.id, _TIDYING)
 
     # --- beforehand ------------------------------------------------------------------------------------------
@@ -770,10 +654,10 @@ class AWS(Regional):
         return _proof.check(self._account())
 
     def prove_creates(self) -> Iterable[Finding]:
-        """Test launches by dry runs, and send launches that EC2 must refuse. Nothing is rented. Does not raise.
+        """Test launches by dry runs, and send launches that EC2 must refuse. Does not raise.
 
-        Each request is that of a pool for its cheapest machine, with one part that does not exist. If EC2 launches an
-        instance all the same, the instance is terminated, and the finding is a failure that names it.
+        Each such launch is a pool's request for the smallest machine, in which one thing, such as the image, does not
+        exist. If EC2 accepts it all the same, the instance is terminated, and the finding is a failure that names it.
         """
         return _proof.refusals(self._account())
 
@@ -782,7 +666,7 @@ class AWS(Regional):
         return _proof.bill(self.profile, instances, since, until)
 
     def _account(self) -> _proof.Account:
-        """Return what the checks use of this driver. Sends no request."""
+        """Return the settings and functions of this driver that the checks use. Sends no request."""
         region = self.region[0] if self.region else self._ec2().meta.region_name
         ec2 = partial(self._ec2, region)
         return _proof.Account(
@@ -801,11 +685,9 @@ class AWS(Regional):
         )
 
     def _ec2(self, region: str = "", attempts: int = _api.ATTEMPTS) -> EC2Client:
-        """Return a client for EC2 in a region. Equal arguments give the same client.
+        """Return a client for EC2 in a region; "" means the region of the user's AWS configuration, or us-east-1.
 
-        Args:
-            region: the region; "" means the region of the user's AWS configuration, or us-east-1 without one.
-            attempts: how often the client sends a request before it fails, including the first time.
+        `attempts` is how often the client sends a request before it fails. Equal arguments give the same client.
         """
         return _api.ec2(self.profile, region, attempts)
 
@@ -822,6 +704,6 @@ def _is_primary(interface: InstanceNetworkInterfaceTypeDef) -> bool:
 
 
 def _node(address: AddressTypeDef) -> int:
-    """Return the number of the node that an Elastic IP address was allocated for; -1 if no tag of it says that."""
+    """Return the node that an Elastic IP address was allocated for; -1 if no tag of it says that."""
     nodes = tags.unpacked(_requests.tag_values(address.get("Tags", ())).get(tags.NODES, ""))
     return nodes[0] if nodes else -1

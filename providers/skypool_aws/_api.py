@@ -2,6 +2,15 @@
 
 A client has the methods of boto3 (AWS's Python package), such as `client.run_instances(...)`. Each client class gets an
 additional base class, which translates boto3's exceptions. So callers only see the errors of `skypool.errors`.
+
+The arguments of all functions that return a client mean the same:
+
+- `profile`: a profile of the AWS configuration; None leaves the choice to boto3.
+- `region`: a region such as "us-east-1"; "" means the one of the user's AWS configuration, or us-east-1 without one.
+- `attempts`: how often a request is sent before it fails, including the first time.
+
+Equal arguments give the same client, until the AWS configuration changes. These functions raise UsageError if boto3 is
+not installed, and CredentialsError if there is no such profile.
 """
 
 from __future__ import annotations
@@ -80,83 +89,37 @@ _making = threading.Lock()
 
 
 def ec2(profile: str | None, region: str = "", attempts: int = ATTEMPTS) -> EC2Client:
-    """Return a client for EC2. Equal arguments give the same client, until the AWS configuration changes.
+    """Return a client for EC2 in a region, which sends each request up to `attempts` times.
 
-    Args:
-        profile: a profile of the AWS configuration; None leaves the choice to boto3.
-        region: a region such as "us-east-1"; "" means the one of the user's AWS configuration, or us-east-1 without
-            one.
-        attempts: how often a request is sent before it fails, including the first time.
-
-    Raises:
-        UsageError: boto3 is not installed.
-        CredentialsError: there is no such profile.
+    `region` "" is that of the user's AWS configuration, or us-east-1. `profile` None leaves the choice to boto3.
     """
     return cast("EC2Client", _shared_client(profile, "ec2", region, attempts))
 
 
 def pricing(profile: str | None) -> PricingClient:
-    """Return a client for AWS's price list, which has the prices of all regions.
-
-    Args:
-        profile: a profile of the AWS configuration; None leaves the choice to boto3.
-
-    Raises:
-        UsageError: boto3 is not installed.
-        CredentialsError: there is no such profile.
-    """
+    """Return a client for AWS's price list, which has the prices of all regions."""
     return cast("PricingClient", _shared_client(profile, "pricing", "us-east-1"))
 
 
 def service_quotas(profile: str | None, region: str) -> ServiceQuotasClient:
-    """Return a client for the account's quotas in one region.
-
-    Args:
-        profile: a profile of the AWS configuration; None leaves the choice to boto3.
-        region: a region such as "us-east-1"; "" means the one of the user's AWS configuration, or us-east-1 without
-            one.
-
-    Raises:
-        UsageError: boto3 is not installed.
-        CredentialsError: there is no such profile.
-    """
+    """Return a client for the account's quotas in one region."""
     return cast("ServiceQuotasClient", _shared_client(profile, "service-quotas", region))
 
 
 def ssm(profile: str | None, region: str) -> SSMClient:
-    """Return a client for Systems Manager, whose public parameters hold the ids of AWS's images.
-
-    Args:
-        profile: a profile of the AWS configuration; None leaves the choice to boto3.
-        region: a region such as "us-east-1"; "" means the one of the user's AWS configuration, or us-east-1 without
-            one.
-
-    Raises:
-        UsageError: boto3 is not installed.
-        CredentialsError: there is no such profile.
-    """
+    """Return a client for Systems Manager, whose public parameters hold the ids of AWS's images."""
     return cast("SSMClient", _shared_client(profile, "ssm", region))
 
 
 def sts(profile: str | None, region: str) -> STSClient:
-    """Return a client for the Security Token Service, which tells to whom the credentials belong.
-
-    Args:
-        profile: a profile of the AWS configuration; None leaves the choice to boto3.
-        region: a region such as "us-east-1"; "" means the one of the user's AWS configuration, or us-east-1 without
-            one.
-
-    Raises:
-        UsageError: boto3 is not installed.
-        CredentialsError: there is no such profile.
-    """
+    """Return a client for the Security Token Service, which tells to whom the credentials belong."""
     return cast("STSClient", _shared_client(profile, "sts", region))
 
 
 def all_of(pages: Any, key: str) -> list[Any]:
     """Return the items of all pages of an answer, as one list; [] if the answer does not have the field.
 
-    Sends the requests for all pages, and blocks until they are answered.
+    Blocks until the requests for all pages are answered.
 
     Args:
         pages: the result of `client.get_paginator(...).paginate(...)`.
@@ -173,13 +136,8 @@ def all_of(pages: Any, key: str) -> list[Any]:
 def accepted(*codes: str) -> Iterator[None]:
     """Suppress a ProviderError with one of these error codes in a `with` block, and continue after the block.
 
-    Other exceptions are not suppressed.
-
     Args:
         codes: AWS's error codes, such as "InvalidGroup.NotFound".
-
-    Raises:
-        ProviderError: an error in the block has another code.
     """
     try:
         yield
@@ -189,20 +147,7 @@ def accepted(*codes: str) -> Iterator[None]:
 
 
 def _shared_client(profile: str | None, service: str, region: str, attempts: int = ATTEMPTS) -> object:
-    """Return a client for a service. Equal arguments give the same client, which threads may share.
-
-    When the AWS environment variables or configuration files change, a new client is made.
-
-    Args:
-        profile: a profile of the AWS configuration; None leaves the choice to boto3.
-        service: boto3's name of the service, such as "ec2".
-        region: the region; "" means the one of the user's AWS configuration, or us-east-1 without one.
-        attempts: how often a request is sent before it fails, including the first time.
-
-    Raises:
-        UsageError: boto3 is not installed.
-        CredentialsError: there is no such profile.
-    """
+    """Return the client for a service, such as "ec2". It is made anew when variables or files of AWS change."""
     environment = surroundings("AWS_", _FILES)
     with _making, _translated("your settings", region):
         return _client(profile, environment, service, region, attempts)
@@ -210,15 +155,9 @@ def _shared_client(profile: str | None, service: str, region: str, attempts: int
 
 @lru_cache(maxsize=256)
 def _client(profile: str | None, environment: Hashable, service: str, region: str, attempts: int) -> object:
-    """Return a client for a service, the same one for the same arguments. The caller must hold the lock `_making`.
+    """Make a client for a service. The caller must hold the lock `_making`.
 
-    Args:
-        profile: a profile of the AWS configuration; None leaves the choice to boto3.
-        environment: a value that changes when a variable or file that boto3 reads changes. A new value gives a new
-            client.
-        service: boto3's name of the service, such as "ec2".
-        region: the region; "" means the one of the profile, or us-east-1 without one.
-        attempts: how often a request is sent before it fails, including the first time.
+    `environment` changes when a variable or file that boto3 reads changes, and so gives a new client.
     """
     session = _session(profile, environment)
     config = imported("botocore.config").Config(
@@ -232,15 +171,7 @@ def _client(profile: str | None, environment: Hashable, service: str, region: st
 
 @lru_cache(maxsize=64)
 def _session(profile: str | None, environment: Hashable) -> Any:
-    """Return a boto3 session of a profile, the same one for the same arguments.
-
-    Clients that the session makes raise errors of AWS as errors of skypool.
-
-    Args:
-        profile: a profile of the AWS configuration; None leaves the choice to boto3.
-        environment: a value that changes when a variable or file that boto3 reads changes. A new value gives a new
-            session.
-    """
+    """Make a boto3 session, whose clients raise errors of skypool. `environment` is only the cache's key."""
     session = imported("boto3").Session(profile_name=profile)
     session.events.register("creating-client-class", _add_translation)
     session.events.register("request-created", _note_request)
@@ -263,12 +194,7 @@ def _record(
 ) -> None:
     """Write a request and its reply into the recording, if one is on. boto3 calls this event handler.
 
-    Args:
-        event_name: "response-received.SERVICE.OPERATION".
-        context: the context of the request, in which `_note_request` kept it.
-        response_dict: status, headers and body of the reply; None if there is none.
-        exception: why there is no reply; None if there is one.
-        others: not used.
+    `event_name` is "response-received.SERVICE.OPERATION". Either `response_dict` or `exception` is None.
     """
     kept = context.pop(_EXCHANGE, None)
     recorder = recording.current()
@@ -288,17 +214,7 @@ def _exchange(
     reply: Mapping[str, Any],
     exception: Exception | None,
 ) -> recording.Exchange:
-    """Return a request of boto3 and its reply as an exchange of a recording.
-
-    Args:
-        request: boto3's request, signed.
-        sent: when it was sent.
-        took: seconds until the reply had come.
-        event_name: "response-received.SERVICE.OPERATION".
-        context: the context of the request.
-        reply: status, headers and body of the reply; empty if there is none.
-        exception: why there is no reply; None if there is one.
-    """
+    """Return a request of boto3, its reply ({} for none) and the seconds that it `took` as an entry of a recording."""
     prepared = request.prepare()
     _, service, operation = event_name.split(".", 2)
     url = urlsplit(prepared.url)
@@ -327,10 +243,7 @@ def _texts(headers: Mapping[str, str | bytes]) -> dict[str, str]:
 
 
 def _add_translation(base_classes: list[type], **_: object) -> None:
-    """Put `_Translating` before the other base classes of a client class that boto3 is making.
-
-    The list `base_classes` is changed in place. boto3 calls this event handler with more arguments, which are ignored.
-    """
+    """Put `_Translating` before the other base classes of a client class that boto3 is making, in place."""
     base_classes.insert(0, _Translating)
 
 
@@ -343,15 +256,7 @@ class _Translating:
     meta: Any
 
     def _make_api_call(self, operation_name: str, api_params: Mapping[str, object]) -> Any:
-        """Send one request of a client, and return the answer. A failure is raised as an error of skypool.
-
-        Args:
-            operation_name: AWS's name of the operation, such as "RunInstances".
-            api_params: the parameters of the request.
-
-        Raises:
-            ProviderError: AWS or boto3 refused.
-        """
+        """Send one request of a client, such as "RunInstances", and return the answer."""
         client: Any = super()
         method: str = imported("botocore").xform_name(operation_name)
         with _translated(method, self.meta.region_name):
@@ -360,15 +265,9 @@ class _Translating:
 
 @contextmanager
 def _translated(action: str, region: str) -> Iterator[None]:
-    """Raise errors of boto3 in a `with` block as errors of skypool. Other exceptions are not changed.
+    """Raise errors of boto3 in a `with` block as errors of skypool, or UsageError if boto3 is not installed.
 
-    Args:
-        action: what the message says was refused, such as the name of the client's method.
-        region: the region of the request; "" leaves it out of the message.
-
-    Raises:
-        ProviderError: AWS or boto3 refused. The error's code decides the subclass.
-        UsageError: boto3 is not installed.
+    The message says that `action` was refused; a region of "" is left out of it.
     """
     try:
         exceptions = imported("botocore.exceptions")
@@ -396,15 +295,9 @@ def _class_names(error: BaseException) -> list[str]:
 
 
 def _refusal(action: str, region: str, code: str, message: str) -> ProviderError:
-    """Return the error of skypool for a code and message of AWS. Nothing is raised.
+    """Return the error of skypool for a code and message with which AWS refused an `action`.
 
     The encoded part of an authorization failure is left out, because only AWS can read it.
-
-    Args:
-        action: what was refused.
-        region: the region of the request; "" leaves it out of the message.
-        code: AWS's error code, or the name of an exception class of boto3.
-        message: AWS's error text.
     """
     text, _, _ = message.partition(" Encoded authorization failure")
     return REFUSALS.error(f"{action} in {region}" if region else action, code, text, region=region)

@@ -73,8 +73,8 @@ class SpotQuota:
 
     Attributes:
         name: AWS's name for these instance types.
-        codes: the code of the quota in Service Quotas. Several if it is not known which of them counts.
-        types: regular expression of the beginning of the names of these instance types.
+        codes: the code of the quota in Service Quotas. Several codes if it is not known which of them counts.
+        types: regular expression that matches the beginning of these instance types' names.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Quota:
     Attributes:
         name: AWS's name for the group of instance types.
         on_demand: the code of the quota in Service Quotas.
-        spot: the limits on spot instances of the group. Usually it is one, with the name of the group.
+        spot: the limits on spot instances of the group: usually one, which has the name of the group.
         families: the letters before the first digit in the names of the group's instance types.
     """
 
@@ -100,7 +100,7 @@ class Quota:
 
 
 def _quota(name: str, on_demand: str, spot: str, *families: str) -> Quota:
-    """Return a quota whose group has one limit on spot instances."""
+    """Return a quota with one limit on spot instances. `on_demand` and `spot` are codes in Service Quotas."""
     return Quota(name, on_demand, (SpotQuota(name, (spot,), "|".join(families)),), families)
 
 
@@ -201,10 +201,9 @@ _PLAIN_GENERATIONS = ("5", "?a", "?g", "?i")
 
 
 def patterns(need: Need) -> list[str]:
-    """Return patterns of the names of instance types that could meet the need, sorted. [] if no type could.
+    """Return patterns of the names of instance types that could meet the need, sorted, like "p5.*" or "c5.xlarge".
 
-    Patterns are like "p5.*" or "c5.xlarge". If the need has no accelerators, the result has the smallest sufficient
-    type of each family, such as "c5".
+    If the need has no accelerators, the result has the smallest sufficient type of each family, such as "c5".
     """
     found: set[str] = set()
     for wanted in need.accelerators:
@@ -220,7 +219,7 @@ def patterns(need: Need) -> list[str]:
 def _families_with(wanted: Accelerator) -> set[str]:
     """Return patterns, such as "p5.*", of the instance families in which some known type has this accelerator.
 
-    Types with only a part of a device do not count. The set is empty if no known type has the accelerator.
+    Types with only a fraction of a device do not count.
     """
     families = set()
     for name, has in meanings("aws-type").items():
@@ -231,11 +230,7 @@ def _families_with(wanted: Accelerator) -> set[str]:
 
 
 def _smallest_plain_types(need: Need) -> set[str]:
-    """Return patterns, such as "c?a.xlarge", of the smallest sufficient types without accelerators.
-
-    These types have enough vCPUs and memory for the need. Families in which no size is large enough are left out, so
-    the set may be empty.
-    """
+    """Return patterns, such as "c?a.xlarge", of the smallest types without accelerators that meet the need."""
     found: set[str] = set()
     for letter, gib_per_vcpu in _GIB_PER_VCPU.items():
         vcpus_needed = max(need.vcpus, need.memory_gib / gib_per_vcpu)
@@ -250,11 +245,10 @@ def kind(record: Mapping[str, Any]) -> Offer:
 
     The offer's `detail` has these keys:
 
-    - "sold": the markets on which AWS sells the type.
+    - "sold": a list of the markets on which AWS sells the type: "on-demand", "spot" or "capacity-block".
     - "cluster": True if instances of the type can be placed close together, in a cluster placement group.
-    - "efa": where Elastic Fabric Adapters (faster interfaces) go, as pairs (network card, device on the card). [] if
-      the type cannot have any.
-    - "prepaid": always False here. The driver sets True for a capacity block, which is paid for in advance.
+    - "efa": where EFAs go, as pairs (network card, device on the card). [] if the type cannot have any.
+    - "prepaid": always False here. The driver changes it to True for a capacity block, which is paid for in advance.
 
     Args:
         record: EC2's record, from the answer to DescribeInstanceTypes.
@@ -283,16 +277,13 @@ def kind(record: Mapping[str, Any]) -> Offer:
 
 
 def _efa(network: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """Return where the Elastic Fabric Adapters (EFA) of an instance type go, as pairs (network card, device).
+    """Return where the EFAs of an instance type go, as pairs (network card, device).
 
     There are as many as the type may have. Device 0 of card 0 is the primary interface, which carries IP traffic. It is
-    an adapter only if the type has a single one, or if card 0 has no room for another interface. AWS recommends this:
+    an EFA only if the type has a single EFA, or if card 0 has no room for another interface. AWS recommends this:
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html (read 2026-11-24 in a stored copy). On
-    p6-b300.48xlarge, card 0 cannot have an adapter: https://github.com/aws/aws-parallelcluster/issues/7143 (read
-    2026-11-24 in a stored copy). A card whose record does not say which interfaces it can have counts as one that can.
-
-    Args:
-        network: the field `NetworkInfo` of EC2's record of the instance type.
+    p6-b300.48xlarge, card 0 cannot have an EFA: https://github.com/aws/aws-parallelcluster/issues/7143 (read 2026-11-24
+    in a stored copy). A card whose record does not list its kinds of interfaces counts as able to have an EFA.
     """
     if not network.get("EfaSupported"):
         return []
@@ -309,23 +300,18 @@ def _efa(network: Mapping[str, Any]) -> list[tuple[int, int]]:
 
 
 def needs_grid_driver(instance_type: str) -> bool:
-    """Return True for an instance type with a part of a GPU, such as "g6f.large".
+    """Return True for an instance type with a fraction of a GPU, such as "g6f.large".
 
-    Such a part is a virtual GPU. It needs NVIDIA's GRID driver, which no image or recipe of skypool has.
+    Such a fraction is a virtual GPU. It needs NVIDIA's GRID driver, which no image or recipe of skypool has.
     """
     return instance_type.startswith(("g6f.", "gr6f."))
 
 
 def accelerator(record: Mapping[str, Any]) -> Accelerator | None:
-    """Return the accelerator of an instance type, with its count.
+    """Return the accelerator of an instance type, with its count; None if it has none that skypool knows.
 
-    Returns None if the type has no accelerator, or none that skypool knows.
-
-    If skypool's catalogue has the type's name, the name decides. Otherwise AWS's description of the devices decides.
-    The name comes first because AWS's description is wrong for some types.
-
-    Args:
-        record: EC2's record of the instance type, from the answer to DescribeInstanceTypes.
+    If skypool's tables have the type's name, the name decides, because AWS's description of the devices is wrong for
+    some types. Otherwise the description decides.
     """
     gpus = record.get("GpuInfo", {}).get("Gpus", ())
     chips = record.get("NeuronInfo", {}).get("NeuronDevices", ())
@@ -337,15 +323,13 @@ def base(asked: str, offer: Offer, need: Need) -> tuple[str, int]:
     """Return the image that a machine starts from, and the size of the machine's disk.
 
     Args:
-        asked: an AMI (machine image), an SSM parameter (entry in AWS's parameter store) or an Ubuntu release that the
-            user named. "" means the default for the accelerator.
-        offer: the offer that is rented.
-        need: the requirements, of which the disk size is used.
+        asked: an AMI's id, an SSM parameter or an Ubuntu release that the user named. "" means the default for the
+            accelerator.
 
     Returns:
-        An AMI's id or the name of an SSM parameter that holds an AMI's id, and the disk's size in GiB. The size is
-        that of the need, rounded up. It is at least 120 if AWS has an image with the accelerator's driver, and
-        otherwise at least 30.
+        An AMI's id or the name of an SSM parameter that holds an AMI's id, and the disk's size in GiB. The size is that
+            of the need, rounded up. It is at least 120 if AWS has an image with the accelerator's driver, and otherwise
+            at least 30.
 
     Raises:
         UsageError: `asked` is not an AMI's id, the name of an SSM parameter, or a known Ubuntu release.
@@ -363,14 +347,11 @@ def base(asked: str, offer: Offer, need: Need) -> tuple[str, int]:
 
 
 def parameter(template: str, arch: Arch = "x86_64", release: str = "") -> str:
-    """Fill in the placeholders in the name of an SSM parameter, and return the name.
+    """Return the name of an SSM parameter with its placeholders for processor and Ubuntu release filled in.
 
-    An SSM parameter is an entry in AWS's parameter store. A template without placeholders, such as an image's id, is
-    returned unchanged.
+    A template without placeholders, such as an image's id, is returned unchanged.
 
     Args:
-        template: the name with placeholders for processor architecture and Ubuntu release.
-        arch: the processor architecture.
         release: the Ubuntu release, such as "ubuntu-22.04"; "" means 24.04.
     """
     return template.format(
@@ -383,7 +364,7 @@ def parameter(template: str, arch: Arch = "x86_64", release: str = "") -> str:
 def images_of(types: Iterable[str], asked: str = "") -> list[str]:
     """Return the images that machines of these types start from, as `base` names them, without duplicates.
 
-    The images of types without accelerators are among them. A type that skypool does not know counts for nothing.
+    The images of types without accelerators are always among them. Types that skypool does not know are ignored.
 
     Args:
         types: names of instance types with accelerators.
@@ -404,40 +385,31 @@ def arch_of(name: str) -> Arch:
 
 
 def known_types() -> set[str]:
-    """Return the names of the instance types with accelerators that skypool's catalogue has."""
+    """Return the names of the instance types with accelerators that skypool's tables have."""
     return {name for name in meanings("aws-type") if " " not in name}
 
 
 def accelerated() -> list[str]:
-    """Return patterns, such as "p*", of the names of all instance types of families with accelerators."""
+    """Return patterns, such as "p*", of instance types that begin with the letters of a type with accelerators."""
     return sorted({f"{re.split(r'[0-9]', name)[0]}*" for name in known_types()})
 
 
 def disk_usd(region: str) -> float:
-    """Return skypool's price of a disk in USD per GB and month. Without a known price, a high price is returned."""
+    """Return the price of a disk in USD per GB and month, from skypool's table. An unknown region gets a high price."""
     return GP3_USD_PER_GB_MONTH.get(region, _UNKNOWN_GP3_USD)
 
 
 def _driver_image(has: Accelerator | None) -> str:
-    """Return the name of the SSM parameter that holds AWS's image with this accelerator's driver.
-
-    The result is "" if AWS has no such image, or `has` is None (no accelerator). The name has placeholders for
-    processor architecture and Ubuntu release, which `parameter` fills in.
-    """
+    """Return the SSM parameter, with placeholders, of AWS's image with this accelerator's driver; "" if none exists."""
     if has is None or has.name in _NOT_DRIVEN:
         return ""
     return _DRIVER_IMAGES.get(has.runtime, "")
 
 
 def _release(asked: str, has: Accelerator | None) -> str:
-    """Return the Ubuntu release for a machine that uses Ubuntu without drivers: "24.04" or "22.04".
+    """Return the Ubuntu release for a machine whose image has no drivers: `asked`, such as "ubuntu-22.04", or "24.04".
 
-    The release that the user asked for has precedence. Otherwise the release is 22.04 for Gaudi and for AWS's own
-    accelerators, and 24.04 for all other machines.
-
-    Args:
-        asked: a release such as "ubuntu-22.04"; "" for none.
-        has: the machine's accelerator; None for none.
+    If `asked` is "", it is "22.04" for Gaudi and AWS's own accelerators, and "24.04" for others.
     """
     if asked:
         return asked.removeprefix("ubuntu-")
@@ -449,20 +421,14 @@ def _release(asked: str, has: Accelerator | None) -> str:
 def extras(region: str, disk_gb: int) -> float:
     """Return the price of a machine's disk and public address together, in USD per hour.
 
-    For a region whose price of disks is not known, a high price is used.
-
-    Args:
-        region: the region of the machine.
-        disk_gb: the size of the disk in GiB.
+    In a region whose price of disks is not known, a high price is assumed. `disk_gb` is in GiB.
     """
     disk_usd_per_month = disk_gb * disk_usd(region)
     return disk_usd_per_month / _HOURS_PER_MONTH + ADDRESS_USD_PER_HOUR
 
 
 def on_demand(rows: Iterable[str]) -> Iterator[tuple[tuple[str, str], float]]:
-    """Yield ((region, instance type), USD per hour) for each on-demand price in rows of AWS's price list.
-
-    Prices of 0 are left out.
+    """Yield ((region, instance type), USD per hour) for each on-demand price above 0 in rows of AWS's price list.
 
     Args:
         rows: the rows, each a JSON text, from the field PriceList of the answer to GetProducts.
@@ -472,7 +438,7 @@ def on_demand(rows: Iterable[str]) -> Iterator[tuple[tuple[str, str], float]]:
 
 
 def by_region(rows: Iterable[str], usage: str) -> dict[str, float]:
-    """Return a dict from region to price in USD, of the rows of AWS's price list for a kind of usage.
+    """Return a dict from region to price in USD for one kind of usage, from rows of AWS's price list.
 
     Args:
         rows: the rows, each a JSON text.

@@ -54,21 +54,21 @@ _UPGRADE = "upgrade skypool: `pip install --upgrade skypool`"
 
 @dataclass(frozen=True)
 class Account:
-    """The parts of the driver and its settings that the checks use.
+    """The settings and functions of the driver that the checks use.
 
     Attributes:
         profile: a profile of the AWS configuration; None leaves the choice to boto3.
         region: the region in which permissions and quotas are checked.
         chooses_regions: True if the settings name regions, so that the others are not looked at.
-        base: the image of the settings; "" for none.
+        base: the image that the settings name; "" for none.
         ssh_from: the networks of the settings that may log in; None for this computer's address.
         client: returns the client for EC2 in a region.
         regions: returns the names of the regions that the settings allow.
         subnets: returns EC2's records of the subnets in which machines may be placed.
         launch: returns the launch request for an order, without key pair, security group and placement group.
-        reserved: returns the offer of the capacity reservation of the settings; None if the settings have none.
+        reserved: returns the offer of the capacity reservation in the settings; None if the settings have none.
         listed: returns the machines and the leftovers of the user's pools in a region.
-        terminate: terminates the instances of these records of EC2 in the region, and returns when they have ended.
+        terminate: terminates the instances of these records, and returns when they have ended.
     """
 
     profile: str | None
@@ -89,10 +89,10 @@ class Account:
 
 
 def check(account: Account) -> Iterator[Finding]:
-    """Check an account, and yield the findings, each fact once. Nothing is rented or changed. Does not raise.
+    """Check an account, and yield the findings. Nothing is rented or changed. Does not raise.
 
-    Without valid credentials, only the findings about this computer and the credentials are yielded. A wrong clock is
-    then told instead of the credentials, because AWS refuses signatures with a wrong time.
+    Without valid credentials, only the findings about this computer and the credentials are yielded. If the clock is
+    wrong as well, only its finding is yielded of these two, because AWS refuses signatures with a wrong time.
     """
     found = {each.what: each for each in preflight.findings(_basics(account))}
     is_known = found["credentials"].good
@@ -126,7 +126,7 @@ _Question = Callable[[], Iterable[Finding | _Failed]]
 
 
 def _questions(account: Account) -> dict[str, _Question]:
-    """Return the checks that need valid credentials, by the titles of what fails as a whole."""
+    """Return the checks that need valid credentials. The keys are the titles of their findings if a check raises."""
     region = account.region
     questions: dict[str, _Question] = {
         f"pools in {region}": partial(_pools, account),
@@ -142,7 +142,7 @@ def _questions(account: Account) -> dict[str, _Question]:
 def _told(questions: Mapping[str, _Question], region: str) -> Iterator[Finding]:
     """Run checks in parallel, and yield their findings.
 
-    Failures of one text are one finding. So is all that failed for want of permissions.
+    Failures with the same text become one finding, and so do all failures for want of permissions.
     """
     denied: dict[str, Exception] = {}
     failed: dict[str, list[_Failed]] = {}
@@ -171,12 +171,7 @@ def _permission(error: Exception) -> str:
 
 
 def _permissions(denied: Mapping[str, Exception], region: str) -> Finding:
-    """Return the finding about permissions.
-
-    Args:
-        denied: a dict from missing permission to the error that tells of it.
-        region: the region in which permissions were tested.
-    """
+    """Return the finding about permissions. `denied` is a dict from missing permission to AWS's error."""
     title = f"permissions in {region}"
     if not denied:
         return Finding(title, True, "dry runs of all requests are allowed")
@@ -189,13 +184,13 @@ def _permissions(denied: Mapping[str, Exception], region: str) -> Finding:
 
 
 def _pools(account: Account) -> Iterator[Finding]:
-    """Yield what the user's pools have in the region. This needs the permissions by which `skypool gc` looks."""
+    """Count what the user's pools have in the region. This needs the permissions with which `skypool gc` searches."""
     instances, leftovers = account.listed(account.region)
     yield Finding(f"pools in {account.region}", True, f"{len(instances)} machines, {len(leftovers)} leftovers")
 
 
 def _creates(account: Account) -> Iterator[Finding | _Failed]:
-    """Yield the failures of dry runs that make what a pool makes beside machines: a key pair, groups, an address."""
+    """Test with dry runs if key pairs, groups and addresses could be made for a pool, and yield only the failures."""
     ec2 = account.client(account.region)
     said = tags.tags(_order(Need()))
     asks: dict[str, Callable[[], None]] = {
@@ -210,10 +205,9 @@ def _creates(account: Account) -> Iterator[Finding | _Failed]:
 
 
 def _dry_runs(account: Account) -> Iterator[Finding | _Failed]:
-    """Yield the results of dry runs of the launch request for a type of each family, on demand and as spot.
+    """Yield the results of dry runs: one launch for each quota, on demand and as spot.
 
-    The request is that of a pool, with the accelerator's image, the subnet and the tags. Only the key pair and the
-    groups are missing, because they do not exist before a pool makes them.
+    The request is that of a pool, but without key pair and groups, because these do not exist before a pool makes them.
     """
     ec2 = account.client(account.region)
     offers = dict(_smallest(account, ec2))
@@ -233,14 +227,10 @@ def _dry_runs(account: Account) -> Iterator[Finding | _Failed]:
 
 
 def _smallest(account: Account, ec2: EC2Client) -> Iterator[tuple[tuple[str, Market], Offer]]:
-    """Yield ((name of the family, market), offer) of the smallest type of each family that the region sells.
+    """Yield ((name of the quota, market), offer) for each quota: the smallest of its types that the region sells.
 
-    The family is named as its quota. If the settings name an image, only types of the image's processor architecture
-    count. If the settings have a capacity reservation, only its offer is yielded.
-
-    Args:
-        account: the account.
-        ec2: the client of the region.
+    If the settings name an image, only types of its processor architecture count. If the settings have a capacity
+    reservation, only its offer is yielded.
     """
     if (held := account.reserved()) is not None:
         yield ("the reservation", "on-demand"), held
@@ -268,7 +258,7 @@ def _smallest(account: Account, ec2: EC2Client) -> Iterator[tuple[tuple[str, Mar
 
 
 def _limits(market: Market) -> list[str]:
-    """Return the names of the quotas of a market, in the order of the catalogue."""
+    """Return the names of the quotas of a market, in the order of `_catalog.QUOTAS`."""
     if market == "spot":
         return [each.name for quota in _catalog.QUOTAS for each in quota.spot]
     return [each.name for each in _catalog.QUOTAS]
@@ -280,23 +270,19 @@ def _size(offer: Offer) -> tuple[float, str]:
 
 
 def _names_image(account: Account) -> bool:
-    """Return True if the settings name one image, which has one processor architecture. A release of Ubuntu has two."""
+    """Return True if the settings name a single image. An Ubuntu release has one for each processor architecture."""
     return account.base.startswith(("ami-", "/"))
 
 
 def _is_offered(account: Account, offer: Offer) -> bool:
-    """Return True if the driver offers machines of this type: they have an accelerator that it knows, or none."""
+    """Return True if the driver could offer this type: it knows the accelerator, or the type has none."""
     if _catalog.needs_grid_driver(offer.instance_type) and not account.base:
         return False
     return offer.accelerator is not None or offer.quota == _catalog.PLAIN
 
 
 def _image(account: Account, region: str, name: str) -> str:
-    """Return the id of an image. `name` is that id, or the name of an SSM parameter that holds the id.
-
-    Raises:
-        ProviderError: the region has no such image.
-    """
+    """Return the id of an image, which is named by that id or by an SSM parameter."""
     if name.startswith("ami-"):
         return str(_requests.image(account.client(region), name)["ImageId"])
     return _requests.image_parameter(_api.ssm(account.profile, region), name)
@@ -311,8 +297,8 @@ def _order(need: Need) -> Order:
 def _quotas(account: Account) -> Iterator[Finding | _Failed]:
     """Yield the limits of each quota in words: the vCPUs that may run at once on demand and as spot.
 
-    A limit of 0 is open: most accounts have some, for machines that nobody wants. Only if all are 0, nothing can be
-    rented, and the check fails.
+    A quota with no limit above 0 is not a failure (`Finding.open`): most accounts have such quotas, for machines that
+    they do not use. If all quotas are so, nothing can be rented, and the check fails.
     """
     outcomes = at_once(partial(_limits_of, account), _catalog.QUOTAS)
     nothing = all(isinstance(each, tuple) and not any(each[1:]) for each in outcomes)
@@ -331,7 +317,7 @@ def _quotas(account: Account) -> Iterator[Finding | _Failed]:
 
 
 def _limits_of(account: Account, quota: _catalog.Quota) -> tuple[str, float, float]:
-    """Return the limits of a quota in words, the limit on demand, and the largest limit as spot, in vCPUs."""
+    """Return (all limits of a quota in words, its limit on demand, its largest spot limit). Limits are in vCPUs."""
     quotas = _api.service_quotas(account.profile, account.region)
     on_demand = _requests.quota(quotas, quota.on_demand)
     codes = list(dict.fromkeys(code for each in quota.spot for code in each.codes))
@@ -363,16 +349,14 @@ def _sold(account: Account) -> Iterator[Finding | _Failed]:
 
 
 def _types(account: Account, region: str) -> set[str]:
-    """Return the names of a region's types of the families with accelerators."""
+    """Return the names of the types that a region sells, of the families with accelerators."""
     return set(_requests.types_in_region(account.client(region), _catalog.accelerated()))
 
 
 def _images(account: Account, types: Mapping[str, Iterable[str]]) -> Iterator[Finding | _Failed]:
-    """Yield a finding for each image of a type that is sold, about all regions.
+    """Yield one finding for each image that a type on sale starts from: good if no region lacks the image.
 
-    Args:
-        account: the account.
-        types: a dict from region to the names of its types with accelerators.
+    `types` is a dict from region to the names of its types with accelerators.
     """
     pairs = [(region, name) for region, names in types.items() for name in _catalog.images_of(names, account.base)]
     missing: dict[str, list[str]] = {name: [] for _, name in pairs}
@@ -393,17 +377,15 @@ def _images(account: Account, types: Mapping[str, Iterable[str]]) -> Iterator[Fi
 
 
 def _counted(regions: Sequence[str]) -> str:
-    """Return the name of a single region, or the number of several regions in words."""
+    """Return the name of the region if there is one, or else a text such as "3 regions"."""
     return regions[0] if len(regions) == 1 else f"{len(regions)} regions"
 
 
 def _drift(sold: set[str], regions: int, *, complete: bool) -> Finding:
-    """Return the finding that compares AWS's instance types with skypool's catalogue. A difference is no failure.
+    """Return the finding that compares AWS's instance types with skypool's tables. A difference is no failure.
 
-    Args:
-        sold: the names of the types of the families with accelerators that are sold in the regions.
-        regions: the number of regions.
-        complete: True if these are all regions of the account. Only then can a type be sold nowhere.
+    `regions` is how many regions were asked. `complete` is True if these are all of the account. Only then does the
+    finding name the types that AWS does not sell any more.
     """
     known = _catalog.known_types()
     text = f"AWS sells {len(sold)} in {regions} {'region' if regions == 1 else 'regions'}"
@@ -416,12 +398,7 @@ def _drift(sold: set[str], regions: int, *, complete: bool) -> Finding:
 
 
 def _short(names: set[str], among: set[str]) -> str:
-    """Return names of instance types as text, in which a family stands for all its types.
-
-    Args:
-        names: the names.
-        among: all names; if it has no further type of a family, the family stands for its types.
-    """
+    """Return names of types as text. A family such as "p5" replaces its types if `among` has no others of it."""
     families: dict[str, list[str]] = {}
     for name in sorted(names):
         families.setdefault(name.partition(".")[0], []).append(name)
@@ -432,7 +409,7 @@ def _short(names: set[str], among: set[str]) -> str:
 def _extras(account: Account) -> Iterator[Finding]:
     """Yield the finding that compares AWS's prices of disks and addresses with skypool's tables.
 
-    Prices of regions that AWS does not tell are not compared. A difference is no failure of the account.
+    Regions for which AWS's price list has no price are left out. A difference is no failure of the account.
     """
     pricing = _api.pricing(account.profile)
     regions = set(account.regions())
@@ -465,9 +442,8 @@ class _Impossible:
 
     Attributes:
         what: the launch in words.
-        request: the changed request.
         code: the expected code of the error.
-        named: what does not exist; the text of the refusal must have it.
+        named: the name or id in the request that does not exist. The text of the refusal must contain it.
     """
 
     what: str
@@ -479,7 +455,7 @@ class _Impossible:
 def refusals(account: Account) -> Iterator[Finding]:
     """Send launches that EC2 must refuse, in parallel, and yield a finding for each. Does not raise.
 
-    Before, the launches of all families are tested by dry runs. What EC2 launches all the same is terminated.
+    At the same time, dry runs test possible launches. An instance that EC2 launches all the same is terminated.
     """
     questions: dict[str, _Question] = {f"instances in {account.region}": partial(_dry_runs, account)}
     try:
@@ -492,9 +468,9 @@ def refusals(account: Account) -> Iterator[Finding]:
 
 
 def _impossible(account: Account) -> list[_Impossible]:
-    """Return the launches that EC2 must refuse, each of the cheapest machine with one part that does not exist.
+    """Return the launches that EC2 must refuse: of the smallest machine, each with one thing that does not exist.
 
-    A price that is too low for spot is not among them: a dry run does not look at the price.
+    A launch with too low a spot price is not among them, because even dry runs do not check the price.
     """
     ec2 = account.client(account.region)
     offers = [offer for (_, market), offer in _smallest(account, ec2) if market == "on-demand"]
@@ -528,12 +504,9 @@ def _impossible(account: Account) -> list[_Impossible]:
 
 
 def _refused(account: Account, launch: _Impossible) -> Iterator[Finding]:
-    """Send a launch that EC2 must refuse, and yield what EC2 said.
+    """Send a launch that EC2 must refuse, and yield what EC2 said. Raises ProviderError if it was not as expected.
 
-    Raises:
-        StillRunning: EC2 launched an instance, whose end could not be proved.
-        ProviderError: EC2 refused for another reason than the expected one, or did not answer, or launched an instance.
-            The instance is terminated before.
+    Instances that EC2 launched are terminated first. Raises StillRunning if their end could not be proved.
     """
     try:
         made = _requests.run_instances(account.client(account.region), launch.request)
@@ -559,7 +532,6 @@ def _refused(account: Account, launch: _Impossible) -> Iterator[Finding]:
 
 
 def _raise(error: Exception) -> Iterator[Finding]:
-    """Raise the error."""
     raise error
 
 

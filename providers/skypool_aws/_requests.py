@@ -84,18 +84,14 @@ _TRIAL_KEY = b"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAAAAAAAAAAAAAAAAAAAAAAAAAAAA
 
 
 def regions(ec2: EC2Client) -> list[str]:
-    """Return the names of the regions that are enabled for the account, as AWS orders them.
-
-    Raises:
-        ProviderError: AWS refused the request.
-    """
+    """Return the names of the regions that are enabled for the account, as AWS orders them."""
     return [each["RegionName"] for each in ec2.describe_regions()["Regions"]]
 
 
 def clock(ec2: EC2Client) -> str:
     """Return the time at AWS, such as "Sat, 21 Nov 2026 15:28:00 GMT".
 
-    Sends a request, and reads the time from the HTTP header "Date" of the answer. A refusal has this header, too.
+    Reads the HTTP header "Date" of AWS's answer, which a refusal has, too.
 
     Raises:
         ProviderError: AWS did not answer.
@@ -110,24 +106,18 @@ def clock(ec2: EC2Client) -> str:
 
 
 def instance_types(ec2: EC2Client, patterns: Sequence[str]) -> list[InstanceTypeInfoTypeDef]:
-    """Return EC2's records of a region's instance types that match at least one pattern; [] if no type matches.
+    """Return EC2's records of a region's instance types that match at least one pattern, such as "p5.*".
 
-    Args:
-        ec2: the client of the region.
-        patterns: patterns of type names, such as "p5.*". "*" matches any text and "?" one character.
+    In a pattern, "*" matches any text and "?" one character.
     """
     by_name: FilterTypeDef = {"Name": "instance-type", "Values": patterns}
     return all_of(ec2.get_paginator("describe_instance_types").paginate(Filters=[by_name]), "InstanceTypes")
 
 
 def offerings(ec2: EC2Client, types: Sequence[str], zones: Sequence[str]) -> list[InstanceTypeOfferingTypeDef]:
-    """Return EC2's records that tell which zones have which of these instance types.
-
-    There is one record for each pair of a zone and an instance type that the zone has.
+    """Return one record for each pair of a zone and one of these instance types that the zone has.
 
     Args:
-        ec2: the client of the zones' region.
-        types: the names of the instance types.
         zones: the names of the zones, such as "us-east-1a".
     """
     filters: list[FilterTypeDef] = [
@@ -142,12 +132,7 @@ def offerings(ec2: EC2Client, types: Sequence[str], zones: Sequence[str]) -> lis
 
 
 def types_in_region(ec2: EC2Client, patterns: Sequence[str]) -> list[str]:
-    """Return the names of a region's instance types that match at least one pattern.
-
-    Args:
-        ec2: the client of the region.
-        patterns: patterns of type names, such as "p5.*".
-    """
+    """Return the names of a region's instance types that match at least one pattern, such as "p5.*"."""
     filters: list[FilterTypeDef] = [{"Name": "instance-type", "Values": patterns}]
     pages = ec2.get_paginator("describe_instance_type_offerings").paginate(LocationType="region", Filters=filters)
     return [each["InstanceType"] for each in all_of(pages, "InstanceTypeOfferings")]
@@ -157,10 +142,6 @@ def spot_prices(ec2: EC2Client, types: Sequence[str]) -> list[SpotPriceTypeDef]:
     """Return the current spot prices in the client's region, one record for each pair of instance type and zone.
 
     A pair without a spot price has no record. The field "SpotPrice" of a record is text, in USD per hour.
-
-    Args:
-        ec2: the client of the region.
-        types: the names of the instance types.
     """
     pages = ec2.get_paginator("describe_spot_price_history").paginate(
         InstanceTypes=cast("Sequence[InstanceTypeType]", types),
@@ -171,12 +152,10 @@ def spot_prices(ec2: EC2Client, types: Sequence[str]) -> list[SpotPriceTypeDef]:
 
 
 def price_list(pricing: PricingClient, instance_type: str, region: str = "") -> list[str]:
-    """Return the on-demand prices of an instance type with Linux, each as a JSON text; [] if AWS has none.
+    """Return the rows of AWS's price list for an instance type on demand with Linux, each as a JSON text.
 
     Args:
-        pricing: the client for the price list.
-        instance_type: the name of the type.
-        region: the region whose prices are wanted; "" means all regions.
+        region: the region whose rows are wanted; "" means all regions.
     """
     wanted = {
         "instanceType": instance_type,
@@ -191,23 +170,17 @@ def price_list(pricing: PricingClient, instance_type: str, region: str = "") -> 
 
 
 def disk_prices(pricing: PricingClient) -> list[str]:
-    """Return the prices of gp3 disks in all regions, each as a JSON text."""
+    """Return the rows of AWS's price list for gp3 disks in all regions, each as a JSON text."""
     return _products(pricing, "AmazonEC2", {"productFamily": "Storage", "volumeApiName": "gp3"})
 
 
 def address_prices(pricing: PricingClient) -> list[str]:
-    """Return the prices of public IPv4 addresses in all regions, each as a JSON text."""
+    """Return the rows of AWS's price list for public IPv4 addresses in all regions, each as a JSON text."""
     return _products(pricing, "AmazonVPC", {"group": "VPCPublicIPv4Address"})
 
 
 def _products(pricing: PricingClient, service: str, wanted: Mapping[str, str]) -> list[str]:
-    """Return the rows of AWS's price list with these attributes, each as a JSON text; [] if AWS has none.
-
-    Args:
-        pricing: the client for the price list.
-        service: the code of the service.
-        wanted: a dict from attribute to value.
-    """
+    """Return the rows for a service in AWS's price list that have the attributes `wanted`, each as a JSON text."""
     filters: list[PriceFilterTypeDef] = [
         {"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()
     ]
@@ -216,8 +189,6 @@ def _products(pricing: PricingClient, service: str, wanted: Mapping[str, str]) -
 
 def capacity_reservations(ec2: EC2Client, id: str) -> list[CapacityReservationTypeDef]:
     """Return EC2's record of the capacity reservation or capacity block with this id, as a list of one record.
-
-    Both are instances that AWS holds for the account. A capacity block is paid for in advance.
 
     Raises:
         ProviderError: the client's region has no reservation with this id.
@@ -238,7 +209,7 @@ def subnets(ec2: EC2Client, ids: Sequence[str]) -> list[SubnetTypeDef]:
 
 
 def image_parameter(ssm: SSMClient, name: str) -> str:
-    """Return the id of the AMI (machine image) that an SSM parameter (an entry in AWS's parameter store) holds.
+    """Return the id of the AMI that an SSM parameter holds.
 
     Raises:
         ProviderError: there is no such parameter.
@@ -247,7 +218,7 @@ def image_parameter(ssm: SSMClient, name: str) -> str:
 
 
 def image(ec2: EC2Client, ami: str) -> ImageTypeDef:
-    """Return EC2's record of an AMI (an image that machines start from).
+    """Return EC2's record of an AMI.
 
     Raises:
         ProviderError: EC2 does not know the AMI.
@@ -265,15 +236,12 @@ def tag_list(tags: Mapping[str, str]) -> list[TagTypeDef]:
 
 
 def tag_values(tags: Iterable[TagTypeDef]) -> dict[str, str]:
-    """Return tags as a dict from key to value. `tags` is in the form of EC2: [{"Key": …, "Value": …}, …]."""
+    """Return tags in EC2's form, [{"Key": …, "Value": …}, …], as a dict from key to value."""
     return {each["Key"]: each["Value"] for each in tags}
 
 
 def _tagged(kind: ResourceTypeType, tags: Mapping[str, str]) -> TagSpecificationTypeDef:
-    """Return tags in the form that a create request of EC2 takes for one kind of resource, such as "volume".
-
-    The result is {"ResourceType": kind, "Tags": list of tags}.
-    """
+    """Return tags in the form that a create request of EC2 takes for one kind of resource, such as "volume"."""
     return {"ResourceType": kind, "Tags": tag_list(tags)}
 
 
@@ -283,10 +251,7 @@ def import_key_pair(ec2: EC2Client, name: str, public_key: str, tags: Mapping[st
     Does nothing if EC2 has a key pair of this name already, even with another key.
 
     Args:
-        ec2: the client of the region.
-        name: the name of the key pair.
         public_key: the key, in the form of an OpenSSH public key file.
-        tags: the tags of the key pair.
     """
     with accepted("InvalidKeyPair.Duplicate"):
         ec2.import_key_pair(
@@ -297,13 +262,7 @@ def import_key_pair(ec2: EC2Client, name: str, public_key: str, tags: Mapping[st
 
 
 def create_placement_group(ec2: EC2Client, name: str, tags: Mapping[str, str]) -> None:
-    """Make a cluster placement group, whose instances are placed close together.
-
-    Does nothing if a placement group of this name exists.
-
-    Raises:
-        ProviderError: AWS refused for another reason.
-    """
+    """Make a cluster placement group, whose instances are placed close together. Does nothing if it exists."""
     with accepted("InvalidPlacementGroup.Duplicate"):
         ec2.create_placement_group(
             GroupName=name,
@@ -313,15 +272,9 @@ def create_placement_group(ec2: EC2Client, name: str, tags: Mapping[str, str]) -
 
 
 def create_security_group(ec2: EC2Client, name: str, vpc: str, tags: Mapping[str, str]) -> str:
-    """Make a security group and return its id. Return "" if the network has a group of this name already.
+    """Make a security group in a network, and return its id. Return "" if the network has one of this name already.
 
     An existing group is not changed.
-
-    Args:
-        ec2: the client of the region.
-        name: the name of the group.
-        vpc: the id of the network (VPC).
-        tags: the tags of the group.
     """
     with accepted("InvalidGroup.Duplicate"):
         made = ec2.create_security_group(
@@ -335,10 +288,7 @@ def create_security_group(ec2: EC2Client, name: str, vpc: str, tags: Mapping[str
 
 
 def security_group(ec2: EC2Client, name: str, vpc: str) -> str:
-    """Return the id of the security group of this name in a network; "" if EC2 lists none (yet).
-
-    `vpc` is the id of the network.
-    """
+    """Return the id of the security group of this name in a network; "" if EC2 lists none (yet)."""
     filters: list[FilterTypeDef] = [
         {"Name": "group-name", "Values": [name]},
         {"Name": "vpc-id", "Values": [vpc]},
@@ -351,8 +301,6 @@ def allow_ssh(ec2: EC2Client, group: str, network: str, seconds: float) -> None:
     """Allow a network to reach port 22 of a security group's instances. Does nothing if that is allowed already.
 
     Args:
-        ec2: the client of the group's region.
-        group: the id of the group.
         network: the network in CIDR notation, such as "203.0.113.0/24".
         seconds: for how long to repeat the request while EC2 does not find the group.
 
@@ -369,13 +317,9 @@ def allow_ssh(ec2: EC2Client, group: str, network: str, seconds: float) -> None:
 
 
 def allow_each_other(ec2: EC2Client, group: str, seconds: float) -> None:
-    """Allow all traffic among a security group's instances, in both directions.
-
-    Rules that exist already are kept.
+    """Allow all traffic among a security group's instances, in both directions. Rules that exist already are kept.
 
     Args:
-        ec2: the client of the group's region.
-        group: the id of the group.
         seconds: for how long to repeat each request while EC2 does not find the group.
 
     Raises:
@@ -390,15 +334,7 @@ def allow_each_other(ec2: EC2Client, group: str, seconds: float) -> None:
 
 
 def _allow(authorize: Callable[[], object], seconds: float) -> None:
-    """Add a rule to a security group. Does nothing if the group has the rule already.
-
-    Args:
-        authorize: sends the request that adds the rule.
-        seconds: for how long to repeat the request while EC2 does not find the group.
-
-    Raises:
-        ProviderError: EC2 still does not find the group, or refused for another reason.
-    """
+    """Add a rule, unless it exists, by calling `authorize`. Repeat for `seconds` while EC2 does not find the group."""
 
     def attempt() -> None:
         with accepted("InvalidPermission.Duplicate"):
@@ -413,20 +349,14 @@ class InstanceRequest:
 
     Attributes:
         token: makes the request idempotent: the same token and parameters return the same instances.
-        instance_type: the name of the instance type.
-        market: "on-demand" or "spot".
-        count: how many instances are wanted.
         least: how many instances are enough; if fewer are in stock, AWS makes none.
         ami: the id of the image.
         root_device: the name of the root disk, such as "/dev/sda1".
         disk_gb: the size of the root disk in GiB.
-        key_name: the name of the pool's key pair.
         user_data: the configuration for cloud-init.
-        subnet: the id of the subnet.
-        security_group: the id of the security group.
         tags: the tags of everything that the request makes.
-        efa: where Elastic Fabric Adapters (faster interfaces) go, as pairs (network card, device on the card); empty
-            for none. (0, 0) is the primary interface.
+        efa: where EFAs go, as pairs (network card, device on the card); empty for none. (0, 0) is the primary
+            interface.
         placement_group: the name of the placement group; "" for none.
         tenancy: "default", or "dedicated" for hardware that only this account uses.
         prepaid: True if `reservation` is a capacity block, which was paid for when it was bought.
@@ -464,8 +394,8 @@ class InstanceRequest:
 def run_instances(ec2: EC2Client, request: InstanceRequest) -> list[InstanceTypeDef]:
     """Rent instances, and return EC2's records of them. Does not wait until the instances run.
 
-    The number of instances is at least `request.least` and at most `request.count`. Each gets a public address, unless
-    it has several network interfaces. An instance that shuts itself down is terminated, and its disk is deleted.
+    There are at least `request.least` and at most `request.count` instances. Each gets a public address, unless it has
+    several network interfaces. An instance that shuts itself down is terminated, and its disk is deleted.
 
     Raises:
         NoAnswer: the answer was lost, so instances may have been made.
@@ -527,13 +457,9 @@ def _interfaces(request: InstanceRequest) -> list[InstanceNetworkInterfaceSpecif
 def _interface(
     request: InstanceRequest, kind: str, card: int, device: int
 ) -> InstanceNetworkInterfaceSpecificationTypeDef:
-    """Return one network interface of RunInstances.
+    """Return one network interface of RunInstances. An empty security group is left out.
 
-    Args:
-        request: the launch, for subnet and security group. An empty security group is left out.
-        kind: "interface", "efa" for an Elastic Fabric Adapter, or "efa-only" for one without IP traffic.
-        card: the number of the network card.
-        device: the number of the interface on its card.
+    `kind` is "efa" for an EFA, "efa-only" for an EFA without IP traffic, or "interface" for any other interface.
     """
     interface: InstanceNetworkInterfaceSpecificationTypeDef = {
         "NetworkCardIndex": card,
@@ -550,8 +476,7 @@ def _interface(
 def _market_options(request: InstanceRequest) -> InstanceMarketOptionsRequestTypeDef:
     """Return the options of RunInstances that say how the instances are paid for; an empty dict for on demand.
 
-    For spot, AWS terminates an interrupted instance and does not replace the instance. For a capacity block (capacity
-    that is paid for in advance), the option says so.
+    AWS terminates an interrupted spot instance, and does not replace it.
     """
     if request.market == "spot":
         options: InstanceMarketOptionsRequestTypeDef = {
@@ -573,7 +498,7 @@ def pool_filters(owner: str, pool: str | None) -> list[FilterTypeDef]:
     """Return filters for EC2's list requests that find a pool's resources by their tags.
 
     Args:
-        owner: the owner of the pools, such as "ann@*". "*" matches any text.
+        owner: the owner of the pools, as user@host. It may contain "*", which matches any text, such as "ann@*".
         pool: the pool's name; None or "" matches any pool.
     """
     return [
@@ -583,7 +508,7 @@ def pool_filters(owner: str, pool: str | None) -> list[FilterTypeDef]:
 
 
 def pool_instances(ec2: EC2Client, filters: Sequence[FilterTypeDef]) -> list[InstanceTypeDef]:
-    """Return EC2's records of the instances that match the filters, except terminated ones; [] if there are none."""
+    """Return EC2's records of the instances that match the filters, except terminated ones."""
     there: FilterTypeDef = {"Name": "instance-state-name", "Values": _STATES_THERE}
     pages = ec2.get_paginator("describe_instances").paginate(Filters=[*filters, there])
     return [each for reservation in all_of(pages, "Reservations") for each in reservation["Instances"]]
@@ -601,7 +526,7 @@ def instances(ec2: EC2Client, ids: Sequence[str]) -> list[InstanceTypeDef]:
 
 
 def living(ec2: EC2Client, ids: Sequence[str]) -> list[str]:
-    """Return those of these ids whose instances EC2 lists, and which have not ended. Unknown ids are left out."""
+    """Return the ids of those instances that EC2 lists and that have not ended. Unknown ids are left out."""
     return [each["InstanceId"] for each in pool_instances(ec2, [{"Name": "instance-id", "Values": ids}])]
 
 
@@ -628,8 +553,8 @@ class Resource:
     Attributes:
         kind: "key-pair", "security-group", "placement-group", "elastic-ip" or "volume".
         id: the id or name that the request to delete the resource takes.
-        tagged_as: the id that the request to tag the resource takes. Key pairs and placement groups have another `id`.
-        tags: the tags of the resource, as a dict from key to value.
+        tagged_as: the id that the request to tag the resource takes. Only key pairs and placement groups have a name as
+            `id`, so that it differs.
     """
 
     kind: str
@@ -641,7 +566,7 @@ class Resource:
 def pool_resources(ec2: EC2Client, filters: Sequence[FilterTypeDef]) -> Iterator[Resource]:
     """Yield the key pairs, groups, Elastic IP addresses and unused disks that match the filters.
 
-    An unused disk is a volume that is attached to no instance. Requests are sent while the result is read.
+    An unused disk is attached to no instance. Requests are sent while the result is read.
     """
     for key in ec2.describe_key_pairs(Filters=filters)["KeyPairs"]:
         yield Resource("key-pair", key["KeyName"], key["KeyPairId"], tag_values(key["Tags"]))
@@ -659,13 +584,11 @@ def pool_resources(ec2: EC2Client, filters: Sequence[FilterTypeDef]) -> Iterator
 def remove(ec2: EC2Client, kind: str, id: str, seconds: float) -> None:
     """Remove a resource. Does not raise if the resource no longer exists.
 
-    A policy that allows only the removal of tagged resources also refuses a resource that is gone, because that has no
-    tags. So EC2 is asked after such a refusal whether the resource exists.
+    An IAM policy that allows only the removal of tagged resources also refuses the removal of a resource that is gone,
+    because it has no tags. So EC2 is asked after such a refusal whether the resource exists.
 
     Args:
-        ec2: the client of the resource's region.
-        kind: "key-pair", "security-group", "placement-group", "elastic-ip" or "volume".
-        id: the id or name that the request to delete the resource takes.
+        kind, id: as in `Resource`.
         seconds: for how long to repeat the request while instances that are ending still use the resource.
 
     Raises:
@@ -706,13 +629,7 @@ def remove(ec2: EC2Client, kind: str, id: str, seconds: float) -> None:
 
 
 def _exists(ec2: EC2Client, kind: str, id: str) -> bool:
-    """Return True if EC2 lists a resource.
-
-    Args:
-        ec2: the client of the resource's region.
-        kind: "key-pair", "security-group", "placement-group", "elastic-ip" or "volume".
-        id: the id or name that the request to delete the resource takes.
-    """
+    """Return True if EC2 lists a resource, whose kind and id are those of `Resource`."""
 
     def by(name: str) -> list[FilterTypeDef]:
         return [{"Name": name, "Values": [id]}]
@@ -736,13 +653,7 @@ def _exists(ec2: EC2Client, kind: str, id: str) -> bool:
 
 
 def addresses(ec2: EC2Client, pool: str, token: str) -> list[AddressTypeDef]:
-    """Return EC2's records of the Elastic IP addresses of one order, sorted by id.
-
-    Args:
-        ec2: the client of the region.
-        pool: the name of the pool.
-        token: the token of the order.
-    """
+    """Return EC2's records of the Elastic IP addresses of one order, found by its pool and token, sorted by id."""
     filters: list[FilterTypeDef] = [
         {"Name": "tag:skypool-pool", "Values": [pool]},
         {"Name": "tag:skypool-token", "Values": [token]},
@@ -753,14 +664,13 @@ def addresses(ec2: EC2Client, pool: str, token: str) -> list[AddressTypeDef]:
 def allocate_address(ec2: EC2Client, zone: str, tags: Mapping[str, str]) -> str:
     """Allocate an Elastic IP address with these tags, and return its id. It is billed from now on until its release.
 
-    A Local Zone needs an address of its own network border group, which is called as the zone without its last letter:
+    A Local Zone needs an address of its own network border group, named like the zone without its last letter:
     https://docs.aws.amazon.com/local-zones/latest/ug/available-local-zones.html (read 2026-11-24 in a stored copy). The
     group of all other zones is the region.
 
     Args:
         ec2: the client of the region. It must not repeat requests: each one would allocate another address.
         zone: the zone of the instance that will get the address, such as "us-east-1a".
-        tags: the tags of the address.
 
     Raises:
         QuotaError: the account has as many addresses as it may have in the region.
@@ -777,11 +687,6 @@ def allocate_address(ec2: EC2Client, zone: str, tags: Mapping[str, str]) -> str:
 
 def associate_address(ec2: EC2Client, id: str, interface: str) -> None:
     """Give an Elastic IP address to a network interface. Does nothing if the interface has this address already.
-
-    Args:
-        ec2: the client of the region.
-        id: the id of the address.
-        interface: the id of the network interface.
 
     Raises:
         ProviderError: another interface has the address, the instance does not run yet, or AWS refused for another
@@ -827,11 +732,7 @@ def disk_size(image: ImageTypeDef) -> int:
 
 
 def identity(sts: STSClient) -> str:
-    """Return the ARN (AWS's full name) of the user or role to whom the credentials belong.
-
-    Raises:
-        ProviderError: AWS does not accept the credentials.
-    """
+    """Return the ARN, AWS's full name, of the user or role to whom the credentials belong."""
     return str(sts.get_caller_identity()["Arn"])
 
 
@@ -841,7 +742,6 @@ def quota(quotas: ServiceQuotasClient, code: str) -> float:
     For quotas of EC2 instances, the number counts vCPUs that may run at once.
 
     Args:
-        quotas: the client for Service Quotas.
         code: the quota's code, such as "L-417A185B".
     """
     with accepted("NoSuchResourceException"):
@@ -850,12 +750,9 @@ def quota(quotas: ServiceQuotasClient, code: str) -> float:
 
 
 def may_run_instances(ec2: EC2Client, request: InstanceRequest) -> None:
-    """Test with a dry run whether the account may rent these instances. Nothing is rented. Return nothing if it may.
+    """Test with a dry run whether the account may rent these instances. Raises ProviderError if it may not.
 
     The dry run has all parameters of the request, as permissions may depend on them: image, subnet, tags, market.
-
-    Raises:
-        ProviderError: the account may not rent instances, or AWS refused for another reason.
     """
     parameters = _run_parameters(request)
     parameters["DryRun"] = True
@@ -864,11 +761,7 @@ def may_run_instances(ec2: EC2Client, request: InstanceRequest) -> None:
 
 
 def may_import_keys(ec2: EC2Client, tags: Mapping[str, str]) -> None:
-    """Test with a dry run whether the account may import key pairs with tags. Nothing is made.
-
-    Raises:
-        ProviderError: the account may not import key pairs, or AWS refused for another reason.
-    """
+    """Test with a dry run whether the account may import key pairs with tags. Raises ProviderError if not."""
     with accepted("DryRunOperation"):
         ec2.import_key_pair(
             DryRun=True,
@@ -879,10 +772,9 @@ def may_import_keys(ec2: EC2Client, tags: Mapping[str, str]) -> None:
 
 
 def may_create_security_groups(ec2: EC2Client, vpc: str, tags: Mapping[str, str]) -> None:
-    """Test with a dry run whether the account may make security groups with tags in a network. Nothing is made.
+    """Test with a dry run whether the account may make security groups with tags in a network.
 
-    Raises:
-        ProviderError: the account may not make security groups, or AWS refused for another reason.
+    Raises ProviderError if not.
     """
     with accepted("DryRunOperation"):
         ec2.create_security_group(
@@ -895,11 +787,7 @@ def may_create_security_groups(ec2: EC2Client, vpc: str, tags: Mapping[str, str]
 
 
 def may_create_placement_groups(ec2: EC2Client, tags: Mapping[str, str]) -> None:
-    """Test with a dry run whether the account may make placement groups with tags. Nothing is made.
-
-    Raises:
-        ProviderError: the account may not make placement groups, or AWS refused for another reason.
-    """
+    """Test with a dry run whether the account may make placement groups with tags. Raises ProviderError if not."""
     with accepted("DryRunOperation"):
         ec2.create_placement_group(
             DryRun=True,
@@ -910,10 +798,9 @@ def may_create_placement_groups(ec2: EC2Client, tags: Mapping[str, str]) -> None
 
 
 def may_allocate_addresses(ec2: EC2Client, tags: Mapping[str, str]) -> None:
-    """Test with a dry run whether the account may allocate Elastic IP addresses with tags. Nothing is allocated.
+    """Test with a dry run whether the account may allocate Elastic IP addresses with tags.
 
-    Raises:
-        ProviderError: the account may not allocate addresses, or AWS refused for another reason.
+    Raises ProviderError if not.
     """
     with accepted("DryRunOperation"):
         ec2.allocate_address(DryRun=True, Domain="vpc", TagSpecifications=[_tagged("elastic-ip", tags)])

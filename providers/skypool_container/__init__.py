@@ -1,8 +1,11 @@
 """Driver for containers of Docker or Podman.
 
 The containers run on this machine, or on the machine that the program `docker` or `podman` is configured to use. The
-containers cost nothing. A container ends itself when its agent (the process that runs calls) has ended, when no client
-connected for 15 minutes, and at the pool's deadline.
+containers cost nothing. A container ends itself when its agent has ended, when no client connected for 15 minutes, and
+at the pool's deadline. The agent is the process that runs calls.
+
+"The container program" is docker or podman. In arguments, `program` is the list of its words, such as ("podman",
+"--remote").
 """
 
 from __future__ import annotations
@@ -274,13 +277,9 @@ class Container:
     # --- the program -----------------------------------------------------------------------------------------
 
     def _program(self) -> tuple[str, ...]:
-        """Return the words of the container program to use, such as ("docker",).
+        """Return the container program: the setting `runtime`, or the first of docker and podman that works.
 
-        The program is the setting `runtime`, or without this setting the first of docker and podman that works. Each of
-        these programs is run once, for up to 30 s.
-
-        Raises:
-            SkypoolError: no program works. If an installed program fails, the error tells of this program.
+        Each program is run once, for up to 30 s. If none works, the error is that of an installed program, if any.
         """
         asked = (self.runtime,) if isinstance(self.runtime, str) else tuple(self.runtime or ())
         errors: list[SkypoolError] = []
@@ -300,10 +299,7 @@ class Container:
         return need.bases.get(self.name) or self.image or f"python:{minor}-slim"
 
     def _share(self, has: Accelerator) -> Accelerator:
-        """Return the accelerators that one container gets, as a copy of `has` with another count.
-
-        The count is at most the setting `gpus`. If the setting is "all", `has` is returned unchanged.
-        """
+        """Return the accelerators that one container gets: `has`, with the setting `gpus` as the largest count."""
         if not isinstance(self.gpus, int):
             return has
         return replace(has, count=min(self.gpus, has.count))
@@ -312,15 +308,6 @@ class Container:
         """Start the container of one node, and return it. Blocks until the container runs.
 
         This takes at most half an hour if the image must be downloaded first, and otherwise two minutes.
-
-        Args:
-            program: the words of the container program.
-            offer: the offer that is launched.
-            order: the order that the node belongs to.
-            node: the number of the node.
-
-        Raises:
-            SkypoolError: the container cannot be started, or too few GPUs are free.
         """
         folder = f"{_HOME}/pools/{order.pool}.{node}"
         deadline = int(time.time() + order.lifetime) if order.lifetime else 0
@@ -359,12 +346,7 @@ class Container:
         )
 
     def _limits(self, program: tuple[str, ...], gpus: Sequence[str]) -> Iterable[str]:
-        """Yield the options of the container program for the driver's settings: limits, volumes and GPUs.
-
-        Args:
-            program: the words of the container program. Podman names GPUs in another way than Docker.
-            gpus: the ids of the GPUs for the container, or ["all"]; empty for none.
-        """
+        """Yield the container program's options for the settings, and for `gpus`: ids of GPUs, ["all"] or []."""
         options = {
             "cpus": self.cpus,
             "memory": self.memory,
@@ -388,17 +370,9 @@ class Container:
             yield f'--gpus="device={",".join(gpus)}"'  # CSV, so it needs the quotes
 
     def _gpus(self, program: tuple[str, ...], asked: Accelerator | None) -> list[str]:
-        """Return the ids of the GPUs for one more container.
+        """Return the ids of the GPUs for one more container, or ["all"] or [] if the setting `gpus` says so.
 
-        They are NVIDIA GPUs that no other container of skypool uses. Returns [] if the setting `gpus` is None, and
-        ["all"] if the setting is "all".
-
-        Args:
-            program: the words of the container program.
-            asked: the kind of GPU that was offered; None for any.
-
-        Raises:
-            CapacityError: too few GPUs of this machine are free.
+        The ids are of NVIDIA GPUs that no other container of skypool uses. Raises CapacityError if too few are free.
         """
         if not isinstance(self.gpus, int):
             return [self.gpus] if self.gpus else []
@@ -416,11 +390,7 @@ class Container:
         return free[: self.gpus]
 
     def _found(self, program: tuple[str, ...], *labels: str) -> list[Instance]:
-        """Return the containers that have all of these labels ("NAME" or "NAME=VALUE"); [] if there are none.
-
-        Raises:
-            SkypoolError: the container program is not installed, did not answer, or reported an error.
-        """
+        """Return the containers that have all of these labels ("NAME" or "NAME=VALUE")."""
         ids = self._ids(program, *(word for label in labels for word in ("--filter", f"label={label}")))
         if not ids:
             return []
@@ -429,27 +399,14 @@ class Container:
         return [self._instance(program, each) for each in records]
 
     def _ids(self, program: tuple[str, ...], *filters: str) -> list[str]:
-        """Return the ids of the containers that match the filters, running or not; [] if there are none.
-
-        Without filters, all containers match.
-
-        Args:
-            program: the words of the container program.
-            filters: options of the container program's command `ps`, such as "--filter", "label=…".
-
-        Raises:
-            SkypoolError: the container program is not installed, did not answer within 30 s, or reported an error.
-        """
+        """Return the ids of the containers, running or not, that match the filters, which are options of `ps`."""
         listed = _run([*program, "ps", "-aq", "--no-trunc", *filters], _PATIENCE)
         if listed.returncode != 0:
             raise _trouble(program, listed.stderr)
         return listed.stdout.split()
 
     def _instance(self, program: tuple[str, ...], record: Mapping[str, Any]) -> Instance:
-        """Convert the record of a container, as the container program's `inspect` prints it, to an `Instance`.
-
-        The state is "running" or, if the container does not run, "ending".
-        """
+        """Convert the record of a container, as the program's `inspect` prints it, to an `Instance`."""
         labels: dict[str, str] = record["Config"]["Labels"]
         state: Literal["running", "ending"] = "running" if record["State"]["Running"] else "ending"
         return Instance(
@@ -464,15 +421,12 @@ class Container:
 
 
 def _are_words(value: object) -> bool:
-    """Return True if the value is a list or tuple of strings, none of which is empty. An empty list gives True, too."""
+    """Return True if the value is a list or tuple that contains nothing but strings, and no empty string."""
     return isinstance(value, (list, tuple)) and all(isinstance(each, str) and each for each in value)
 
 
 def _fits(device: Device, asked: Accelerator | None) -> bool:
-    """Return True if a device may be one of the accelerators that were asked for. `asked` None accepts any device.
-
-    An unknown kind of device gives False if `asked` is not None.
-    """
+    """Return True if a device may be one of the accelerators that were asked for. None accepts any device."""
     if asked is None:
         return True
     return device.accelerator is not None and asked.could_be(device.accelerator)
@@ -481,13 +435,7 @@ def _fits(device: Device, asked: Accelerator | None) -> bool:
 def _run(argv: Sequence[str], patience: float) -> subprocess.CompletedProcess[str]:
     """Run the container program, and return its exit status and output. A status other than 0 does not raise.
 
-    Args:
-        argv: the words of the program, and its arguments.
-        patience: maximum seconds for the run.
-
-    Raises:
-        UsageError: the program is not installed.
-        ProviderError: the program ran longer than `patience`, and was killed.
+    Raises UsageError if it is not installed, and ProviderError if it was killed after `patience` seconds.
     """
     try:
         return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=patience)
@@ -528,15 +476,10 @@ _SAID: tuple[tuple[str, type[SkypoolError], str], ...] = (
 
 
 def _trouble(program: tuple[str, ...], said: str, image: str = "") -> SkypoolError:
-    """Return the error for a failed run of the container program, with advice. Nothing is raised.
+    """Return the error for a failed run of the container program, with advice.
 
-    The error output decides the class of the error. For an unknown output, the class is LaunchError if an image is
-    given, and ProviderError if not.
-
-    Args:
-        program: the words of the container program.
-        said: the error output of the container program.
-        image: the image of the container that could not be started; "" if no container was to be started.
+    `said` is the program's error output, which decides the class of the error. For an unknown output, the class is
+    LaunchError if the run should have started `image`, and ProviderError if `image` is "".
     """
     words = said.strip()
     kind, advice = next(

@@ -4,12 +4,22 @@ API: https://cloud.google.com/compute/docs/reference/rest/v1 and https://cloud.g
 2026-11-22). Credentials: Application Default Credentials, as `gcloud auth application-default login` makes them.
 
 `GCP` is the driver. It passes each request to the modules `compute`, `tpu` and `groups`, which are called the parts of
-the driver. A slice is a group of TPU hosts that are rented together.
+the driver.
 
 - `compute`: rents machines of Compute Engine. `tpu`: rents slices of Cloud TPU. `groups`: rents slices that consist of
   several machines of Compute Engine.
 - `catalog`: the machine types of Compute Engine. `billing`: Google's prices.
 - `_api`: settings, credentials, errors, names and labels for all parts.
+
+Words of this package:
+
+- slice: a group of TPU hosts that are rented, billed and ended together.
+- reservation: capacity that the project reserved before.
+- pool: a group of machines that a user rented together.
+- recording: a file into which skypool writes requests and replies, if the user has switched that on.
+- In arguments: `what` is a request in words, for error messages. `said` are the tags of a resource, decoded.
+
+Need, offer, order and the other words of drivers are explained in `skypool.model`.
 """
 
 from __future__ import annotations
@@ -59,8 +69,8 @@ class GCP:
         image: The image of machines of Compute Engine: "ubuntu-22.04", "ubuntu-24.04", or the path of an image or of an
             image family. The image must have the program cloud-init. None means Google's image with drivers for the
             accelerator, or Ubuntu 24.04 if there is none. The `base=` of an Image overrides this setting.
-        reservation: The name of an existing reservation (capacity reserved before), in which machines are placed. None
-            means that machines are placed outside reservations. skypool never reserves or buys anything.
+        reservation: The name of an existing reservation, in which machines are placed. None means that machines are
+            placed outside reservations. skypool never reserves or buys anything.
         service_account: The email address of the Google service account whose rights the machines have. If the account
             may delete machines, the machines delete themselves when their lease is over. Otherwise a machine of Compute
             Engine only stops at that time, and its disk is billed until the pool's end or `skypool gc`. None means that
@@ -108,10 +118,9 @@ class GCP:
     def offers(self, need: Need) -> Answers[Offer]:
         """Return all offers of Compute Engine and Cloud TPU that could meet the need.
 
-        The parts of the driver (`compute`, `tpu` and `groups`) are asked in parallel. If one part fails and another has
-        offers, a RuntimeWarning is issued, and `lacks` of the result says that offers are missing. There is no warning
-        if the account may not use a part, or if a setting is wrong for a part. The result is empty if no offer meets
-        the need.
+        The parts of the driver are asked in parallel. If one part fails and another has offers, a RuntimeWarning is
+        issued, and `lacks` of the result says that offers are missing. There is no warning if the account may not use a
+        part, or if a setting is wrong for a part. The result is empty if no offer meets the need.
 
         Args:
             need: The requirements that each machine must meet.
@@ -135,13 +144,11 @@ class GCP:
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """Rent the machines of an order, and return the machines, which may still be starting.
 
-        The part of the driver that made the offer sends the requests. Fewer machines than ordered are returned if
-        Google refuses some of them, unless the need has `private_network`. Calling again with the same order rents no
-        further machines, and returns the same ones.
+        Fewer machines than ordered are returned if Google refuses some of them, unless the need has `private_network`.
+        Calling again with the same order rents no further machines, and returns the same ones.
 
         Args:
-            offer: The machine type, or the TPU slice (hosts rented together), with zone and market, as `offers`
-                returned it.
+            offer: The machine type or the TPU slice, with zone and market, as `offers` returned it.
             order: The node numbers, the pool, and an idempotency token.
 
         Raises:
@@ -154,12 +161,12 @@ class GCP:
     def instances(self, *, pool: str | None = None) -> list[Instance]:
         """Return the machines of this user's pools on Compute Engine and Cloud TPU, found by their labels.
 
-        Machines that are starting or ending are included. The list is empty if there are no machines. If one of the two
-        APIs is not enabled for the project, only the machines of the other API are returned.
+        Machines that are starting or ending are included. If one of the two APIs is not enabled for the project, only
+        the machines of the other API are returned.
 
         Args:
-            pool: The name of a pool (a group of rented machines), which must have been started from this machine. None
-                means all pools of this user, started from any machine.
+            pool: The name of a pool that was started from this machine. None means all pools of this user, started from
+                any machine.
 
         Raises:
             ProviderError: An API failed, so machines could be missing. Or neither API is enabled for the project.
@@ -170,8 +177,8 @@ class GCP:
     def access(self, instance: Instance) -> Access:
         """Return how to reach a machine by ssh. Waits until the machine has an address.
 
-        The wait is up to 120 s for a machine of Compute Engine. For a host of a TPU slice (hosts rented together), the
-        wait is up to half an hour plus the seconds of the setting `queue`.
+        The wait is up to 120 s for a machine of Compute Engine. For a host of a TPU slice, it is up to half an hour
+        plus the seconds of the setting `queue`.
 
         Args:
             instance: The machine, as `launch` or `instances` returned it.
@@ -184,8 +191,7 @@ class GCP:
     def terminate(self, instances: Sequence[Instance]) -> None:
         """End these machines of Compute Engine and Cloud TPU in parallel, and return when all have ended.
 
-        All hosts of a TPU slice (hosts that are rented together) end, even if only one host is given. Does not raise
-        for machines that no longer exist.
+        All hosts of a TPU slice end, even if only one host is given. Does not raise for machines that no longer exist.
 
         Args:
             instances: The machines, as `launch` or `instances` returned them.
@@ -232,12 +238,10 @@ class GCP:
         """Return resources that pools of this user left behind, such as disks and firewall rules.
 
         Machines are not included. A resource may still be in use: for example, a firewall rule may protect running
-        machines. `until` of a resource is the time until which the resource is needed. It is the latest of the times
-        that the resource and the machines of its pool have. The list is empty if there are no such resources.
+        machines. `until` of a resource is the latest time until which the resource or a machine of its pool is needed.
 
         Args:
-            pool: The name of a pool (a group of rented machines), which must have been started from this machine. None
-                means all pools of this user.
+            pool: The name of a pool that was started from this machine. None means all pools of this user.
 
         Raises:
             ProviderError, ErrorGroup: A list of resources or machines could not be read.
@@ -278,21 +282,20 @@ class GCP:
     def check(self) -> Iterable[Finding]:
         """Check if the project can rent from Compute Engine and Cloud TPU, and return one finding for each check.
 
-        A finding says if the check passed, and what was found. The checks run only when the result is iterated: first
-        those of Compute Engine, then those of Cloud TPU. A failed check does not raise.
+        The checks run only when the result is iterated: first those of Compute Engine, then those of Cloud TPU. A
+        failed check does not raise.
         """
         return chain.from_iterable(api.check() for api in self._apis)
 
     def prove_creates(self) -> Iterable[Finding]:
         """Send create requests that Google must refuse, and return one finding for each. Nothing is rented.
 
-        The parts `compute` and `tpu` of the driver send the requests, one part after the other. The method does not
-        raise.
+        The requests are sent only when the result is iterated. The method does not raise.
         """
         return chain.from_iterable(api.prove_creates() for api in self._apis)
 
     def billed(self, instances: Sequence[str], since: datetime, until: datetime) -> Bill:
-        """Return where to look for what machines have cost: Google tells that by none of the APIs that skypool asks.
+        """Return where to look for what machines have cost. No API that skypool uses tells it, so the sum is None.
 
         Costs are in the console, and in an export to BigQuery that a user may set up for the billing account:
         https://docs.cloud.google.com/billing/docs/how-to/export-data-bigquery-tables (read 2026-11-24). No request is
@@ -311,17 +314,10 @@ class GCP:
         )
 
     def _of_both(self, do: Callable[[Tpu], Iterable[T] | None]) -> list[T]:
-        """Call a function for both parts of the driver that list machines, in parallel. Return all results as one list.
+        """Call a function for `tpu` and `groups` in parallel, and return all its results as one list.
 
-        The parts are `tpu` for Cloud TPU, and `groups` for Compute Engine. If one of the two APIs is not enabled for
-        the project, only the results for the other part are returned.
-
-        Args:
-            do: The function. It takes a part of the driver, and returns an iterable of results; None means no results.
-
-        Raises:
-            CredentialsError: Google does not accept the credentials, which are the same for both APIs.
-            ProviderError, ErrorGroup: The function failed for a part, or neither API is enabled for the project.
+        Together, these two parts know all machines. If the API of one part is not enabled, only the results for the
+        other part are returned. A result of None counts as empty.
         """
 
         def is_disabled(error: Exception) -> bool:
@@ -344,10 +340,7 @@ class GCP:
 
     @property
     def _listing(self) -> list[Tpu]:
-        """New objects for the two parts of the driver that list machines: `tpu` and `groups`.
-
-        `groups` lists all machines of Compute Engine, so the part `compute` is left out.
-        """
+        """New objects for `tpu` and `groups`, which list machines. `groups` lists all machines of Compute Engine."""
         from skypool_gcp.groups import Groups
         from skypool_gcp.tpu import Tpu
 
@@ -366,17 +359,10 @@ class GCP:
         return [Tpu(settings), Groups(settings)]
 
     def _of(self, api: str) -> Compute | Tpu:
-        """Return a new object for the part of the driver that made an offer or rented a machine.
-
-        Args:
-            api: The name of the part, from `detail["api"]` of the offer or the machine: "compute", "tpu" or "groups".
-
-        Raises:
-            StopIteration: There is no part of this name.
-        """
+        """Return a new object for the part with this name, which is in `detail["api"]` of its offers and machines."""
         return next(each for each in self._apis if each.api == api)
 
 
 def _later(one: datetime | None, other: datetime | None) -> datetime | None:
-    """Return the later of two times. None counts as earlier than any time. Returns None if both are None."""
+    """Return the later of two times. None counts as earlier than any time."""
     return max(filter(None, (one, other)), default=None)

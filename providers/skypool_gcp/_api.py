@@ -3,6 +3,8 @@
 - `Settings`: the checked settings. `credentials`, `endpoint`: the account and the addresses of Google's APIs.
 - `call`, `error_of`: translate errors of Google's SDK to skypool's errors.
 - `name`, `tag`: names of resources. `labels`, `said`, `description`, `tags_in`: write tags to resources and read them.
+
+Tags are facts such as the pool and the node numbers, which skypool writes to each resource.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ T = TypeVar("T")
 
 
 class Paged(Protocol):
-    """The type of one page of a list. Only type checkers use this class."""
+    """The type of one page of a list. For type checkers only."""
 
     @property
     def next_page_token(self) -> str: ...
@@ -153,23 +155,7 @@ SHAPES: dict[str, Shape] = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of the Google Cloud driver after they were checked.
-
-    Attributes:
-        project: The id of the project that pays. None means the project of the environment or of the credentials.
-        zones: The zones in which machines may be rented. None means every zone that the project may use.
-        network: The name of the network in which machines are placed.
-        subnetwork: The name of the subnetwork in which machines are placed. None lets Google choose.
-        networks: "NETWORK/SUBNETWORK" of each further network interface of a machine with GPUs, in order. None means no
-            further interfaces.
-        image: The image of machines of Compute Engine. None means the image that fits the accelerator.
-        reservation: The name of the reservation (capacity reserved before) in which machines are placed. None means
-            that machines are placed outside reservations.
-        service_account: The email address of the Google service account whose rights the machines have. None means that
-            machines of Compute Engine have no rights.
-        ssh_from: The addresses or networks that may reach port 22. None means this computer's public address only.
-        queue: Seconds for which a TPU slice (hosts rented together) may wait for its chips.
-    """
+    """The settings of the Google Cloud driver after they were checked. See `skypool_gcp.GCP` for their meaning."""
 
     project: str | None
     zones: tuple[str, ...] | None
@@ -198,7 +184,7 @@ class Settings:
         return project
 
     def _billed(self) -> str:
-        """Return the id of the project that pays. See `billed`."""
+        """Return the id of the project that pays, as `billed` does, but without keeping it out of recordings."""
         if self.project:
             return self.project
         for variable in _PROJECT_VARIABLES:
@@ -221,13 +207,10 @@ class Settings:
 
 
 def refuse_ipv6(ssh_from: str | Sequence[str] | None) -> None:
-    """Refuse IPv6 addresses in the setting `ssh_from`: machines have IPv4 addresses only.
+    """Refuse IPv6 addresses in the setting `ssh_from`, which is not checked yet: machines have IPv4 addresses only.
 
     Compute Engine gives an interface an IPv4 address only, unless `stackType` says more, which skypool never sets:
     https://docs.cloud.google.com/compute/docs/reference/rest/v1/instances (discovery document of 2026-11-06).
-
-    Args:
-        ssh_from: The setting, which is not checked yet.
 
     Raises:
         UsageError: An item is an IPv6 address or network.
@@ -242,16 +225,17 @@ def refuse_ipv6(ssh_from: str | Sequence[str] | None) -> None:
 
 
 def check_networks(network: str, networks: Sequence[str]) -> None:
-    """Refuse further networks that Google refuses: each subnetwork once, and not the network of the first interface.
+    """Check that no further network is named twice, and that none is the network of the first interface.
 
-    https://docs.cloud.google.com/vpc/docs/create-use-multiple-interfaces (read 2026-11-24 in a stored copy)
+    Google refuses both: https://docs.cloud.google.com/vpc/docs/create-use-multiple-interfaces (read 2026-11-24 in a
+    stored copy).
 
     Args:
         network: The network of the first interface.
         networks: The further networks, as "NETWORK/SUBNETWORK".
 
     Raises:
-        UsageError: A subnetwork occurs twice, or a network is that of the first interface.
+        UsageError: A subnetwork occurs twice, or a further network is that of the first interface.
     """
     for number, each in enumerate(networks):
         if each in networks[:number]:
@@ -267,7 +251,7 @@ def check_networks(network: str, networks: Sequence[str]) -> None:
 
 
 def endpoint(api: str) -> str | None:
-    """Return the address that the user set for one of Google's APIs. Returns None if Google's own address is used.
+    """Return the address that the user set for one of Google's APIs, or None for Google's own address.
 
     The address is read from an environment variable of the Google Cloud CLI, such as
     CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE. A "/" or "/compute/v1" at the end of the address is removed.
@@ -307,8 +291,7 @@ def _anonymous() -> Credentials:
 def _environment() -> Hashable:
     """Return the key under which credentials are cached.
 
-    The key changes if an environment variable of Google's tools changes, or if the file with the user's Google
-    credentials is rewritten.
+    It changes with the environment variables of Google's tools, and with the file of the user's Google credentials.
     """
     folder = os.environ.get("CLOUDSDK_CONFIG") or "~/.config/gcloud"
     usual = f"{folder}/application_default_credentials.json"
@@ -317,16 +300,9 @@ def _environment() -> Hashable:
 
 @lru_cache(maxsize=16)
 def _default(environment: Hashable) -> tuple[Credentials, str | None]:
-    """Return the Application Default Credentials, and the id of the project that they name.
+    """Return the Application Default Credentials, and the project that they name, or None.
 
-    The id is None if the credentials name no project. Finding credentials takes seconds, so the last 16 results are
-    cached.
-
-    Args:
-        environment: The value that `_environment` returned. It is used only as the key of the cache.
-
-    Raises:
-        CredentialsError: There are no credentials, or they cannot be read.
+    Finding credentials takes seconds, so the last 16 results are cached. The argument is only the cache's key.
     """
     found: tuple[Credentials, str | None] = call("to log in", lambda: auth.default(scopes=[SCOPE]))
     return followed(found[0]), found[1]
@@ -337,12 +313,12 @@ def call(what: str, do: Callable[[], T], **names: str) -> T:
 
     Args:
         what: The request in words, for the error's message.
-        do: The function. It is called once, without arguments.
+        do: The function. It is called once.
         names: Values that the error's message may mention, such as `project`, the id of the project.
 
     Raises:
-        ProviderError: The SDK raised an error, which is the cause of the ProviderError. The subclass depends on the
-            code of the SDK's error.
+        ProviderError: The SDK raised an error, which is the cause of the ProviderError. The code of the SDK's error
+            decides the subclass.
         Exception: Any other exception of the function, unchanged.
     """
     try:
@@ -360,9 +336,8 @@ def pages(what: str, ask: Callable[[], Iterable[Page]], **names: str) -> WholeLi
     skypool. The SDK itself would go on for ever if a page names itself as the next one.
 
     Args:
-        what: The request in words, for error messages.
-        ask: The function that sends the request for the first page. It returns an iterator of the SDK, which requests
-            further pages.
+        ask: Sends the request for the first page. It returns an iterator of the SDK, which requests further pages.
+        what: The request in words, for the error's message.
         names: Values that the error's message may mention, such as `project`, the id of the project.
 
     Raises:
@@ -387,13 +362,13 @@ _tokens: WeakKeyDictionary[Credentials, str | None] = WeakKeyDictionary()
 
 
 def followed(credentials: Credentials) -> Credentials:
-    """Return the credentials. A recording will say when Google's SDK requests an access token for them."""
+    """Return the same credentials, after noting them: recordings will say when the SDK requests a token for them."""
     _tokens[credentials] = credentials.token
     return credentials
 
 
 def _note_tokens() -> None:
-    """Write into a recording that is on for which credentials Google's SDK has requested a new access token."""
+    """Note in the recording, if one is on, that the SDK has requested new access tokens, and hide them in it."""
     recorder = recording.current()
     if recorder is None:
         return
@@ -406,12 +381,7 @@ def _note_tokens() -> None:
 
 
 def attend(client: Any, service: str) -> None:
-    """Make a client of Google's SDK that uses REST write into recordings.
-
-    Args:
-        client: The client.
-        service: The name of the API, such as "compute".
-    """
+    """Make a REST client of Google's SDK record its requests from now on. `service` is the API, such as "compute"."""
     session = client.transport._session  # the SDK has no public name for it
     recording.attend(session, REFUSALS.provider, service, private=PRIVATE)
 
@@ -419,13 +389,8 @@ def attend(client: Any, service: str) -> None:
 def error_of(error: BaseException, what: str, **names: str) -> ProviderError:
     """Return, without raising it, skypool's error for an error of Google's SDK.
 
-    The class of the returned error depends on the code and the text of the SDK's error. The table errors.csv of this
-    package decides. The class is ProviderError if no row of the table fits.
-
-    Args:
-        error: The error of the SDK.
-        what: The request in words, for the message.
-        names: Values that the message may mention, such as `project`, the id of the project.
+    The table errors.csv of this package maps the code and the text of the SDK's error to a class. If no row of the
+    table fits, the class is ProviderError. `what` and `names` are as in `call`.
     """
     if isinstance(error, exceptions.GoogleAPICallError):
         code, text = _refusal(error)
@@ -435,11 +400,7 @@ def error_of(error: BaseException, what: str, **names: str) -> ProviderError:
 
 
 def unless_disabled(do: Callable[[], object], note: str) -> object:
-    """Call a function and return its result. If an API is not enabled for the project, return a note instead.
-
-    Args:
-        do: The function, which sends a request to one of Google's APIs.
-        note: The text to return if the API is not enabled, or if the function returns None.
+    """Call a function and return its result, or `note` if the API is not enabled or the result is None.
 
     Raises:
         ProviderError: The request failed for another reason.
@@ -451,9 +412,9 @@ def unless_disabled(do: Callable[[], object], note: str) -> object:
 def _refusal(error: exceptions.GoogleAPICallError) -> tuple[str, str]:
     """Return the code and the text of an error with which an API of Google answered a request.
 
-    An error may have several codes: the reasons that the API gives, then the names of the exception's class and base
-    classes. The first code that the table errors.csv contains is returned. If the table contains none of the codes, the
-    first code of all is returned. The HTTP method and the address of the request are removed from the text.
+    Possible codes are the reasons that the API gives, then the names of the exception's class and base classes. The
+    first code that errors.csv has is returned; if it has none of them, the first one. The text is without the request's
+    method and address.
     """
     codes = [each.get("reason", "") for each in error.errors or () if isinstance(each, Mapping)]
     codes.append(getattr(error, "reason", None) or "")
@@ -494,10 +455,7 @@ def tag(order: Order) -> str:
 
 
 def last_part(path: str) -> str:
-    """Return the text after the last "/" of a resource's path or URL: "us-central1-a" for ".../zones/us-central1-a".
-
-    A text without "/" is returned unchanged.
-    """
+    """Return the text after the last "/" of a path or URL: "us-central1-a" for ".../zones/us-central1-a"."""
     return path.rpartition("/")[2]
 
 
@@ -519,14 +477,11 @@ def deletes(url: str) -> str:
 
 
 def labels(said: Mapping[str, str]) -> dict[str, str]:
-    """Encode skypool's tags as labels of a resource, and return the labels. The function `said` decodes the labels.
+    """Encode skypool's tags as labels of a resource. The function `said` decodes the labels.
 
-    Tags are facts such as the pool and the node numbers. Each character of a value other than [a-z0-9-] becomes "_xx"
-    for each of its UTF-8 bytes, where xx are two hex digits. An encoded value of more than 63 characters continues in
-    the labels "KEY_1", "KEY_2" and so on. Google allows 64 labels for a resource; this is not checked.
-
-    Args:
-        said: The tags, from name to value.
+    Each character of a value other than [a-z0-9-] becomes "_xx" for each of its UTF-8 bytes, where xx are two hex
+    digits. An encoded value of more than 63 characters continues in the labels "KEY_1", "KEY_2" and so on. Google
+    allows 64 labels for a resource; this is not checked.
     """
     made: dict[str, str] = {}
     for key, text in said.items():
@@ -540,23 +495,14 @@ def labels(said: Mapping[str, str]) -> dict[str, str]:
 def said(labels: Mapping[str, str]) -> dict[str, str]:
     """Return skypool's tags, decoded from the labels of a resource. This is the inverse of the function `labels`.
 
-    Tags are facts such as the pool and the node numbers. Only labels with names such as "skypool-pool" are read.
-    Returns {} if there are no such labels.
+    Only labels with names such as "skypool-pool" are read.
     """
     ours = [key for key in labels if re.fullmatch("skypool-[a-z]+", key)]
     return {key: re.sub("(_[0-9a-f]{2})+", _unescaped, _joined(labels, key)) for key in ours}
 
 
 def _joined(labels: Mapping[str, str], key: str) -> str:
-    """Return the whole value of a label that was split into the labels "KEY", "KEY_1", "KEY_2" and so on.
-
-    Args:
-        labels: The labels of the resource.
-        key: The name of the first of the labels.
-
-    Raises:
-        KeyError: There is no label with this name.
-    """
+    """Return the whole value of a label that was split into the labels "KEY", "KEY_1", "KEY_2" and so on."""
     parts = [labels[key]]
     while (more := labels.get(f"{key}_{len(parts)}")) is not None:
         parts.append(more)
@@ -577,11 +523,7 @@ def _unescaped(found: re.Match[str]) -> str:
 
 
 def description(said: Mapping[str, str]) -> str:
-    """Return skypool's tags as JSON text, for the description of a resource. The function `tags_in` reads this text.
-
-    Args:
-        said: The tags (facts such as the pool), from name to value.
-    """
+    """Return skypool's tags as JSON text, for the description of a resource. The function `tags_in` reads this text."""
     return json.dumps(said, sort_keys=True)
 
 

@@ -18,10 +18,10 @@ from skypool_gcp import _api
 
 
 def recorded(create_channel: Callable[..., grpc.Channel], service: str) -> Callable[..., grpc.Channel]:
-    """Return a function that makes the channels of a client of Google's SDK, for the argument `channel` of a transport.
+    """Return a function that makes gRPC channels which write into recordings, for a transport's argument `channel`.
 
     Args:
-        create_channel: The transport's own function for this.
+        create_channel: The transport's own function that makes channels.
         service: The name of the API, such as "tpu".
     """
 
@@ -32,11 +32,7 @@ def recorded(create_channel: Callable[..., grpc.Channel], service: str) -> Calla
 
 
 class _Recorded(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc,unused-ignore]  # gRPC has no types
-    """An interceptor that writes each request and its reply into the recording, if one is on.
-
-    Args:
-        service: The name of the API, such as "tpu".
-    """
+    """An interceptor that writes each request and its reply into the recording, if one is on."""
 
     def __init__(self, service: str) -> None:
         self._service = service
@@ -58,15 +54,9 @@ class _Recorded(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc,unused-i
 
 
 def _exchange(service: str, method: str, request: Any, call: Any, sent: datetime, took: float) -> recording.Exchange:
-    """Return a request of gRPC and its reply as an exchange of a recording.
+    """Return a request of gRPC and its reply as an exchange of a recording. The call must have ended.
 
-    Args:
-        service: The name of the API, such as "tpu".
-        method: The method of gRPC, such as "/google.cloud.tpu.v2.Tpu/ListNodes".
-        request: The message that was sent.
-        call: The call, which has ended.
-        sent: When the request was sent.
-        took: Seconds until the reply came.
+    `method` is gRPC's full name of it, `sent` when the request was sent, and `took` the seconds until the reply.
     """
     refused = call.exception() is not None
     return recording.Exchange(
@@ -85,7 +75,7 @@ def _exchange(service: str, method: str, request: Any, call: Any, sent: datetime
 
 
 def _text(message: Any) -> str:
-    """Return a message of gRPC as JSON. A message with a part of unknown type is one text in it."""
+    """Return a message of gRPC as JSON; as {"text": …} if it contains a type that the SDK does not know."""
     if isinstance(message, proto.Message):
         message = type(message).pb(message)
     try:

@@ -46,25 +46,13 @@ if TYPE_CHECKING:
 else:
 
     class _Module:
-        """A stand-in for a module. The module is imported when an attribute of the stand-in is first read.
-
-        Args:
-            name: The full name of the module, such as "google.auth".
-        """
+        """A stand-in for a module. The module is imported when an attribute of the stand-in is first read."""
 
         def __init__(self, name: str) -> None:
             self._name = name
 
         def __getattr__(self, attribute: str) -> Any:
-            """Return an attribute of the module. The module is imported if that has not happened yet.
-
-            Args:
-                attribute: The name of the attribute, such as "default".
-
-            Raises:
-                UsageError: The module is not installed. The message says how to install it.
-                AttributeError: The module has no such attribute.
-            """
+            """Return an attribute of the module. Raises UsageError, with how to install it, if it is missing."""
             try:
                 module = imported(self._name)
             except ImportError as e:

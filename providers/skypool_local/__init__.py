@@ -1,4 +1,10 @@
-"""Driver for this machine. Each node is a group of processes. Nodes cost nothing, and they all see the same files."""
+"""Driver for this machine. Each node is a group of processes. Nodes cost nothing, and they all see the same files.
+
+Words of this package:
+
+- agent: the process on a node that runs calls. It starts at the first connection.
+- keeper: a node's first process, below which all others run.
+"""
 
 from __future__ import annotations
 
@@ -67,8 +73,8 @@ class Local:
     def offers(self, need: Need) -> Iterable[Offer]:
         """Return one offer, at the price 0, for each needed accelerator that this machine has in the needed number.
 
-        If this machine has none of the needed accelerators, or the need has none, there is one offer with the
-        machine's first kind of accelerator, if any. So the list is never empty.
+        If there is no such accelerator, or the need has none, there is one offer with the machine's first kind of
+        accelerator, if any. So the list is never empty.
 
         Raises:
             UsageError: the interpreter of the setting `python` does not exist.
@@ -86,11 +92,10 @@ class Local:
         return found or [Offer(provider=self.name, instance_type="this-machine", accelerator=next(iter(here), None))]
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """Create a folder for each node of the order, and return these nodes in the same order. Starts no process.
+        """Create a folder for each node number of the order, and return the nodes in this sequence. Starts no process.
 
-        A node's agent (the process that runs calls) starts at the first connection. Nodes that an earlier launch of the
-        same order created are reused. If there are too few accelerators for all nodes, all nodes of the order are
-        ended.
+        A node's agent starts at the first connection. Nodes that an earlier launch of the same order created are
+        reused. If there are too few accelerators for all nodes, all nodes of the order are ended.
 
         Raises:
             CapacityError: too few accelerators are free, because other nodes of the same pool use them. Nodes of other
@@ -119,12 +124,9 @@ class Local:
         return self._instance(folder, about)
 
     def _devices(self, offer: Offer, order: Order) -> dict[str, Any]:
-        """Return a dict with the devices of one more node ("devices") and their division into slots ("slots").
+        """Return the devices of one more node ("devices") and their division into slots ("slots"), or {} for none.
 
-        Returns {} if the pool needs no accelerators, or the offer has none.
-
-        Raises:
-            CapacityError: too few devices are free, because other nodes of the same pool use them.
+        Raises CapacityError if other nodes of the same pool use too many devices.
         """
         asked = offer.accelerator
         if not order.need.accelerators or asked is None or asked.kind == "cpu":
@@ -158,7 +160,7 @@ class Local:
             pool: the name of a pool, for its nodes only. None means all pools.
 
         Raises:
-            NotPrivate: the folder of the nodes is this user's, and others can change it.
+            NotPrivate: other users can change the folder of the nodes, although it is this user's.
         """
         found = []
         with contextlib.suppress(FileNotFoundError):
@@ -197,8 +199,8 @@ class Local:
     def terminate(self, instances: Sequence[Instance]) -> None:
         """End the processes of these nodes, remove their folders, and wait until both are gone.
 
-        Each node first gets 2 s to end by itself, then SIGTERM, then SIGKILL. Does not raise for nodes that do not
-        exist. The nodes are ended one after the other.
+        Each node first gets 2 s to end by itself, then SIGTERM, and SIGKILL 4 s later. Does not raise for nodes that do
+        not exist. The nodes are ended one after the other.
 
         Raises:
             StillRunning: processes or folders of some nodes still exist after SIGKILL, or another user can change their
@@ -220,8 +222,8 @@ class Local:
 def home() -> Path:
     """Return the path of the folder with this user's nodes on this machine. The folder is not created here.
 
-    The folder is in $XDG_RUNTIME_DIR if that is this user's and can be written. Otherwise it is in the folder
-    for temporary files. The path is kept short, because the path of a socket in the folder must not be long.
+    The folder is in $XDG_RUNTIME_DIR if that is this user's and can be written. Otherwise it is in the folder for
+    temporary files. The path is kept short, because the path of a socket in the folder must not be long.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     base = Path(runtime) if runtime and _is_usable(runtime) else Path(tempfile.gettempdir())
@@ -229,7 +231,7 @@ def home() -> Path:
 
 
 def _is_usable(runtime: str) -> bool:
-    """Return True if a folder is this user's, and can be written. After `su`, it may be that of the former user."""
+    """Return True if this user owns $XDG_RUNTIME_DIR, and can write there. After `su`, another user may own it."""
     try:
         return os.stat(runtime).st_uid == os.geteuid() and os.access(runtime, os.W_OK)
     except OSError:
@@ -237,18 +239,10 @@ def _is_usable(runtime: str) -> bool:
 
 
 def _end(folder: Path) -> bool:
-    """End a node's processes and remove its folder. Return True if no process is left, and no node in the folder.
+    """End a node's processes and remove its folder. Return True if no process is left, and the node is not listed now.
 
-    What a call has mounted in the folder is unmounted, or left where this user may not do that.
-
-    Wait 2 s for the keeper (the node's first process) to end by itself. Then send SIGTERM, and SIGKILL after 4 s. If
-    the keeper does not run, only the folder is removed.
-
-    Args:
-        folder: the folder of the node. If it does not exist, the result is True.
-
-    Raises:
-        NotPrivate: another user can change the folder.
+    The keeper gets 2 s to end by itself, then SIGTERM, and SIGKILL after 4 s. What a call has mounted in the folder is
+    unmounted; a mount that this user may not undo stays. Raises NotPrivate if another user can change the folder.
     """
     try:
         private.check(folder, _INSTEAD)
@@ -275,13 +269,10 @@ def _end(folder: Path) -> bool:
 
 
 def _wait_for_starters(folder: Path) -> None:
-    """Wait until no process is starting an agent (the process that runs calls) in this folder, at most 10 s.
+    """Wait until no process is starting an agent in this folder, at most 10 s.
 
-    A process that starts an agent locks the file "lock" in the folder until the agent runs. Does not raise if the 10 s
-    are over.
-
-    Raises:
-        FileNotFoundError: the folder does not exist.
+    A process that starts an agent locks the file "lock" in the folder until the agent runs. Raises FileNotFoundError if
+    the folder does not exist.
     """
     with open(private.opened(folder / "lock", os.O_RDWR | os.O_CREAT), "r+") as lock:
         until = time.monotonic() + _PATIENCE
@@ -293,13 +284,9 @@ def _wait_for_starters(folder: Path) -> None:
 
 
 def _keeper(folder: Path) -> int | None:
-    """Return the process id of a node's keeper (the node's first process), or None if the keeper does not run.
+    """Return the process id of a node's keeper, or None if the keeper does not run.
 
-    The file keeper.json in the node's folder has the keeper's id and start time. Another process does not count. If the
-    file is missing or not valid, the result is None.
-
-    Args:
-        folder: the folder of the node.
+    keeper.json in the folder has its id and start time. A later process with the same id does not count.
     """
     try:
         about = json.loads(private.read(folder / "keeper.json"))
@@ -323,13 +310,7 @@ def _is_same(pid: int, began: int) -> bool:
 
 
 def _gone(folder: Path, keeper: int, patience: float) -> bool:
-    """Wait up to `patience` seconds until a node's keeper has ended. Return True if it has, and False otherwise.
-
-    Args:
-        folder: the folder of the node.
-        keeper: process id of the keeper (the node's first process).
-        patience: maximum seconds to wait.
-    """
+    """Wait up to `patience` seconds until a node's keeper has ended. Return True if it has."""
     until = time.monotonic() + min(patience, _PATIENCE)
     while _keeper(folder) == keeper:
         if time.monotonic() > until:
@@ -339,7 +320,10 @@ def _gone(folder: Path, keeper: int, patience: float) -> bool:
 
 
 def _kill(pid: int, number: int, is_it: Callable[[], bool]) -> None:
-    """Send a signal to a process if `is_it` returns True, when the id can no longer pass to another process."""
+    """Send the signal `number` to a process if `is_it` returns True.
+
+    `is_it` is called while the process is held open, so that no other process can get the id before the signal is sent.
+    """
     with contextlib.suppress(OSError):
         held = os.pidfd_open(pid)
         try:

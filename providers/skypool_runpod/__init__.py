@@ -10,7 +10,15 @@ API: https://docs.runpod.io/api-reference-v2/overview (read 2026-11-23).
 - Tags are not used, because RunPod attaches them to a pod by a separate request. Each pod's name holds the pool, owner,
   token, node number and expiry time. A new expiry time is written as a new name.
 - The lease and the pool's lifetime are enforced by the guard, a process in the pod. The guard ends the pod with the key
-  that RunPod gives each pod. Only the GraphQL API can be told when RunPod itself ends the pod (`terminateAfter`).
+  that RunPod gives each pod. Only the GraphQL API takes a time at which RunPod itself ends the pod (`terminateAfter`).
+
+Words of this package:
+
+- secure cloud: RunPod's data centres. Community cloud: machines of strangers. A place is a data centre of the secure
+  cloud or a country of the community cloud; "" is any.
+- flavor: one of RunPod's series of CPU instances, such as "cpu3c". CPU pod: a pod without GPUs.
+- runtime: the software family of an accelerator, such as "cuda", "rocm" or "none".
+- In arguments, `what` says what a request is for, such as "to rent a pod", for error messages.
 """
 
 from __future__ import annotations
@@ -83,14 +91,14 @@ _TOLERANCE = 1.01
 @settings.settings_named
 @dataclass(frozen=True)
 class RunPod(Regional):
-    """A driver that rents pods (containers) from RunPod. Its methods block.
+    """A driver that rents pods from RunPod. Its methods block.
 
     Args:
         cloud: "secure" for RunPod's data centres, "community" for machines of strangers, or "any". All but "secure"
             need `graphql=True`. Results from community machines are only accepted if they can be rebuilt without
             running code.
-        region: a data centre such as "CA-MTL-1", or several; in the community cloud, a country such as "CA". None
-            means any.
+        region: a data centre such as "CA-MTL-1", or several; in the community cloud, a country such as "CA". None means
+            any.
         image: image of the containers. It needs sh, base64, gzip, and curl or python3. It also needs sshd, or apt-get,
             apk or dnf to install sshd. None takes an image that fits the accelerator. The base= of an Image takes
             precedence.
@@ -100,7 +108,7 @@ class RunPod(Regional):
             volume.
         api_key: API key. None takes $RUNPOD_API_KEY, or the key in ~/.runpod/config.toml.
         graphql: True also uses RunPod's GraphQL API, which RunPod retires in early 2027. It is needed for spot pods,
-            for the community cloud, and for pods with GPUs and at least so many vCPUs or so much memory. By default
+            for the community cloud, and for pods with GPUs if a minimum of vCPUs or memory is asked for. By default
             False: skypool's own requests use the API REST v2 only.
 
     Raises:
@@ -135,7 +143,7 @@ class RunPod(Regional):
             )
 
     def offers(self, need: Need) -> Iterable[Offer]:
-        """Return offers of pods with the needed numbers of GPUs, in each allowed cloud and place.
+        """Return offers of pods with the needed GPUs, in each allowed cloud and place.
 
         If the need has no GPUs, return offers of pods with CPUs only, which exist only in the secure cloud and on
         demand. Types that are out of stock are among the offers, marked as not available. The list is empty if nothing
@@ -148,9 +156,9 @@ class RunPod(Regional):
             UsageError: a place in the settings does not exist in the allowed clouds, or is not the data centre of the
                 network volume. Or the account does not have the volume, or the need requires the setting `graphql`.
             CredentialsError: there is no API key, or RunPod refuses it.
-            ProviderError: RunPod refused a request, or did not answer. If several requests failed for different
-                reasons, an ErrorGroup is raised. If the API key may use only one of RunPod's APIs, the offers of the
-                other API are left out without an error.
+            ProviderError: RunPod refused a request, or did not answer. It is an ErrorGroup if several requests failed
+                for different reasons. But if the API key may use only one of RunPod's APIs, the other API's offers are
+                left out without an error.
         """
         sizes = _catalog.gpu_sizes(need)
         if sizes:
@@ -175,7 +183,7 @@ class RunPod(Regional):
         return everywhere(lambda ask: ask(), asks)
 
     def _check_gpus(self, need: Need) -> None:
-        """Raise UsageError if the pods with GPUs that are needed can only be found with the setting `graphql`."""
+        """Raise UsageError if only the setting `graphql`, which is off, could find the needed pods with GPUs."""
         if self.graphql:
             return
         because = "which works until RunPod retires its GraphQL API in early 2027"
@@ -190,19 +198,12 @@ class RunPod(Regional):
             )
 
     def _gpu_offers(self, need: Need, size: Size, places: Sequence[str]) -> Iterable[Offer]:
-        """Ask for pods with GPUs of one size, and return the on-demand offers in these data centres ("" for any)."""
+        """Return the on-demand offers of pods with GPUs of one size in these data centres ("" for any)."""
         _, cuda = self._image(need, size.runtime)
         return _catalog.gpu_offers(need, size, places, self._api().gpus(size.count, cuda))
 
     def _cpu_questions(self, need: Need, places: Sequence[str]) -> list[Callable[[], Iterable[Offer]]]:
-        """Ask for the CPU flavors, and return one function for each flavor with a sufficient size.
-
-        Each function asks for the stock of that size, and returns its offers.
-
-        Args:
-            need: the requirements of each node.
-            places: data centres; "" for any.
-        """
+        """Return a function for each flavor with a sufficient size. It asks for the stock, and returns the offers."""
         api = self._api()
 
         def sold(size: Size) -> Iterable[Offer]:
@@ -211,15 +212,7 @@ class RunPod(Regional):
         return [partial(sold, size) for size in _catalog.cpu_sizes(need, api.cpus())]
 
     def _stock(self, need: Need, size: Size, cloud: str, place: str, markets: Sequence[Market]) -> Iterable[Offer]:
-        """Ask the GraphQL API for pods with GPUs of one size in one place, and return the offers of these markets.
-
-        Args:
-            need: the requirements of each node.
-            size: the size of the pods.
-            cloud: "secure" or "community".
-            place: a data centre of the secure cloud, or a country of the community cloud; "" for any.
-            markets: the markets to return.
-        """
+        """Return the GraphQL API's offers of pods with GPUs of one size in one place, on these markets."""
         _, cuda = self._image(need, size.runtime)
         ids = _catalog.known_ids(need)
         told = self._api().graphql(
@@ -233,9 +226,9 @@ class RunPod(Regional):
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """Create the missing pods of an order, one after the other, and return the pods of its nodes, in order.
 
-        Pods that an earlier launch of the same order created are reused, unless they differ from the offer in price or
-        data centre; then they are ended, and their nodes are tried again. If RunPod refuses a pod, no further pod is
-        created, and only the pods of the nodes before it are returned. Other pods of the order are ended.
+        Pods that an earlier launch of the same order created are reused. Those that differ from the offer in price or
+        data centre are ended instead, and created anew. If RunPod refuses a pod, no further pod is created, and only
+        the pods of the nodes before that one are returned. Pods of the order that are not returned are ended.
 
         RunPod cannot recognize a repeated request. If a request to create a pod gets no answer, the pod is therefore
         looked for by name for about 6 s.
@@ -247,8 +240,8 @@ class RunPod(Regional):
         Raises:
             NoAnswer: the reply was lost and the pod was not found. Repeat the same order, which searches first.
             RateLimitError: RunPod receives too many requests. Repeat the same order, which searches first.
-            ProviderError: RunPod refused the first pod. Or a pod's price is more than 1 % above the offered price, or
-                the pod is in another data centre than the offer; that pod is ended again.
+            ProviderError: there is no pod for the first node, because RunPod refused it, or because it was ended again.
+                That happens if its price is more than 1 % above the offer's, or if its data centre is not the offer's.
             StillRunning: pods that had to be ended again may still run.
         """
         found: list[Instance] = []
@@ -285,7 +278,7 @@ class RunPod(Regional):
         Raises:
             CapacityError: the pod does not exist, has ended, was stopped or outbid, or failed.
             ProviderError: the port was not mapped within 20 minutes (code "pending"), or RunPod refused.
-            UsageError: a key must be created, and ssh-keygen is not installed on this computer.
+            UsageError: an SSH key must be created, but ssh-keygen is not installed on this computer.
         """
 
         def look() -> tuple[str, int]:
@@ -309,8 +302,8 @@ class RunPod(Regional):
     def renew(self, pool: str, until: datetime) -> None:
         """Write a new expiry time into the names of the pool's pods.
 
-        A pod keeps its name while more than half of the time until `until` is left in the name, as RunPod allows about
-        60 requests a minute. A pod whose end is later than `until` is renamed, too.
+        RunPod allows about 60 requests a minute. So a pod keeps its name if the expiry time in it is not later than
+        `until`, but more than half as far away.
 
         Args:
             pool: name of the pool.
@@ -333,13 +326,13 @@ class RunPod(Regional):
         each_done(rename, names, f"the new expiry time is not in the names of all pods of pool {pool!r}")
 
     def check(self) -> Iterable[Finding]:
-        """Yield findings (results of checks) about the account, and about what RunPod sells. Only reads.
+        """Yield findings about the account, and about what RunPod sells. Only reads.
 
         The findings are about ssh, the API key, the clock, the settings `region` and `volume`, and GPUs. The finding
         for the account shows what the pods cost now. With the setting `graphql`, it also shows the balance. A failed
         check is a finding, too, and does not raise. If RunPod refuses the key, only that is told.
 
-        RunPod does not tell if a key may write, or if an image exists: `prove_creates` and a pod show that.
+        RunPod does not tell if a key may write: `prove_creates` tests that. Only a real pod shows if an image exists.
         """
         return preflight.findings(
             {preflight.SSH: preflight.openssh, "account": self._account},
@@ -351,11 +344,11 @@ class RunPod(Regional):
         )
 
     def prove_creates(self) -> Iterable[Finding]:
-        """Send requests for pods that RunPod must refuse, and yield a finding for each: a GPU type and a data centre
-        that do not exist.
+        """Send requests for pods that RunPod must refuse, and yield a finding for each. Does not raise.
 
-        Each request is that of a pool with one field changed. With the setting `graphql`, a request for an unknown GPU
-        type is also sent to the GraphQL API. A pod that RunPod makes all the same is deleted. Does not raise.
+        Each request is that of a pool with one field changed: to a GPU type or a data centre that does not exist. With
+        the setting `graphql`, a request for an unknown GPU type is also sent to the GraphQL API. A pod that RunPod
+        creates all the same is deleted.
         """
         try:
             offer = next(_catalog.any_offer(self._api().gpus(1, None)), None)
@@ -383,7 +376,7 @@ class RunPod(Regional):
         """Return the sum of what RunPod bills for pods, from its records of each hour.
 
         https://docs.runpod.io/api-reference-v2/billing/get-pod-billing-history (read 2026-11-24). The page does not
-        say how soon a record is there.
+        say how soon a record is there. While there is none for one of the pods, the sum is None.
 
         Args:
             instances: ids of the pods.
@@ -405,29 +398,21 @@ class RunPod(Regional):
         return Bill(usd, "RunPod's records of each hour, for GPUs, CPUs and disks")
 
     def _settled_places(self) -> str:
-        """Return the places that the settings allow, as text.
-
-        Raises:
-            UsageError: a place or the network volume of the settings does not exist.
-        """
+        """Return the places that the settings allow, as text. Raises UsageError if one does not exist."""
         places = self._places(Need())
         return ", ".join(place or f"any in the {cloud} cloud" for cloud, several in places.items() for place in several)
 
     def _gpus(self) -> Finding:
-        """Return a finding, without a title, about the GPU types of RunPod's catalogue."""
+        """Return a finding, without a title, about the GPU types that RunPod sells."""
         ids = [each["id"] for each in self._api().gpus(1, None) if each["secure"] or each["community"]]
         unknown = _catalog.unknown(ids)
         return preflight.hardware(len(ids) - len(unknown), unknown)
 
     def _account(self) -> str:
-        """Return one line of text about the account.
+        """Return one line of text about the account: how many pods it has, and what they cost in USD per hour.
 
-        Without the setting `graphql`, the line has the number of pods and what they cost in USD per hour. With it, the
-        line has the account's id and balance (USD), and its spending and spending limit (USD per hour).
-
-        Raises:
-            FundsError: the balance is zero or negative. Checked only with the setting `graphql`.
-            CredentialsError: there is no API key, or RunPod refuses it.
+        With the setting `graphql`, the text has the account's id, balance, spending and spending limit instead.
+        FundsError is then raised if the balance is not positive.
         """
         if not self.graphql:
             pods = self._api().pods()
@@ -448,13 +433,8 @@ class RunPod(Regional):
     def _image(self, need: Need, runtime: str) -> tuple[str, str | None]:
         """Return the image of a container, and the CUDA version that its machine's driver must support (None for any).
 
-        The image is the base image of the need, else the setting `image`, else RunPod's own image for the software
-        family. The CUDA version is the setting `min_cuda`. Without this setting, the version is the one that
-        RunPod's own image needs, and None for other images. It is None for other software families than "cuda".
-
-        Args:
-            need: the requirements, with the base image.
-            runtime: the software family of the accelerator, such as "cuda", "rocm" or "none".
+        The image is that of the need, else the setting `image`, else RunPod's own for the runtime. The CUDA version is
+        the setting `min_cuda`, else the one that RunPod's own image needs. It is None for other runtimes than "cuda".
         """
         own = need.bases.get(self.name) or self.image
         if own:
@@ -466,12 +446,9 @@ class RunPod(Regional):
     def _places(self, need: Need) -> dict[str, list[str]]:
         """Return the allowed places of each cloud: data centres for "secure", countries for "community".
 
-        If neither the settings nor the need name a place, the places of an allowed cloud are [""], which means any, and
-        no request is sent. With a network volume, the place is the volume's data centre. A list may be empty.
-
-        Raises:
-            UsageError: the account does not have the network volume. Or the settings name a place that does not exist
-                in the allowed clouds, or that is not the volume's data centre.
+        A cloud that is not allowed has []. If neither the settings nor the need name a place, an allowed cloud has
+        [""], and no request is sent. With a network volume, the only place is the volume's data centre. Raises
+        UsageError if the volume or a place does not exist.
         """
         clouds = _catalog.CLOUDS[self.cloud]
         found: dict[str, list[str]] = {"secure": [], "community": []}
@@ -493,15 +470,10 @@ class RunPod(Regional):
         return found | {cloud: [each for each in named if each in places] for cloud, places in known.items()}
 
     def _made(self, offer: Offer, order: Order, node: int) -> Instance:
-        """Create one pod, and return it. A pod that costs more than 1 % above the offer is ended again.
+        """Create one pod, and return it. A pod that differs from the offer is ended again, and CapacityError is raised.
 
-        If the reply is lost, the pod is looked for in the list of pods for about 6 s.
-
-        Raises:
-            NoAnswer: the reply was lost, and the pod was not found.
-            ProviderError: RunPod refused, or gave the pod another name than was asked for.
-            CapacityError: the pod costs more than 1 % above the offer, or is in another data centre.
-            StillRunning: a pod that had to be ended again may still run.
+        If the reply is lost, the pod is looked for in the list of pods for about 6 s, after which NoAnswer is raised.
+        StillRunning is raised if a pod could not be ended again.
         """
         what = f"to rent {offer.instance_type}"
         create = self._creation(offer, order, node, what)
@@ -534,17 +506,9 @@ class RunPod(Regional):
         return made
 
     def _new(self, record: _api.Record, order: Order, node: int, what: str) -> Instance:
-        """Return a pod that was just created. A pod that does not have the name that was asked for is ended again.
+        """Return a pod that was just created. If its name is not the requested one, end it, and raise ProviderError.
 
-        Args:
-            record: RunPod's record of the pod.
-            order: the order of the pod.
-            node: number of the node.
-            what: what the request did, for error messages.
-
-        Raises:
-            ProviderError: the pod has another name, so no list would show it as a pod of the order.
-            StillRunning: that pod could not be ended.
+        Skypool would not find a pod with another name again.
         """
         for each in _catalog.pods([record], order.pool, "*"):
             if each.token == order.token and each.node == node:
@@ -568,19 +532,10 @@ class RunPod(Regional):
         return ""
 
     def _creation(self, offer: Offer, order: Order, node: int, what: str) -> Callable[[], _api.Record]:
-        """Return a function that sends the request to create one pod. This method itself sends no request.
+        """Return a function that creates one pod, and returns its record in the form of the API REST v2.
 
-        The function returns the pod's record in the form of the API REST v2. The request contains the boot script. A
-        request to the GraphQL API also has the time at which RunPod ends the pod, if the order has a lifetime.
-
-        Args:
-            offer: the offer that is rented.
-            order: pool, token, end of the lease, and lifetime.
-            node: number of the node.
-            what: what the request does, for error messages.
-
-        Raises:
-            UsageError: the pod's name would be too long or invalid, or ssh-keygen is needed and not installed.
+        The request contains the boot script. A request to the GraphQL API also has the time at which RunPod ends the
+        pod, if the order has a lifetime. Sends nothing. Raises UsageError if the pod's name would not be valid.
         """
         image, cuda = self._image(order.need, offer.accelerator.runtime if offer.accelerator else "none")
         end = f"url={shlex.quote(_api.base())}\n{(files('skypool_runpod') / 'end.sh').read_text('utf-8')}"
@@ -621,21 +576,11 @@ class RunPod(Regional):
         return ()  # RunPod creates nothing but pods
 
     def _terminate(self, region: str, instances: Mapping[str, Instance]) -> dict[str, str]:
-        """Ask RunPod to end pods, without waiting, and return those that have not ended.
+        """Ask RunPod to end pods, without waiting. Return a dict from id to reason ("" for none) of those still there.
 
-        A pod that RunPod does not know has ended, unless RunPod's list still contains the pod, or the pod was created
-        less than 6 s ago, when RunPod may not know it yet. If the list has several pages, each pod that it lacks is
-        also requested by its id.
-
-        Args:
-            region: not used, because RunPod has one list for all places.
-            instances: a dict from id to pod.
-
-        Returns:
-            a dict from the id of each pod that has not ended to the reason, or to "" without a reason.
-
-        Raises:
-            ProviderError: all requests to end a pod failed, or the list of pods could not be read.
+        A pod that RunPod does not know has ended, unless RunPod's list still contains it, or it was created less than
+        6 s ago. If the list has several pages, each pod that it lacks is also requested by its id. Raises ProviderError
+        if all requests to end a pod failed.
         """
         api = self._api()
         outcomes = retry.at_once(api.delete, instances)

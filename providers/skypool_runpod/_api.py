@@ -87,13 +87,9 @@ def key(given: str | None) -> str:
 class Api:
     """A client of RunPod's APIs. Any thread may use it. Creating a client sends nothing.
 
-    All methods except `create` and `graphql_once` repeat their request for up to 20 s if there is no answer, or if
-    RunPod receives too many requests. Every method raises ProviderError if RunPod refuses, and NoAnswer, a subclass, if
-    there is no usable answer.
-
-    Args:
-        key: the API key.
-        base: the address of the API.
+    All methods except `create` and `graphql_once` repeat their request for up to 20 s if RunPod does not answer or gets
+    too many requests. Every method raises ProviderError if RunPod refuses, and NoAnswer, a subclass, if there is no
+    usable answer. The argument `what` says what a request is for, such as "to rent a pod", for error messages.
     """
 
     def __init__(self, key: str, base: str) -> None:
@@ -110,8 +106,8 @@ class Api:
         """Return the records of all pods of the account, except members of clusters.
 
         Args:
-            age: greatest age in seconds of a list that was read before and may be returned again. RunPod allows about
-                60 requests a minute, so callers that ask often should accept a list that others have just read.
+            age: a list that was read at most so many seconds ago is returned again. RunPod allows about 60 requests a
+                minute, so callers that ask often should accept a list that others have just read.
         """
         with self._lock:
             listed, found = self._pods
@@ -130,18 +126,15 @@ class Api:
     def create(self, body: Pod, start: Start, what: str) -> Record:
         """Create a pod, and return its record.
 
-        A request that may have created a pod is not repeated, because RunPod cannot recognize a repetition. But RunPod
-        may not know the field that has the start command. If it refuses the body for this field, the request is sent
-        once more with the other field. The field that RunPod took is tried first for later pods.
+        A request that may have created a pod is not repeated, because RunPod cannot recognize a repetition. But for the
+        start command there are two fields, "args" and "cmd", of which RunPod may know only one. If it refuses the field
+        in a request, the request is sent once more with the other. Later pods begin with the field that was accepted.
 
-        The errors for the HTTP statuses 400 and 403 have the codes "create-400" and "create-403", because these
-        statuses mean something else here than for other requests: RunPod has no such pod now, or the account may not
-        rent it.
+        The errors for the HTTP statuses 400 and 403 have the codes "create-400" and "create-403". These statuses mean
+        something else here than for other requests: RunPod has no such pod now, or the account may not rent it.
 
         Args:
-            body: the body of the request, without the start command.
-            start: has the start command.
-            what: what the request does, for error messages.
+            body: the body of the request, without the start command, which `start` has.
         """
         field = self._start_field
         try:
@@ -157,7 +150,10 @@ class Api:
         return made
 
     def _create(self, body: Mapping[str, object], what: str) -> Any:
-        """Send one request to create a pod, and return the parsed answer. See `create` for the errors."""
+        """Send one request to create a pod, and return the parsed answer.
+
+        Errors for the HTTP statuses 400 and 403 have the codes "create-400" and "create-403".
+        """
         try:
             return self._rest.once("POST", "/v2/pods", what=what, json=body)
         except ProviderError as e:
@@ -166,7 +162,7 @@ class Api:
             raise
 
     def created(self, id: str) -> None:
-        """Note that a pod was created now."""
+        """Note that a pod was created now, for `age`, and make the next call of `pods` read the list again."""
         with self._lock:
             self._created[id] = time.monotonic()
             self._pods = _UNREAD
@@ -177,7 +173,7 @@ class Api:
             return time.monotonic() - self._created.get(id, -float("inf"))
 
     def delete(self, id: str) -> bool:
-        """Ask RunPod to end a pod. Return False if RunPod knows no such pod, otherwise True."""
+        """Ask RunPod to end a pod. Return False if RunPod knows no such pod."""
         try:
             self._rest.ask("DELETE", f"/v2/pods/{id}", what=f"to end {id}")
             self._forget_list()
@@ -205,7 +201,7 @@ class Api:
         """Return the GPU types with their prices and their stock in the secure cloud.
 
         Args:
-            count: number of GPUs of one pod.
+            count: number of GPUs of one pod, for which the stock is told.
             cuda: CUDA version that the machine's driver must support; None for any.
         """
         stock: dict[str, str | int] = {"include": "AVAILABILITY", "product": "POD", "count": count, "cloud": "SECURE"}
@@ -214,7 +210,7 @@ class Api:
         return self._list("/v2/catalog/gpus", "gpus", "to list GPU types", stock)
 
     def cpus(self, vcpus: int | None = None) -> list[Record]:
-        """Return the CPU flavors (RunPod's series of CPU instances) with their prices.
+        """Return the flavors with their prices.
 
         Args:
             vcpus: number of vCPUs for which the records have the stock, too. None for records without the stock.
@@ -242,8 +238,7 @@ class Api:
         """Return what RunPod has billed for a pod until now, in USD. None if RunPod has no record of the pod's costs.
 
         Args:
-            id: id of the pod.
-            since: a time before the pod was created. The records of its hour are included: RunPod takes full hours.
+            since: a time before the pod was created. RunPod's records are for full hours: that of `since` counts, too.
         """
         hour = since.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
         span: dict[str, str | int] = {"podId": id, "startTime": tags.stamp(hour), "bucketSize": "hour"}
@@ -251,27 +246,18 @@ class Api:
         return sum(float(each["totalAmount"]) for each in found) if found else None
 
     def _list(self, path: str, field: str, what: str, params: rest.Params | None = None) -> WholeList[Record]:
-        """Send GET requests for all pages of a list, and return the list, which is in one field of each answer.
+        """Return the items of all pages of a list, which is in one field of each answer.
 
-        The lists of pods have pages since autumn 2026, the newest pod first. The number of pods in a page is left to
-        RunPod, because its older servers refuse the parameter `limit`.
-
-        Raises:
-            NoAnswer: the answer has no such list.
-            ProviderError: the list cannot be read to its end (code "incomplete").
+        Raises ProviderError with the code "incomplete" if the list cannot be read to its end. The lists of pods have
+        pages since autumn 2026, the newest pod first. The number of pods in a page is left to RunPod, because its older
+        servers refuse the parameter `limit`.
         """
         return self._rest.ask_all(path, field, what=what, params=params, next="pagination.nextCursor", token="cursor")
 
     # --- GraphQL ---------------------------------------------------------------------------------------------
 
     def graphql(self, query: str, what: str, /, **variables: Any) -> Record:
-        """Send a GraphQL query that is safe to repeat, and return the data of the answer.
-
-        Args:
-            query: the query.
-            what: what the query does, for error messages: "to list countries".
-            variables: variables of the query.
-        """
+        """Send a GraphQL query that is safe to repeat, and return the data of the answer."""
         return patiently(partial(self.graphql_once, query, what, **variables), rest.PATIENCE)
 
     def graphql_once(self, query: str, what: str, /, **variables: Any) -> Record:
@@ -279,11 +265,6 @@ class Api:
 
         NoAnswer is also raised if the answer is unclear: neither data nor a refusal, or both a pod and an error. The
         query may have taken effect then.
-
-        Args:
-            query: the query.
-            what: what the query does, for error messages: "to rent a pod".
-            variables: variables of the query.
         """
         answer = self._rest.once("POST", "/graphql", what=what, json={"query": query, "variables": variables})
         if not isinstance(answer, Mapping):
@@ -304,15 +285,11 @@ api = lru_cache(maxsize=16)(Api)
 
 
 def _said(status: int, body: Any) -> tuple[str, str]:
-    """Return the code and the text of a refusal.
+    """Return the code and the text of a refusal, from its HTTP status and its body.
 
     Errors of the API REST v2 are problems as RFC 9457 describes them. The text is their detail, with the list of what
-    is wrong with the request. If the body has an error of the GraphQL API, its message is the text. If that error has
-    no code, the HTTP status is the code.
-
-    Args:
-        status: HTTP status of the answer.
-        body: the body of the answer, parsed if it is JSON.
+    is wrong with the request. For an error of the GraphQL API, the text is its message; without a code of its own, the
+    HTTP status is the code.
     """
     errors = body.get("errors") if isinstance(body, Mapping) else None
     first = errors[0] if isinstance(errors, list) and errors else None
@@ -329,7 +306,7 @@ def _said(status: int, body: Any) -> tuple[str, str]:
 
 
 def _listed(wrong: Iterable[Any]) -> str:
-    """Return what is wrong with a request as text, without the values that were sent: these would name anything."""
+    """Return what is wrong with a request as text. Values that were sent are left out: errors.csv searches the text."""
     return "; ".join(
         json.dumps({name: told for name, told in each.items() if name not in _SENT})
         if isinstance(each, Mapping)

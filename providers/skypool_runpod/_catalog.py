@@ -92,11 +92,11 @@ class Size:
 
     Attributes:
         count: number of GPUs; 0 for a CPU pod.
-        runtime: software family of the GPUs, such as "cuda"; "none" for a CPU pod.
-        flavor: RunPod's series of CPU instances, such as "cpu3c"; "" for a pod with GPUs.
+        runtime: runtime of the GPUs; "none" for a CPU pod.
+        flavor: flavor of a CPU pod; "" for a pod with GPUs.
         vcpus: number of vCPUs: the exact number for a CPU pod, otherwise a minimum. 0 for any.
-        memory: memory in RunPod's GB, which skypool treats as GiB. The exact size for a CPU pod, otherwise a minimum.
-            0 for any.
+        memory: memory in RunPod's GB, which skypool treats as GiB. The exact size for a CPU pod, otherwise a minimum. 0
+            for any.
     """
 
     count: int
@@ -128,9 +128,9 @@ class Detail(TypedDict):
 
 
 def gpu_sizes(need: Need) -> list[Size]:
-    """Return the sizes of pods for each pair of GPU count and software family in a need, sorted.
+    """Return the sizes of pods for each pair of GPU count and runtime in a need, sorted.
 
-    Minimum vCPUs and memory (in GB) are rounded up. The list is empty if no GPUs are needed.
+    The minimum vCPUs and memory of the need, in GB, are rounded up.
     """
     asked = sorted({(each.count, each.runtime) for each in need.accelerators if each.kind != "cpu"})
     vcpus, memory = math.ceil(need.vcpus), math.ceil(need.memory_gib)
@@ -138,14 +138,10 @@ def gpu_sizes(need: Need) -> list[Size]:
 
 
 def cpu_sizes(need: Need, flavors: Iterable[Mapping[str, Any]]) -> Iterator[Size]:
-    """Yield the smallest sufficient CPU instance of each flavor (one of RunPod's series of CPU instances).
+    """Yield the smallest sufficient size of each flavor, from RunPod's records of the flavors.
 
     The number of vCPUs is a power of two. Memory and the largest possible disk grow with this number. A flavor without
-    a sufficient instance is left out.
-
-    Args:
-        need: the requirements, of which vCPUs, memory and disk are used.
-        flavors: the API's records of the flavors.
+    a sufficient size is left out.
     """
     disk = disk_gb(need, "none")
     for flavor in flavors:
@@ -158,10 +154,9 @@ def cpu_sizes(need: Need, flavors: Iterable[Mapping[str, Any]]) -> Iterator[Size
 
 
 def disk_gb(need: Need, runtime: str) -> int:
-    """Return the size of a container's disk in GB: the size in the need, but at least a minimum.
+    """Return the size of a container's disk in GB: the size in the need, but at least a minimum for the runtime.
 
-    The minimum depends on the software family `runtime`: images for "cuda" and "rocm" are larger than others. An
-    unknown family counts as "none".
+    Images for "cuda" and "rocm" are larger than others. An unknown runtime counts as "none".
     """
     return max(need.disk_gb, _DISK_GB.get(runtime, _DISK_GB["none"]))
 
@@ -184,14 +179,12 @@ def known_ids(need: Need) -> list[str] | None:
 def gpu_offers(need: Need, size: Size, places: Sequence[str], types: Iterable[Mapping[str, Any]]) -> Iterator[Offer]:
     """Yield the on-demand offers of pods with GPUs in RunPod's data centres, from records of the API REST v2.
 
-    There is one offer for each GPU type and place. Types without a needed accelerator, and types that no machine has in
-    the needed number, are left out. A type that is out of stock is marked as not available.
+    There is one offer for each GPU type and place. Types that are not among the needed accelerators are left out. So
+    are types of which no machine has the needed number. A type that is out of stock is marked as not available.
 
     Args:
-        need: the requirements of each node.
         size: the size for which the API was asked.
-        places: data centres; "" for any data centre.
-        types: the API's records of GPU types.
+        places: data centres; "" for any.
     """
     for each in types:
         has = _accelerator(need, size, each["id"])
@@ -203,11 +196,7 @@ def gpu_offers(need: Need, size: Size, places: Sequence[str], types: Iterable[Ma
 
 
 def any_offer(types: Iterable[Mapping[str, Any]]) -> Iterator[Offer]:
-    """Yield an offer of one GPU in any data centre for each GPU type that skypool knows, in stock or not.
-
-    Args:
-        types: the API's records of GPU types.
-    """
+    """Yield an offer of one GPU, in any data centre, for each GPU type that skypool knows, in stock or not."""
     for each in types:
         has = sold("runpod", each["id"], [(each["id"], 1)])
         if has is not None and each["secure"] and each["price"]["secure"]:
@@ -224,10 +213,8 @@ def cpu_offers(need: Need, size: Size, places: Sequence[str], types: Iterable[Ma
     """Yield the offers of one size of CPU pods, one for each place, from records of the API REST v2.
 
     Args:
-        need: the requirements of each node.
         size: the size for which the API was asked. Records of other flavors are ignored.
-        places: data centres; "" for any data centre.
-        types: the API's records of CPU flavors.
+        places: data centres; "" for any.
     """
     for each in types:
         price = each["price"]["securePerVcpu"]
@@ -241,16 +228,13 @@ def graphql_offers(
 ) -> Iterator[Offer]:
     """Yield the offers of pods with GPUs in one place, for each market with a price, from the GraphQL API's records.
 
-    If a type is out of stock, the offer has the type's usual price, and is marked as not available. Types without a
-    needed accelerator are left out.
+    If a type is out of stock, the offer has the type's usual price, and is marked as not available. Types that are not
+    among the needed accelerators are left out.
 
     Args:
-        need: the requirements of each node.
         size: the size for which the API was asked.
         cloud: "secure" or "community".
-        place: a data centre of the secure cloud, or a country of the community cloud; "" for any.
-        markets: the markets to return.
-        types: the API's records of GPU types.
+        place: a data centre or country; "" for any.
     """
     for each in types:
         has = _accelerator(need, size, each["id"])
@@ -270,11 +254,6 @@ def _accelerator(need: Need, size: Size, id: str) -> Accelerator | None:
 
     A type may be a partition of a card, such as "NVIDIA RTX PRO 6000 Blackwell Server Edition MIG 1g.24gb". A pod gets
     one partition at most, because several could be of different cards, and the setup of a node expects equal cards.
-
-    Args:
-        need: the requirements of each node.
-        size: number and software family of the GPUs.
-        id: RunPod's id of the GPU type.
     """
     has = sold("runpod", id, [(id, size.count)])
     names = {each.name for each in need.accelerators if each.runtime == size.runtime}
@@ -284,7 +263,7 @@ def _accelerator(need: Need, size: Size, id: str) -> Accelerator | None:
 
 
 def _in_stock(record: Mapping[str, Any], place: str) -> bool:
-    """Return True if a GPU type or CPU flavor is in stock in a data centre, or in any if `place` is ""."""
+    """Return True if a GPU type or flavor is in stock in a data centre, or in any if `place` is ""."""
     if not place:
         return bool(record.get("availability", "NONE") != "NONE")
     return any(each["id"] == place and each["availability"] != "NONE" for each in record.get("dataCenters") or ())
@@ -306,15 +285,7 @@ def _offer(
     """Return an offer. Its price is in USD per hour for all GPUs together, with the disk.
 
     Args:
-        need: the requirements of each node.
-        size: the size of the pod.
-        has: the accelerators; None for a CPU pod.
-        gpu: id of the GPU type; "" for a CPU pod.
         price: USD per hour for one GPU, or for the whole CPU pod, without the disk.
-        place: a data centre or country; "" for any.
-        available: True if the type is in stock there.
-        cloud: "secure" or "community".
-        market: "on-demand" or "spot".
         now: the GraphQL API's record of the current price, with vCPUs and memory. None for an offer of API REST v2.
     """
     disk = disk_gb(need, size.runtime)
@@ -380,8 +351,6 @@ def pods(records: Iterable[Mapping[str, Any]], pool: str | None, owners: str) ->
     has the state "ending". It is returned because it exists until it is deleted.
 
     Args:
-        records: RunPod's records of pods.
-        pool: name of the pool; None for all pools.
         owners: pattern that the owner in a pod's name must match, such as "ann@*". "*" matches any text.
     """
     made = []
@@ -403,9 +372,6 @@ def pods(records: Iterable[Mapping[str, Any]], pool: str | None, owners: str) ->
 
 
 def _ssh(record: Mapping[str, Any]) -> tuple[str, int] | None:
-    """Return the public host and port of a pod's ssh server, or None while its port 22 is not mapped.
-
-    An address of RunPod's proxy is not returned. `record` is RunPod's record of the pod.
-    """
+    """Return the public host and port of a pod's ssh server, never RunPod's proxy; None while port 22 is not mapped."""
     direct = (record.get("ssh") or {}).get("direct")
     return (direct["host"], direct["port"]) if direct else None

@@ -44,7 +44,7 @@ BID = (
 
 
 class Machines(TypedDict, total=False):
-    """The fields by which both inputs choose machines: the place, the number of GPUs, and lower limits.
+    """The fields by which `LowestPrice` and `Deploy` choose machines: the place, the number of GPUs, and lower limits.
 
     `dataCenterId` is for the secure cloud, and `countryCode` for the community cloud. Without them, any place will do.
     """
@@ -59,7 +59,7 @@ class Machines(TypedDict, total=False):
 
 
 class LowestPrice(Machines, total=False):
-    """The input of `lowestPrice`, which chooses the machines that count for the price and the stock."""
+    """The input of the query's field `lowestPrice`: the machines whose lowest price and stock are asked for."""
 
     secureCloud: bool
 
@@ -91,12 +91,11 @@ class Deploy(Machines, total=False):
 
 
 def lowest_price(size: Size, cloud: str, place: str, cuda: str | None) -> LowestPrice:
-    """Return the input of `lowestPrice` for pods of one size in one place.
+    """Return the input of the query's field `lowestPrice` for pods of one size in one place.
 
     Args:
-        size: number of GPUs, and the least number of vCPUs and GB of memory.
         cloud: "secure" or "community".
-        place: a data centre of the secure cloud, or a country of the community cloud; "" for any.
+        place: a data centre or country; "" for any.
         cuda: CUDA version that the machine's driver must support; None for any.
     """
     asked: LowestPrice = {"secureCloud": cloud == "secure"}
@@ -116,9 +115,7 @@ def deploy(
     """Return the input of the mutation that creates one pod with GPUs.
 
     Args:
-        offer: the offer that is rented.
-        size: the least number of vCPUs and GB of memory.
-        start: name, image and start command of the container.
+        size: the minimum of vCPUs and memory. The offer, not the size, has the number of GPUs.
         cuda: CUDA version that the machine's driver must support; None for any.
         volume: id of a network volume to mount; None for none.
         last: when RunPod ends the pod, whatever happens in the pod; None for never.
@@ -152,7 +149,7 @@ def record(pod: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _choose(asked: Machines, size: Size, cloud: str, place: str, cuda: str | None) -> None:
-    """Add the fields by which machines are chosen to an input, which is changed in place."""
+    """Add the fields by which machines are chosen to the input `asked`, in place."""
     asked["gpuCount"] = size.count
     asked["supportPublicIp"] = True
     if place and cloud == "secure":

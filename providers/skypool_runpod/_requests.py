@@ -22,7 +22,7 @@ StartField = Literal["args", "cmd"]
 
 
 class Command(TypedDict, total=False):
-    """The start command of a pod in a request: one of the two fields."""
+    """The start command in a request for a pod. Only one of the two fields is set: a JSON text, or a list of words."""
 
     args: str
     cmd: list[str]
@@ -30,11 +30,9 @@ class Command(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The name, image and boot script of a container, and what follows from them. Both of RunPod's APIs use it.
+    """The name, image and boot script of a container, from which the requests of both of RunPod's APIs are built.
 
     Attributes:
-        name: name of the pod.
-        image: image of the container.
         script: the boot script, packed as one line.
     """
 
@@ -75,7 +73,7 @@ class Start:
 
 
 class Gpu(TypedDict):
-    """The GPUs of a pod. `minCudaVersion` is what the driver of the pod's machine must support."""
+    """The GPUs of a pod: type and number. The driver of the pod's machine must support `minCudaVersion`."""
 
     id: str
     count: int
@@ -83,7 +81,7 @@ class Gpu(TypedDict):
 
 
 class Cpu(TypedDict):
-    """The CPUs of a pod without GPUs. The flavor decides the memory."""
+    """The CPUs of a pod without GPUs. `id` is the flavor, which also decides the memory."""
 
     id: str
     vcpuCount: int
@@ -97,7 +95,7 @@ class NetworkMount(TypedDict):
 
 
 class Mounts(TypedDict):
-    """The volumes of a pod."""
+    """The volumes that a pod mounts, all of them network volumes."""
 
     network: list[NetworkMount]
 
@@ -105,7 +103,7 @@ class Mounts(TypedDict):
 class Pod(TypedDict):
     """The body of `POST /v2/pods`, which creates a pod. Either `gpu` or `cpu` is set. `disk` is in GB.
 
-    `Start.command` has the rest of it.
+    The field with the start command is missing here: `Start.command` returns it.
     """
 
     name: str
@@ -125,8 +123,6 @@ def pod(offer: Offer, start: Start, *, cuda: str | None, volume: str | None) -> 
     """Return the body of the request that creates one pod in a data centre, on demand, without the start command.
 
     Args:
-        offer: the offer that is rented.
-        start: name, image and start command of the container.
         cuda: CUDA version that the machine's driver must support; None for any. Not used for a CPU pod.
         volume: id of a network volume to mount; None for none.
     """

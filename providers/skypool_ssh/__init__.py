@@ -2,6 +2,12 @@
 
 When a pool ends, only the pool's processes and files on these hosts are removed. All files of skypool are in ~/.skypool
 on the host. A node's folder there is `pools/<pool>.<node>`. Software that images installed is kept.
+
+Words of this package:
+
+- host: a machine of the user. Its label is its name in messages.
+- inventory: a TOML file that describes hosts.
+- claim: the folder on a host by which the host serves a node, and no other one.
 """
 
 from __future__ import annotations
@@ -147,13 +153,9 @@ class SSH:
         return [self._offer(accelerator, labels, left_out) for accelerator, labels in groups.items()]
 
     def _offer(self, accelerator: Accelerator | None, labels: list[str], left_out: dict[str, str]) -> Offer:
-        """Return an offer at the price 0 for hosts that have the same accelerator.
+        """Return an offer at the price 0 for the hosts with these labels, which all have the same accelerator, or none.
 
-        Args:
-            accelerator: the accelerator of each host; None if the hosts have none, or none is known.
-            labels: the names of the hosts, at least one.
-            left_out: a dict from the name of each host that cannot be used to the reason. The offer's `detail` has this
-                dict.
+        The offer's `detail` has the labels, and `left_out`: a dict from label of an unusable host to the reason.
         """
         name = labels[0]
         if len(labels) > 1:
@@ -178,8 +180,8 @@ class SSH:
         Raises:
             CapacityError: too few hosts are free. The message says why each of the other hosts cannot be used.
             HostKeyMismatch: a host showed another key than the known one. No further host is tried.
-            SkypoolError: too few hosts are free, and a single host failed, because this host could not be asked. The
-                error of this host is raised.
+            SkypoolError: too few hosts are free, and the only host that is not free could not be asked. The error of
+                this host is raised.
             StillRunning: a claim could not be released.
         """
         hosts = [host for host in self._all() if host.label in offer.detail["hosts"]]
@@ -214,16 +216,7 @@ class SSH:
         return sorted(taken, key=lambda instance: instance.node)
 
     def _take(self, order: Order, nodes: Mapping[Host, int]) -> dict[Host, _Answer]:
-        """Ask each of these hosts, in parallel for up to 20 s, to serve a node.
-
-        Args:
-            order: the order that the nodes are for.
-            nodes: a dict from host to the number of the node that the host shall serve.
-
-        Returns:
-            a dict from host to the lines of the answer, or to the error if the host could not be asked. A host that
-                accepts the node answers "@taken".
-        """
+        """Ask each host, in parallel for up to 20 s, to serve a node. A host that accepts answers "@taken"."""
         me = f"{getpass.getuser()}@{host_name()}"
         questions = {host: ("take", order.pool, str(node), order.token, me) for host, node in nodes.items()}
         return self._ask(questions, _LOOK)
@@ -270,13 +263,7 @@ class SSH:
         return found
 
     def _nodes_of(self, host: Host, answer: Iterable[str], pool: str | None) -> Iterator[Instance]:
-        """Yield the nodes in a host's answer that have not ended, with the state "starting" or "running".
-
-        Args:
-            host: the host.
-            answer: the lines that the host printed. Lines that do not begin with "@node " are ignored.
-            pool: the pool whose nodes are wanted; None for all pools of this user.
-        """
+        """Yield this user's nodes, from a host's answer, that have not ended. If `pool` is None, those of all pools."""
         for line in answer:
             if not line.startswith("@node "):
                 continue
@@ -301,8 +288,8 @@ class SSH:
         seen. Otherwise `notice` is "".
 
         Raises:
-            UsageError: neither the setting `hosts` nor the inventory has the node's host any more. Also if the user's
-                ssh configuration, or the inventory, cannot be used.
+            UsageError: neither the setting `hosts` nor the inventory has the node's host any more. Or the user's ssh
+                configuration, or the inventory, cannot be used.
             HostKeyMismatch: the host's key is unknown, and the setting `strict` is True.
         """
         host = next((host for host in self._all() if host.label == instance.id), None)
@@ -354,25 +341,17 @@ class SSH:
     # --- on the hosts ----------------------------------------------------------------------------------------
 
     def _all(self) -> list[Host]:
-        """Return all hosts: those of the setting `hosts`, then those of the inventory, which is read each time.
-
-        Raises:
-            UsageError: a host is named twice, or the inventory cannot be read or is not valid.
-        """
+        """Return the hosts of the setting `hosts`, then those of the inventory, which is read each time."""
         hosts = [_api.host(each) for each in self.hosts]
         if self.inventory:
             hosts += _api.inventory(self.inventory)
         return _once(hosts)
 
     def _transport(self, host: Host) -> tuple[transport.SSH, str]:
-        """Return the way to run commands on a host by ssh, and a notice on the host's key for the user ("" for none).
+        """Return the way to run commands on a host by ssh, and a notice on its key for the user. Connects to nothing.
 
-        The ssh command verifies the host's key. There is a notice if this key is trusted only because it was, or will
-        be, the first one seen. Connects to nothing.
-
-        Raises:
-            HostKeyMismatch: the host's key is unknown, and the setting `strict` is True.
-            UsageError: the user's ssh configuration cannot be used.
+        The ssh command verifies the host's key. The notice is "" unless this key is trusted only because it was, or
+        will be, the first one seen. Raises HostKeyMismatch if the key is unknown, and the setting `strict` is True.
         """
         bare = transport.SSH(
             host.name,
@@ -390,13 +369,9 @@ class SSH:
     def _ask(self, questions: Mapping[Host, Sequence[str]], patience: float) -> dict[Host, _Answer]:
         """Run a shell function on each of these hosts in parallel, and return the output or the error of each.
 
-        Errors of single hosts are returned and not raised. An SSH server may drop some of many simultaneous
-        connections. A host whose connection was dropped is asked again, up to six times in all. No threads are used.
-
-        Args:
-            questions: a dict from host to the name of a shell function and the function's arguments.
-            patience: maximum seconds for all hosts and attempts together. The result of a host that has not answered by
-                then is a ConnectionLost.
+        `questions` has the name of the function and its arguments for each host. A host that has not answered after
+        `patience` seconds gives a ConnectionLost. An SSH server may drop some of many simultaneous connections: the
+        host is then asked again, up to six times in all. No threads are used.
         """
         answers: dict[Host, _Answer] = {}
         until = time.monotonic() + patience
@@ -422,14 +397,7 @@ class SSH:
 
 
 def _busy(answer: list[str]) -> str:
-    """Return the reason why a host did not accept a node, as text for an error message.
-
-    The text names the pool that the host serves, and the pool's owner. If the answer does not name them, the text
-    contains the answer, cut to 200 characters.
-
-    Args:
-        answer: the lines that the host printed.
-    """
+    """Return the reason why a host did not accept a node: the pool that it serves, and that pool's owner."""
     for line in answer:
         words = line.split(" ", 4)
         if len(words) == 5 and words[0] == "@busy":
@@ -439,14 +407,10 @@ def _busy(answer: list[str]) -> str:
 
 
 def _none_left(order: Order, why: dict[str, str | SkypoolError]) -> SkypoolError:
-    """Return the error for a launch that found too few free hosts. Nothing is raised.
+    """Return the error for a launch that found too few free hosts, from the reasons by host.
 
-    If a reason is a HostKeyMismatch, the first one is returned. If the only reason is an error, this error
-    is returned. Otherwise the result is a CapacityError that lists all reasons.
-
-    Args:
-        order: the order that was launched.
-        why: a dict from the name of each host that could not be used to the reason.
+    If a reason is a HostKeyMismatch, the first one is returned. If the only reason is an error, this error is returned.
+    Otherwise the result is a CapacityError that lists all reasons.
     """
     for error in why.values():
         if isinstance(error, HostKeyMismatch):
@@ -461,11 +425,7 @@ def _none_left(order: Order, why: dict[str, str | SkypoolError]) -> SkypoolError
 
 
 def _once(hosts: list[Host]) -> list[Host]:
-    """Return the given list unchanged, after checking that no two hosts have the same name, user and port.
-
-    Raises:
-        UsageError: two hosts are the same.
-    """
+    """Return the given list. Raises UsageError if two hosts have the same name, user and port."""
     labels = [host.label for host in hosts]
     for label in labels:
         if labels.count(label) > 1:

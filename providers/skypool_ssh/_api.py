@@ -162,18 +162,7 @@ def inventory(file: str) -> Iterator[Host]:
 
 
 def _known(where: str, table: Mapping[str, Any], words: Sequence[str]) -> None:
-    """Check that a table of the inventory file (the TOML file with hosts) has only fields with known names.
-
-    The values of the fields are not checked.
-
-    Args:
-        where: the table's name in the message.
-        table: the table.
-        words: the known names.
-
-    Raises:
-        UsageError: a field has another name. The message suggests the most similar known name.
-    """
+    """Raise UsageError if a table of the inventory has a field without a known name, and suggest a similar one."""
     for word in table:
         if word in words:
             continue
@@ -184,11 +173,7 @@ def _known(where: str, table: Mapping[str, Any], words: Sequence[str]) -> None:
 
 @cache
 def _script() -> str:
-    """Return the text of the shell functions that can run on a host.
-
-    These are the functions of host.sh, `closed`, which they use, and `devices`, which lists accelerators. The text is
-    read from the package once.
-    """
+    """Return the shell functions that can run on a host: those of host.sh, `closed`, which they call, and `devices`."""
     questions = (files("skypool_ssh") / "host.sh").read_text("utf-8")
     return f"{private.CLOSED}\n{questions}\ndevices() {{\n{elsewhere.question()}\n}}"
 
@@ -197,7 +182,6 @@ def ask(ssh: SSH, label: str, words: Sequence[str]) -> Callable[[float], list[st
     """Start a shell function on a host by ssh, and return a Python function that waits for the answer.
 
     Args:
-        ssh: the way to the host.
         label: the host's name in messages.
         words: the name of the shell function (one of host.sh, or `devices`), and its arguments.
 
@@ -219,23 +203,9 @@ class Dropped(ConnectionLost):
 
 
 def _answer(asked: Errand, ssh: SSH, label: str, until: float) -> list[str]:
-    """Wait for a command that runs on a host by ssh, and return the lines that it printed.
+    """Wait for a command that runs on a host by ssh, and return the lines that it printed. See `ask` for the errors.
 
-    Lines that the start files of the host's shell printed before are left out.
-
-    Args:
-        asked: the running ssh process.
-        ssh: the way to the host, which also interprets the error texts of `ssh`.
-        label: the host's name in messages.
-        until: a time of `time.monotonic()`, at which the process is killed.
-
-    Raises:
-        ConnectionLost: the host did not answer by `until`, cannot be reached, or runs no commands for this account.
-            Also if the command itself failed.
-        Dropped: the server closed the connection before the login, so asking again may help (a subclass of
-            ConnectionLost).
-        HostKeyMismatch: the host has another key than the known one.
-        LoginRefused: the login was refused.
+    Lines that the start files of the host's shell print first are left out. Raises Dropped if asking again may help.
     """
     try:
         status, out, said = asked.result(until)

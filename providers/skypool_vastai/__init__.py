@@ -3,6 +3,13 @@
 API: https://docs.vast.ai/api-reference (read 2026-11-21). Credentials: VastAI(api_key=...), $VAST_API_KEY, or the file
 that `vastai set api-key` wrote. A stopped instance is still billed for its disk: only its destruction ends the cost.
 Each instance gets a key of its own from Vast.ai, with which it can request its own destruction.
+
+Words of this package:
+
+- instance: a container on a machine. Its label is a text in which skypool stores the pool, the node number and more.
+- bid: the price that a user offers for a spot machine, for each hour and without the disk.
+- proxy: Vast.ai's ssh server, by which an instance without a port of its own is reached.
+- guard: the process in an instance that destroys it at the end of the lease.
 """
 
 from __future__ import annotations
@@ -87,7 +94,7 @@ class VastAI:
             api-key` wrote.
         min_reliability: minimum reliability of a machine, from 0 to 1, as Vast.ai computes it.
         verified: True rents only machines that Vast.ai has tested.
-        bid: number by which the current minimum bid of a spot machine is multiplied; at least 1.
+        bid: factor of at least 1: the bid for a spot machine is the current minimum bid times this factor.
         image: Docker image. It needs sh, base64, gzip, and either an SSH server or one of apt, apk and dnf. None takes
             the official image of the client's Python version. The base= of an Image takes precedence.
         disk_gb: disk size of a machine in GB if the pool asks for none; at least 1.
@@ -137,8 +144,8 @@ class VastAI:
         old, or without a price. One search is sent for each market that the need accepts. If Vast.ai has none of the
         accelerators, no search is sent and nothing is yielded.
 
-        A search returns the 512 cheapest machines, wherever they are. If there may be more, and the need has
-        requirements that only skypool checks, a RuntimeWarning says so.
+        A search returns the 512 cheapest machines, wherever they are. A RuntimeWarning is issued if there may be more
+        machines, and the need has requirements, such as a region, that a search does not take.
 
         Args:
             need: the requirements of a node.
@@ -174,11 +181,11 @@ class VastAI:
         """Rent the machine of an offer, for the first node of the order. An offer is a single machine.
 
         Does not wait until the machine runs. If the same order has created instances before, these are found by their
-        labels and returned, and nothing is rented. Instances of the order that are ending are left out, and their
+        labels and returned, and nothing is rented. But instances of the order that are ending do not count, and their
         destruction is requested.
 
         Returns:
-            a list of the new instance, or of the instances found.
+            a list of the one new instance, or of the instances found.
 
         Raises:
             OfferGone: another customer took the machine, or the machine failed in the last day.
@@ -189,7 +196,7 @@ class VastAI:
         return [replace(each, offer=offer) for each in instances]
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
-        """Return the instances of this user's pools that exist, also those that are ending.
+        """Return the existing instances of this user's pools, also those that are ending.
 
         The instances are found by the labels that pools write. The list is empty if there are none.
 
@@ -208,7 +215,7 @@ class VastAI:
         Waits up to `loading` (900) seconds until the image is pulled, and then up to a minute for the port.
 
         Raises:
-            ProviderError: the instance will never get an address, or has none after this time.
+            ProviderError: the instance will never get an address, or has got none in time.
         """
         mapped = partial(retry.patiently, partial(self._address, instance), _MAPPING, "unmapped")
         host, port = retry.patiently(mapped, self.loading, "pending")
@@ -261,11 +268,11 @@ class VastAI:
             blocklist.note(self.name, instance.detail["machine"], str(why))
 
     def check(self) -> Iterable[Finding]:
-        """Yield findings (results of checks) about the account, and about what Vast.ai sells. Only reads.
+        """Yield findings about the account, and about what Vast.ai sells. Only reads.
 
-        The findings are about ssh, the API key, the credit, the clock, GPUs, and the excluded machines. One search is
-        made, of the number that Vast.ai allows in a day. A failed check is a finding, too, and does not raise. If
-        Vast.ai refuses the key, only that is told.
+        The findings are about ssh, the API key, the credit, the clock, GPUs, and the excluded machines. This takes one
+        of the searches that Vast.ai allows in a day. A failed check is a finding, too, and does not raise. If Vast.ai
+        refuses the key, only that is told.
         """
         return preflight.findings(
             {preflight.SSH: preflight.openssh, "credentials and credit": self._who},
@@ -277,11 +284,10 @@ class VastAI:
         )
 
     def prove_creates(self) -> Iterable[Finding]:
-        """Try to rent what Vast.ai must refuse, and yield a finding for each attempt: two machines that do not exist,
-        and a bid below the lowest one that Vast.ai accepts.
+        """Try to rent what Vast.ai must refuse, and yield a finding for each attempt. Does not raise.
 
-        Each request is that of a pool with one field changed. An instance that Vast.ai makes all the same is destroyed.
-        Does not raise.
+        Each request is that of a pool with one field changed. Two name a machine that does not exist, and one has a bid
+        below the lowest one that Vast.ai accepts. An instance that Vast.ai creates all the same is destroyed.
         """
         for what, market, changes, kinds, names in _IMPOSSIBLE:
             order = preflight.impossible_order(Need(market=market))
@@ -301,7 +307,8 @@ class VastAI:
         """Return the sum of what Vast.ai charges for instances: GPU, disk and traffic.
 
         https://docs.vast.ai/api-reference/billing/show-charges (read 2026-11-24). Vast.ai rounds the charges of each
-        instance to 0.001 USD. The page does not say how soon the charges are there.
+        instance to 0.001 USD. The page does not say how soon the charges are there. While those of one of the instances
+        are missing, the sum is None.
 
         Args:
             instances: ids of the instances.
@@ -329,12 +336,7 @@ class VastAI:
         return _api.account(self.api_key)
 
     def _who(self) -> str:
-        """Return the name of the account and its credit in US dollars as text.
-
-        Raises:
-            FundsError: there is no credit.
-            ProviderError: the request was refused (as for a wrong key) or got no answer.
-        """
+        """Return the name of the account and its credit in US dollars as text. Raises FundsError without credit."""
         user: dict[str, Any] = self._account.ask("GET", "/api/v0/users/current/", what="to show the account")
         name = user.get("username") or user.get("id")
         credit = float(user.get("credit") or 0)
@@ -359,11 +361,8 @@ class VastAI:
     def _ids(self, ids: Sequence[str]) -> set[str]:
         """Return the ids of all instances of the account, also of those that no pool created.
 
-        If the list has several pages, it may have changed while they were read. So each of the instances `ids` that it
-        lacks is also requested alone.
-
-        Raises:
-            ProviderError: a request was refused, or there was no answer.
+        If the list has several pages, it may have changed while they were read. So each of `ids` that the list lacks is
+        also requested alone.
         """
         account = self._account
         listed = account.instances()
@@ -373,9 +372,9 @@ class VastAI:
         return there
 
     def _ordered(self, order: Order) -> list[Instance]:
-        """Return the instances that an order has created, found by the order's token; [] if there are none.
+        """Return the instances that an order has created, found by its token.
 
-        An instance that is ending is left out. The destruction of such an instance is requested again, without waiting.
+        An instance that is ending is left out, and its destruction is requested again, without waiting.
         """
         kept = []
         for each in self.instances(pool=order.pool):
@@ -390,14 +389,9 @@ class VastAI:
     def _create(self, offer: Offer, order: Order) -> Instance:
         """Rent the machine of an offer, report the new instance to the order, and return it.
 
-        If the reply is lost, the instance is looked for up to 6 seconds. An instance that was created although Vast.ai
-        refused is destroyed.
-
-        Raises:
-            OfferGone: another customer took the machine, or the machine failed in the last day.
-            NoAnswer: the reply was lost, and no instance was found.
-            ProviderError: Vast.ai refused for another reason.
-            StillRunning: Vast.ai refused, and the instance that it had created could not be destroyed.
+        If the reply is lost, the instance is searched for up to 6 seconds, after which NoAnswer is raised. An instance
+        that was created although Vast.ai refused is destroyed; if that fails, StillRunning is raised. OfferGone is
+        raised if another customer took the machine, or if the machine failed in the last day.
         """
         account = self._account
         machine = offer.detail["machine"]
@@ -437,27 +431,16 @@ class VastAI:
         return instances[0]
 
     def _made(self, order: Order, error: ProviderError) -> Instance:
-        """Return the instance that an order created although the request to create it got this error.
-
-        Args:
-            order: the order.
-            error: the error of the request. It is raised if the order has no instance.
-
-        Raises:
-            ProviderError: `error`, or the failure of the request that looks for the instance.
-        """
+        """Return the instance that an order created, although its request failed. Raises `error` if there is none."""
         if found := self._ordered(order):
             return found[0]
         raise error
 
     def _address(self, instance: Instance) -> tuple[str, int]:
-        """Return the host and the port of an instance's SSH server. Does not wait until they are known.
+        """Return the host and the port of an instance's SSH server, without waiting, from a list that may be 3 s old.
 
-        Reads a list of instances that may be 3 s old.
-
-        Raises:
-            ProviderError: the address is not known. If the code is "pending" or "unmapped", the address may be known
-                later. With any other code, it never will be.
+        Raises ProviderError if they are not known. With the code "pending" or "unmapped", they may be known later. With
+        any other code, they never will be.
         """
         records = self._account.instances(_SHARED)
         record = next((each for each in records if str(each["id"]) == instance.id), None)
@@ -472,23 +455,16 @@ class VastAI:
 
 
 def _is_young(instance: Instance) -> bool:
-    """Return True if the list of instances may lack this instance, because it was created less than a minute ago.
-
-    Returns False if the instance's time of creation is not known.
-    """
+    """Return True if an instance is less than a minute old, so that the list of instances may lack it."""
     return time.time() - (instance.created_at or 0.0) < _YOUNG
 
 
 def _is_its_own_fault(instance: Instance, why: Exception) -> bool:
     """Return True if an instance failed because of a fault of its machine.
 
-    Such faults are a failed health check, a failed setup of the GPU driver, an unusable machine (by the code of a
-    CapacityError), and a lost connection. A wrong host key is a fault only if the instance is reached through Vast.ai's
-    proxy. A machine that the provider took back has no fault.
-
-    Args:
-        instance: the instance.
-        why: the error with which the instance failed.
+    Such faults are a failed health check, a failed setup of the GPU driver, and a lost connection. A CapacityError
+    counts if its code means an unusable machine. A wrong host key is a fault only if the instance is reached through
+    Vast.ai's proxy. A machine that the provider took back has no fault.
     """
     if getattr(why, "step", "") in ("health", "nvidia"):
         return True

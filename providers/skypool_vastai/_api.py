@@ -41,12 +41,8 @@ _CHARGES_PAGE = 500
 class Account:
     """A client of Vast.ai's API with one API key. Creating a client sends nothing.
 
-    Several threads may use the same client. Threads that list the instances at the same time share one answer. Refusals
-    are raised as ProviderError.
-
-    Args:
-        base: address of the API.
-        key: the API key.
+    Several threads may use the same client. Threads that list the instances at the same time share one answer. All
+    methods raise ProviderError if a request is refused or gets no answer.
 
     Attributes:
         base: address of the API, without "/" at its end.
@@ -71,15 +67,11 @@ class Account:
     def instances(self, age: float = 0.0) -> WholeList[dict[str, Any]]:
         """Return all instances of the account as Vast.ai's records, from a list that is at most `age` seconds old.
 
-        A new list is requested if the last list is older. Threads wait for each other. Do not change the result,
-        because threads share it.
+        Threads wait for each other. Do not change the result, because threads share it.
 
         Args:
             age: maximum age of the list in seconds. With 0, a new list is always requested, unless another thread
                 requests one while this thread waits.
-
-        Raises:
-            ProviderError: the request failed.
         """
         since = time.monotonic() - age
         with self._lock:
@@ -90,11 +82,7 @@ class Account:
             return self._listed
 
     def _all_instances(self) -> WholeList[dict[str, Any]]:
-        """Request the list of the account's instances, one page after the other, and return all instances.
-
-        Raises:
-            ProviderError: a request failed.
-        """
+        """Request the list of the account's instances, one page after the other."""
         return self._ask_all(
             "/api/v1/instances/",
             "instances",
@@ -105,23 +93,16 @@ class Account:
         )
 
     def date(self) -> str:
-        """Send a request, and return the header "Date" of the answer.
-
-        Raises:
-            ProviderError: the request was refused or got no answer.
-        """
+        """Send a request, and return the header "Date" of the answer."""
         _, headers = self._reply("GET", "/api/v0/users/current/", what="to show the account")
         return str(headers["Date"])
 
     def charges(self, since: datetime, until: datetime) -> dict[str, float]:
-        """Return what instances have cost, in US dollars, by their ids. Requests one page after the other.
+        """Return a dict from the id of an instance to what it has cost in US dollars. Requests one page after another.
 
         Args:
             since: instances that had ended on an earlier day are left out.
             until: instances that began on a later day are left out.
-
-        Raises:
-            ProviderError: a request was refused or got no answer.
         """
         first = since.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
         last = until.astimezone(UTC).replace(hour=23, minute=59, second=59, microsecond=0)
@@ -146,9 +127,6 @@ class Account:
         """Return True if an instance exists.
 
         https://docs.vast.ai/api-reference/instances/show-instance (read 2026-11-21)
-
-        Raises:
-            ProviderError: the request was refused or got no answer.
         """
         ask = partial(self.ask, "GET", f"/api/v0/instances/{id}/", what=f"to show instance {id}")
         found = quietly(ask, "no_such_instance")
@@ -158,18 +136,11 @@ class Account:
         """Request the destruction of an instance, which ends its cost. Does not wait for the end.
 
         Does not raise for an instance that no longer exists.
-
-        Raises:
-            ProviderError: the request was refused or got no answer.
         """
         self._change("DELETE", id, {})
 
     def relabel(self, id: str, label: str) -> None:
-        """Give an instance another label. Does not raise for an instance that no longer exists.
-
-        Raises:
-            ProviderError: the request was refused or got no answer.
-        """
+        """Give an instance another label. Does not raise for an instance that no longer exists."""
         self._change("PUT", id, {"label": label})
 
     def _change(self, method: str, id: str, body: Mapping[str, str]) -> None:
@@ -204,22 +175,18 @@ _account = lru_cache(maxsize=64)(Account)
 
 
 def _refuses(body: Any) -> bool:
-    """Return True if the body of a reply with a successful status is a refusal.
-
-    A refusal is a body that is no JSON object, or an object with `"success": false`.
-    """
+    """Return True if a body is a refusal in spite of a successful status: no JSON object, or `"success": false`."""
     return not isinstance(body, Mapping) or body.get("success") is False
 
 
 def said(status: int, body: Any) -> tuple[str, str]:
     """Return the code and the text of a refusal.
 
-    The code is Vast.ai's own code if that is more exact than the HTTP status, and otherwise usually the HTTP status. A
-    refused request for a new instance may still have created the instance. The text then ends with "(new_contract
-    123)", where 123 is the instance's id.
+    The code is Vast.ai's own code, the entry "error", if that is more exact than the HTTP status. Otherwise it is the
+    entry "code" of the body, or else the HTTP status. A refused request for a new instance may still have created the
+    instance. The text then ends with "(new_contract 123)", where 123 is the instance's id.
 
     Args:
-        status: HTTP status.
         body: the body of the reply, parsed if it is JSON. If it is no JSON object, a successful status counts as 502.
     """
     if not isinstance(body, Mapping):
@@ -237,12 +204,7 @@ def said(status: int, body: Any) -> tuple[str, str]:
 def _tells_enough(status: int, error: str) -> bool:
     """Return True if the HTTP status is more exact than Vast.ai's own code.
 
-    The result is True for server errors (500 and more). It is also True for 401, 402, 403 and 429, unless the code
-    contains "quota".
-
-    Args:
-        status: HTTP status.
-        error: Vast.ai's own code.
+    Always so for server errors (500 and more). For 401, 402, 403 and 429, unless Vast.ai's code contains "quota".
     """
     if status >= 500:
         return True

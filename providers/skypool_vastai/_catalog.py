@@ -47,13 +47,10 @@ def offer(
     dollars per hour and include the disk.
 
     Args:
-        record: Vast.ai's record of the machine.
         market: the market that was searched. For "spot", the price is `bid` times the current minimum bid, plus the
             price of the disk.
         disk_gb: disk size in GB with which the search was made.
-        bid: number by which the current minimum bid is multiplied.
-        ssh: the driver's setting: "any", "direct" or "proxy". The proxy is used for "proxy", and for a machine without
-            a port of its own.
+        ssh: the driver's setting `ssh`. With "proxy", or if the machine has no port of its own, the proxy is used.
         traffic_gb: GB that the machine is assumed to receive and to send.
     """
     has = None
@@ -114,13 +111,9 @@ def traffic_usd(record: Mapping[str, Any], in_gb: float, out_gb: float) -> float
 
 
 def _is_outdated(has: Accelerator, driver_version: str) -> bool:
-    """Return True if a driver is older than the accelerator requires.
+    """Return True if a driver, such as "550.54.15", is older than the accelerator requires.
 
-    Returns False if no minimum is known, or if the version does not begin with a number.
-
-    Args:
-        has: the accelerator.
-        driver_version: version such as "550.54.15". Only the part before the first dot is compared.
+    Only the part before the first dot is compared. False if no minimum is known, or if the version is not a number.
     """
     branch = driver_version.partition(".")[0]
     oldest = has.metadata.driver_min
@@ -133,7 +126,6 @@ def accelerator(name: str, mib: float, count: int) -> Accelerator | None:
     Returns None for an unknown name, and for a card with less than 80 % of the nearest variant's memory.
 
     Args:
-        name: Vast.ai's name of the GPU.
         mib: memory of one GPU in MiB.
         count: number of GPUs.
     """
@@ -147,10 +139,7 @@ def accelerator(name: str, mib: float, count: int) -> Accelerator | None:
 def ours(records: Iterable[Mapping[str, Any]], pool: str | None) -> Iterator[Instance]:
     """Yield the instances of this user's pools, or of one pool. Instances are found by their labels.
 
-    Instances with a label that no pool wrote, and instances of another user, are left out.
-
     Args:
-        records: Vast.ai's records of the account's instances.
         pool: name of a pool, for only the instances of this pool that were rented from this computer. None means all
             pools, from any computer.
     """
@@ -180,11 +169,8 @@ def ours(records: Iterable[Mapping[str, Any]], pool: str | None) -> Iterator[Ins
 def state(record: Mapping[str, Any]) -> Literal["starting", "running", "ending"]:
     """Return the state of an instance: "starting", "running" or "ending".
 
-    An instance that neither starts nor runs is "ending". Examples are an instance that was outbid and one that has
-    exited. Such an instance cannot be used any more, and is billed until it is destroyed.
-
-    Args:
-        record: Vast.ai's record of the instance.
+    An instance that neither starts nor runs is "ending", such as one that was outbid or has exited. It cannot be used
+    any more, and is billed until it is destroyed.
     """
     if record.get("intended_status") == "stopped":
         return "ending"
@@ -198,10 +184,8 @@ def trouble(record: Mapping[str, Any]) -> tuple[str, str]:
     """Return the reason why an instance has no address, as an error code and a text.
 
     The codes are "broken" (Docker failed), "outbid", "pending" (the instance still starts) and "unmapped" (the instance
-    runs, but has no port). For any other reason, the code is Vast.ai's status of the instance.
-
-    Args:
-        record: Vast.ai's record of the instance. An empty record gives "pending".
+    runs, but has no port). For any other reason, the code is Vast.ai's status of the instance. An empty record gives
+    "pending".
     """
     words = str(record.get("status_msg") or "").strip()
     if _BROKEN.search(words):
@@ -222,7 +206,6 @@ def address(record: Mapping[str, Any], proxied: bool) -> tuple[str, int] | None:
     Returns None if the instance does not run, or if the host or the port is not known yet.
 
     Args:
-        record: Vast.ai's record of the instance.
         proxied: True for the address of Vast.ai's proxy, False for the machine's own.
     """
     if trouble(record)[0] != "unmapped":

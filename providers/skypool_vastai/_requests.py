@@ -36,9 +36,8 @@ Condition = dict[str, Any]
 class Search(TypedDict):
     """Body of `POST /api/v0/bundles/`, which searches offers.
 
-    A condition such as {"gte": 0.98} means "at least 0.98". Disk sizes are in GB, `cpu_ram` is in MiB.
-    `verified`, `direct_port_count`, `cpu_cores`, `cpu_ram`, `gpu_name` and `num_gpus` may be left out, and then do not
-    restrict the search. All other fields are required.
+    A condition such as {"gte": 0.98} means "at least 0.98". Disk sizes are in GB, `cpu_ram` is in MiB. An optional
+    field that is left out does not restrict the search.
     """
 
     rentable: Condition
@@ -80,16 +79,14 @@ class Create(TypedDict):
 def search(
     need: Need, market: Market, *, disk_gb: int, min_reliability: float, verified: bool, direct: bool
 ) -> Search | None:
-    """Return the body of the search for offers that could serve as a node. No request is sent.
+    """Return the body of the search for offers that could serve as a node.
 
-    Vast.ai will return at most 512 results, the lowest price first. A result may be a share of a machine. The share
-    may have too few vCPUs or too little memory, because Vast.ai compares the whole machine.
+    Vast.ai will return at most 512 results, the lowest price first. A result may be a share of a machine. The share may
+    have too few vCPUs or too little memory, because Vast.ai compares the whole machine.
 
     Returns None if the need has accelerators and Vast.ai has none of them.
 
     Args:
-        need: the requirements of a node.
-        market: the market to search.
         disk_gb: disk size in GB that the machine must have and that the price includes.
         min_reliability: minimum reliability of the machine, from 0 to 1.
         verified: True for only machines that Vast.ai has tested.
@@ -124,18 +121,18 @@ def search(
 
 
 def _gpu_names(need: Need) -> list[str]:
-    """Return all names that Vast.ai has for the accelerators of a need, sorted; [] if there are none."""
+    """Return all names that Vast.ai has for the accelerators of a need, sorted."""
     wanted = {each.name for each in need.accelerators}
     return sorted(alias for alias, has in meanings("vastai").items() if has.name in wanted)
 
 
 def create(offer: Offer, order: Order, *, image: str, base: str) -> Create:
-    """Return the body of the request for an instance that runs the pool's start script. No request is sent.
+    """Return the body of the request for an instance that runs the pool's start script.
 
     The body depends on how the offer's machine is reached:
 
-    - At a port of its own: the container runs only this script (`runtype` "args"). The script starts the guard
-      (the process that destroys the instance at the end of the lease), and then an SSH server.
+    - At a port of its own: the container runs only this script (`runtype` "args"). The script starts the guard, which
+      destroys the instance at the end of the lease, and then an SSH server.
     - Through Vast.ai's ssh proxy: the proxy leads only to an SSH server that Vast.ai itself starts (`runtype`
       "ssh_proxy"). The script configures this SSH server.
 
@@ -143,9 +140,6 @@ def create(offer: Offer, order: Order, *, image: str, base: str) -> Create:
     spot market, the body contains the offer's bid.
 
     Args:
-        offer: the offer.
-        order: the order.
-        image: the Docker image.
         base: address of the API, where the container requests its own end.
     """
     end = f"base={shlex.quote(base)}\n{(files('skypool_vastai') / 'end.sh').read_text('utf-8')}"
@@ -177,8 +171,8 @@ def create(offer: Offer, order: Order, *, image: str, base: str) -> Create:
 def label(order: Order) -> str:
     """Return the label of the instance that an order creates.
 
-    The label contains the pool, the owner, the order's token, the number of the order's first node, and the end
-    of the lease. The owner is cut to `LONGEST_OWNER` (80) characters.
+    The label contains the pool, the owner, the order's token, the number of the order's first node, and the end of the
+    lease. The owner is cut to `LONGEST_OWNER` (80) characters.
     """
     owner = tags.owner()[:LONGEST_OWNER]
     words = f"pool={order.pool} owner={owner} token={order.token} rank={order.nodes[0]}"

@@ -2,9 +2,12 @@
 
 API: https://api.verda.com/v1/docs (read 2026-11-21). Credentials: $VERDA_CLIENT_ID and $VERDA_CLIENT_SECRET.
 
-A machine that is switched off is still billed, and skypool puts no key of the account on a machine. So a machine
-cannot end its own cost: only the client or `skypool gc` can. The deletion of a machine keeps its disk, unless the
-request names the disk.
+A machine that is switched off is still billed, and skypool puts no key of the account on a machine. So a machine cannot
+end its own cost: only the client or `skypool gc` can. The deletion of a machine keeps its disk, unless the request
+names the disk.
+
+A machine's tags hold facts such as the pool and the node number. SSH keys, scripts and volumes cannot have tags, so
+their names hold these facts. The record of a machine is Verda's description of it.
 """
 
 from __future__ import annotations
@@ -164,7 +167,7 @@ class Verda(Regional):
             yield from _catalog.offers(record, stock, need, usd_per_gb_month["NVMe"], base_image)
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """Create the missing machines of an order, one after the other, and return one machine for each node, in order.
+        """Create the missing machines of an order, one after the other, and return one for each node, in order.
 
         Machines that an earlier launch of the same order created are reused. If Verda refuses a machine, no further
         machine is created, and only the machines of the nodes before it are returned. Verda may also accept a request
@@ -226,8 +229,8 @@ class Verda(Regional):
     def renew(self, pool: str, until: datetime) -> None:
         """Write the new end of the lease into the tags of the pool's machines.
 
-        SSH keys, scripts and volumes have no tags. These resources count as needed for as long as their pool's
-        machines.
+        SSH keys, scripts and volumes have no tags, and are not changed. They count as needed for as long as the
+        machines of their pool.
 
         Args:
             pool: name of the pool.
@@ -239,11 +242,11 @@ class Verda(Regional):
         each_done(partial(self._renew, until), self.instances(pool=pool), "not all tags could be renewed")
 
     def check(self) -> Iterable[Finding]:
-        """Yield findings (results of checks) about the account, and about what Verda sells. Only reads.
+        """Yield findings about the account, and about what Verda sells. Only reads.
 
-        The findings are about ssh, credentials, funds, locations, the clock, images, GPUs, and how machines end. The
-        checks run when the first finding is taken. A failed check is a finding, too, and does not raise. If Verda
-        refuses the credentials, only that is told.
+        The findings are about ssh, credentials, funds, locations, the clock, images and GPUs. The last one tells that
+        machines cannot end themselves. The checks run when the first finding is taken. A failed check is a finding,
+        too, and does not raise. If Verda refuses the credentials, only that is told.
         """
         return preflight.findings(
             {preflight.SSH: preflight.openssh, "credentials and funds": self._funds},
@@ -257,11 +260,10 @@ class Verda(Regional):
         )
 
     def prove_creates(self) -> Iterable[Finding]:
-        """Order machines that Verda must refuse, and yield a finding for each: a type, an image and a place that do
-        not exist.
+        """Order machines that Verda must refuse, and yield a finding for each. Does not raise.
 
-        Each request is that of a pool with one field changed. It needs an SSH key and a script in the account. Both are
-        made for this, and removed afterwards. Does not raise.
+        Each request is that of a pool with one field changed: to a type, an image or a location that does not exist.
+        The requests need an SSH key and a script in the account. Both are made for this, and removed afterwards.
         """
         order = preflight.impossible_order(Need(market="cheapest"))
         try:
@@ -288,7 +290,8 @@ class Verda(Regional):
         Args:
             instances: ids of the machines. Not used.
             since: a time before the first machine was rented. Not used.
-            until: a time after the last machine had ended. Verda has charged what was used ten minutes later.
+            until: a time after the last machine had ended. The result says to look ten minutes later, because Verda
+                charges with this delay.
 
         Raises:
             ProviderError: Verda refused to tell the balance, or did not answer.
@@ -309,20 +312,13 @@ class Verda(Regional):
         return self._api.ask("GET", path, **given)
 
     def _list(self, path: str, params: Params | None = None) -> list[Any]:
-        """Return a list of Verda. Its API has no pages: an answer that says that the list goes on is an error."""
+        """Return a list from Verda's API, which has no pages: an answer that says that the list goes on is an error."""
         return self._api.ask_all(path, params=params)
 
     def _drop(self, path: str, **given: Any) -> None:
         """Delete a resource, such as a tag. Does nothing if the resource does not exist.
 
-        The request is repeated for up to a minute while Verda refuses because of the resource's present state.
-
-        Args:
-            path: the path of the resource in the API.
-            given: further arguments of the request, such as a JSON body.
-
-        Raises:
-            ProviderError: Verda refused for another reason or still refuses, or did not answer.
+        Repeats the request for up to a minute while Verda refuses because of the resource's present state.
         """
         delete = partial(self._api.ask, "DELETE", path, **given)
         quietly(lambda: retry.patiently(delete, _TIDYING, "forbidden_action"))
@@ -331,39 +327,23 @@ class Verda(Regional):
         return [_HERE]
 
     def _locations(self, patterns: Sequence[str] = ()) -> list[str]:
-        """Return the codes of Verda's locations that the setting `location` selects and that match one of the patterns.
+        """Return the locations of the settings that match a pattern such as "FIN-*". Upper and lower case are equal.
 
-        Args:
-            patterns: patterns such as "FIN-*", upper and lower case alike. Without any, every location matches.
-
-        Returns:
-            The codes, such as "FIN-01"; [] if none matches.
-
-        Raises:
-            UsageError: the setting names a location that Verda does not list.
+        Raises UsageError if the setting names a location that Verda does not list.
         """
         return chosen([each["code"] for each in self._list("/locations")], self.location or (), patterns)
 
     def _stock(self, market: Market, locations: Sequence[str]) -> dict[str, list[str]]:
-        """Return a dict from location to the names of the instance types that are in stock there now.
+        """Return a dict from each of these locations to the names of the instance types that are in stock there now.
 
         A location for which Verda reports nothing is not in the dict.
-
-        Args:
-            market: "on-demand" or "spot".
-            locations: the locations to return. Other locations are left out.
         """
         spot = "true" if market == "spot" else "false"
         got = self._list("/instance-availability", params={"is_spot": spot})
         return {each["location_code"]: each["availabilities"] for each in got if each["location_code"] in locations}
 
     def _funds(self) -> str:
-        """Return the account's balance with its currency as text, such as "12.50 usd left".
-
-        Raises:
-            FundsError: the balance is zero or negative.
-            CredentialsError: there are no credentials, or Verda refuses them.
-        """
+        """Return the account's balance as text, such as "12.50 usd left". Raises FundsError if it is not positive."""
         balance = self._ask("/balance")
         amount = float(balance["amount"])
         text = f"{amount:.2f} {balance['currency']} left"
@@ -374,8 +354,7 @@ class Verda(Regional):
     def _images(self) -> str:
         """Return the images that machines with accelerators get, each with the number of types, as text.
 
-        Raises:
-            UsageError: Verda does not have the image of the settings, or has no fitting image for a type.
+        Raises UsageError if Verda does not have the image of the settings, or has no fitting image for a type.
         """
         there = {str(each["image_type"]) for each in self._list("/images")}
         if self.image is not None and self.image not in there:
@@ -402,11 +381,7 @@ class Verda(Regional):
         return preflight.hardware(len(names[True]), names[False])
 
     def _date(self) -> str:
-        """Send a request to Verda, and return the header "Date" of the answer, such as "Mon, 23 Nov 2026 05:00:00 GMT".
-
-        Raises:
-            ProviderError: Verda refused the request, or did not answer.
-        """
+        """Send a request to Verda, and return the header "Date" of the answer."""
         _, headers = self._api.reply("GET", "/locations")
         return str(headers["Date"])
 
@@ -415,11 +390,8 @@ class Verda(Regional):
     def _deploy_request(self, offer: Offer, order: Order) -> _requests.Deploy:
         """Return the part of the create request that all machines of an order share.
 
-        The SSH key and the boot script for the machines are created in the account, unless they exist.
-
-        Raises:
-            UsageError: Verda has no Ubuntu image for the instance type, and the settings name no image.
-            ProviderError: Verda refused to create the key or the script, or did not answer.
+        Creates the SSH key and the boot script for the machines in the account, unless they exist. Raises UsageError if
+        Verda has no Ubuntu image for the instance type, and the settings name no image.
         """
         if not offer.detail["image"]:
             raise UsageError(
@@ -436,16 +408,9 @@ class Verda(Regional):
         )
 
     def _thing(self, kind: str, name: Label, **told: str) -> str:
-        """Return the id of the SSH key or script with this pool and token. Create the resource if it does not exist.
+        """Return the id of the "ssh-key" or "script" with this pool and token. Create it if it does not exist.
 
-        Args:
-            kind: "ssh-key" or "script".
-            name: the values for the resource's name, with the pool and the token.
-            told: further fields of the request that creates the resource.
-
-        Raises:
-            NoAnswer: the reply to the create request was lost, or is not an id.
-            ProviderError: Verda refused.
+        `told` has the fields of the create request other than the name. Raises NoAnswer if the reply to it was lost.
         """
         for each in self._list(_PATHS[kind]):
             found = _api.label(each["name"], name.pool)
@@ -454,19 +419,11 @@ class Verda(Regional):
         return _api.made(self._api, _PATHS[kind], f"a {kind}", {**told, "name": str(name)})
 
     def _made(self, order: Order, node: int, common: _requests.Deploy) -> Instance:
-        """Create the machine of one node, and return it with the state "starting".
+        """Create the machine of one node, and return it with the state "starting", without waiting until it runs.
 
-        Does not wait until the machine runs. The create request is sent once. If the reply is lost, the machine is
-        looked for by its tags for 6 s, because lists may not have the newest machines yet.
-
-        Args:
-            order: the order that the node belongs to.
-            node: the number of the node.
-            common: the part of the create request that all machines of the order share.
-
-        Raises:
-            NoAnswer: the reply was lost, and no machine was found.
-            ProviderError: Verda refused.
+        `common` is the part of the create request that all nodes share. The request is sent once. If the reply is lost,
+        the machine is looked for by its tags for 6 s, because lists may not have the newest machines yet. NoAnswer is
+        raised if the machine is not found.
         """
         said = {key: text[: _api.LONGEST] for key, text in tags.tags(replace(order, nodes=(node,))).items()}
         request = _requests.deploy_node(common, hostname=f"{order.pool}-{node}", said=said)
@@ -487,15 +444,9 @@ class Verda(Regional):
         return tags.instance(self.name, id_, said, 0, "starting", {"tags": said}, region=_HERE)
 
     def _refused(self, made: Mapping[int, Instance]) -> dict[int, ProviderError]:
-        """Wait up to 10 s until Verda has found a machine for each request, and return errors for nodes that get none.
+        """Wait up to 10 s until Verda has found or refused a machine for each node. Return the errors of refused ones.
 
-        While Verda's list does not have a requested machine, Verda has not decided yet.
-
-        Args:
-            made: a dict from node number to the requested machine.
-
-        Returns:
-            a dict from node number to error; {} if no request was refused within 10 s.
+        `made` has the requested machines by node number. While Verda's list lacks one, Verda has not decided yet.
         """
         statuses: dict[int, str] = {}
 
@@ -511,15 +462,10 @@ class Verda(Regional):
     # --- find and end ----------------------------------------------------------------------------------------
 
     def _found(self, region: str, pool: str | None) -> Iterator[Instance]:
-        """Yield the machines of this user's pools, found by their tags.
+        """Yield the existing machines of one pool, or of all pools of this user, found by their tags.
 
-        Machines that no longer exist are left out. A machine that neither starts nor runs has the state "ending", for
-        example a machine that is switched off.
-
-        Args:
-            region: not used, because one list has the machines of all locations.
-            pool: name of a pool that was started from this computer, for its machines only; None for all pools of this
-                user.
+        A machine that neither starts nor runs, such as one that is switched off, has the state "ending". `region` is
+        not used.
         """
         for record in self._list("/instances"):
             said = tags.read(record.get("tags") or (), "key", "value")
@@ -532,9 +478,7 @@ class Verda(Regional):
     def _address(self, instance: Instance) -> str:
         """Wait up to 15 minutes until a machine has a public address, and return the address.
 
-        Raises:
-            ProviderError: the machine has ended or is switched off, or has no address after 15 minutes (code
-                "pending").
+        Raises ProviderError if the machine has ended, or with the code "pending" if it got no address.
         """
 
         def look() -> str:
@@ -552,16 +496,8 @@ class Verda(Regional):
     def _terminate(self, region: str, instances: Iterable[str]) -> list[str]:
         """Ask Verda to end machines, without waiting, and return the ids of those that have not ended yet.
 
-        Machines are looked up by id, because a list may lack the newest machines. For a machine that is already being
-        deleted, no request is sent. Verda refuses to end a machine that is being set up. This does not raise: the id is
-        returned, and the next call asks again.
-
-        Args:
-            region: not used.
-            instances: ids of the machines.
-
-        Raises:
-            ProviderError: Verda refused to delete a machine for another reason, or did not answer.
+        Machines are looked up by id, because a list may lack the newest machines. Verda refuses to end a machine that
+        is being set up. This does not raise: the id is returned, and the next call asks again.
         """
         left = {}
         for id_ in instances:
@@ -577,14 +513,8 @@ class Verda(Regional):
         """Ask Verda to delete a machine with its boot disk, and with other volumes that a pool created.
 
         Does not wait for the end. Volumes that no pool created are kept, and Verda goes on billing them: a
-        RuntimeWarning names each such volume. Volumes that are built into the machine's host cannot be kept.
-
-        Args:
-            id_: id of the machine.
-            record: the machine as Verda describes it.
-
-        Raises:
-            ProviderError: Verda refused, as it does while a machine is being set up.
+        RuntimeWarning names each such volume. Volumes that are built into the machine's host cannot be kept. Raises
+        ProviderError while the machine is being set up.
         """
         boot_disk = {record["os_volume_id"]} if record.get("os_volume_id") else set()
         attached = set(record.get("volume_ids") or ()) - boot_disk
@@ -602,16 +532,9 @@ class Verda(Regional):
                 tracebacks.warn(_KEPT.format(**volume, instance=id_))
 
     def _renew(self, until: datetime, instance: Instance) -> None:
-        """Write the new end of the lease into the tags of one machine, so that at every moment one tag has an end.
+        """Write the new end of the lease into a machine's tags, of which at least one has an end at every moment.
 
         There are two tags for the end. The tag that is not in use is written first, and then the other one is removed.
-
-        Args:
-            until: the new end of the lease.
-            instance: the machine, with the present tags in `detail`.
-
-        Raises:
-            ProviderError: Verda refused for a reason other than that the machine does not exist, or did not answer.
         """
         path = f"/instances/{instance.id}/tags"
         said = instance.detail["tags"]
@@ -626,15 +549,10 @@ class Verda(Regional):
             self._drop(f"{path}/{latest}")
 
     def _left(self, region: str, pool: str | None) -> Iterator[Leftover]:
-        """Yield the SSH keys, scripts and volumes that this user's pools created, also volumes in the trash.
+        """Yield the SSH keys, scripts and volumes of one pool, or of all pools of this user, also volumes in the trash.
 
         Volumes of machines that still exist are left out. Each resource counts as needed until the time in its name, or
-        until the end of the lease of its pool's machines if that is later.
-
-        Args:
-            region: not used.
-            pool: name of a pool that was started from this computer, for its resources only; None for all pools of this
-                user.
+        the end of its pool's lease if that is later. `region` is not used.
         """
         living = {each["id"] for each in self._list("/instances") if each["status"] not in _GONE}
         until = {each.pool: each.until for each in self.instances(pool=pool)}
@@ -656,8 +574,5 @@ class Verda(Regional):
 
 
 def _unfit(instance: Instance, status: str) -> ProviderError:
-    """Return the error for a machine that is unusable because of its status. Nothing is raised.
-
-    The status decides the class of the error.
-    """
+    """Return the error for a machine that is unusable because of its status, which decides the error's class."""
     return REFUSALS.error(f"to keep machine {instance.id}", status, f"the machine's status is {status}")

@@ -48,10 +48,6 @@ def account(client_id: str | None, client_secret: str | None) -> Rest:
     Missing credentials are taken from $VERDA_CLIENT_ID and $VERDA_CLIENT_SECRET. The client is cached, so the same
     credentials give the same object. $VERDA_BASE_URL can name another address of the API.
 
-    Args:
-        client_id: the account's client id, or None.
-        client_secret: the account's client secret, or None.
-
     Raises:
         CredentialsError: the id or the secret is neither given nor in the environment. Whether Verda accepts them is
             not checked.
@@ -73,7 +69,6 @@ def made(account: Rest, path: str, what: str, told: Mapping[str, Any]) -> str:
     """Create a resource with a single request that is not repeated, and return the resource's id.
 
     Args:
-        account: the HTTP client of the account.
         path: path in the API, such as "/instances".
         what: name of the resource, for error messages.
         told: body of the request.
@@ -110,12 +105,9 @@ def quietly(do: Callable[[], T]) -> T | None:
 class Label:
     """The values in the name of a volume, an SSH key or a script at Verda. `str(label)` is the name.
 
-    These resources have no tags, so their names hold the values.
-
     Attributes:
-        pool: name of the pool.
-        token: token of the order; for an SSH key, the token of the whole run of the pool.
-        until: end of the lease (the time until which the resource is needed), or None if there is none.
+        token: token of the order. An SSH key, which all orders of a pool share, has the token of the pool's run.
+        until: end of the lease, or None if there is none.
         owner: user who created the resource, as user@host.
     """
 
@@ -133,7 +125,6 @@ def label(name: str, pool: str | None) -> Label | None:
     """Return the values in the name of a resource, or None if no pool of this user has written the name.
 
     Args:
-        name: the name.
         pool: name of a pool that was started from this computer; a resource of another pool gives None. If `pool` is
             None, all pools of this user are accepted.
     """

@@ -52,9 +52,6 @@ def offers(
     The price includes the disk.
 
     Args:
-        record: the instance type, as Verda describes it.
-        stock: for each market and location, the names of the instance types in stock.
-        need: the requirements, of which the disk size is used.
         usd_per_gb_month: price of the disk in USD for one GB and month.
         base_image: name of the image to start from; "" takes an image that fits the type.
 
@@ -100,13 +97,9 @@ def offers(
 
 
 def accelerator(record: Mapping[str, Any]) -> Accelerator | None:
-    """Return the accelerators of an instance type, with their count.
+    """Return the accelerators of an instance type, with their count; None if it has none that skypool knows.
 
-    Returns None if the type has no accelerator, or a model that skypool does not know. The type's name is looked up
-    first, then the description of the GPU, the model with the memory, and the model alone.
-
-    Args:
-        record: the instance type, as Verda describes it.
+    The type's name is looked up first, then the description of the GPU, the model with the memory, and the model alone.
     """
     count = int(record["gpu"]["number_of_gpus"])
     if not count:
@@ -128,10 +121,6 @@ def image(names: Iterable[str], has: Accelerator | None) -> str:
 
     For a machine with a GPU, images with a driver are preferred. For other machines, images without a driver are
     preferred. Then Ubuntu 24.04 and the newest CUDA version are preferred.
-
-    Args:
-        names: names of the images that the machine type supports.
-        has: accelerator of the machine; None if it has none.
     """
 
     def worth(found: re.Match[str]) -> tuple[object, ...]:

@@ -54,7 +54,7 @@ class DeployNode(Deploy):
 
 
 class Delete(TypedDict):
-    """The body of `PUT /instances` that deletes an instance and, if `volume_ids` names them, volumes."""
+    """The body of `PUT /instances` that deletes an instance and the volumes in `volume_ids`; other volumes are kept."""
 
     id: list[str]
     action: Literal["delete"]
@@ -63,11 +63,9 @@ class Delete(TypedDict):
 
 
 def deploy(offer: Offer, order: Order, *, name: str, ssh_key_id: str, script_id: str) -> Deploy:
-    """Return the part of a create request that all instances of an order share. Sends no request.
+    """Return the part of a create request that all instances of an order share.
 
     Args:
-        offer: the offer that is rented: instance type, location, market, image and disk size.
-        order: the order, of which the pool is used.
         name: name of each instance's disk.
         ssh_key_id: id of the pool's SSH key at Verda, which may log in.
         script_id: id of the script at Verda that each instance runs at its first boot.
@@ -96,26 +94,20 @@ def changed(common: Deploy, changes: Changes) -> Deploy:
 
 
 def deploy_node(common: Deploy, *, hostname: str, said: Mapping[str, str]) -> DeployNode:
-    """Return the body of the request that creates the instance of one node. Sends no request.
+    """Return the body of the request that creates the instance of one node.
 
     Args:
         common: the part of the request that all instances of the order share. This dict is not changed.
-        hostname: host name of the instance.
         said: tags of the instance.
     """
     return {**common, "hostname": hostname, "tags": tags.pairs(said, "key", "value")}
 
 
 def delete(id_: str, *, disks: Collection[str], built_in: Collection[str]) -> Delete:
-    """Return the body of the request that ends an instance and deletes its disks. Sends no request.
+    """Return the body of the request that ends an instance with its `disks`, and with those `built_in` its host.
 
-    The disks are deleted permanently. If some of the disks are built into the instance's host, all disks are moved to
-    Verda's trash instead. Without any disks, `volume_ids` is None.
-
-    Args:
-        id_: id of the instance.
-        disks: ids of the disks to delete with the instance.
-        built_in: ids of the disks that are built into the instance's host.
+    The disks are deleted permanently if none is built into the host. Otherwise all of them are moved to Verda's trash.
+    Without any disks, `volume_ids` is None.
     """
     return {
         "id": [id_],

@@ -47,8 +47,20 @@ if TYPE_CHECKING:
 class Skus(TypedDict):
     """The content of skus.json: rules for reading the descriptions in Google's price catalogue.
 
-    The entry "about" of the file explains each part. A SKU is one item of the catalogue, such as "A3 Instance Core
-    running in Americas".
+    A SKU is one item of the catalogue, such as "A3 Instance Core running in Americas". The entry "about" of the file
+    tells more.
+
+    Attributes:
+        services: The ids of the two services whose SKUs are read: Compute Engine and Cloud TPU.
+        sku: Regular expressions for the descriptions of SKUs, with the groups "name", "spot" and "also" (also spot).
+        units: The factor that turns a price for the catalogue's unit of usage into a price for an hour.
+        families: The catalogue's name, such as "A2 Instance", by the start of the machine type's name.
+        plain: The families whose machine types have no GPUs, or attached ones.
+        whole: The catalogue's name of a GPU whose price includes its share of the machine, by family.
+        share: vCPUs for a whole GPU, by family whose machines may have a fraction of a GPU.
+        ssd: GiB of local SSD for each GPU that are charged separately, by the start of the machine type's name.
+        names: skypool's name of a unit, such as "nvidia-l4", by the catalogue's.
+        fours: The name in `Rates.chips`, by the catalogue's name of a TPU whose price is for four chips.
     """
 
     services: list[str]
@@ -96,9 +108,9 @@ _reading = threading.Lock()
 
 
 def _names() -> dict[str, str]:
-    """Return a dict from Google's name of a unit, such as "a2 instance core", to skypool's name, such as "a2 core".
+    """Return a dict from Google's name of a unit in lower case ("a2 instance core") to skypool's ("a2 core").
 
-    A unit is a thing that Google charges for, such as a vCPU of the A2 machine types. Google's names are in lower case.
+    A unit is a thing that Google charges for, such as a vCPU of the A2 machine types.
     """
     names = {theirs.casefold(): ours for theirs, ours in SKUS["names"].items()}
     for family, theirs in SKUS["families"].items():
@@ -113,11 +125,9 @@ _NAMES = _names()
 
 
 class Shape(NamedTuple):
-    """The parts of a machine type, each of which Google charges.
+    """What a machine of some type has and Google charges for: vCPUs, GiB of memory, and GPUs.
 
     Attributes:
-        vcpus: The number of vCPUs.
-        gib: The memory in GiB.
         cards: The GPUs, as (Google's name, number).
     """
 
@@ -127,12 +137,7 @@ class Shape(NamedTuple):
 
 
 class Price(NamedTuple):
-    """A price, and where it was read.
-
-    Attributes:
-        usd: The price in US dollars per hour.
-        source: Where the price was read: Google's price catalogue, or a table of this package. With the day, if known.
-    """
+    """A price in US dollars per hour, and where it was read."""
 
     usd: float
     source: PriceSource
@@ -145,7 +150,7 @@ class Rates:
     Attributes:
         usd: The catalogue's prices in US dollars per hour of one unit, by the unit's name and then by (region, market).
             A unit is for example one vCPU, one GiB of memory, or one GPU. {} if the catalogue was never read.
-        day: The day on which the catalogue was read, such as "2026-11-22"; "" if the catalogue was never read.
+        day: The day on which the catalogue was read, such as "2026-11-22"; "" if it was never read.
         why: The reason why the catalogue could not be read now; "" if there was no failure.
     """
 
@@ -155,20 +160,11 @@ class Rates:
 
     @property
     def catalogue(self) -> PriceSource:
-        """Google's price catalogue as the source of a price, with the day on which it was read.
-
-        The day is None if the catalogue was never read.
-        """
+        """Google's price catalogue as the source of a price. Its day is None if the catalogue was never read."""
         return PriceSource("provider", date.fromisoformat(self.day) if self.day else None)
 
     def table(self, source: PriceSource) -> PriceSource:
-        """Return a copy of a price source that says why a table was used instead of Google's price catalogue.
-
-        The attribute `why` of the copy is the reason: the catalogue could not be read, or does not have the price.
-
-        Args:
-            source: The source of the prices in the table.
-        """
+        """Return a copy of a price source that says in `why` why a table was used instead of the catalogue."""
         return replace(source, why=self.why or "Google's price catalogue does not have this price")
 
     def machine(
@@ -176,14 +172,10 @@ class Rates:
     ) -> Price | None:
         """Return the price of a machine in USD per hour with its source, without its disk and its public address.
 
-        The catalogue is tried first, then the tables. Returns None if the price is in none of them.
+        Returns None if the price is neither in the catalogue nor in the tables.
 
         Args:
             kind: The machine type, such as "g2-standard-4".
-            region: The region.
-            market: The market: "on-demand" or "spot".
-            vcpus: The number of the machine's vCPUs.
-            gib: The machine's memory in GiB.
             cards: The machine's GPUs, built in or attached, as (Google's name, number).
         """
         units = _units(kind, vcpus, gib, cards)
@@ -196,14 +188,13 @@ class Rates:
         return None
 
     def chips(self, name: str) -> dict[Place, Price]:
-        """Return the prices of one TPU chip, as a dict from (region, market) to the price in USD per hour.
+        """Return the prices of one TPU chip in USD per hour, as a dict from (region, market) to price and source.
 
-        If both the catalogue and the table have a price, the catalogue's price is returned. Returns {} for an unknown
-        name.
+        The catalogue's price comes before the table's. Returns {} for an unknown name.
 
         Args:
-            name: The generation: "v4", "v5e", …, "tpu7x". For v2 and v3, the price depends on the slice (group of TPU
-                hosts). "v2 device" names the price for slices with one host, and "v2 pod" for slices with several.
+            name: The generation: "v4", "v5e", …, "tpu7x". For v2 and v3, the price depends on the slice. "v2 device"
+                names the price for slices with one host, and "v2 pod" for slices with several.
         """
         found = {place: Price(usd, self.table(source)) for place, (usd, source) in chips().get(name, {}).items()}
         for place, usd in self.usd.get(name, {}).items():
@@ -224,8 +215,8 @@ def machines() -> dict[str, dict[Place, float]]:
 def parts() -> dict[str, dict[Place, float]]:
     """Return the table of prices for parts of N1 machines (parts.csv), such as a vCPU or an attached GPU.
 
-    The prices are in USD per hour of one unit, by the part's name and then by (region, market). The file is read once.
-    All callers share the same dict.
+    The prices are in USD per hour of one unit, by the part's name and then by (region, market). All callers share the
+    same dict.
     """
     return _only_usd(_read_table("parts.csv"))
 
@@ -234,9 +225,8 @@ def parts() -> dict[str, dict[Place, float]]:
 def chips() -> dict[str, dict[Place, Price]]:
     """Return the table of TPU prices (chips.csv): the price of one chip per hour, by name and then by (region, market).
 
-    A name is a generation of TPUs, such as "v5e". For v2 and v3, "v2 device" is for slices (groups of TPU hosts) with
-    one host, and "v2 pod" for slices with several hosts. Each price has its own source. The file is read once. All
-    callers share the same dict.
+    A name is that of a generation, such as "v5e"; for v2 and v3, also of the size: "v2 device" (one host) or "v2 pod".
+    Each price has its own source. All callers share the same dict.
     """
     return _read_table("chips.csv")
 
@@ -247,10 +237,7 @@ def _only_usd(known: Mapping[str, Mapping[Place, Price]]) -> dict[str, dict[Plac
 
 
 def _read_table(file: str) -> dict[str, dict[Place, Price]]:
-    """Read a CSV file of this package, and return its prices by name and then by (region, market).
-
-    The names are in the column `instance_type`. If a row has no number for a market, that market is left out.
-    """
+    """Read a CSV file of this package, and return its prices by name and then by (region, market)."""
     found: dict[str, dict[Place, Price]] = {}
     text = (files("skypool_gcp.billing") / file).read_text("utf-8")
     for row in csv.DictReader(text.splitlines()):
@@ -267,13 +254,7 @@ def _units(kind: str, vcpus: float, gib: float, cards: Sequence[tuple[str, int]]
     """Return how many units a machine is charged for: a dict from the unit, such as "nvidia-l4", to the number.
 
     A unit is for example "n2 core" (one vCPU) or "n2 ram" (one GiB of memory). Returns {} if the rules in skus.json do
-    not say what this machine type is charged for.
-
-    Args:
-        kind: The machine type, such as "g2-standard-4".
-        vcpus: The number of the machine's vCPUs.
-        gib: The machine's memory in GiB.
-        cards: The machine's GPUs, as (Google's name, number).
+    not cover this machine type.
     """
     count = sum(number for _, number in cards)
     short = kind.split("-")[0]
@@ -293,15 +274,7 @@ def _units(kind: str, vcpus: float, gib: float, cards: Sequence[tuple[str, int]]
 
 
 def _total(units: Mapping[str, float], usd: Mapping[str, Mapping[Place, float]], place: Place) -> float | None:
-    """Return the price of all units together in USD per hour.
-
-    Returns None if `units` is empty, or if the price of one of the units is not known at this place.
-
-    Args:
-        units: The number of units, by name.
-        usd: The prices in USD per hour of one unit, by name and then by (region, market).
-        place: The region and market.
-    """
+    """Return the price of all units together in USD per hour; None if `units` is empty or a price is not known."""
     total = 0.0
     for what, number in units.items():
         rate = usd.get(what, {}).get(place)
@@ -325,7 +298,7 @@ def rates(settings: _api.Settings, *, insist: bool = False) -> Rates:
     catalogue is not read.
 
     Args:
-        settings: The settings of the driver, which name the project toward which Google counts the requests.
+        settings: The settings, which name the project toward which Google counts the requests.
         insist: True to read the catalogue even if reading failed less than ten minutes ago, and to allow 60 s instead
             of 12 s. Prices less than a day old are still taken from the cache.
     """
@@ -360,8 +333,7 @@ def told(settings: _api.Settings, shapes: Callable[[], Mapping[str, Shape]]) -> 
     is raised. If the catalogue was read, the tables of this package are compared with it.
 
     Args:
-        settings: The settings of the driver.
-        shapes: Returns what each machine type has. It is called only if the catalogue was read.
+        shapes: Returns the shape of each machine type of the tables. It is called only if the catalogue was read.
 
     Raises:
         ProviderError: `shapes` raised it.
@@ -382,8 +354,7 @@ def drift(found: Rates, shapes: Mapping[str, Shape]) -> Comparison:
     """Compare the tables of this package with the prices of Google's catalogue.
 
     Args:
-        found: All known prices, with those of the catalogue.
-        shapes: What each machine type has. A machine type that is not among them is not compared.
+        shapes: The shapes of machine types, by name. A machine type that is not among them is not compared.
     """
     kinds = {name: places for name, places in machines().items() if name in shapes}
     of_chips = _only_usd(chips())
@@ -397,22 +368,13 @@ def drift(found: Rates, shapes: Mapping[str, Shape]) -> Comparison:
 
 
 def _read(settings: _api.Settings, seconds: float) -> dict[str, dict[Place, float]]:
-    """Read Google's whole price catalogue over the network, and return its prices.
+    """Read Google's whole price catalogue, and return USD per hour of one unit, by unit and then by (region, market).
 
-    If there are several prices for the same unit, region and market, the highest is returned.
+    The highest of several prices counts. Items that this driver never rents are left out.
 
     Args:
-        settings: The settings of the driver.
-        seconds: The time limit for the whole catalogue. It is checked between the pages.
-
-    Returns:
-        The prices in USD per hour of one unit, by the unit's name and then by (region, market). Items that this driver
-        never rents are left out.
-
-    Raises:
-        NoAnswer: Google did not answer, or reading took longer than `seconds`.
-        ProviderError: Google refused a request.
-        UsageError: Google's client libraries are not installed.
+        seconds: The time limit for the whole catalogue, after which NoAnswer is raised. It is checked between the
+            pages.
     """
     until = time.monotonic() + seconds
     found: dict[str, dict[Place, float]] = {}
@@ -434,16 +396,9 @@ def _read(settings: _api.Settings, seconds: float) -> dict[str, dict[Place, floa
 
 
 def _pages(settings: _api.Settings, timeout: float) -> Iterator[billing_v1.ListSkusResponse]:
-    """Yield the pages of Google's price catalogue. Each page is requested only when it is taken.
+    """Yield the pages of Google's price catalogue. Each page is requested when it is taken, within `timeout` seconds.
 
     Errors of Google's SDK are raised unchanged.
-
-    Args:
-        settings: The settings of the driver.
-        timeout: Seconds within which each request must be answered.
-
-    Raises:
-        CredentialsError: There are no credentials, or the project that pays is not known.
     """
     client = _client(_api.endpoint("cloudbilling") or "", _login(settings.billed()))
     for service in SKUS["services"]:
@@ -454,11 +409,8 @@ def _pages(settings: _api.Settings, timeout: float) -> Iterator[billing_v1.ListS
 def _meant(skus: Iterable[billing_v1.Sku]) -> Iterator[tuple[str, Place, float]]:
     """Yield (name, (region, market), USD per hour of one unit) for the items of the catalogue that this driver rents.
 
-    An item is yielded once for each of its regions. Items without a price are left out, and so are items that skus.json
-    does not describe, for example commitments. Some TPU prices are for four chips. They are divided by four.
-
-    Args:
-        skus: The items of the catalogue.
+    An item is yielded once for each of its regions. Items without a price, and items that skus.json does not describe,
+    such as commitments, are left out. Some TPU prices are for four chips. They are divided by four.
     """
     for sku in skus:
         shape = next(filter(None, (each.fullmatch(sku.description) for each in _SHAPES)), None)
@@ -480,10 +432,9 @@ def _meant(skus: Iterable[billing_v1.Sku]) -> Iterator[tuple[str, Place, float]]
 
 
 def _usd(sku: billing_v1.Sku) -> float:
-    """Return the present price of one unit of a SKU (an item of Google's price catalogue), in USD per hour.
+    """Return the present price of one unit of a SKU in USD per hour; 0.0 if it has none, or an unknown unit.
 
-    Returns 0.0 if the SKU has no price in USD, or if skus.json does not have the unit in which the SKU is charged. If
-    the price depends on the quantity, the first price that is not zero is returned.
+    If the price depends on the quantity, the first price that is not zero is returned.
     """
     for info in list(sku.pricing_info)[-1:]:
         expression = info.pricing_expression
@@ -497,11 +448,7 @@ def _usd(sku: billing_v1.Sku) -> float:
 def _login(project: str) -> Credentials:
     """Return credentials for requests to the price catalogue that Google counts toward the given project.
 
-    The result is a copy of the user's credentials that names this project. If the user's credentials already name a
-    project for this purpose, or cannot name one, they are returned unchanged.
-
-    Raises:
-        CredentialsError: There are no credentials.
+    If the user's credentials already name a project for this purpose, or cannot name one, they are returned unchanged.
     """
     found = _api.credentials("cloudbilling")
     if isinstance(found, auth_credentials.CredentialsWithQuotaProject) and not found.quota_project_id:
@@ -510,12 +457,7 @@ def _login(project: str) -> Credentials:
 
 
 def _client(address: str, credentials: Credentials) -> billing_v1.CloudCatalogClient:
-    """Return a new client for Google's price catalogue.
-
-    Args:
-        address: The address of the API, used with REST. "" means Google's own address, used with gRPC.
-        credentials: The credentials that the client's requests carry.
-    """
+    """Return a new client for Google's price catalogue: by gRPC for Google's own address (""), else by REST."""
     if not address:
         from skypool_gcp import _channel  # imports gRPC
 

@@ -21,12 +21,10 @@ _TOLERANCE = 0.01
 
 
 class Difference(NamedTuple):
-    """A price of a table for which the catalogue has another one.
+    """A price of a table, beside the catalogue's price for the same thing.
 
     Attributes:
         name: The machine type, or the part that is charged, such as "v5e" for a TPU chip.
-        region: The region.
-        market: The market: "on-demand" or "spot".
         ours: The price in the table, in USD per hour.
         theirs: The price in the catalogue, in USD per hour.
     """
@@ -44,18 +42,18 @@ class Difference(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """The result of a comparison.
+    """The result of comparing the tables with the catalogue.
 
     Attributes:
-        compared: The number of prices that both have.
-        differences: Those that differ by more than 1 %, the largest first.
+        compared: The number of prices that both the tables and the catalogue have.
+        differences: The prices that differ by more than 1 %, the largest difference first.
     """
 
     compared: int
     differences: tuple[Difference, ...]
 
     def __str__(self) -> str:
-        """The result in words, with what to do about differences."""
+        """Return the result in words, with what to do about differences."""
         if not self.differences:
             return f"all {self.compared:,} prices of the tables that the catalogue has agree with it"
         most = self.differences[0]
@@ -71,8 +69,7 @@ def compare(tables: Prices, in_catalogue: Callable[[str, Place], float | None]) 
     """Compare the prices of tables with the catalogue.
 
     Args:
-        tables: The prices of the tables.
-        in_catalogue: Returns the catalogue's price for a name and a (region, market); None if it has none.
+        in_catalogue: Returns the catalogue's price for a name and a (region, market); None if the catalogue has none.
     """
     found = [*_pairs(tables, in_catalogue)]
     differences = [each for each in found if each.share > _TOLERANCE]

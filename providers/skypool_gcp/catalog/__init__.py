@@ -115,10 +115,10 @@ Card = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """The demands of a reservation (capacity reserved before) on its machines. Google refuses a machine without them.
+    """The demands of a reservation on its machines. Google refuses a machine that does not meet them.
 
     Attributes:
-        policies: The paths of the placement policies of the reservation. Empty for none.
+        policies: The paths of the placement policies of the reservation.
         is_dense: True if the reserved machines are close together. Such a machine ends with the reservation, and is
             requested with the provisioning model RESERVATION_BOUND.
         local_ssds: The local SSDs of each machine, as (interface, size in GB). The interface is "NVME" or "SCSI".
@@ -134,12 +134,11 @@ class MachineDetail:
     """The data of a Compute Engine offer for which `Offer` has no fields. An offer carries it as `detail["machine"]`.
 
     Attributes:
-        machine_type: The machine type of each machine, such as "g2-standard-4". If the offer is a TPU slice (hosts
-            rented together), `Offer.instance_type` is the type of the slice instead.
+        machine_type: The machine type of each machine, such as "g2-standard-4". If the offer is a TPU slice,
+            `Offer.instance_type` is the type of the slice instead.
         image: The path of the disk image, or of an image family.
         disk_gb: The smallest size of the disk in GB. The disk is larger if the image needs more.
-        attached: GPUs to attach to the machine, as (Google's name, number). GPUs that are built into the machine type
-            are not among them.
+        attached: GPUs to attach to the machine, as (Google's name, number), without those built into the machine type.
         reserved: The demands of the reservation that the machine runs in. None means outside reservations.
     """
 
@@ -151,7 +150,7 @@ class MachineDetail:
 
 
 def machine_of(offer: Offer) -> MachineDetail:
-    """Return the `MachineDetail` of an offer of Compute Engine: `offer.detail["machine"]`.
+    """Return the `MachineDetail` of an offer of Compute Engine.
 
     Raises:
         KeyError: The offer is one of Cloud TPU, which has no `MachineDetail`.
@@ -161,12 +160,7 @@ def machine_of(offer: Offer) -> MachineDetail:
 
 
 class Ends(NamedTuple):
-    """The two network addresses of one machine.
-
-    Attributes:
-        inside: The machine's address in the project's own network.
-        public: The machine's public address.
-    """
+    """The two network addresses of one machine: in the project's own network, and the public one."""
 
     inside: str
     public: str
@@ -199,12 +193,11 @@ class ImagePath(NamedTuple):
 
 
 def types(need: Need) -> list[str]:
-    """Return the sorted names of the machine types that could meet a need (the requirements of each node).
+    """Return the sorted names of the machine types that could meet a need; [] if no known type could.
 
     If the need names accelerators, the result has the machine types that contain them, and the N1 types to which they
-    can be attached. If the need names no accelerators, the result has the E2 and N2 types with enough vCPUs and memory.
-    E2 and N2 types with more than twice the vCPUs of the smallest sufficient type in their series, such as
-    "n2-standard", are left out. Returns [] if no known type could meet the need.
+    can be attached. Otherwise it has the E2 and N2 types with enough vCPUs and memory. Types with more than twice the
+    vCPUs of the smallest sufficient type in their series, such as "n2-standard", are left out.
     """
     names = {each.name for each in need.accelerators if each.kind != "cpu"}
     known = {*billing.machines(), *FACTS["more types"]}
@@ -230,7 +223,7 @@ def fabric(machine_type: str) -> list[str]:
 
 
 def reaches(place: Place, type: str, zone: str) -> bool:
-    """Return True if an interface of a type ("GVNIC" or "MRDMA") of a machine in a zone can be in a subnetwork.
+    """Return True if an interface of type "GVNIC" or "MRDMA", of a machine in a zone, can be in the subnetwork `place`.
 
     A network with an RDMA profile takes only MRDMA, and only in the zone of the profile:
     https://docs.cloud.google.com/vpc/docs/rdma-network-profiles (read 2026-11-24 in a stored copy).
@@ -243,10 +236,10 @@ def reaches(place: Place, type: str, zone: str) -> bool:
 
 
 def refuse_unpriced(need: Need) -> None:
-    """Refuse a need that only machine types without a known price could meet.
+    """Refuse a need for an accelerator that Google has only in a machine type without a known price.
 
     Raises:
-        UsageError: There is such a machine type. The message names it.
+        UsageError: The need names such an accelerator. The message names it and the machine type.
     """
     names = {each.name for each in need.accelerators}
     for kind, accelerator in FACTS["unpriced"].items():
@@ -259,14 +252,10 @@ def refuse_unpriced(need: Need) -> None:
 
 
 def _plain_types(known: Iterable[str], need: Need) -> list[str]:
-    """Return the sorted names of the E2 and N2 machine types that have enough vCPUs and memory. May be [].
+    """Return the sorted names of the E2 and N2 types of `known` that have enough vCPUs and memory. May be [].
 
     Types with more than twice the vCPUs of the smallest sufficient type in their series (such as "n2-standard") are
     left out.
-
-    Args:
-        known: The names of machine types to choose from. Types of other families are ignored.
-        need: The requirements, of which vCPUs and memory are used.
     """
     enough: dict[str, int] = {}
     for name in known:
@@ -286,9 +275,8 @@ def _plain_types(known: Iterable[str], need: Need) -> list[str]:
 def pairs(need: Need) -> dict[str, list[Card]]:
     """Return a dict from each N1 machine type to the needed GPUs that can be attached to machines of this type.
 
-    Each value is a list of (Google's name of the GPU, number). The result is {} if the need names no GPU that Google
-    attaches to N1 machines. Only Google's limits on vCPUs and memory are checked, not the vCPUs and memory that the
-    need asks for.
+    Each value is a list of (Google's name of the GPU, number). Only Google's limits on vCPUs and memory are checked,
+    not the vCPUs and memory that the need asks for.
     """
     found: dict[str, list[Card]] = {}
     for model, limits in FACTS["attached"].items():
@@ -308,8 +296,6 @@ class Ware:
     """A machine type in a zone, with the accelerators of its machines. The method `offers` makes the offers.
 
     Attributes:
-        record: The API's record of the machine type.
-        zone: The name of the zone.
         cards: The accelerators, as (Google's name, number).
         attached: True if the accelerators are attached to the machine, False if they are built into the machine type.
     """
@@ -322,19 +308,16 @@ class Ware:
     def offers(
         self, need: Need, base: str, rates: billing.Rates, held: Sequence[compute_v1.Reservation] | None
     ) -> Iterator[Offer]:
-        """Yield an offer for each market (on demand, spot) on which the machine type is sold and has a known price.
+        """Yield an offer for each market on which the machine type is sold and has a known price.
 
-        The price includes the disk and the public address. If reservations are given, the only offer is on demand.
-        There is then no offer if no reservation is for this machine type and zone. `Offer.available` is False if the
+        The price includes the disk and the public address. If reservations are given, there is at most one offer, on
+        demand, and none if no reservation is for this machine type and zone. `Offer.available` is False if the
         reservation is full.
 
         Args:
-            need: The requirements, which name the accepted markets.
             base: The image that the user chose: a path, or a short name such as "ubuntu-24.04". "" means the image that
                 fits the accelerator.
-            rates: Google's prices.
-            held: The reservations (capacity reserved before) in which the machine may be placed. None means that the
-                machine is placed outside reservations.
+            held: The reservations in which the machine may be placed. None means outside reservations.
 
         Raises:
             UsageError: `base` does not have the form of an image's path.
@@ -376,12 +359,7 @@ class Ware:
             )
 
     def _markets(self, need: Need, *, reserved: bool) -> Sequence[Market]:
-        """Return the markets of the need on which the machine type is sold, in the need's order. May be empty.
-
-        Args:
-            need: The requirements.
-            reserved: True if the machine runs in a reservation, which is only possible on demand.
-        """
+        """Return the markets of the need on which the machine type is sold. A reservation is used on demand only."""
         if reserved:
             return [each for each in need.markets if each == "on-demand"]
         if self.record.name in FACTS["spot only"]:
@@ -389,29 +367,15 @@ class Ware:
         return need.markets
 
     def _price(self, rates: billing.Rates, region: str, market: Market, gb: int) -> billing.Price | None:
-        """Return the price of the machine in USD per hour, with its disk and public address, and the price's source.
-
-        Returns None if the price of the machine is not known.
-
-        Args:
-            rates: Google's prices.
-            region: The region.
-            market: The market: "on-demand" or "spot".
-            gb: The size of the disk in GB.
-        """
+        """Return the price of the machine with its disk and public address, or None if it is not known."""
         gib = self.record.memory_mb / 1024
         price = rates.machine(self.record.name, region, market, float(self.record.guest_cpus), gib, self.cards)
         return price and billing.Price(price.usd + extras(region, market, gb), price.source)
 
     def _quota(self, region: str, market: Market) -> str:
-        """Return the region and the name of the Google quota toward which the machine counts.
+        """Return the region and the quota toward which the machine counts: "us-east1 PREEMPTIBLE_NVIDIA_L4_GPUS".
 
-        An example is "us-east1 PREEMPTIBLE_NVIDIA_L4_GPUS". If the machine type's quota is not known, the name of the
-        type's series, such as "c3-standard", is in its place.
-
-        Args:
-            region: The region of the machine.
-            market: The market: "on-demand" or "spot".
+        If the quota is not known, the machine type's series, such as "c3-standard", follows the region instead.
         """
         series = self.record.name.rpartition("-")[0]
         names = [model for model, _ in self.cards] if self.attached else []
@@ -420,11 +384,7 @@ class Ware:
         return f"{region} {'PREEMPTIBLE_' if market == 'spot' else ''}{metric}"
 
     def _reservation(self, held: Iterable[compute_v1.Reservation]) -> compute_v1.Reservation | None:
-        """Return the first reservation that is for this machine type, zone and attached GPUs; None if none is.
-
-        Args:
-            held: The reservations (capacity that was reserved before) to search.
-        """
+        """Return the first reservation that is for this machine type, zone and attached GPUs; None if none is."""
         for each in held:
             has = each.specific_reservation
             if has.instance_properties.machine_type != self.record.name or self.zone != _api.last_part(each.zone):
@@ -439,7 +399,7 @@ class Ware:
 
 
 def _room(reservation: compute_v1.Reservation) -> int:
-    """Return how many more machines fit into a reservation; 0 if the reservation is full."""
+    """Return how many more machines fit into a reservation."""
     has = reservation.specific_reservation
     return int(has.count - has.in_use_count)
 
@@ -467,7 +427,6 @@ def wares(
     Args:
         records: The API's records of machine types, each in one zone.
         models: The API's records of GPU types that can be attached, each in one zone.
-        need: The requirements, of which the accelerators are used.
     """
     there = {(_api.last_part(each.zone), each.name) for each in models}
     attachable = pairs(need)
@@ -487,11 +446,6 @@ def extras(region: str, market: Market, gb: int) -> float:
 
     The price of a disk is that of the most expensive region in its part of the world. Sources:
     https://cloud.google.com/compute/disks-image-pricing and https://cloud.google.com/vpc/network-pricing.
-
-    Args:
-        region: The region of the machine.
-        market: The market, on which the price of the address depends.
-        gb: The size of the disk in GB.
     """
     gb_a_month = next(usd for start, usd in FACTS["disk"].items() if region.startswith(start))
     return gb * gb_a_month / _HOURS_A_MONTH + FACTS["address"][market]
@@ -504,11 +458,7 @@ def image_for(asked: str, has: Accelerator | None, arch: Arch, need: Need) -> tu
     there is no image with drivers. The disk has at least 120 GB with an accelerator, and at least 30 GB without one.
 
     Args:
-        asked: The image that the user chose: a path, or a short name such as "ubuntu-24.04". "" means the image that
-            fits the accelerator.
-        has: The machine's accelerator; None if the machine has none.
-        arch: The machine's processor architecture.
-        need: The requirements, of which the disk size is used.
+        asked: The image that the user chose: a path, or a short name such as "ubuntu-24.04". "" means none.
 
     Raises:
         UsageError: `asked` is not written like a path or a short name of an image. Whether the image exists is not
@@ -532,8 +482,7 @@ def families(path: str, has: Accelerator | None = None) -> list[str]:
     Google ends image families, so a newer one may be gone.
 
     Args:
-        path: The path of an image or of an image family.
-        has: The machine's accelerator. A GPU that needs a newer driver than the older family has gets no older family.
+        has: The machine's accelerator. If it needs a newer driver than the older family has, only `path` is returned.
             None means that the older family serves.
     """
     serves = has is None or has.name not in _NEEDS_580
@@ -541,10 +490,7 @@ def families(path: str, has: Accelerator | None = None) -> list[str]:
 
 
 def parsed(image: str) -> ImagePath:
-    """Split the path of an image or of an image family into its parts.
-
-    Args:
-        image: The path, such as "projects/P/global/images/family/F". The beginning "projects/" may be missing.
+    """Split the path of an image or of an image family into its parts. The beginning "projects/" may be missing.
 
     Raises:
         UsageError: The path does not contain "/global/images/".
@@ -558,7 +504,7 @@ def parsed(image: str) -> ImagePath:
 
 
 def addresses(record: compute_v1.Instance) -> list[Ends]:
-    """Return the addresses of a machine: one item for each public address. Returns [] if there is no public address."""
+    """Return the addresses of a machine: one item for each public address."""
     return [
         Ends(str(interface.network_i_p), str(config.nat_i_p))
         for interface in record.network_interfaces
@@ -568,10 +514,9 @@ def addresses(record: compute_v1.Instance) -> list[Ends]:
 
 
 def env(kind: str, host: int, hosts: Sequence[str]) -> dict[str, str]:
-    """Return the environment variables with which libtpu on a host of a slice finds the other hosts.
+    """Return the environment variables with which libtpu, Google's library for TPUs, finds the slice's other hosts.
 
-    A slice is a group of TPU hosts, and libtpu is Google's library for TPUs. Returns {} if `kind` is not a known type
-    of TPU slice.
+    Returns {} if `kind` is not a known type of TPU slice.
 
     Args:
         kind: The type of the slice, such as "v5p-16", or the machine type of a slice with one host. "" if the type is
@@ -596,5 +541,5 @@ def env(kind: str, host: int, hosts: Sequence[str]) -> dict[str, str]:
 
 
 def family(name: str) -> str:
-    """Return the family of a machine type, which is the part before the first "-": "a3" for "a3-highgpu-8g"."""
+    """Return the family of a machine type: "a3" for "a3-highgpu-8g"."""
     return name.split("-")[0]

@@ -6,6 +6,14 @@ driver. `_requests` builds the resources to create, and `_asked` sends the reque
 If a machine has a limited lifetime, Google deletes the machine at the end of that time (`maxRunDuration`). A machine
 that shuts itself down is only stopped: its disk is billed until the client or `skypool gc` deletes the machine. A
 machine with a service account can delete itself.
+
+Words of this package:
+
+- reservation: capacity that the project reserved before.
+- operation: Google's record of a change in progress.
+- placement policy: a resource that puts machines close together.
+- In arguments: `calls` and `api` send the requests. `what` is a request in words, for error messages. `said` are
+  skypool's tags of a resource, such as the pool and the node number.
 """
 
 from __future__ import annotations
@@ -68,7 +76,6 @@ class Compute:
     All methods block.
 
     Attributes:
-        settings: The settings of the driver.
         api: The name of this part. The offers and machines of this part have this name in `detail["api"]`.
         ending: Seconds for which `terminate` waits until the machines have ended.
     """
@@ -78,23 +85,20 @@ class Compute:
     ending: ClassVar[float] = 240.0
 
     def offers(self, need: Need) -> Answers[Offer]:
-        """Return one offer for each suitable machine type in each zone that has the type, for each market.
+        """Return one offer for each suitable machine type in each zone that has the type, on demand and spot.
 
-        The markets are on demand and spot. A machine type without a known price is not offered. If the settings name a
-        reservation (capacity reserved before), only the machine types in the reservation are offered, on demand. If no
-        known machine type could meet the need, no request is sent and the result is empty.
+        A machine type without a known price is not offered. If the settings name a reservation, only its machine types
+        are offered, on demand. If no known machine type could meet the need, no request is sent, and the result is
+        empty. But if that is because a needed accelerator has no known price, UsageError is raised.
 
-        If a zone does not answer, the zone's offers are left out. A RuntimeWarning is then issued, and `lacks` of the
-        result says that offers are missing.
-
-        Args:
-            need: The requirements that each machine must meet.
+        If a zone does not answer, its offers are left out, a RuntimeWarning is issued, and `lacks` of the result says
+        that offers are missing.
 
         Raises:
             ProviderError: Google refused or did not answer, or the project has no reservation of the name in the
                 settings.
-            UsageError: The settings name a zone that the project may not use. Or the image that the user chose does not
-                have the form of an image's path.
+            UsageError: The project may not use a zone in the settings, or the setting `networks` fits no offer. Or no
+                price is known for a needed accelerator, or the user's image does not have the form of an image's path.
         """
         types = catalog.types(need)
         if not types:
@@ -116,14 +120,10 @@ class Compute:
         return Answers(found, [*records.lacks, *attachable.lacks])
 
     def _connected(self, offers: Sequence[Offer]) -> list[Offer]:
-        """Return the offers whose machines fit the networks in the settings, for machines that must reach each other.
+        """Return the offers whose machines fit the setting `networks`, for machines that must reach each other.
 
-        Machine types without further interfaces for their GPUs always fit. If the settings name no networks, all offers
-        are returned, and a RuntimeWarning says that the GPUs reach each other over one ordinary interface.
-
-        Raises:
-            UsageError: The settings name networks, and none of the offers fits them.
-            ProviderError: The networks could not be read, or do not exist.
+        Without the setting, all offers are returned, and a RuntimeWarning says that GPUs reach each other slowly.
+        Raises UsageError if the setting fits no offer.
         """
         wanted = {each.instance_type for each in offers if catalog.fabric(each.instance_type)}
         if not wanted:
@@ -149,11 +149,7 @@ class Compute:
         return fits
 
     def _places(self) -> dict[str, catalog.Place]:
-        """Return where each network of the setting `networks` can be used.
-
-        Raises:
-            ProviderError: A network or a subnetwork does not exist, or Google did not answer.
-        """
+        """Return where each network of the setting `networks` can be used. Raises ProviderError if one is missing."""
         names = self.settings.networks or ()
         profiles = {
             name: look(self._calls.network, name).network_profile for name in {n.partition("/")[0] for n in names}
@@ -172,16 +168,12 @@ class Compute:
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """Create one machine for each node number of the order, all in parallel, and return the machines.
 
-        Firewall rules are created first. If the need has `private_network`, a placement policy (a resource that puts
-        the machines close together) is created, too. The machines may still be starting when they are returned. Calling
-        again with the same order creates no second machine for a node: it returns the machines that exist.
+        Creates the firewall rules first, and a placement policy if the need has `private_network`. The machines may
+        still be starting when they are returned. Calling again with the same order creates no second machine for a
+        node: it returns the machines that exist.
 
         If Google refuses some of the machines, the others get the first node numbers of the order and are returned. If
         the need has `private_network`, the others are ended instead, and the first error is raised.
-
-        Args:
-            offer: The machine type, zone and market, as `offers` returned them.
-            order: The node numbers, the pool, and an idempotency token.
 
         Raises:
             ProviderError: No machine was rented. Google refused all machines, or one machine of a private network.
@@ -272,11 +264,8 @@ class Compute:
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
         """Return resources that this user's pools left: unused disks, firewall rules, resource policies, templates.
 
-        Disks that a machine uses are not included. The list is empty if there are no such resources.
-
         Args:
-            pool: The name of a pool (a group of rented machines), which must have been started from this machine. None
-                means all pools of this user.
+            pool: The name of a pool that was started from this machine. None means all pools of this user.
 
         Raises:
             ProviderError: A list could not be read.
@@ -295,13 +284,10 @@ class Compute:
         each_done(self._remove, leftovers, "Compute Engine: some leftover resources could not be removed")
 
     def check(self) -> Iterable[Finding]:
-        """Yield one finding (a passed or failed check, with text) for each condition for renting machines.
+        """Yield one finding for each condition for renting machines.
 
-        The checks are: the SSH program, the networks that may log in, credentials, this machine's clock, networks,
-        zones, listing machines, prices, images, machine types and quotas. The checks run in parallel when the first
-        finding is taken.
-        No check changes anything, so no check shows whether the account may create or delete machines. A failed check
-        does not raise.
+        The checks run in parallel when the first finding is taken. No check changes anything, so none shows whether the
+        account may create or delete machines. A failed check does not raise.
         """
         calls = self._calls
         questions = preflight.basics(
@@ -339,13 +325,7 @@ class Compute:
         return _proof.refusals(self._calls, find)
 
     def _shapes(self) -> dict[str, billing.Shape]:
-        """Return what each machine type of the table of prices has: its vCPUs, its memory and its built-in GPUs.
-
-        Machine types that Google no longer has are left out.
-
-        Raises:
-            ProviderError: Google refused the request, or did not answer within 20 s.
-        """
+        """Return the vCPUs, memory and GPUs of each machine type in the table of prices that Google still has."""
         records = look(self._calls.machine_types, _named(sorted(billing.machines())))
         return {
             each.name: billing.Shape(
@@ -366,11 +346,9 @@ class Compute:
     def zones(self, patterns: Sequence[str]) -> list[str]:
         """Return the names of the zones to rent in: the zones of the settings, or else all zones that are up, sorted.
 
-        The result is [] if no zone matches the patterns.
-
         Args:
             patterns: Patterns of zones or regions, such as "us-east1-b", "us-east1" or "eu*". A zone is returned if it
-                matches one of the patterns. If the list is empty, all zones are returned.
+                matches one of them. If the list is empty, all zones are returned.
 
         Raises:
             UsageError: The settings name a zone that does not exist, is down, or that the project may not use.
@@ -381,16 +359,13 @@ class Compute:
         return chosen(up, self.settings.zones or (), of_zones_and_regions)
 
     def _regions(self) -> list[str]:
-        """Return the names of the regions of all zones in which machines may be rented, sorted."""
+        """Return the sorted names of the regions in which machines may be rented."""
         return sorted({_api.region_of(each) for each in self.zones(())})
 
     def _reservations(self) -> list[compute_v1.Reservation] | None:
-        """Return the reservations (capacity reserved before) that have the name in the settings, in all zones.
+        """Return the reservations with the name in the settings, in all zones; None if the settings name none.
 
-        Returns None if the settings name no reservation. The list is never empty.
-
-        Raises:
-            ProviderError: The project has no reservation of this name, or the list could not be read.
+        Raises ProviderError if the project has no reservation of this name.
         """
         if self.settings.reservation is None:
             return None
@@ -401,28 +376,16 @@ class Compute:
         return found
 
     def _date(self) -> str:
-        """Return the HTTP header "Date" of an answer of Google, such as "Mon, 23 Nov 2026 05:00:00 GMT".
-
-        Raises:
-            ProviderError: Google did not answer within 10 s.
-        """
+        """Return the header "Date" of an answer of Google. Raises ProviderError if there is none within 10 s."""
         base = _api.endpoint("compute") or "https://compute.googleapis.com"
         with requests.Session() as session:
             recording.attend(session, _api.REFUSALS.provider, "compute", private=_api.PRIVATE)
             return _api.call("to tell the time", lambda: session.head(base, timeout=10).headers["Date"])
 
     def _quota(self, metric: str) -> str | Finding:
-        """Return the limit and the current use of a project-wide quota, as text such as "limit 8, in use 2".
+        """Return the limit and the use of a project-wide quota, as text such as "limit 8, in use 2".
 
-        Returns "Google does not report this quota" if the project has no such quota. If the limit for GPUs is 0, the
-        result is an open finding, because the user may want none.
-
-        Args:
-            metric: Google's name of the quota, such as "GPUS_ALL_REGIONS".
-
-        Raises:
-            QuotaError: The use has reached the limit, or the limit for CPUs is 0.
-            ProviderError: The quotas could not be read.
+        Raises QuotaError if nothing is left. A limit of 0 for GPUs is an open finding instead: the user may want none.
         """
         for each in look(self._calls.project_record).quotas:
             if each.metric == metric:
@@ -465,27 +428,17 @@ class Compute:
         return look(self._calls.image, parsed.project, parsed.name)
 
     def _image_name(self, path: str) -> str:
-        """Return the name of the image at a path, or of the newest image if the path names an image family.
-
-        Args:
-            path: The path of an image or of an image family, or a short name such as "ubuntu-24.04".
-
-        Raises:
-            ProviderError: There is no such image or family, or Google did not answer within 20 s.
-            UsageError: `path` does not have the form of an image's path.
-        """
+        """Return the name of the image at a path, or of the newest image of a family. Raises what `image` raises."""
         return str(self.image(path).name)
 
     def machine(self, record: compute_v1.Instance, said: Mapping[str, str]) -> Instance:
-        """Convert the API's record of a machine to an `Instance`, and return the `Instance`. Sends no request.
+        """Convert the API's record of a machine to an `Instance`. Sends no request.
 
         The `region` of the instance is the machine's zone. The `state` is "starting", "running", or "ending" for every
-        other status. `billed_from`, the time from which Google bills the machine, is set only while the machine runs.
+        other status. `billed_from` is set only while the machine runs.
 
         Args:
-            record: The API's record of the machine.
-            said: The tags from the machine's labels: the pool, the node number, the order's token and the time until
-                which the machine is needed.
+            said: The tags from the machine's labels.
         """
         instance = tags.instance(
             "gcp",
@@ -504,8 +457,8 @@ class Compute:
     def _addresses(self, instance: Instance) -> catalog.Ends:
         """Wait up to 120 s until a machine has a public address, and return its internal and public address.
 
-        Raises:
-            ProviderError: The machine does not exist, is ending, or got no public address in time (`code` "pending").
+        Raises ProviderError if the machine has ended or is ending, or with `code` "pending" if it got no address in
+        time.
         """
         tell = partial(
             self._calls.instance, instance.region, instance.id, what=f"to describe the machine {instance.id}"
@@ -529,12 +482,9 @@ class Compute:
     def let_in(self, order: Order) -> None:
         """Create the firewall rules for the machines of one run of a pool, and wait until they exist.
 
-        The rules open port 22 to the networks of the setting `ssh_from`. Without this setting, the rules open port 22
-        to the public address of the client's machine. If the order needs a private network, the rules also open all
-        ports among the machines of the pool. All other incoming traffic is denied. Rules that exist are not changed.
-
-        Args:
-            order: An order of the run of the pool.
+        The rules open port 22 to the networks of the setting `ssh_from`. Without this setting, they open port 22 to the
+        public address of the client's machine. If the order needs a private network, the rules also open all ports
+        among the machines of the pool. All other incoming traffic is denied. Rules that exist are not changed.
 
         Raises:
             ProviderError: A rule could not be created, or the client's public address could not be found. If several
@@ -551,19 +501,10 @@ class Compute:
                 raise outcome  # the first error only: the pool does not handle groups of errors here
 
     def _place_together(self, offer: Offer, order: Order) -> list[str]:
-        """Create the placement policy that puts the machines of a private network close together.
+        """Create the placement policy of a pool's run, if it does not exist, and wait until it exists.
 
-        Waits until the policy exists. A policy that exists already is used.
-
-        Args:
-            offer: The offer that is rented. It gives the machine type and the region.
-            order: The order. All orders of one run of the pool share a policy.
-
-        Returns:
-            The path of the policy as the only item of a list. [] if the machine type does not support such a policy.
-
-        Raises:
-            ProviderError: The policy could not be created.
+        Returns the path of the policy as the only item of a list, or [] if the machine type does not support such a
+        policy.
         """
         if catalog.family(offer.instance_type) not in catalog.FACTS["placed"]:
             return []
@@ -575,22 +516,10 @@ class Compute:
     def _begin(
         self, offer: Offer, order: Order, node: int, *, image: compute_v1.Image, policies: Sequence[str], what: str
     ) -> tuple[str, compute_v1.Operation | None]:
-        """Request the machine of one node, without waiting until the machine exists.
+        """Request the machine of one node, and return its name and the operation, without waiting for the machine.
 
-        Return the machine's name and the operation (Google's progress record of the creation). The operation is None if
-        the machine exists already. A repeated call with the same arguments makes no second machine. While there is no
-        answer, the request is repeated for up to 30 s.
-
-        Args:
-            offer: The offer that is rented.
-            order: The order: pool, node numbers, token, lease and lifetime.
-            node: The node number of the machine.
-            image: The image of the machine's disk.
-            policies: The paths of the machine's placement policies. Empty for none.
-            what: The request in words, for error messages.
-
-        Raises:
-            ProviderError: Google refused the request, or did not answer.
+        The operation is None if the machine exists already. While there is no answer, the same request is repeated for
+        up to 30 s. `policies` has the paths of placement policies.
         """
         name = _api.name(order.pool, order.token, str(node))
         instance = _requests.machine(
@@ -613,21 +542,11 @@ class Compute:
         return name, retry.patiently(insert, _REQUESTED)
 
     def _made(self, zone: str, what: str, begun: tuple[str, compute_v1.Operation | None] | Exception) -> Instance:
-        """Wait up to 180 s until a machine is created, and return it as an `Instance`.
+        """Wait up to 180 s until a machine is created, and return it.
 
-        Google may accept a request and refuse it later, so the operation (Google's progress record of the creation)
-        must end first. If the operation still runs after 180 s, the machine is returned if it exists.
-
-        Args:
-            zone: The zone of the machine.
-            what: The request in words, for error messages.
-            begun: The machine's name and the operation (None if the machine existed before). Or the exception with
-                which the request failed.
-
-        Raises:
-            Exception: `begun`, if it is an exception.
-            ProviderError: Google refused the machine later, or the machine of this order has ended already, or the
-                record of the machine could not be read.
+        `begun` is what `_begin` returned, or the exception that it raised, which is raised again. Google may accept a
+        request and refuse it later, so the operation must end first. If it still runs after 180 s, the machine is
+        returned if it exists.
         """
         if isinstance(begun, Exception):
             raise begun
@@ -643,10 +562,9 @@ class Compute:
         return self.machine(record, _api.said(record.labels))
 
     def _ranked(self, instance: Instance, node: int) -> Instance:
-        """Write a new node number into the labels of a machine, and return a copy of the instance with that number.
+        """Write a new node number into a machine's labels, and return a copy of the instance with that number.
 
-        If the machine no longer exists, nothing is written and the copy is returned all the same. Raises ProviderError
-        if Google refuses or does not answer.
+        If the machine no longer exists, nothing is written and the copy is returned all the same.
         """
         self.label(instance.id, instance.region, {tags.NODES: tags.packed([node])})
         return replace(instance, node=node)
@@ -658,9 +576,7 @@ class Compute:
         Returns when Google has accepted the change.
 
         Args:
-            id: The name of the machine.
-            zone: The zone of the machine.
-            said: The tags to write, from name to value. The method encodes the tags as labels.
+            said: The tags to write. The method encodes them as labels.
 
         Raises:
             ProviderError: Google refused the change, or did not answer within 30 s.
@@ -677,15 +593,7 @@ class Compute:
     # --- what else there is ----------------------------------------------------------------------------------
 
     def _left(self, pool: str | None) -> Iterator[Leftover]:
-        """Yield the resources that this user's pools left: unused disks, firewall rules, resource policies, templates.
-
-        Args:
-            pool: The name of a pool (a group of rented machines), which must have been started from this machine. None
-                means all pools of this user.
-
-        Raises:
-            ProviderError: A list could not be read.
-        """
+        """Yield the leftovers of a pool, or of all pools of this user: disks, firewall rules, policies, templates."""
         calls = self._calls
         for disk, said in _asked.labelled(calls.disks, pool):
             if not disk.users:
@@ -700,26 +608,11 @@ class Compute:
             yield self._leftover("template", template.name, said, _api.last_part(template.region))
 
     def _leftover(self, kind: str, name: str, said: Mapping[str, str], region: str = "", zone: str = "") -> Leftover:
-        """Return a `Leftover` object for a resource of Compute Engine. Sends no request.
-
-        Args:
-            kind: "disk", "firewall", "placement" (any resource policy) or "template".
-            name: The name of the resource.
-            said: The tags of the resource. They give the pool and the time until which the resource is needed.
-            region: The region of the resource; "" if the resource belongs to the whole project.
-            zone: The zone of the resource; "" if the resource is not in a zone.
-        """
+        """Return the `Leftover` of a resource. `region` and `zone` are "" for a resource of the whole project."""
         return tags.leftover("gcp", kind, name, said, region, {"api": self.api, "zone": zone})
 
     def _remove(self, leftover: Leftover) -> None:
-        """Delete one leftover resource, and wait until the resource is gone.
-
-        The time limit is 180 s. Does not raise if the resource does not exist.
-
-        Raises:
-            ProviderError: The resource could not be deleted, for example because a machine still uses the resource.
-            ValueError: `leftover.kind` is not "disk", "firewall", "placement" or "template".
-        """
+        """Delete one leftover resource, and wait up to 180 s until it is gone."""
         calls = self._calls
         name = leftover.id
         what = f"to remove the {leftover.kind} {name}"
@@ -754,7 +647,7 @@ def _takes(machine_type: str) -> str:
 
 
 def _slow(machine_types: Iterable[str]) -> str:
-    """Return the sentence on what is missing without the setting `networks`."""
+    """Return the warning that GPUs of several machines reach each other slowly without the setting `networks`."""
     several = sorted(machine_types)
     return (
         f"GPUs of several machines of {', '.join(several)} reach each other over one ordinary network interface, "
@@ -763,11 +656,5 @@ def _slow(machine_types: Iterable[str]) -> str:
 
 
 def _gone(instance: Instance, text: str, *, code: str) -> ProviderError:
-    """Return, without raising it, the error for a machine that has ended or is ending.
-
-    Args:
-        instance: The machine.
-        text: A clause that says how the machine's end was noticed, for the message.
-        code: The error code to look up in errors.csv, which decides the class of the error.
-    """
+    """Return the error for a machine that has ended or is ending; errors.csv maps `code` to its class."""
     return _api.REFUSALS.error(f"access to the machine {instance.id}", code, text)

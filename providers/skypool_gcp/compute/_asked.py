@@ -3,6 +3,8 @@
 - `ComputeApi`: one method for each request of the API that the driver uses.
 - `look`: repeats a request that only reads. `insist`: makes a change and repeats it. `done`: waits for a change.
 - `labelled` and `described`: list the resources (machines, disks, firewall rules, …) that belong to this user's pools.
+
+An operation is Google's record of a change in progress.
 """
 
 from __future__ import annotations
@@ -53,44 +55,41 @@ Page = TypeVar("Page", bound=_api.Paged)
 
 
 class _Method(Protocol[Request, Answer]):
-    """The type of a method of Google's SDK that sends one request and returns the answer. Only type checkers use it."""
+    """The type of an SDK method that sends one request and returns the answer. For type checkers only."""
 
     def __call__(self, request: Request, *, retry: None, timeout: float) -> Answer: ...
 
 
 class _Scope(Protocol):
-    """The type of one part of an answer that lists resources of all zones. Only type checkers use this class.
-
-    Each part has the resources of one zone or region. The attribute `warning` says whether some of them are missing.
-    """
+    """The type of one zone's or region's part of a list; `warning` says if it lacks results. For type checkers only."""
 
     @property
     def warning(self) -> compute_v1.Warning: ...
 
 
 class _Pager(Protocol[Paged]):
-    """The type of the SDK's iterator over a list, which requests the pages. Only type checkers use this class."""
+    """The type of the SDK's iterator over a list, which requests the pages. For type checkers only."""
 
     @property
     def pages(self) -> Iterable[Paged]: ...
 
 
 class _Warned(_api.Paged, Protocol):
-    """The type of one page of a list of Compute Engine. Only type checkers use this class."""
+    """The type of one page of any list of Compute Engine. For type checkers only."""
 
     @property
     def warning(self) -> compute_v1.Warning: ...
 
 
 class _Items(_Warned, Protocol[Item]):
-    """The type of one page of a list of one zone, or of things without a zone. Only type checkers use this class."""
+    """The type of one page of a list of one zone, or of things without a zone. For type checkers only."""
 
     @property
     def items(self) -> Iterable[Item]: ...
 
 
 class _Scopes(_Warned, Protocol[Item]):
-    """The type of one page of a list of all zones and regions. Only type checkers use this class."""
+    """The type of one page of a list of all zones and regions. For type checkers only."""
 
     @property
     def items(self) -> Mapping[str, Item]: ...
@@ -100,20 +99,14 @@ class _Scopes(_Warned, Protocol[Item]):
 
 
 class _Labelled(Protocol):
-    """The type of any record of the API that has labels (key-value pairs), such as a machine.
-
-    Only type checkers use it.
-    """
+    """The type of a record that has labels, such as a machine. For type checkers only."""
 
     @property
     def labels(self) -> Mapping[str, str]: ...
 
 
 class _Described(Protocol):
-    """The type of any record of the API that has a description text, such as a firewall rule.
-
-    Only type checkers use it.
-    """
+    """The type of a record that has a description text, such as a firewall rule. For type checkers only."""
 
     @property
     def description(self) -> str: ...
@@ -129,20 +122,22 @@ class ComputeApi:
     """The requests to Compute Engine's API that the driver sends, one method for each, for one Google Cloud project.
 
     Each method blocks, and sends its request once, with a time limit of 60 s. The functions `look` and `insist` repeat
-    a request. Methods that return a list return the items of all pages, or [] if nothing matches. The argument `filter`
-    is a filter expression of the API, such as 'name eq "n2-.*"'. The argument `what` names the request in words, for
-    error messages.
+    a request. Methods that return a list return the items of all pages and all zones, or [] if nothing matches.
 
-    Methods whose names begin with "insert", "delete" or "set" only start a change. They return the operation, which is
-    Google's record of a change in progress. They return None if there is nothing to do: the resource to create exists
-    already, or the resource to delete or change does not exist.
+    Methods whose names begin with "insert", "delete" or "set" only start a change, and return its operation without
+    waiting for its end. They return None if the resource to delete or change does not exist. They also return None if
+    the resource to create exists already, which then stays as it is.
 
-    Each method raises a ProviderError if the API refuses the request. Each method raises NoAnswer, a subclass of
-    ProviderError, if the API does not answer. Methods that return a list also raise NoAnswer if a zone or region does
-    not answer. Only `machine_types` and `accelerator_types` leave that zone or region out instead.
+    These arguments mean the same in all methods:
 
-    Attributes:
-        settings: The settings of the driver, which name the project.
+    - `filter`: a filter expression of the API, such as 'name eq "skypool-.*"'.
+    - `what`: the request in words, for error messages.
+    - `request_id`: a UUID. The API creates only one resource for a UUID, even if the request is sent again.
+
+    All methods raise ProviderError if the API refuses the request; its `code` is "notFound" if a single record to read
+    does not exist. They raise NoAnswer, a subclass of it, if the API does not answer. Methods that return a list also
+    raise NoAnswer if a zone or region does not answer. Only `machine_types` and `accelerator_types` leave that zone out
+    instead.
     """
 
     settings: _api.Settings
@@ -159,71 +154,37 @@ class ComputeApi:
     # --- what Google has -------------------------------------------------------------------------------------
 
     def project_record(self) -> compute_v1.Project:
-        """Return Google's record of the project, which contains its quotas. Sends one request.
-
-        Raises:
-            ProviderError: The API refused the request, or did not answer within 60 s.
-        """
+        """Return Google's record of the project, which contains its quotas."""
         request = compute_v1.GetProjectRequest(project=self.project)
         return self._get("the record of the project", _client_of(compute_v1.ProjectsClient).get, request)
 
     def zones(self) -> list[compute_v1.Zone]:
-        """Return Google's records of all zones, whatever their state.
-
-        A record has the zone's name and its status, such as "UP".
-
-        Raises:
-            ProviderError: The API refused the request, or did not answer within 60 s.
-        """
+        """Return the records of all zones, whatever their `status` is, such as "UP"."""
         request = compute_v1.ListZonesRequest(project=self.project)
         return self._list("the list of zones", _client_of(compute_v1.ZonesClient).list, request)
 
     def network(self, name: str) -> compute_v1.Network:
-        """Return Google's record of the project's network of this name.
-
-        Raises:
-            ProviderError: There is no such network (the error's `code` is then "notFound"), or the API refused or did
-                not answer.
-        """
+        """Return the record of the project's network of this name."""
         request = compute_v1.GetNetworkRequest(project=self.project, network=name)
         return self._get(f"the network {name}", _client_of(compute_v1.NetworksClient).get, request)
 
     def regions(self) -> list[compute_v1.Region]:
-        """Return Google's records of all regions, which contain the project's quotas there.
-
-        Raises:
-            ProviderError: The API refused the request, or did not answer within 60 s.
-        """
+        """Return the records of all regions, which contain the project's quotas there."""
         request = compute_v1.ListRegionsRequest(project=self.project)
         return self._list("the list of regions", _client_of(compute_v1.RegionsClient).list, request)
 
     def subnetworks(self, filter: str) -> list[compute_v1.Subnetwork]:
-        """Return the project's subnetworks, in all regions, that match a filter of the API.
-
-        Args:
-            filter: A filter expression of the API, such as 'name eq "n2-.*"'.
-
-        Raises:
-            NoAnswer: The API or one of the regions did not answer.
-            ProviderError: The API refused the request.
-        """
+        """Return the project's subnetworks, in all regions."""
         request = compute_v1.AggregatedListSubnetworksRequest(project=self.project, filter=filter)
         client = _client_of(compute_v1.SubnetworksClient)
         scopes = self._list_everywhere("the list of subnetworks", client.aggregated_list, request)
         return [each for scope in scopes for each in scope.subnetworks]
 
     def machine_types(self, filter: str) -> Answers[compute_v1.MachineType]:
-        """Return the machine types that match a filter of the API, in all zones.
+        """Return one record for each machine type in each zone that has the type.
 
-        The result has one record for each machine type in each zone that has this type. The result is empty if nothing
-        matches. If a zone does not answer, the zone's types are left out, a RuntimeWarning is issued, and `lacks` of
-        the result is ("offers",).
-
-        Args:
-            filter: A filter expression of the API, such as 'name eq "n2-.*"'.
-
-        Raises:
-            ProviderError: The API refused the whole request, or did not answer within 60 s.
+        If a zone does not answer, its types are left out, a RuntimeWarning is issued, and `lacks` of the result is
+        ("offers",).
         """
         request = compute_v1.AggregatedListMachineTypesRequest(project=self.project, filter=filter)
         client = _client_of(compute_v1.MachineTypesClient)
@@ -231,17 +192,10 @@ class ComputeApi:
         return Answers((each for scope in scopes for each in scope.machine_types), scopes.lacks)
 
     def accelerator_types(self, filter: str) -> Answers[compute_v1.AcceleratorType]:
-        """Return the types of GPUs that match a filter of the API and that machines can get, in all zones.
+        """Return one record for each type of GPU in each zone where machines can get it.
 
-        The result has one record for each GPU type in each zone that has this type. The result is empty if nothing
-        matches. If a zone does not answer, the zone's types are left out, a RuntimeWarning is issued, and `lacks` of
-        the result is ("offers",).
-
-        Args:
-            filter: A filter expression of the API, such as 'name eq "n2-.*"'.
-
-        Raises:
-            ProviderError: The API refused the whole request, or did not answer within 60 s.
+        If a zone does not answer, its types are left out, a RuntimeWarning is issued, and `lacks` of the result is
+        ("offers",).
         """
         request = compute_v1.AggregatedListAcceleratorTypesRequest(project=self.project, filter=filter)
         client = _client_of(compute_v1.AcceleratorTypesClient)
@@ -249,125 +203,52 @@ class ComputeApi:
         return Answers((each for scope in scopes for each in scope.accelerator_types), scopes.lacks)
 
     def image(self, project: str, name: str) -> compute_v1.Image:
-        """Return Google's record of one disk image.
-
-        Args:
-            project: The id of the project that contains the image. It may differ from the project that pays.
-            name: The name of the image.
-
-        Raises:
-            ProviderError: There is no such image (the error's `code` is then "notFound"), or the API refused or did not
-                answer.
-        """
+        """Return the record of one disk image. `project` is the one that contains the image."""
         request = compute_v1.GetImageRequest(project=project, image=name)
         return self._get(f"the image {name}", _client_of(compute_v1.ImagesClient).get, request)
 
     def newest_image(self, project: str, family: str) -> compute_v1.Image:
-        """Return Google's record of the newest disk image in an image family (a named series of images).
-
-        Args:
-            project: The id of the project that contains the family. It may differ from the project that pays.
-            family: The name of the family.
-
-        Raises:
-            ProviderError: There is no such family (the error's `code` is then "notFound"), or the API refused or did
-                not answer.
-        """
+        """Return the record of an image family's newest image. `project` is the one that contains the family."""
         request = compute_v1.GetFromFamilyImageRequest(project=project, family=family)
         return self._get(f"the image family {family}", _client_of(compute_v1.ImagesClient).get_from_family, request)
 
     # --- what the project has --------------------------------------------------------------------------------
 
     def reservations(self, filter: str) -> list[compute_v1.Reservation]:
-        """Return the project's reservations, in all zones, that match a filter of the API.
-
-        A reservation is capacity that somebody reserved before. The list is empty if none matches.
-
-        Args:
-            filter: A filter expression of the API, such as 'name eq "skypool-.*"'.
-
-        Raises:
-            NoAnswer: The API or one of the zones did not answer.
-            ProviderError: The API refused the request.
-        """
+        """Return the project's reservations, in all zones."""
         request = compute_v1.AggregatedListReservationsRequest(project=self.project, filter=filter)
         client = _client_of(compute_v1.ReservationsClient)
         scopes = self._list_everywhere("the list of reservations", client.aggregated_list, request)
         return [each for scope in scopes for each in scope.reservations]
 
     def instances(self, filter: str) -> list[compute_v1.Instance]:
-        """Return the machines of the project, in all zones, that match a filter of the API.
-
-        Machines in any state are returned, also stopped ones. The list is empty if no machine matches.
-
-        Args:
-            filter: A filter expression of the API, such as 'name eq "skypool-.*"'.
-
-        Raises:
-            NoAnswer: The API or one of the zones did not answer, so machines could be missing.
-            ProviderError: The API refused the request.
-        """
+        """Return the machines of the project, in all zones and in any state, also stopped ones."""
         request = compute_v1.AggregatedListInstancesRequest(project=self.project, filter=filter)
         client = _client_of(compute_v1.InstancesClient)
         scopes = self._list_everywhere("the list of machines", client.aggregated_list, request)
         return [each for scope in scopes for each in scope.instances]
 
     def instance(self, zone: str, name: str, what: str = "the record of a machine") -> compute_v1.Instance:
-        """Return Google's record of one machine.
-
-        Args:
-            zone: The zone of the machine.
-            name: The name of the machine.
-            what: The request in words, for error messages.
-
-        Raises:
-            ProviderError: There is no such machine (the error's `code` is then "notFound"), or the API refused or did
-                not answer.
-        """
+        """Return the record of one machine."""
         request = compute_v1.GetInstanceRequest(project=self.project, zone=zone, instance=name)
         return self._get(what, _client_of(compute_v1.InstancesClient).get, request)
 
     def disks(self, filter: str) -> list[compute_v1.Disk]:
-        """Return the project's disks, in all zones and regions, that match a filter of the API.
-
-        The list is empty if none matches.
-
-        Args:
-            filter: A filter expression of the API, such as 'name eq "skypool-.*"'.
-
-        Raises:
-            NoAnswer: The API or one of the zones or regions did not answer.
-            ProviderError: The API refused the request.
-        """
+        """Return the project's disks, in all zones and regions."""
         request = compute_v1.AggregatedListDisksRequest(project=self.project, filter=filter)
         client = _client_of(compute_v1.DisksClient)
         scopes = self._list_everywhere("the list of disks", client.aggregated_list, request)
         return [each for scope in scopes for each in scope.disks]
 
     def firewalls(self, filter: str) -> list[compute_v1.Firewall]:
-        """Return the project's firewall rules that match a filter of the API. The list is empty if none matches.
-
-        Args:
-            filter: A filter expression of the API, such as 'name eq "skypool-.*"'.
-
-        Raises:
-            ProviderError: The API refused the request, or did not answer within 60 s.
-        """
+        """Return the project's firewall rules."""
         request = compute_v1.ListFirewallsRequest(project=self.project, filter=filter)
         return self._list("the list of firewall rules", _client_of(compute_v1.FirewallsClient).list, request)
 
     def policies(self, filter: str) -> list[compute_v1.ResourcePolicy]:
-        """Return the project's resource policies, in all regions, that match a filter of the API.
+        """Return the project's resource policies, in all regions.
 
-        Resource policies tell Google where to place machines, or how to connect their TPU chips. The list is empty if
-        none matches.
-
-        Args:
-            filter: A filter expression of the API, such as 'name eq "skypool-.*"'.
-
-        Raises:
-            NoAnswer: The API or one of the regions did not answer.
-            ProviderError: The API refused the request.
+        A resource policy tells Google where to place machines, or how to connect their TPU chips.
         """
         request = compute_v1.AggregatedListResourcePoliciesRequest(project=self.project, filter=filter)
         client = _client_of(compute_v1.ResourcePoliciesClient)
@@ -375,43 +256,19 @@ class ComputeApi:
         return [each for scope in scopes for each in scope.resource_policies]
 
     def templates(self, filter: str) -> list[compute_v1.InstanceTemplate]:
-        """Return the project's global instance templates that match a filter of the API.
-
-        An instance template is the description from which the machines of a managed instance group are created. The
-        list is empty if no template matches.
-
-        Args:
-            filter: A filter expression of the API, such as 'name eq "skypool-.*"'.
-
-        Raises:
-            ProviderError: The API refused the request, or did not answer within 60 s.
-        """
+        """Return the project's global instance templates, from which managed groups create their machines."""
         request = compute_v1.ListInstanceTemplatesRequest(project=self.project, filter=filter)
         return self._list("the list of templates", _client_of(compute_v1.InstanceTemplatesClient).list, request)
 
     def groups(self, filter: str) -> list[compute_v1.InstanceGroupManager]:
-        """Return the project's managed instance groups, in all zones, that match a filter of the API.
-
-        Google creates and deletes the machines of such a group together. The list is empty if none matches.
-
-        Args:
-            filter: A filter expression of the API, such as 'name eq "skypool-.*"'.
-
-        Raises:
-            NoAnswer: The API or one of the zones did not answer.
-            ProviderError: The API refused the request.
-        """
+        """Return the project's managed instance groups, in all zones."""
         request = compute_v1.AggregatedListInstanceGroupManagersRequest(project=self.project, filter=filter)
         client = _client_of(compute_v1.InstanceGroupManagersClient)
         scopes = self._list_everywhere("the list of instance groups", client.aggregated_list, request)
         return [each for scope in scopes for each in scope.instance_group_managers]
 
     def group(self, zone: str, name: str) -> compute_v1.InstanceGroupManager | None:
-        """Return the managed instance group of this name in a zone, or None if it does not exist.
-
-        Raises:
-            ProviderError: The API refused the request for another reason, or did not answer within 60 s.
-        """
+        """Return the managed instance group of this name in a zone, or None if it does not exist."""
         request = compute_v1.GetInstanceGroupManagerRequest(
             project=self.project,
             zone=zone,
@@ -421,15 +278,7 @@ class ComputeApi:
         return quietly(partial(self._get, f"the instance group {name}", client.get, request), "notFound")
 
     def operation(self, begun: compute_v1.Operation) -> compute_v1.Operation:
-        """Fetch and return the present state of an operation, Google's record of a change in progress.
-
-        Args:
-            begun: The operation as the API returned it when the change was started.
-
-        Raises:
-            ProviderError: The API refused the request, or did not answer within 60 s. If the operation has failed,
-                nothing is raised: the returned record contains the error.
-        """
+        """Fetch the present state of an operation. If it has failed, nothing is raised: the record has the error."""
         if begun.zone:
             in_zone = compute_v1.GetZoneOperationRequest(
                 project=self.project,
@@ -452,20 +301,7 @@ class ComputeApi:
     def insert_instance(
         self, zone: str, instance: compute_v1.Instance, request_id: str, what: str
     ) -> compute_v1.Operation | None:
-        """Start to create a machine, and return the operation (Google's record of the change).
-
-        The method does not wait until the change is complete. Returns None if a machine of this name exists already in
-        the zone.
-
-        Args:
-            zone: The zone of the machine.
-            instance: The machine to create.
-            request_id: A UUID. The API creates only one machine for this UUID, even if the request is sent again.
-            what: The request in words, for error messages.
-
-        Raises:
-            ProviderError: The API refused the request, or did not answer within 60 s.
-        """
+        """Start to create a machine. Returns None if a machine of this name exists already in the zone."""
         request = compute_v1.InsertInstanceRequest(
             project=self.project,
             zone=zone,
@@ -475,38 +311,20 @@ class ComputeApi:
         return self._create(what, _client_of(compute_v1.InstancesClient).insert_unary, request)
 
     def delete_instance(self, zone: str, name: str, what: str) -> compute_v1.Operation | None:
-        """Start to delete a machine, and return the operation (Google's record of the change).
-
-        The method does not wait until the change is complete. Returns None if the machine does not exist.
-
-        Args:
-            zone: The zone of the machine.
-            name: The name of the machine.
-            what: The request in words, for error messages.
-
-        Raises:
-            ProviderError: The API refused the request, or did not answer within 60 s.
-        """
+        """Start to delete a machine."""
         request = compute_v1.DeleteInstanceRequest(project=self.project, zone=zone, instance=name)
         return self._change(what, _client_of(compute_v1.InstancesClient).delete_unary, request)
 
     def set_labels(
         self, zone: str, name: str, labels: Mapping[str, str], fingerprint: str, what: str
     ) -> compute_v1.Operation | None:
-        """Start to replace all labels of a machine, and return the operation (Google's record of the change).
-
-        The method does not wait until the change is complete. Returns None if the machine does not exist.
+        """Start to replace all labels of a machine; labels that are not in `labels` are removed.
 
         Args:
-            zone: The zone of the machine.
-            name: The name of the machine.
-            labels: The new labels. Labels that the machine has and that are not among them are removed.
             fingerprint: The `label_fingerprint` of the machine's record from which the present labels were read.
-            what: The request in words, for error messages.
 
         Raises:
-            ProviderError: The API refused the request, or did not answer. The error's `code` is "conditionNotMet" if
-                the labels have changed since the fingerprint was read.
+            ProviderError: Its `code` is "conditionNotMet" if the labels have changed since the fingerprint was read.
         """
         request = compute_v1.SetLabelsInstanceRequest(
             project=self.project,
@@ -520,67 +338,22 @@ class ComputeApi:
         return self._change(what, _client_of(compute_v1.InstancesClient).set_labels_unary, request)
 
     def delete_disk(self, zone: str, name: str, what: str) -> compute_v1.Operation | None:
-        """Start to delete a disk in a zone, and return the operation (Google's record of the change).
-
-        The method does not wait until the change is complete. Returns None if the disk does not exist.
-
-        Args:
-            zone: The zone of the disk.
-            name: The name of the disk.
-            what: The request in words, for error messages.
-
-        Raises:
-            ProviderError: The API refused the request, for example because a machine uses the disk, or did not answer.
-        """
+        """Start to delete a disk in a zone. The API refuses this while a machine uses the disk."""
         request = compute_v1.DeleteDiskRequest(project=self.project, zone=zone, disk=name)
         return self._change(what, _client_of(compute_v1.DisksClient).delete_unary, request)
 
     def insert_firewall(self, rule: compute_v1.Firewall, what: str) -> compute_v1.Operation | None:
-        """Start to create a firewall rule, and return the operation (Google's record of the change).
-
-        The method does not wait until the change is complete. Returns None if a rule of this name exists already; the
-        existing rule is not changed.
-
-        Args:
-            rule: The firewall rule to create.
-            what: The request in words, for error messages.
-
-        Raises:
-            ProviderError: The API refused the request, or did not answer within 60 s.
-        """
+        """Start to create a firewall rule."""
         request = compute_v1.InsertFirewallRequest(project=self.project, firewall_resource=rule)
         return self._create(what, _client_of(compute_v1.FirewallsClient).insert_unary, request)
 
     def delete_firewall(self, name: str, what: str) -> compute_v1.Operation | None:
-        """Start to delete a firewall rule by its name, and return the operation (Google's record of the change).
-
-        The method does not wait until the change is complete. Returns None if the rule does not exist.
-
-        Args:
-            name: The name of the rule.
-            what: The request in words, for error messages.
-
-        Raises:
-            ProviderError: The API refused the request, or did not answer within 60 s.
-        """
+        """Start to delete a firewall rule."""
         request = compute_v1.DeleteFirewallRequest(project=self.project, firewall=name)
         return self._change(what, _client_of(compute_v1.FirewallsClient).delete_unary, request)
 
     def insert_policy(self, region: str, policy: compute_v1.ResourcePolicy, what: str) -> compute_v1.Operation | None:
-        """Start to create a resource policy in a region, and return the operation (Google's record of the change).
-
-        The method does not wait until the change is complete. A resource policy tells Google where to place machines,
-        or how to connect their TPU chips. Returns None if a policy of this name exists already; the existing policy is
-        not changed.
-
-        Args:
-            region: The region of the policy.
-            policy: The policy to create.
-            what: The request in words, for error messages.
-
-        Raises:
-            ProviderError: The API refused the request, or did not answer within 60 s.
-        """
+        """Start to create a resource policy. See `policies` for what it is."""
         request = compute_v1.InsertResourcePolicyRequest(
             project=self.project,
             region=region,
@@ -589,35 +362,12 @@ class ComputeApi:
         return self._create(what, _client_of(compute_v1.ResourcePoliciesClient).insert_unary, request)
 
     def delete_policy(self, region: str, name: str, what: str) -> compute_v1.Operation | None:
-        """Start to delete a resource policy of a region, and return the operation (Google's record of the change).
-
-        The method does not wait until the change is complete. Returns None if the policy does not exist.
-
-        Args:
-            region: The region of the policy.
-            name: The name of the policy.
-            what: The request in words, for error messages.
-
-        Raises:
-            ProviderError: The API refused the request, for example because the policy is in use, or did not answer.
-        """
+        """Start to delete a resource policy. The API refuses this while the policy is in use."""
         request = compute_v1.DeleteResourcePolicyRequest(project=self.project, region=region, resource_policy=name)
         return self._change(what, _client_of(compute_v1.ResourcePoliciesClient).delete_unary, request)
 
     def insert_template(self, template: compute_v1.InstanceTemplate, what: str) -> compute_v1.Operation | None:
-        """Start to create an instance template, and return the operation (Google's record of the change).
-
-        The method does not wait until the change is complete. An instance template is the description from which the
-        machines of a managed instance group are created. Returns None if a template of this name exists already; the
-        existing template is not changed.
-
-        Args:
-            template: The instance template to create.
-            what: The request in words, for error messages.
-
-        Raises:
-            ProviderError: The API refused the request, or did not answer within 60 s.
-        """
+        """Start to create a global instance template."""
         request = compute_v1.InsertInstanceTemplateRequest(
             project=self.project,
             instance_template_resource=template,
@@ -625,38 +375,14 @@ class ComputeApi:
         return self._create(what, _client_of(compute_v1.InstanceTemplatesClient).insert_unary, request)
 
     def delete_template(self, name: str, what: str) -> compute_v1.Operation | None:
-        """Start to delete an instance template by its name, and return the operation (Google's record of the change).
-
-        The method does not wait until the change is complete. Returns None if the template does not exist.
-
-        Args:
-            name: The name of the template.
-            what: The request in words, for error messages.
-
-        Raises:
-            ProviderError: The API refused the request, for example because a group uses the template, or did not
-                answer.
-        """
+        """Start to delete an instance template. The API refuses this while a group uses the template."""
         request = compute_v1.DeleteInstanceTemplateRequest(project=self.project, instance_template=name)
         return self._change(what, _client_of(compute_v1.InstanceTemplatesClient).delete_unary, request)
 
     def insert_group(
         self, zone: str, group: compute_v1.InstanceGroupManager, request_id: str, what: str
     ) -> compute_v1.Operation | None:
-        """Start to create a managed instance group, and return the operation (Google's record of the change).
-
-        The method does not wait until the change is complete. Google then creates the group's machines. Returns None if
-        a group of this name exists already in the zone.
-
-        Args:
-            zone: The zone of the group.
-            group: The group to create.
-            request_id: A UUID. The API creates only one group for this UUID, even if the request is sent again.
-            what: The request in words, for error messages.
-
-        Raises:
-            ProviderError: The API refused the request, or did not answer within 60 s.
-        """
+        """Start to create a managed instance group, whose machines Google creates and deletes together."""
         request = compute_v1.InsertInstanceGroupManagerRequest(
             project=self.project,
             zone=zone,
@@ -666,19 +392,7 @@ class ComputeApi:
         return self._create(what, _client_of(compute_v1.InstanceGroupManagersClient).insert_unary, request)
 
     def delete_group(self, zone: str, name: str, what: str) -> compute_v1.Operation | None:
-        """Start to delete a managed instance group, and return the operation (Google's record of the change).
-
-        The method does not wait until the change is complete. All machines of the group are deleted with it. Returns
-        None if the group does not exist.
-
-        Args:
-            zone: The zone of the group.
-            name: The name of the group.
-            what: The request in words, for error messages.
-
-        Raises:
-            ProviderError: The API refused the request, or did not answer within 60 s.
-        """
+        """Start to delete a managed instance group with all its machines."""
         request = compute_v1.DeleteInstanceGroupManagerRequest(
             project=self.project,
             zone=zone,
@@ -689,17 +403,7 @@ class ComputeApi:
     # --- calling a method of the SDK -------------------------------------------------------------------------
 
     def _get(self, what: str, method: _Method[Request, V], request: Request) -> V:
-        """Send a request once, with a time limit of 60 s, and return the answer.
-
-        Args:
-            what: The request in words, for error messages.
-            method: The method of Google's SDK that sends the request. The SDK's own retries are switched off.
-            request: The request.
-
-        Raises:
-            ProviderError: The API refused the request. The error of Google's SDK is the cause of the ProviderError.
-            NoAnswer: The API did not answer.
-        """
+        """Send a request once, without the SDK's own retries, and translate the SDK's errors."""
         return _api.call(
             what,
             lambda: method(request=request, retry=None, timeout=_TIMEOUT),
@@ -707,24 +411,14 @@ class ComputeApi:
         )
 
     def _list(self, what: str, method: _Method[Request, _Pager[_Items[V]]], request: Request) -> list[V]:
-        """Send a request for a list once, and return the items of all pages; [] if there are none.
-
-        Args:
-            what: The request in words, for error messages.
-            method: The method of Google's SDK that sends the request. The SDK's own retries are switched off.
-            request: The request.
-
-        Raises:
-            ProviderError: The API refused the request for a page, or the list may be incomplete.
-            NoAnswer: The API did not answer. Each page has a time limit of 60 s.
-        """
+        """Return the items of all pages of a list. Raises ProviderError if the list may be incomplete."""
         pages = self._pages(what, method, request)
         if missing := _missing(what, pages):
             raise missing
         return [each for page in pages for each in page.items]
 
     def _pages(self, what: str, method: _Method[Request, _Pager[Page]], request: Request) -> list[Page]:
-        """Send a request for a list once, and return all pages, which are at least one."""
+        """Return all pages of a list, which are at least one. Each page has a time limit of 60 s."""
         return _api.pages(
             what,
             lambda: method(request=request, retry=None, timeout=_TIMEOUT).pages,
@@ -739,18 +433,11 @@ class ComputeApi:
         *,
         may_lack: bool = False,
     ) -> Answers[Scope]:
-        """Send a request for a list of the whole project, and return the list's parts, one for each zone and region.
+        """Return the parts of a list of the whole project, one for each zone and region.
 
         Args:
-            what: The request in words, for error messages.
-            method: The method of Google's SDK that sends the request.
-            request: The request.
-            may_lack: What to do if a zone or region does not answer. If False, NoAnswer is raised. If True, a
-                RuntimeWarning is issued, and the result's `lacks` is ("offers",).
-
-        Raises:
-            NoAnswer: The API did not answer. Or a zone or region did not answer, and `may_lack` is False.
-            ProviderError: The API refused the request, or the list may be incomplete.
+            may_lack: True to issue a RuntimeWarning if a zone or region does not answer, and to set the result's
+                `lacks` to ("offers",). False to raise NoAnswer then.
         """
         pages = self._pages(what, method, request)
         scopes = [each for page in pages for each in page.items.items()]
@@ -762,41 +449,19 @@ class ComputeApi:
         return Answers((scope for _, scope in scopes), [lacks("offers", error)] if error else ())
 
     def _create(self, what: str, method: _Method[Request, V], request: Request) -> V | None:
-        """Send a request that creates a resource, and return the answer. Returns None if the resource exists already.
-
-        Args:
-            what: The request in words, for error messages.
-            method: The method of Google's SDK that sends the request.
-            request: The request.
-
-        Raises:
-            ProviderError: The API refused the request for another reason, or did not answer.
-        """
+        """Send a request that creates a resource. Returns None if the resource exists already."""
         return quietly(partial(self._get, what, method, request), "alreadyExists")
 
     def _change(self, what: str, method: _Method[Request, V], request: Request) -> V | None:
-        """Send a request that changes or deletes a resource, and return the answer.
-
-        Returns None if the resource does not exist.
-
-        Args:
-            what: The request in words, for error messages.
-            method: The method of Google's SDK that sends the request.
-            request: The request.
-
-        Raises:
-            ProviderError: The API refused the request for another reason, or did not answer.
-        """
+        """Send a request that changes or deletes a resource. Returns None if the resource does not exist."""
         return quietly(partial(self._get, what, method, request), "notFound")
 
 
 def _missing(what: str, parts: Iterable[_Scope], silent: Iterable[str] = ()) -> ProviderError | None:
-    """Return the error for a list that says that it lacks results, or None if nothing says so.
+    """Return the error for an incomplete list, or None if it has no warning that results are missing.
 
-    Args:
-        what: The request in words, for error messages.
-        parts: The pages of the list, and its parts for zones and regions.
-        silent: Zones and regions that did not answer.
+    `parts` are the list's pages, and its parts for zones and regions, which have the warnings. `silent` has the names
+    of the zones and regions that did not answer.
     """
     codes = {part.warning.code for part in parts}
     if silent or _SILENT in codes:
@@ -808,16 +473,10 @@ def _missing(what: str, parts: Iterable[_Scope], silent: Iterable[str] = ()) -> 
 
 
 def _client_of(kind: Callable[..., Client]) -> Client:
-    """Return the SDK's client for one kind of resource, such as `compute_v1.DisksClient`.
+    """Return the SDK's client for one kind of resource, such as `compute_v1.DisksClient`. Safe in several threads.
 
-    Clients are cached: a new client is made only if the API's address or the credentials have changed. The function is
-    safe to call from several threads.
-
-    Args:
-        kind: The class of the client.
-
-    Raises:
-        CredentialsError: There are no credentials for Google Cloud.
+    A new client is made only if the API's address or the credentials have changed. Raises CredentialsError if there are
+    none.
     """
     with _making:
         client: Client = _client(_api.endpoint("compute"), kind, _api.credentials("compute"))
@@ -826,13 +485,7 @@ def _client_of(kind: Callable[..., Client]) -> Client:
 
 @lru_cache(maxsize=64)
 def _client(endpoint: str | None, kind: Any, credentials: Credentials) -> Any:
-    """Make a client of the SDK for one kind of resource. The last 64 are cached: equal arguments give the same object.
-
-    Args:
-        endpoint: The address of the API; None for Google's own address.
-        kind: The class of the client.
-        credentials: The credentials that the client's requests carry.
-    """
+    """Make a client of the SDK, and cache it. An `endpoint` of None means Google's own address."""
     options = client_options.ClientOptions(api_endpoint=endpoint)
     client = kind(credentials=credentials, client_options=options)
     _api.attend(client, "compute")
@@ -845,12 +498,7 @@ def _client(endpoint: str | None, kind: Any, credentials: Credentials) -> Any:
 def look(method: Callable[P, V], *args: P.args, **kwargs: P.kwargs) -> V:
     """Call a function that only reads, and return its result.
 
-    The call is repeated for up to 20 s if the API does not answer, or refuses because too many requests were sent.
-    Pauses between the calls are random.
-
-    Args:
-        method: The function, such as a method of `ComputeApi` that returns a list.
-        args, kwargs: The arguments for the function.
+    The call is repeated for up to 20 s, with random pauses, while the API does not answer or gets too many requests.
 
     Raises:
         NoAnswer, RateLimitError: The last error, if no call succeeded within 20 s.
@@ -866,10 +514,8 @@ def insist(api: ComputeApi, what: str, change: Callable[[], compute_v1.Operation
     many requests were sent, if another request is changing the resource, or if the resource is still in use.
 
     Args:
-        api: The API.
-        what: The change in words, for error messages.
-        change: A function that starts the change. It returns the operation (Google's record of a change in progress),
-            or None if there is nothing to do. The function may be called several times.
+        change: Starts the change, and returns its operation, or None if there is nothing to do. May be called several
+            times.
         seconds: The time limit for starting a new attempt. Each attempt waits that long for its operation, so the whole
             call may take up to twice as long.
 
@@ -892,10 +538,7 @@ def done(api: ComputeApi, operation: compute_v1.Operation | None, what: str, sec
     """Wait until an operation has ended. Return True if it ended in time, and False if it still runs after `seconds`.
 
     Args:
-        api: The API.
-        operation: The operation, Google's record of a change in progress. None means that no change was needed. The
-            function then returns True at once.
-        what: The change in words, for error messages.
+        operation: None means that no change was needed: the function returns True at once.
         seconds: The longest time to wait. With 0, the state is read once.
 
     Raises:
@@ -907,18 +550,7 @@ def done(api: ComputeApi, operation: compute_v1.Operation | None, what: str, sec
 
 
 def _has_ended(api: ComputeApi, operation: compute_v1.Operation, what: str) -> bool:
-    """Return True if an operation (Google's record of a change) has ended, and False if it still runs.
-
-    Reads the state of the operation once. The request is repeated for up to 20 s if the API does not answer.
-
-    Args:
-        api: The API.
-        operation: The operation as the API returned it when the change was started.
-        what: The change in words, for error messages.
-
-    Raises:
-        ProviderError: The operation has reported an error, or its state could not be read.
-    """
+    """Read an operation's state once, and return True if it has ended. Raises the ProviderError that it reports."""
     now = look(api.operation, operation)
     for each in now.error.errors:
         raise _api.REFUSALS.error(what, each.code, each.message, project=api.project)
@@ -935,13 +567,12 @@ def labelled(
 ) -> Iterator[tuple[Labelled, dict[str, str]]]:
     """Yield the resources that belong to this user's pools, each with the tags that skypool encoded in its labels.
 
-    Resources of other users, and resources without skypool's labels, are left out. The request is sent when the first
-    item is taken, and is repeated for up to 20 s if there is no answer.
+    The request is sent when the first item is taken, and is repeated for up to 20 s if there is no answer.
 
     Args:
         method: A method of `ComputeApi` that lists resources for a filter, such as `ComputeApi.instances`.
-        pool: The name of a pool (a group of rented machines), which must have been started from this machine. None
-            means all pools of this user, started from any machine.
+        pool: The name of a pool that was started from this machine. None means all pools of this user, started from any
+            machine.
 
     Raises:
         ProviderError: The list could not be read.
@@ -960,16 +591,7 @@ def described(
     """Yield the resources that belong to this user's pools, each with the tags that skypool wrote into its description.
 
     This is for kinds of resources that have no labels, such as firewall rules. Only resources whose names begin with
-    "skypool-" are read, and resources of other users are left out. The request is sent when the first item is taken,
-    and is repeated for up to 20 s if there is no answer.
-
-    Args:
-        method: A method of `ComputeApi` that lists resources for a filter, such as `ComputeApi.firewalls`.
-        pool: The name of a pool (a group of rented machines), which must have been started from this machine. None
-            means all pools of this user, started from any machine.
-
-    Raises:
-        ProviderError: The list could not be read.
+    "skypool-" are read. Otherwise it works like `labelled`.
     """
     for each in look(method, 'name eq "skypool-.*"'):
         said = _api.tags_in(each.description)

@@ -2,7 +2,7 @@
 
 The API has no dry run for machines: `instances.insert` has no parameter "validateOnly"
 (https://docs.cloud.google.com/compute/docs/reference/rest/v1/instances/insert, as the discovery document of 2026-11-06
-says). So each request is a real one of the driver for its cheapest machine, with one part that does not exist.
+says). So each request is a real one of the driver for its cheapest machine, in which one thing does not exist.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class _Impossible:
 
     Attributes:
         what: The request in words.
-        made: The name of what would be made.
-        create: Sends the request. Returns the operation (Google's record of the change).
-        remove: Deletes what would be made. Returns None if it does not exist.
+        made: What Google would make, in words, such as "the machine NAME in ZONE".
+        create: Sends the request, and returns the operation.
+        remove: Deletes what Google made, and returns the operation; None if it does not exist.
         expected: The class of error to which the driver must translate the refusal.
     """
 
@@ -65,8 +65,7 @@ def refusals(calls: ComputeApi, find: Callable[[], tuple[Offer, compute_v1.Image
     If Google makes something all the same, it is deleted again, and the finding is a failure that names it.
 
     Args:
-        calls: The API.
-        find: Returns an offer, from which each request differs in one part, and the image of its machine.
+        find: Returns an offer and the image of its machine. Each request asks for this machine with one change.
     """
     (impossible,) = at_once(lambda _: _requests_for(calls, *find()), [None])
     questions: dict[str, Callable[[], object]] = {}
@@ -79,13 +78,7 @@ def refusals(calls: ComputeApi, find: Callable[[], tuple[Offer, compute_v1.Image
 
 
 def _requests_for(calls: ComputeApi, offer: Offer, image: compute_v1.Image) -> list[_Impossible]:
-    """Return the requests that must be refused: three for machines, and one for a firewall rule. Sends no request.
-
-    Args:
-        calls: The API.
-        offer: The offer of the machine, from which each request differs in one part.
-        image: The image of the machine's disk.
-    """
+    """Return the requests that must be refused: three for machines, and one for a firewall rule. Sends none."""
     order = Order(_POOL, f"{secrets.token_hex(8)}-1", (0, 1, 2), Need(), until=datetime.now(UTC) + _NEEDED)
     settings = calls.settings
     elsewhere = replace(settings, network=_UNKNOWN, subnetwork=None)
@@ -133,13 +126,7 @@ def _requests_for(calls: ComputeApi, offer: Offer, image: compute_v1.Image) -> l
 def _refused(calls: ComputeApi, request: _Impossible) -> str:
     """Send a request that must be refused, and return what Google said.
 
-    Args:
-        calls: The API.
-        request: The request.
-
-    Raises:
-        ProviderError: Google refused for another reason than the expected one, or did not answer, or made the thing.
-            What may have been made is deleted before.
+    Raises ProviderError if it was not refused as expected. What may have been made is deleted first.
     """
     try:
         _asked.done(calls, retry.patiently(request.create, _REQUESTED), request.what, _MADE)
@@ -160,8 +147,7 @@ def _refused(calls: ComputeApi, request: _Impossible) -> str:
 def _remove(calls: ComputeApi, request: _Impossible) -> None:
     """Delete what an impossible request may have made, and wait until it is gone.
 
-    Raises:
-        ProviderError: It could not be deleted. The message names it, and says how to delete it.
+    If that fails, raises ProviderError, whose text says how to delete it.
     """
     try:
         _asked.insist(calls, f"to remove {request.made}", request.remove, _MADE)
@@ -171,5 +157,4 @@ def _remove(calls: ComputeApi, request: _Impossible) -> None:
 
 
 def _raise(error: Exception) -> None:
-    """Raise the error."""
     raise error

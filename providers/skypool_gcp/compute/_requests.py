@@ -46,8 +46,8 @@ class Scripts(NamedTuple):
     machine when its lease is over.
 
     Attributes:
-        cloud_config: The configuration for the program cloud-init, which runs first. The configuration also lets the
-            pool's ssh key log in.
+        cloud_config: The configuration for the program cloud-init, which runs first. It also lets the pool's ssh key
+            log in.
         boot_script: The shell script for Google's own agent program, which runs last. On images without cloud-init,
             only this script runs.
     """
@@ -70,18 +70,13 @@ def machine(
     scripts: Scripts,
     policies: Sequence[str],
 ) -> compute_v1.Instance:
-    """Build the description from which the API creates one machine of an order. Sends no request.
+    """Build the description from which the API creates one machine of an order.
 
     The machine gets a public address, and a boot disk that is deleted together with the machine.
 
     Args:
-        settings: The settings of the driver.
-        offer: The offer that is rented. It gives machine type, zone, market, disk size and attached GPUs.
-        order: The order: pool, node numbers, token, lease and lifetime.
         name: The name of the machine and of its disk.
-        image: The image of the disk.
         labels: The labels of the machine and of its disk.
-        scripts: The programs that the machine runs at boot.
         policies: The paths of the machine's placement policies. Empty for none.
     """
     zone = offer.zone
@@ -134,18 +129,10 @@ def template(
     labels: Mapping[str, str],
     scripts: Scripts,
 ) -> compute_v1.InstanceTemplate:
-    """Build the instance template from which Google creates the machines of a TPU slice. Sends no request.
-
-    A TPU slice is a group of hosts that are rented together.
+    """Build the instance template from which Google creates the machines of a TPU slice.
 
     Args:
-        settings: The settings of the driver.
-        offer: The offer that is rented.
-        order: The order: pool, node numbers, token, lease and lifetime.
-        name: The name of the template.
-        image: The image of the machines' disks.
         labels: The labels of the machines and their disks.
-        scripts: The programs that the machines run at boot.
 
     Raises:
         CredentialsError: The project that pays is not known.
@@ -183,15 +170,12 @@ def group(
     hosts: int,
     description: str,
 ) -> compute_v1.InstanceGroupManager:
-    """Build the managed instance group of a TPU slice (hosts rented together). Sends no request.
+    """Build the managed instance group of a TPU slice.
 
     Google creates the machines of the group all at once or not at all, and does not replace a machine that fails.
 
     Args:
-        settings: The settings of the driver.
-        offer: The offer that is rented.
         name: The name of the group. The instance template and the workload policy of the slice must have this name.
-        hosts: The number of machines.
         description: The group's description text, which holds the tags as JSON.
 
     Raises:
@@ -218,10 +202,6 @@ def request_id(zone: str, name: str) -> str:
     """Return the UUID, as text, of the request that creates a machine or a group.
 
     The same zone and name always give the same id, so that Google recognizes a repeated request.
-
-    Args:
-        zone: The zone of the machine or group.
-        name: The name of the machine or group.
     """
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{zone}/{name}"))
 
@@ -243,16 +223,13 @@ def check_processor(image: compute_v1.Image, offer: Offer) -> None:
 
 
 def scripts(settings: _api.Settings, order: Order, zone: str, path: str) -> Scripts:
-    """Return the programs that a machine runs at boot. Sends no request.
+    """Return the programs that a machine runs at boot.
 
     The programs end the machine when its lease or its lifetime is over. If the settings name a service account, the
     machine then deletes the resource at `path`. Otherwise the machine switches itself off. At the end of a lifetime of
     30 s to 120 days, Google deletes the machine. The programs then end the machine 120 s later, if it still exists.
 
     Args:
-        settings: The settings of the driver.
-        order: The order. It gives the lease and the lifetime in seconds.
-        zone: The zone of the machine.
         path: The resource in the zone that the machine deletes, such as "instances/NAME".
     """
     end = userdata.OFF
@@ -271,10 +248,7 @@ def scripts(settings: _api.Settings, order: Order, zone: str, path: str) -> Scri
 
 
 def _machine_type(offer: Offer) -> str:
-    """Return the name of the machine type of an offer. For a TPU slice, that is the type of the slice's machines.
-
-    A TPU slice is a group of hosts that are rented together.
-    """
+    """Return the machine type of an offer; for a TPU slice, that of the slice's machines."""
     return machine_of(offer).machine_type
 
 
@@ -290,10 +264,9 @@ def _disk_gb(offer: Offer, image: compute_v1.Image) -> int:
 
 
 def _metadata(order: Order, scripts: Scripts) -> compute_v1.Metadata:
-    """Return the metadata of a machine: its two boot programs, and the pool's public key for the user "ubuntu".
+    """Return a machine's metadata: its boot programs, and the pool's public key for the user "ubuntu".
 
-    The metadata also switches off the serial port, login by the project's own keys, and OS Login (login by the user's
-    Google account).
+    It also switches off the serial port, login by the project's own keys, and OS Login (login by Google accounts).
     """
     values = {
         "user-data": scripts.cloud_config,
@@ -309,15 +282,7 @@ def _metadata(order: Order, scripts: Scripts) -> compute_v1.Metadata:
 def _boot_disk(
     *, name: str | None, image: compute_v1.Image, gb: int, disk_type: str, labels: Mapping[str, str]
 ) -> compute_v1.AttachedDisk:
-    """Return the boot disk of a machine, in the form for the API. Google deletes the disk together with the machine.
-
-    Args:
-        name: The name of the disk; None lets Google choose the name.
-        image: The image of the disk.
-        gb: The size in GB.
-        disk_type: The name or path of the disk type.
-        labels: The labels of the disk.
-    """
+    """Return the boot disk of a machine, with which Google deletes it. If `name` is None, Google chooses a name."""
     return compute_v1.AttachedDisk(
         boot=True,
         auto_delete=True,
@@ -334,7 +299,7 @@ def _boot_disk(
 
 
 def _local_ssds(offer: Offer) -> list[compute_v1.AttachedDisk]:
-    """Return the local SSDs that a machine must have for its reservation, in the form for the API. [] for none.
+    """Return the local SSDs that a machine must have for its reservation.
 
     Outside reservations, machine types that include local SSDs get them without a request.
     """
@@ -354,12 +319,9 @@ def _local_ssds(offer: Offer) -> list[compute_v1.AttachedDisk]:
 
 
 def _network_interface(settings: _api.Settings, offer: Offer, *, subnetwork: str) -> compute_v1.NetworkInterface:
-    """Return a network interface with a public address, in the form for the API.
+    """Return an interface with a public address; of the faster type gVNIC if the offer has an accelerator.
 
-    Args:
-        settings: The settings of the driver, which name the network.
-        offer: The offer that is rented. If the offer has an accelerator, the interface is of the faster type gVNIC.
-        subnetwork: The path of the subnetwork. The argument is ignored if the settings name no subnetwork.
+    `subnetwork` is ignored if the settings name no subnetwork.
     """
     return compute_v1.NetworkInterface(
         network=settings.path(),
@@ -370,15 +332,10 @@ def _network_interface(settings: _api.Settings, offer: Offer, *, subnetwork: str
 
 
 def _fabric(settings: _api.Settings, offer: Offer, order: Order) -> list[compute_v1.NetworkInterface]:
-    """Return the further network interfaces over which a machine's GPUs reach those of the order's other machines.
+    """Return the further interfaces over which GPUs of several machines reach each other. They have no public address.
 
-    They have no public address. The list is empty if the order needs no private network, the settings name no networks,
-    or the machine type has no such interfaces.
-
-    Args:
-        settings: The settings of the driver, which name the networks.
-        offer: The offer that is rented. It gives the machine type and the region.
-        order: The order.
+    The list is empty if the order needs no private network, the settings have no `networks`, or the machine type has no
+    such interfaces.
     """
     if not (order.need.private_network and settings.networks):
         return []
@@ -397,15 +354,11 @@ def _fabric(settings: _api.Settings, offer: Offer, order: Order) -> list[compute
 
 
 def _scheduling(offer: Offer, order: Order) -> compute_v1.Scheduling:
-    """Return the options that say when Google may stop or delete a machine. Sends no request.
+    """Return the options that say when Google may stop or delete a machine.
 
-    Google deletes spot machines, machines of dense reservations, and machines with a lifetime that Google accepts as a
-    limit, when Google ends them. Other machines are only stopped. Before maintenance of the host, Google ends spot
+    When Google ends a machine, it deletes spot machines, machines of dense reservations, and machines with a lifetime
+    that Google accepts as a limit. Other machines are only stopped. Before maintenance of the host, Google ends spot
     machines and machines with accelerators, and moves other machines to another host. Google never restarts a machine.
-
-    Args:
-        offer: The offer that is rented. It gives the market and the accelerator.
-        order: The order. It gives the lifetime.
     """
     spot = offer.market == "spot"
     limit = _run_limit(order)
@@ -422,10 +375,7 @@ def _scheduling(offer: Offer, order: Order) -> compute_v1.Scheduling:
 
 
 def _run_limit(order: Order) -> int | None:
-    """Return the seconds after which Google deletes a machine, rounded down.
-
-    Returns None if the order has no lifetime, or a lifetime below 30 s or above 120 days, which Google does not accept.
-    """
+    """Return the seconds after which Google deletes a machine, rounded down; None if Google accepts no such limit."""
     lifetime = order.lifetime
     if lifetime is None or not _SHORTEST_RUN <= lifetime <= _LONGEST_RUN:
         return None
@@ -433,17 +383,14 @@ def _run_limit(order: Order) -> int | None:
 
 
 def _service_accounts(settings: _api.Settings) -> list[compute_v1.ServiceAccount]:
-    """Return the service account of the settings, in a list of one item. Returns [] if the settings name no account."""
+    """Return the service account of the settings as a list of one item, or [] if they name none."""
     if not settings.service_account:
         return []
     return [compute_v1.ServiceAccount(email=settings.service_account, scopes=[_api.SCOPE])]
 
 
 def _reservation_affinity(settings: _api.Settings) -> compute_v1.ReservationAffinity | None:
-    """Return the option that makes a machine run in the reservation (capacity reserved before) of the settings.
-
-    Returns None if the settings name no reservation.
-    """
+    """Return the option that makes a machine run in the reservation of the settings; None if they name none."""
     if not settings.reservation:
         return None
     return compute_v1.ReservationAffinity(
@@ -457,15 +404,13 @@ def _reservation_affinity(settings: _api.Settings) -> compute_v1.ReservationAffi
 
 
 def firewall_rules(settings: _api.Settings, order: Order, networks: Sequence[str]) -> list[compute_v1.Firewall]:
-    """Build the firewall rules for the machines of one run of a pool. Sends no request.
+    """Build the firewall rules for the machines of one run of a pool.
 
     The first rule allows ssh from `networks`. The second rule denies all other incoming traffic. If the order needs a
     private network, a third rule allows all traffic among the machines. The rules apply to machines with the network
     tag of this run of the pool.
 
     Args:
-        settings: The settings of the driver, which name the network.
-        order: The order: pool, node numbers, token, lease and lifetime.
         networks: The networks that may reach port 22, in CIDR notation such as "203.0.113.0/24".
     """
     tag = _api.tag(order)
@@ -507,7 +452,7 @@ def firewall_rules(settings: _api.Settings, order: Order, networks: Sequence[str
 
 
 def placement(order: Order, region: str) -> compute_v1.ResourcePolicy:
-    """Build the resource policy that places the machines of a private network close together. Sends no request.
+    """Build the resource policy that places the machines of a private network close together.
 
     All orders of one run of the pool have the same policy name in a region.
     """
@@ -519,11 +464,9 @@ def placement(order: Order, region: str) -> compute_v1.ResourcePolicy:
 
 
 def workload_policy(order: Order, *, name: str, topology: str) -> compute_v1.ResourcePolicy:
-    """Build the resource policy that connects the TPU chips of a slice (hosts rented together). Sends no request.
+    """Build the resource policy that connects the TPU chips of a slice.
 
     Args:
-        order: The order: pool, node numbers, token, lease and lifetime.
-        name: The name of the policy.
         topology: The numbers of chips along each axis of the slice, such as "2x2x2".
     """
     return compute_v1.ResourcePolicy(
@@ -542,9 +485,6 @@ def _rule_name(order: Order, rule: str) -> str:
 
 
 def _tags_of_session(order: Order) -> str:
-    """Return the tags that all orders of one run of a pool have in common, as JSON for a resource's description text.
-
-    The order's token and its node numbers are left out.
-    """
+    """Return the tags that all orders of one run of a pool share, as JSON for a resource's description text."""
     common = {key: text for key, text in tags.tags(order).items() if key not in (tags.NODES, tags.TOKEN)}
     return _api.description(common)

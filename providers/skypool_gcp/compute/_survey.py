@@ -29,10 +29,6 @@ _MOST = 4
 def network(calls: ComputeApi, regions: Sequence[str]) -> str:
     """Check that the network of the settings has a subnetwork in each region in which machines may be rented.
 
-    Args:
-        calls: The API.
-        regions: The names of the regions.
-
     Raises:
         ProviderError: There is no such network, or it has no subnetwork in a region, or Google did not answer.
     """
@@ -61,15 +57,11 @@ def network(calls: ComputeApi, regions: Sequence[str]) -> str:
 
 
 def quotas(calls: ComputeApi, regions: Sequence[str]) -> Finding:
-    """Return a finding about the quotas of each family of GPUs: the largest in one region, and where it is not zero.
+    """Return a finding about the quotas of each family of GPUs: the largest, and in how many regions it is not zero.
 
     Each family has a standard and a preemptible quota. Spot VMs use the latter. VMs with a limit of their lifetime,
     which skypool's machines have, may use either. Compute Engine's API tells the quotas of older GPUs only. If all
-    quotas are zero, the finding is open: the user may want no GPUs.
-
-    Args:
-        calls: The API.
-        regions: The regions in which machines may be rented.
+    quotas are zero, the finding is not a failure, but open (`Finding.open`): the user may want no GPUs.
 
     Raises:
         ProviderError: Google did not answer.
@@ -104,7 +96,7 @@ def quotas(calls: ComputeApi, regions: Sequence[str]) -> Finding:
 
 
 def _most(limits: Sequence[float] | None) -> str:
-    """Return the largest of some limits, and in how many regions it is not zero, as text."""
+    """Return the largest of the regions' limits, and how many are not zero, as text; "not told" if `limits` is None."""
     several = [each for each in limits or () if each]
     if limits is None:
         return "not told"
@@ -119,7 +111,7 @@ def types(records: Iterable[compute_v1.MachineType], models: Iterable[compute_v1
         models: Google's types of accelerators, in all zones.
 
     Raises:
-        ProviderError: Google has one that is not known.
+        ProviderError: Google has a machine type or a GPU that skypool does not know.
     """
     known = {*billing.machines(), *FACTS["more types"], *FACTS["unpriced"], *FACTS["unsold"]}
     theirs = {each.name for each in records}
@@ -135,7 +127,7 @@ def types(records: Iterable[compute_v1.MachineType], models: Iterable[compute_v1
 
 
 def _is_known(model: str) -> bool:
-    """Return True if skypool knows a GPU by Google's name, or if the name is that of another thing than a GPU."""
+    """Return True if skypool knows the GPU with this name at Google, or if the name is not that of a GPU."""
     if not model.startswith("nvidia-") or model.endswith("-vws"):
         return True
     try:
@@ -146,7 +138,7 @@ def _is_known(model: str) -> bool:
 
 
 def fabric(places: Mapping[str, catalog.Place] | None) -> str:
-    """Return where the networks for GPUs of several machines can be used, or what is missing without the setting.
+    """Return how many networks the GPUs of several machines have, or what is missing without the setting `networks`.
 
     Args:
         places: The networks of the settings; None if the settings name none.
@@ -164,6 +156,6 @@ def filter() -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-    """Return the first names, joined by commas, and the number of the others."""
+    """Return at most four names, joined by commas, and the number of the others, as text: "a, b, c, d and 3 more"."""
     more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
     return f"{', '.join(names[:_MOST])}{more}"

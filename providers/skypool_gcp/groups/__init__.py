@@ -1,13 +1,14 @@
 """Rents TPU7x slices, whose hosts are machines of Compute Engine. Cloud TPU's API does not have this generation.
 
-A slice is a group of TPU hosts that are rented together. A slice of one host is a machine like any other, and
-`skypool_gcp.compute` rents it. A slice of several hosts is a managed instance group: a group of machines that Google
-creates all at once or not at all. The group needs an instance template, from which its machines are created. It also
-needs a workload policy, which says how the chips are connected. Documentation:
-https://docs.cloud.google.com/compute/docs/tpus/create-tpu-mig-multi-host-slice (read 2026-11-22).
+A slice of one host is a machine like any other, and `skypool_gcp.compute` rents it. A slice of several hosts is a
+managed instance group: a group of machines that Google creates all at once or not at all. The group needs an instance
+template, from which its machines are created. It also needs a workload policy, which says how the chips are connected.
+Documentation: https://docs.cloud.google.com/compute/docs/tpus/create-tpu-mig-multi-host-slice (read 2026-11-22).
 
 If Google has no room for a group, the group waits for room until somebody deletes the group. A group does not replace
 lost machines: if a machine is lost, the slice ends.
+
+Other words of this package, such as slice and operation, are explained in `skypool_gcp.tpu`.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ _TYPE = "type"
 class Groups(Tpu):
     """The part of the Google Cloud driver for TPU7x slices, whose hosts are machines of Compute Engine.
 
-    A slice is a group of TPU hosts that are rented together. This class inherits from `Tpu`, and overrides the requests
-    that differ between Compute Engine and Cloud TPU. One request lists all machines of Compute Engine. So this part
-    lists the machines of the part `compute`, too, and renews the time until which they are needed. All methods block.
+    This class inherits from `Tpu`, and overrides the requests that differ between Compute Engine and Cloud TPU. One
+    request lists all machines of Compute Engine. So this part lists the machines of the part `compute`, too, and renews
+    the time until which they are needed. All methods block.
     """
 
     api: ClassVar[str] = "groups"
@@ -57,17 +58,13 @@ class Groups(Tpu):
     def offers(self, need: Need) -> Answers[Offer]:
         """Return offers of TPU7x slices. Slices of one host are included, although the part `compute` rents them.
 
-        A TPU slice is a group of hosts that are rented together. If the need names no TPU7x, the result is empty and no
-        request is sent. If a zone does not answer, the zone's offers are left out. A RuntimeWarning is then issued, and
-        `lacks` of the result says that offers are missing.
-
-        Args:
-            need: The requirements of each node, with the accepted accelerators.
+        If the need names no TPU7x, the result is empty and no request is sent. If a zone does not answer, its offers
+        are left out, a RuntimeWarning is issued, and `lacks` of the result says that offers are missing.
 
         Raises:
             UsageError: Google has TPU7x, but not in the zones that the user chose, or without a known price. Or the
-                settings name a zone that the project may not use. Or the image that the user chose does not have the
-                form of an image's path.
+                project may not use a zone in the settings. Or the user's image does not have the form of an image's
+                path.
             ProviderError: Google refused a request, or did not answer.
         """
         kinds = _catalog.wanted(need)
@@ -96,10 +93,6 @@ class Groups(Tpu):
         A TPU slice that has no machines yet is not changed: its description got a late enough time when the slice was
         requested. Firewall rules and other resources without labels count as needed while the pool has machines.
 
-        Args:
-            pool: The name of the pool.
-            until: The time until which the pool is needed.
-
         Raises:
             ProviderError: The labels of a machine could not be written.
             ErrorGroup: The labels of several machines could not be written, for different reasons.
@@ -112,10 +105,6 @@ class Groups(Tpu):
 
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
         """Return all resources that this user's pools left in Compute Engine, such as disks and firewall rules.
-
-        Args:
-            pool: The name of a pool (a group of rented machines), which must have been started from this machine. None
-                means all pools of this user.
 
         Raises:
             ProviderError: A list could not be read.
@@ -138,30 +127,15 @@ class Groups(Tpu):
     # --- making ----------------------------------------------------------------------------------------------
 
     def _let_in(self, offer: Offer, order: Order) -> None:
-        """Create the firewall rules for a TPU slice's hosts, which may reach each other on all ports.
-
-        A TPU slice is a group of hosts that are rented together. Waits until the rules exist. Rules that exist are not
-        changed. Raises ProviderError if a rule could not be created. The offer is not used.
-        """
+        """Create the firewall rules for a slice's hosts, and wait for them. Hosts reach each other on all ports."""
         Compute(self.settings).let_in(replace(order, need=replace(order.need, private_network=True)))
 
     def _queued(self, offer: Offer, order: Order, nodes: Sequence[int]) -> compute_v1.Operation | None:
-        """Create the workload policy and the instance template of a TPU slice, and request its instance group.
+        """Create the workload policy and the instance template of a slice, and request its instance group.
 
-        A TPU slice is a group of hosts that are rented together. The method waits until the policy and the template
-        exist, but not for the group's machines. A policy, template or group that exists already is used.
-
-        Args:
-            offer: The offer that is rented.
-            order: The order: pool, node numbers, token, lease and lifetime.
-            nodes: The node numbers of the slice's hosts.
-
-        Returns:
-            The operation (Google's progress record of the group's creation). None if the group exists already.
-
-        Raises:
-            ProviderError: Google refused a request, or did not answer.
-            UsageError: The image is for another processor architecture than the machine type.
+        Waits for the policy and the template, but not for the machines. What exists already is used. Returns the
+        operation; None if the group exists already. Raises UsageError if the image is for another processor
+        architecture.
         """
         settings = self.settings
         name = self._slice(order, nodes)
@@ -196,17 +170,13 @@ class Groups(Tpu):
         return self._machines.insert_group(offer.zone, group, _requests.request_id(offer.zone, name), what)
 
     def _look(self, zone: str, slice: str, operation: Any = None) -> str:
-        """Return the state of a TPU slice, in the words of Cloud TPU: "CREATING", "WAITING_FOR_RESOURCES" or "ACTIVE".
+        """Return the state of a slice, in the words of Cloud TPU: "CREATING", "WAITING_FOR_RESOURCES" or "ACTIVE".
 
-        A TPU slice is a group of hosts that are rented together. The state is "ACTIVE" if all machines exist, and
-        "WAITING_FOR_RESOURCES" if Google has no room for the machines now. Otherwise the state is "CREATING", also
-        while the group does not exist yet.
+        The state is "ACTIVE" if all machines exist, and "WAITING_FOR_RESOURCES" if Google has no room for the machines
+        now. Otherwise the state is "CREATING", also while the group does not exist yet.
 
         Args:
-            zone: The zone of the slice.
-            slice: The name of the slice and of its instance group.
-            operation: The operation (Google's progress record of the group's creation). None if the operation has ended
-                or is not known.
+            operation: The operation of the group's creation. None if it has ended or is not known.
 
         Raises:
             CapacityError: Google has had no room for longer than the setting `queue`, or a host has stopped, or the
@@ -233,14 +203,10 @@ class Groups(Tpu):
         return "CREATING"
 
     def _ends(self, zone: str, slice: str) -> tuple[str, list[catalog.Ends]]:
-        """Return the type of a TPU slice (hosts rented together) and the addresses of its hosts, without waiting.
+        """Return the type of a slice and the addresses of its hosts, without waiting; ("", []) if there is no group.
 
-        The addresses are sorted by the hosts' numbers in the slice. If these numbers are not known, the addresses are
-        sorted by the hosts' names, and the type is "". The addresses are [] until all hosts run and have addresses.
-        Returns ("", []) if the instance group does not exist.
-
-        Raises:
-            ProviderError: Google refused the request, or did not answer.
+        The addresses are in the order of the hosts' numbers. If these are not known, the order is that of the names,
+        and the type is "". The addresses are [] until all hosts run and have addresses.
         """
         group, machines = self._seen(zone, slice)
         if group is None:
@@ -255,18 +221,10 @@ class Groups(Tpu):
     # --- finding, ending -------------------------------------------------------------------------------------
 
     def _found(self, region: str, pool: str | None) -> Iterator[Instance]:
-        """Yield all machines of this user's pools on Compute Engine, in all zones. Hosts of TPU slices are among them.
+        """Yield all machines of this user's pools on Compute Engine, in all zones, also hosts of slices.
 
-        A TPU slice is a group of hosts that are rented together. A slice is found by its instance group, or by the
-        labels of its machines. All hosts of a slice are yielded with the same state, also hosts that do not exist yet.
-
-        Args:
-            region: Not used. All zones are listed.
-            pool: The name of a pool (a group of rented machines), which must have been started from this machine. None
-                means all pools of this user.
-
-        Raises:
-            ProviderError: A list could not be read. NoAnswer, a subclass, if a zone did not answer.
+        A slice is found by its instance group, or by the labels of its machines. All its hosts are yielded with the
+        same state, also hosts that do not exist yet. `region` is not used. Raises NoAnswer if a zone did not answer.
         """
         groups = {each.name: (each, said) for each, said in _asked.described(self._machines.groups, pool)}
         machines: dict[str, list[tuple[compute_v1.Instance, dict[str, str]]]] = {}
@@ -285,23 +243,14 @@ class Groups(Tpu):
             yield from self._hosts(zone, slice, said, _catalog.state(group, hosts, size, age))
 
     def _seen(self, zone: str, slice: str) -> tuple[compute_v1.InstanceGroupManager | None, list[compute_v1.Instance]]:
-        """Return the managed instance group of a TPU slice, and the machines that carry the slice's label.
-
-        A TPU slice is a group of hosts that are rented together. The first value is None if there is no such group. The
-        list of machines may be [].
-
-        Raises:
-            ProviderError: Google refused a request, or did not answer.
-        """
+        """Return the instance group of a slice, None if it does not exist, and the machines with the slice's label."""
         group = look(self._machines.group, zone, slice)
         return group, look(self._machines.instances, f"labels.{google.SLICE}={slice}")
 
     def _ask_to_terminate(self, zone: str, slice: str) -> bool:
-        """Request the end of a TPU slice, without waiting. Return True if a part of the slice still existed.
+        """Request the end of a slice, without waiting. Return True if a part of it still existed.
 
-        A TPU slice is a group of hosts that are rented together. Its parts are the instance group and the machines of
-        the group. Deleting the group deletes the machines. If the group no longer exists, the machines are deleted one
-        by one. Raises ProviderError if Google refuses or does not answer.
+        Deleting the group deletes its machines. If the group no longer exists, the machines are deleted one by one.
         """
         group, machines = self._seen(zone, slice)
         if group is not None:

@@ -1,7 +1,7 @@
 """Builds offers of TPU7x slices on Compute Engine with their prices, and derives the state of a rented slice.
 
-This module sends no requests. A slice is a group of TPU hosts that are rented together. Compute Engine's API lists the
-machine types of each zone. Google's price catalogue has the price of a chip.
+This module sends no requests. Compute Engine's API lists the machine types of each zone. Google's price catalogue has
+the price of a chip.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ _LEAST_BILLED = 60.0
 def wanted(need: Need) -> dict[str, Accelerator]:
     """Return the types of TPU7x slices that meet a need, such as "tpu7x-16", as the keys of a dict.
 
-    A TPU slice is a group of hosts that are rented together. Each value is the accelerator, of those in the need, that
-    the slice provides. Returns {} if no type meets the need.
+    Each value is the accelerator, of those in the need, that the slice provides.
     """
     known = tables.slices()
     return {type: each for type, each in slices.wanted(need).items() if known[type].generation in _GENERATIONS}
@@ -47,16 +46,12 @@ def wanted(need: Need) -> dict[str, Accelerator]:
 def offers(
     records: Iterable[compute_v1.MachineType], zones: Iterable[str], need: Need, base: str, rates: Rates
 ) -> Iterator[Offer]:
-    """Yield an offer for each TPU slice that meets a need, in each zone that has the slice, on each market.
-
-    A TPU slice is a group of hosts that are rented together. No offer is yielded for a market without a known price.
+    """Yield an offer for each slice that meets a need, in each zone that has it, on each market with a known price.
 
     Args:
         records: Machine types, as the API lists them, each in one zone.
-        zones: The names of the zones for which to make offers. Records of other zones are ignored.
-        need: The requirements.
+        zones: The zones for which to make offers. Records of other zones are ignored.
         base: The image that the user chose. "" means Google's own image for TPUs.
-        rates: Google's prices.
 
     Raises:
         UsageError: `base` does not have the form of an image's path.
@@ -82,22 +77,11 @@ def _offers_of(
     base: str,
     rates: Rates,
 ) -> Iterator[Offer]:
-    """Yield the offers of one TPU slice in one zone, one for each market of the need with a known price.
+    """Yield the offers of one slice in one zone, one for each market of the need with a known price.
 
-    A TPU slice is a group of hosts that are rented together. The price is that of the whole slice: chips, disks and
-    public addresses. Offers of slices with one host name the part `compute` of the driver, which rents such slices.
-
-    Args:
-        slice: The type of slice.
-        serves: The accelerator of the need that the slice provides.
-        record: The machine type of the slice's hosts, as the API lists it.
-        zone: The zone.
-        need: The requirements.
-        base: The image that the user chose. "" means Google's own image for TPUs.
-        rates: Google's prices.
-
-    Raises:
-        UsageError: `base` does not have the form of an image's path.
+    `serves` is the accelerator of the need that the slice provides. `base` is as in `offers`. The price is that of the
+    whole slice: chips, disks and public addresses. Offers of slices with one host name the part `compute` of the
+    driver, which rents such slices.
     """
     region = _api.region_of(zone)
     image, gb = catalog.image_for(base, serves, "x86_64", need)
@@ -132,13 +116,13 @@ def _offers_of(
 def state(
     group: compute_v1.InstanceGroupManager | None, machines: Sequence[compute_v1.Instance], hosts: int, age: float
 ) -> State:
-    """Return the state of all hosts of a TPU slice: "starting", "running" or "ending". The hosts end together.
+    """Return the state of all hosts of a slice: "starting", "running" or "ending". The hosts end together.
 
     The state is "ending" if the group does not exist or a machine has stopped. It is also "ending" if machines are
     missing that Google is not creating. The state is "running" only if all machines run.
 
     Args:
-        group: The TPU slice's managed instance group; None if the group does not exist.
+        group: The slice's managed instance group; None if it does not exist.
         machines: The machines that exist.
         hosts: The number of machines that the group is to have.
         age: Seconds since the group was created. In the first 60 s, missing machines count as being created.
@@ -160,28 +144,22 @@ def _is_making(group: compute_v1.InstanceGroupManager) -> bool:
 
 
 def in_order(machines: Sequence[compute_v1.Instance]) -> list[compute_v1.Instance]:
-    """Return the hosts of a TPU slice sorted by their numbers in the slice, or by name if the numbers are incomplete.
-
-    A TPU slice is a group of hosts that are rented together. The metadata of each host should hold its number, from 0.
-    """
+    """Return the hosts of a slice sorted by their numbers in the slice, or by name if the numbers are incomplete."""
     if numbered(machines):
         return sorted(machines, key=_number)
     return sorted(machines, key=lambda each: each.name)
 
 
 def numbered(machines: Sequence[compute_v1.Instance]) -> bool:
-    """Return True if the metadata of the machines numbers them 0, 1, 2 and so on without a gap, in any order.
-
-    Returns True for an empty list.
-    """
+    """Return True if the metadata of the machines numbers them 0, 1, 2 and so on without a gap, in any order."""
     return sorted(map(_number, machines)) == list(range(len(machines)))
 
 
 def _number(machine: compute_v1.Instance) -> int:
-    """Return the number of a host in its TPU slice, from 0. Returns -1 if the host's metadata does not have a number.
+    """Return the number of a host in its slice, from 0; -1 if the host's metadata does not have a number.
 
-    A TPU slice is a group of hosts that are rented together. The value in the metadata is either the number alone, or a
-    text with a line such as `TPU_WORKER_ID: '1'` or `WORKER_ID: '1'`.
+    The value in the metadata is the number alone, or a text with a line such as `TPU_WORKER_ID: '1'` or `WORKER_ID:
+    '1'`.
     """
     values = {each.key: each.value for each in machine.metadata.items}
     for key in _NUMBERS:

@@ -1,13 +1,20 @@
 """Rents slices of TPU chips from Google's Cloud TPU.
 
-A slice is a group of TPU hosts that start, are billed and end together. API:
-https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.queuedResources (read 2026-11-21). The API has
-the generations v2 to v6e, but no later ones. Google has two objects for a slice: a queued resource, which is the
-request for the slice, and a node, which is the running slice. Only the node has labels. Lists cannot be filtered by
-labels, but one request lists all zones.
+API: https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.queuedResources (read 2026-11-21). The API
+has the generations v2 to v6e, but no later ones.
 
-A slice that failed or was taken back remains, and counts toward the quota, until it is deleted. Hosts that are switched
-off are still billed. Only the deletion of the node ends the billing.
+Words of this package:
+
+- slice: a group of TPU hosts that start, are billed and end together. Each host is one `Instance`.
+- queued resource: Google's object for the request for a slice.
+- node: Google's object for the running slice. Only the node has labels. A "node number" is that of a host in the pool.
+- operation: Google's record of a change in progress.
+- In arguments: `nodes` are the node numbers of a slice's hosts. `what` is a request in words, for error messages.
+  `said` are skypool's tags of a slice, such as the pool and the node numbers.
+
+Lists cannot be filtered by labels, but one request lists all zones. A slice that failed or was taken back remains, and
+counts toward the quota, until it is deleted. Hosts that are switched off are still billed. Only the deletion of the
+node ends the billing.
 """
 
 from __future__ import annotations
@@ -62,11 +69,9 @@ _ENDS = (
 class Tpu(Regional):
     """The part of the Google Cloud driver that rents TPU slices of Cloud TPU. All methods block.
 
-    A slice is a group of TPU hosts that are rented together. Each host is one `Instance`. The `region` of an `Instance`
-    is the zone of the slice.
+    Each host of a slice is one `Instance`, whose `region` is the zone of the slice.
 
     Attributes:
-        settings: The settings of the driver.
         api: The name of this part. The offers and hosts of this part have this name in `detail["api"]`.
         ending: Seconds for which `terminate` waits until the slices have ended.
         passing: Error codes with which Google refuses a deletion temporarily. `terminate` then repeats the deletion.
@@ -82,12 +87,9 @@ class Tpu(Regional):
     def offers(self, need: Need) -> Answers[Offer]:
         """Return an offer for each TPU slice that meets the need, in each zone that has the slice, on each market.
 
-        A TPU slice is a group of hosts that are rented together. No offer is made for a market without a known price.
-        If the need names no TPUs, the result is empty and no request is sent. If a zone does not answer, the zone's
-        offers are left out. A RuntimeWarning is then issued, and `lacks` of the result says that offers are missing.
-
-        Args:
-            need: The requirements of each node, with the accepted accelerators.
+        No offer is made for a market without a known price. If the need names no TPUs, the result is empty and no
+        request is sent. If a zone does not answer, its offers are left out, a RuntimeWarning is issued, and `lacks` of
+        the result says that offers are missing.
 
         Raises:
             ProviderError: Google refused the request, or no zone answered.
@@ -112,18 +114,13 @@ class Tpu(Regional):
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """Request the TPU slices of an order, one after the other, and return their hosts as instances.
 
-        A TPU slice is a group of hosts that are rented together. The hosts of the first slice get the first node
-        numbers of the order. The hosts of the next slice get the next numbers. Firewall rules are created first. After
-        all requests, the method waits up to 8 s for Google to accept or refuse the slices. Slices that still wait for
-        their chips after 8 s are returned, too. Their state is "starting". Calling again with the same order makes no
-        further slices, and returns the slices that exist.
+        The hosts of the first slice get the first node numbers of the order, and those of the next slice the next
+        numbers. Firewall rules are created first. After all requests, the method waits up to 8 s for Google to accept
+        or refuse the slices. Slices that still wait for their chips then are returned, too, with the state "starting".
+        Calling again with the same order makes no further slices, and returns the slices that exist.
 
         If a slice is refused, this slice and those after it are ended, and only the slices before it are returned. If
         the need has `private_network`, all slices are ended and the error is raised.
-
-        Args:
-            offer: The type of slice, the zone and the market, as `offers` returned them.
-            order: The node numbers, the pool, and an idempotency token.
 
         Raises:
             ProviderError: No slice was made, or Google refused one slice of a private network.
@@ -155,9 +152,8 @@ class Tpu(Regional):
     def access(self, instance: Instance) -> Access:
         """Return how to reach a host of a TPU slice by ssh. Waits until the slice has all its hosts.
 
-        A TPU slice is a group of hosts that are rented together. The wait is up to half an hour plus the seconds of the
-        setting `queue`. `env` of the result has the environment variables with which Google's TPU library finds the
-        other hosts.
+        The wait is up to half an hour plus the seconds of the setting `queue`. `env` of the result has the environment
+        variables with which Google's TPU library finds the other hosts.
 
         Raises:
             ProviderError: Google refused the slice, or the slice has ended, or it was not made in time.
@@ -181,12 +177,8 @@ class Tpu(Regional):
     def renew(self, pool: str, until: datetime) -> None:
         """Record in the labels of the running TPU slices of a pool until when the pool is needed.
 
-        A TPU slice is a group of hosts that are rented together. Google changes the labels of running slices only.
-        Other slices are not changed: their labels got a late enough time when the slices were requested.
-
-        Args:
-            pool: The name of the pool.
-            until: The time until which the pool is needed.
+        Google changes the labels of running slices only. Other slices are not changed: their labels got a late enough
+        time when the slices were requested.
 
         Raises:
             ProviderError: The labels of a slice could not be written.
@@ -200,26 +192,22 @@ class Tpu(Regional):
         )
 
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
-        """Return []: TPU slices (hosts rented together) leave no resources behind in Cloud TPU.
+        """Return []: TPU slices leave no resources behind in Cloud TPU.
 
         Firewall rules of slices are resources of Compute Engine. Another part of the driver lists these rules.
-
-        Args:
-            pool: Not used.
         """
         return []
 
     def check(self) -> Iterable[Finding]:
         """Return findings about Cloud TPU: its zones, slice types, runtime versions and quotas, and the end of slices.
 
-        A slice is a group of TPU hosts that are rented together. The requests are sent when the first finding is taken.
-        If Cloud TPU's API is not enabled for the project, the check passes, and the first finding says how to enable
-        the API. A failed check does not raise.
+        The requests are sent when the first finding is taken. If Cloud TPU's API is not enabled for the project, the
+        check passes, and the first finding says how to enable the API. A failed check does not raise.
         """
         return _survey.findings(self._calls, self.settings.zones, _ENDS if self.settings.service_account else _BILLED)
 
     def prove_creates(self) -> Iterable[Finding]:
-        """Request two TPU slices (hosts rented together) that Google must refuse, and return one finding for each.
+        """Request two TPU slices that Google must refuse, and return one finding for each.
 
         Nothing is rented. The requests are sent when the first finding is taken. The method does not raise.
         """
@@ -238,42 +226,28 @@ class Tpu(Regional):
 
     @staticmethod
     def _slice(order: Order, nodes: Sequence[int]) -> str:
-        """Return the name of the TPU slice (hosts rented together) with these node numbers.
+        """Return the name of the slice with these node numbers; its queued resource and its node have it, too.
 
-        Google's two objects for the slice, the queued resource and the node, also have this name. The name depends only
-        on the order's token and the first node number, so a repeated order finds the same slice.
+        The name depends only on the order's token and the first node number, so a repeated order finds the same slice.
         """
         return google.name(order.token, str(nodes[0]))
 
     # --- making ----------------------------------------------------------------------------------------------
 
     def _tagged(self, order: Order, nodes: Sequence[int]) -> dict[str, str]:
-        """Return the tags for a new TPU slice (hosts rented together), from name to value.
+        """Return the tags for a new slice. They mark it as needed for at least the setting `queue` plus 240 s.
 
-        The labels of a slice cannot be changed while the slice waits for its chips. So the tags say that the slice is
-        needed at least for the seconds of the setting `queue` plus 240 s from now. If the order has no time until which
-        its machines are needed, the tags have no such time either.
-
-        Args:
-            order: The order: pool, node numbers, token, lease and lifetime.
-            nodes: The node numbers of the slice's hosts.
+        The reason is that the labels of a slice cannot be changed while the slice waits for its chips. An order without
+        `until` gets no tag that says how long the slice is needed.
         """
         late = datetime.now(UTC) + timedelta(seconds=self.settings.queue + _MARGIN)
         until = max(order.until, late) if order.until else order.until
         return tags.tags(replace(order, nodes=tuple(nodes), until=until))
 
     def _let_in(self, offer: Offer, order: Order) -> None:
-        """Create the firewall rules for a TPU slice's hosts.
+        """Create the firewall rules for a slice's hosts. Several hosts of a slice always reach each other on all ports.
 
-        The hosts of a slice with several hosts may reach each other on all ports, also without `private_network`. If
-        the account may not create firewall rules, a RuntimeWarning is issued and nothing is raised.
-
-        Args:
-            offer: The offer that is rented, which gives the number of hosts.
-            order: The order, which gives the pool and says if its machines need a private network.
-
-        Raises:
-            ProviderError: A rule could not be created for another reason.
+        If the account may not create firewall rules, a RuntimeWarning is issued and nothing is raised.
         """
         among = order.need.private_network or offer.hosts > 1
         try:
@@ -286,18 +260,9 @@ class Tpu(Regional):
             tracebacks.warn(text)
 
     def _queued(self, offer: Offer, order: Order, nodes: Sequence[int]) -> Any:
-        """Request one TPU slice (hosts rented together), without waiting until it exists.
+        """Request one slice, without waiting for it, and return the operation; None if the slice exists already.
 
-        Returns the operation (Google's progress record of the request), or None if the slice exists already. Google may
-        still refuse the slice later. The request is valid for the seconds of the setting `queue` plus 8 s.
-
-        Args:
-            offer: The offer that is rented.
-            order: The order: pool, node numbers, token, lease and lifetime.
-            nodes: The node numbers of the slice's hosts.
-
-        Raises:
-            ProviderError: Google refused the request, or did not answer.
+        Google may refuse the slice later. The request is valid for the seconds of the setting `queue` plus 8 s.
         """
         slice = self._slice(order, nodes)
         resource = _requests.queued_resource(
@@ -318,19 +283,10 @@ class Tpu(Regional):
         )
 
     def _tried(self, offer: Offer, order: Order, nodes: Sequence[int]) -> ProviderError | None:
-        """Request one TPU slice (hosts rented together), delete it, and return the error with which Google refused it.
+        """Request one slice, delete it, and return the error with which Google refused it, at once or within seconds.
 
-        Google may refuse at once, or accept the request and refuse it within seconds. In the second case its queued
-        resource (Google's record of the request) stays, so it is deleted. Returns None if Google did not refuse.
-
-        Args:
-            offer: The offer that is asked for.
-            order: The order: pool, node numbers, token, lease and lifetime.
-            nodes: The node numbers of the slice's hosts.
-
-        Raises:
-            NoAnswer, RateLimitError: Google did not answer. What may have been made is deleted before.
-            StillRunning: What was made, or may have been made, could not be deleted.
+        Returns None if Google did not refuse. Raises NoAnswer or RateLimitError after deleting what may have been made,
+        and StillRunning if that could not be deleted.
         """
         hosts = list(self._launched(offer, order, nodes))
         try:
@@ -345,31 +301,16 @@ class Tpu(Regional):
         return refused.get(0)
 
     def _launched(self, offer: Offer, order: Order, nodes: Sequence[int]) -> Iterator[Instance]:
-        """Yield the hosts of a requested TPU slice as instances with the state "starting". Sends no request.
-
-        A TPU slice is a group of hosts that are rented together.
-
-        Args:
-            offer: The offer that is rented, which becomes the `offer` of each instance.
-            order: The order: pool, node numbers, token, lease and lifetime.
-            nodes: The node numbers of the slice's hosts.
-        """
+        """Yield the hosts of a requested slice as instances with the state "starting". Sends no request."""
         said = tags.tags(replace(order, nodes=tuple(nodes)))
         for each in self._hosts(offer.zone, self._slice(order, nodes), said, "starting"):
             yield replace(each, offer=offer)
 
     def _refused(self, offer: Offer, slices: Sequence[str], begun: Sequence[Any]) -> dict[int, ProviderError]:
-        """Wait up to 8 s until Google has accepted or refused each TPU slice. Return the errors of the refused ones.
+        """Wait up to 8 s until Google has accepted or refused each slice. Return the errors of refused ones by index.
 
-        A TPU slice is a group of hosts that are rented together. The result is a dict from the index of a refused slice
-        in `slices` to the error. The result is {} if no slice was refused in that time. If Google does not answer a
-        request for a slice's state, that does not count as a refusal.
-
-        Args:
-            offer: The offer of the slices.
-            slices: The names of the slices.
-            begun: For each slice, the operation (Google's progress record of the creation). None if the slice existed
-                before.
+        A request for a slice's state that is not answered does not count as a refusal. An item of `begun` is the
+        operation, or None if the slice existed before.
         """
         refused: dict[int, ProviderError] = {}
         unknown = set(range(len(slices)))
@@ -390,16 +331,10 @@ class Tpu(Regional):
         return refused
 
     def _look(self, zone: str, slice: str, operation: Any = None) -> str:
-        """Return Google's state of the request for a TPU slice (its queued resource), such as "ACTIVE".
-
-        Returns "CREATING" if the queued resource does not exist yet. A TPU slice is a group of hosts that are rented
-        together.
+        """Return the state of a slice's queued resource, such as "ACTIVE"; "CREATING" if it does not exist yet.
 
         Args:
-            zone: The zone of the slice.
-            slice: The name of the slice.
-            operation: The operation (Google's progress record of the queued resource's creation). None if the operation
-                has ended or is not known.
+            operation: The operation of the queued resource's creation. None if it has ended or is not known.
 
         Raises:
             ProviderError: Google refused the slice, took it back, or found no chips in the time of the setting `queue`.
@@ -423,14 +358,9 @@ class Tpu(Regional):
         return state
 
     def _ready(self, zone: str, slice: str) -> tuple[str, list[catalog.Ends]]:
-        """Wait until a TPU slice has its hosts, and return its type and the addresses of its hosts, in order.
+        """Wait until a slice has its hosts, and return its type and the addresses of its hosts, in order.
 
-        A TPU slice is a group of hosts that are rented together. The time limit is half an hour plus the seconds of the
-        setting `queue`.
-
-        Raises:
-            ProviderError: Google refused the slice, or the slice has ended. Or the slice was not made in time; the
-                error's `code` is then "pending".
+        Waits for half an hour plus the setting `queue`, then raises ProviderError with the `code` "pending".
         """
 
         def look() -> tuple[str, list[catalog.Ends]]:
@@ -447,14 +377,9 @@ class Tpu(Regional):
         return retry.patiently(look, self.settings.queue + _MADE, "pending")
 
     def _ends(self, zone: str, slice: str) -> tuple[str, list[catalog.Ends]]:
-        """Return the type of a TPU slice and the addresses of its hosts in order, without waiting.
+        """Return the type of a slice and the addresses of its hosts in order; ("", []) if the node does not exist.
 
-        A TPU slice is a group of hosts that are rented together. The addresses are [] while the slice is not ready.
-        Returns ("", []) if the slice's node (Google's object for the running slice) does not exist yet or no longer
-        exists.
-
-        Raises:
-            ProviderError: Google refused the request, or did not answer.
+        Does not wait: the addresses are [] while the slice is not ready.
         """
         node = self._calls.node(zone, slice, f"to describe the TPU slice {slice}")
         if node is None:
@@ -467,19 +392,10 @@ class Tpu(Regional):
     # --- finding, ending -------------------------------------------------------------------------------------
 
     def _found(self, region: str, pool: str | None) -> Iterator[Instance]:
-        """Yield the hosts of all TPU slices of this user's pools, in all zones.
+        """Yield the hosts of all slices of this user's pools. The region "-" means all zones.
 
-        A TPU slice is a group of hosts that are rented together. The hosts are found by the labels of the slices. If a
-        slice still waits for its chips, its hosts are yielded, too, with the state "starting". The slice's labels say
-        how many hosts it will have.
-
-        Args:
-            region: The zone, or "-" for all zones.
-            pool: The name of a pool (a group of rented machines), which must have been started from this machine. None
-                means all pools of this user.
-
-        Raises:
-            ProviderError: A list could not be read. NoAnswer, a subclass, if a zone did not answer.
+        The hosts of a slice that still waits for its chips are yielded, too: its labels say how many it will have.
+        Raises NoAnswer if a zone did not answer.
         """
         queued = {
             each.name.replace("/queuedResources/", "/nodes/"): each for each in self._calls.queued_resources(region)
@@ -507,16 +423,9 @@ class Tpu(Regional):
     def _hosts(
         self, zone: str, slice: str, said: Mapping[str, str], state: _catalog.State, **detail: object
     ) -> Iterator[Instance]:
-        """Yield one instance for each host of a TPU slice (hosts rented together). Sends no request.
+        """Yield an instance in this state for each node number in a slice's tags. Sends no request.
 
-        There is one host for each node number in the tags. Nothing is yielded if the tags have no node numbers.
-
-        Args:
-            zone: The zone of the slice.
-            slice: The name of the slice.
-            said: The tags of the slice, from name to value.
-            state: The state that all hosts get.
-            detail: Additional items for the `detail` of each instance.
+        `detail` is added to the `detail` of the instances.
         """
         for host in range(len(tags.unpacked(said.get(tags.NODES, "")))):
             about = {"api": self.api, "host": host, **detail}
@@ -524,16 +433,11 @@ class Tpu(Regional):
             yield replace(made, slice=slice)
 
     def _terminate(self, region: str, instances: Mapping[str, Instance]) -> Mapping[str, str]:
-        """Request the end of the TPU slices of these instances, without waiting. Return the instances that still exist.
+        """Request the end of the slices of these instances, without waiting. Return the instances that still exist.
 
-        A TPU slice is a group of hosts that are rented together. The result is a dict from the id of an instance to a
-        text. The text is "" if Google did not refuse. Otherwise the text is the reason why Google temporarily refused
-        to end the slice, for example because the slice is being created. The result is {} if all instances have ended.
-        Call the method again to repeat the request.
-
-        Args:
-            region: The zone of the instances.
-            instances: The instances by their ids.
+        The result is a dict from an instance's id to a reason. If Google refused temporarily, for example because the
+        slice is being created, the reason says so. If Google did not refuse, it is "". Call the method again to repeat
+        the request.
 
         Raises:
             ProviderError: Google refused a request permanently, or did not answer.
@@ -551,12 +455,7 @@ class Tpu(Regional):
         return left
 
     def _ask_to_terminate(self, zone: str, slice: str) -> bool:
-        """Request the end of a TPU slice that is not ending yet. Return True if a part of the slice still existed.
-
-        A TPU slice is a group of hosts that are rented together. Its two parts are the queued resource (Google's object
-        for the request) and the node (the running slice). The method does not wait until the slice has ended. Raises
-        ProviderError if Google refuses or does not answer.
-        """
+        """Request the end of a slice, without waiting, unless it is ending. Return True if a part of it existed."""
         what = f"to end the TPU slice {slice}"
         queued = self._calls.queued_resource(zone, slice, what)
         node = self._calls.node(zone, slice, what)
@@ -567,26 +466,16 @@ class Tpu(Regional):
         return queued is not None or node is not None
 
     def _relabel(self, until: datetime, instance: Instance) -> None:
-        """Record in the labels of a TPU slice's node (the running slice) until when the slice is needed.
+        """Record in the labels of a slice's node until when the slice is needed. The node's other labels are kept.
 
-        A TPU slice is a group of hosts that are rented together. The other labels of the node are kept. Does nothing if
-        the node does not exist, or is in a state in which Google does not change labels. Raises ProviderError if Google
-        refuses for another reason or does not answer.
-
-        Args:
-            until: The time until which the pool is needed.
-            instance: A host of the slice.
+        Does nothing if the node does not exist, or is in a state in which Google does not change labels.
         """
         labels = instance.detail["labels"] | google.labels({tags.UNTIL: tags.stamp(until)})
         self._calls.set_labels(instance.region, instance.slice, labels, f"to label the TPU slice {instance.slice}")
 
 
 def _labels(queued: tpu_v2.QueuedResource | None, node: tpu_v2.Node | None) -> dict[str, str]:
-    """Return the labels of a TPU slice (hosts rented together), from its node or else from its queued resource.
-
-    The node is Google's object for the running slice, and the queued resource is Google's object for the request.
-    Returns {} if both are None.
-    """
+    """Return the labels of a slice, from its node or else from its queued resource; {} if both are None."""
     if node is not None:
         return dict(node.labels)
     if queued is not None:

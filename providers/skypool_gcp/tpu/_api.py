@@ -1,7 +1,7 @@
 """Sends requests to the API of Google's Cloud TPU. If the API refuses a request, skypool's errors are raised.
 
-A slice is a group of TPU hosts that are rented together. Google has two objects for a slice: a queued resource, which
-is the request for the slice, and a node, which is the running slice.
+Google has two objects for a slice of TPU hosts: a queued resource, which is the request for the slice, and a node,
+which is the running slice. An operation is Google's record of a change in progress.
 """
 
 from __future__ import annotations
@@ -41,11 +41,7 @@ PASSING = ("FailedPrecondition", "BadRequest", "Aborted", "Conflict")
 
 
 class _Page(_api.Paged, Protocol):
-    """The type of one page of a list that Cloud TPU's API returns. Only type checkers use this class.
-
-    Attributes:
-        unreachable: The zones that did not answer. The page lacks the items of these zones.
-    """
+    """The type of one page of a list; it lacks the items of the zones in `unreachable`. For type checkers only."""
 
     @property
     def unreachable(self) -> Iterable[str]: ...
@@ -58,17 +54,13 @@ Page = TypeVar("Page", bound=_Page)
 class TpuApi:
     """The requests to Cloud TPU's API that the driver sends, one method for each, for one Google Cloud project.
 
-    A TPU slice is a group of TPU hosts that are rented together. Google has two objects for each slice. The queued
-    resource is the order for the slice, and the node is the running slice.
+    Each method that sends a request blocks, with a time limit of 60 s. It raises ProviderError if the API refuses the
+    request, and NoAnswer, a subclass of ProviderError, if the API does not answer. The methods `accelerator_types`,
+    `queued_resources` and `nodes` also raise NoAnswer if one of the zones does not answer.
 
-    Each method that sends a request blocks, with a time limit of 60 s. The method raises ProviderError if the API
-    refuses the request, and NoAnswer, a subclass of ProviderError, if the API does not answer. The methods
-    `accelerator_types`, `queued_resources` and `nodes` also raise NoAnswer if one of the zones does not answer. The
-    argument `slice` is the name of a slice, and `zone` is the name of the slice's zone. The argument `what` names the
-    request in words, for error messages.
-
-    Attributes:
-        settings: The settings of the driver, which name the project.
+    Methods that make a change do not wait until it is complete. They do nothing if the object to change does not exist.
+    The argument `slice` is the name of a slice, and `zone` is the slice's zone. The argument `what` names the request
+    in words, for error messages.
     """
 
     settings: _api.Settings
@@ -82,27 +74,17 @@ class TpuApi:
         return f"projects/{self.settings.billed()}/locations/{zone}"
 
     def queued_path(self, zone: str, slice: str) -> str:
-        """Return the path of the queued resource (the request) for a TPU slice, a group of hosts rented together.
-
-        The queued resource need not exist.
-        """
+        """Return the path of the queued resource of a slice, which need not exist."""
         return f"{self.zone_path(zone)}/queuedResources/{slice}"
 
     def node_path(self, zone: str, slice: str) -> str:
-        """Return the path of the node (the running slice) of a TPU slice, a group of hosts rented together.
-
-        The node need not exist.
-        """
+        """Return the path of the node of a slice, which need not exist."""
         return f"{self.zone_path(zone)}/nodes/{slice}"
 
     # --- what there is ---------------------------------------------------------------------------------------
 
     def zones(self) -> list[str]:
-        """Return the sorted names of the zones that have TPUs.
-
-        Raises:
-            ProviderError: The API refused the request, or did not answer.
-        """
+        """Return the sorted names of the zones that have TPUs."""
         request = locations_pb2.ListLocationsRequest(name=f"projects/{self.settings.billed()}", page_size=_ZONES)
 
         def ask() -> Iterator[locations.ListLocationsResponse]:  # the SDK has no iterator for this list
@@ -115,77 +97,35 @@ class TpuApi:
         return sorted(each.location_id for page in pages for each in page.locations)
 
     def accelerator_types(self, zone: str) -> list[tpu_v2.AcceleratorType]:
-        """Return Google's records of the types of TPU slices that a zone has, such as v5p-8, also those out of stock.
-
-        A TPU slice is a group of hosts that are rented together.
-
-        Args:
-            zone: The name of the zone.
-
-        Raises:
-            ProviderError: The API refused the request, or did not answer.
-        """
+        """Return the records of the types of slices that a zone has, such as v5p-8, also those out of stock."""
         request = tpu_v2.ListAcceleratorTypesRequest(parent=self.zone_path(zone))
         what = f"the list of TPU types in {zone}"
         pages = _pages(what, lambda: _current_client().list_accelerator_types(request=request, timeout=_TIMEOUT).pages)
         return [each for page in pages for each in page.accelerator_types]
 
     def runtime_versions(self, zone: str) -> list[tpu_v2.RuntimeVersion]:
-        """Return Google's records of the runtime versions (images of TPU hosts) that a zone has.
-
-        Args:
-            zone: The name of the zone.
-
-        Raises:
-            ProviderError: The API refused the request, or did not answer.
-        """
+        """Return the records of the runtime versions, which are images of TPU hosts, that a zone has."""
         request = tpu_v2.ListRuntimeVersionsRequest(parent=self.zone_path(zone))
         what = f"the list of TPU runtime versions in {zone}"
         pages = _pages(what, lambda: _current_client().list_runtime_versions(request=request, timeout=_TIMEOUT).pages)
         return [each for page in pages for each in page.runtime_versions]
 
     def queued_resources(self, zone: str) -> list[tpu_v2.QueuedResource]:
-        """Return the queued resources (requests for TPU slices) of a zone, or of all zones if the zone is "-".
-
-        A TPU slice is a group of hosts that are rented together. The list is empty if there are none.
-
-        Raises:
-            NoAnswer: The API or a zone did not answer.
-            ProviderError: The API refused the request.
-        """
+        """Return the queued resources of a zone, or of all zones if the zone is "-"."""
         request = tpu_v2.ListQueuedResourcesRequest(parent=self.zone_path(zone))
         what = "the list of TPU slices"
         pages = _pages(what, lambda: _current_client().list_queued_resources(request=request, timeout=_TIMEOUT).pages)
         return [each for page in pages for each in page.queued_resources]
 
     def nodes(self, zone: str) -> list[tpu_v2.Node]:
-        """Return the nodes (running TPU slices) of a zone, or of all zones if the zone is "-".
-
-        A TPU slice is a group of hosts that are rented together. Nodes in any state are returned, also nodes that are
-        starting or ending. The list is empty if there are none.
-
-        Raises:
-            NoAnswer: The API or a zone did not answer.
-            ProviderError: The API refused the request.
-        """
+        """Return the nodes of a zone in any state, or of all zones if the zone is "-"."""
         request = tpu_v2.ListNodesRequest(parent=self.zone_path(zone))
         what = "the list of TPU nodes"
         pages = _pages(what, lambda: _current_client().list_nodes(request=request, timeout=_TIMEOUT).pages)
         return [each for page in pages for each in page.nodes]
 
     def queued_resource(self, zone: str, slice: str, what: str) -> tpu_v2.QueuedResource | None:
-        """Return the queued resource (the request) for a TPU slice, a group of hosts that are rented together.
-
-        Returns None if there is no such queued resource.
-
-        Args:
-            zone: The zone of the slice.
-            slice: The name of the slice.
-            what: The request in words, for error messages.
-
-        Raises:
-            ProviderError: The API refused the request for another reason, or did not answer.
-        """
+        """Return the queued resource of a slice, or None if it does not exist."""
         request = tpu_v2.GetQueuedResourceRequest(name=self.queued_path(zone, slice))
         return _unless(
             _GONE,
@@ -194,18 +134,7 @@ class TpuApi:
         )
 
     def node(self, zone: str, slice: str, what: str) -> tpu_v2.Node | None:
-        """Return the node (the running slice) of a TPU slice, a group of hosts that are rented together.
-
-        Returns None if there is no such node.
-
-        Args:
-            zone: The zone of the slice.
-            slice: The name of the slice.
-            what: The request in words, for error messages.
-
-        Raises:
-            ProviderError: The API refused the request for another reason, or did not answer.
-        """
+        """Return the node of a slice, or None if it does not exist."""
         request = tpu_v2.GetNodeRequest(name=self.node_path(zone, slice))
         return _unless(
             _GONE,
@@ -218,20 +147,10 @@ class TpuApi:
     def create_queued_resource(
         self, zone: str, slice: str, resource: tpu_v2.QueuedResource, request_id: str, what: str
     ) -> Operation | None:
-        """Request a TPU slice (hosts rented together), without waiting until it exists.
-
-        Returns the operation (Google's progress record of the request). Returns None if the slice exists already, or if
-        the API answers "not found".
+        """Request a slice, and return the operation. Returns None if the slice exists, or if the API says "not found".
 
         Args:
-            zone: The zone of the slice.
-            slice: The name of the slice.
-            resource: The queued resource to create, which describes the slice.
             request_id: A UUID. The API makes only one slice for this UUID, even if the request is repeated.
-            what: The request in words, for error messages.
-
-        Raises:
-            ProviderError: The API refused the request, or did not answer.
         """
         request = tpu_v2.CreateQueuedResourceRequest(
             parent=self.zone_path(zone),
@@ -246,18 +165,7 @@ class TpuApi:
         )
 
     def delete_queued_resource(self, zone: str, slice: str, what: str) -> None:
-        """Start to delete a queued resource (the request for a TPU slice) together with its node (the running slice).
-
-        The method does not wait until the deletion is complete. Does nothing if the queued resource does not exist.
-
-        Args:
-            zone: The zone of the slice.
-            slice: The name of the slice.
-            what: The request in words, for error messages.
-
-        Raises:
-            ProviderError: The API refused the request, or did not answer.
-        """
+        """Start to delete a queued resource together with its node."""
         request = tpu_v2.DeleteQueuedResourceRequest(name=self.queued_path(zone, slice), force=True)
         _unless(
             _GONE,
@@ -266,18 +174,7 @@ class TpuApi:
         )
 
     def delete_node(self, zone: str, slice: str, what: str) -> None:
-        """Start to delete a node (a running TPU slice), without waiting until the deletion is complete.
-
-        A TPU slice is a group of hosts that are rented together. Does nothing if the node does not exist.
-
-        Args:
-            zone: The zone of the slice.
-            slice: The name of the slice.
-            what: The request in words, for error messages.
-
-        Raises:
-            ProviderError: The API refused the request, or did not answer.
-        """
+        """Start to delete a node."""
         request = tpu_v2.DeleteNodeRequest(name=self.node_path(zone, slice))
         _unless(
             _GONE,
@@ -286,19 +183,9 @@ class TpuApi:
         )
 
     def set_labels(self, zone: str, slice: str, labels: Mapping[str, str], what: str) -> None:
-        """Start to replace all labels of a node (a running TPU slice), without waiting until the change is complete.
+        """Start to replace all labels of a node; labels that are not in `labels` are removed.
 
-        A TPU slice is a group of hosts that are rented together. Does nothing if the node does not exist, or is in a
-        state in which the API does not change labels.
-
-        Args:
-            zone: The zone of the slice.
-            slice: The name of the slice.
-            labels: The new labels. Labels of the node that are not among them are removed.
-            what: The request in words, for error messages.
-
-        Raises:
-            ProviderError: The API refused the request for another reason, or did not answer.
+        Does nothing if the node is in a state in which the API does not change labels.
         """
         request = tpu_v2.UpdateNodeRequest(
             node=tpu_v2.Node(name=self.node_path(zone, slice), labels=labels),
@@ -312,13 +199,7 @@ class TpuApi:
 
 
 def is_over(operation: Operation, what: str) -> bool:
-    """Return True if an operation (Google's progress record of a change) has ended, and False if it still runs.
-
-    The function sends one request, and does not wait until the operation has ended.
-
-    Args:
-        operation: The operation.
-        what: The request in words, for error messages.
+    """Read an operation's state once, and return True if it has ended.
 
     Raises:
         ProviderError: The operation has failed, or its state could not be read.
@@ -334,14 +215,8 @@ def is_over(operation: Operation, what: str) -> bool:
 def raise_status(status: Status, what: str) -> NoReturn:
     """Raise skypool's error for a `google.rpc.Status`, the record in which Google reports why a request failed.
 
-    The function never returns.
-
-    Args:
-        status: The status.
-        what: The request in words, for the error's message.
-
     Raises:
-        ProviderError: Always. The subclass depends on the code and the text of the status. It is neither NoAnswer nor
+        ProviderError: Always. The code and the text of the status decide its subclass. It is neither NoAnswer nor
             RateLimitError, because a repeated request would only find the same status.
     """
     error = exceptions.from_grpc_status(status.code, status.message)
@@ -349,13 +224,9 @@ def raise_status(status: Status, what: str) -> NoReturn:
 
 
 def _final(error: BaseException, what: str) -> ProviderError:
-    """Return, without raising it, skypool's error for an error that Google has stored, so that repeating is of no use.
+    """Return skypool's error for an error that Google has stored, so that repeating the request is of no use.
 
     An error that would otherwise be NoAnswer or RateLimitError is a CapacityError here.
-
-    Args:
-        error: The error of the SDK.
-        what: The request in words, for the message.
     """
     found = _api.error_of(error, what)
     if isinstance(found, (NoAnswer, RateLimitError)):
@@ -364,16 +235,7 @@ def _final(error: BaseException, what: str) -> ProviderError:
 
 
 def _pages(what: str, ask: Callable[[], Iterable[Page]]) -> list[Page]:
-    """Return all pages of a list.
-
-    Args:
-        what: The request in words, for error messages.
-        ask: The function that sends the request and returns an iterable of pages.
-
-    Raises:
-        NoAnswer: The API or a zone did not answer. The message names the zones.
-        ProviderError: The API refused the request, or the list may be incomplete.
-    """
+    """Return all pages of a list. Raises NoAnswer, which names the zones, if a zone did not answer."""
     pages = _api.pages(what, ask)
     silent = sorted({place for page in pages for place in page.unreachable})
     if silent:
@@ -382,37 +244,21 @@ def _pages(what: str, ask: Callable[[], Iterable[Page]]) -> list[Page]:
 
 
 def _unless(codes: tuple[str, ...], what: str, ask: Callable[[], V]) -> V | None:
-    """Send a request and return the answer. Returns None if the API refuses with one of the given error codes.
-
-    Args:
-        codes: The error codes.
-        what: The request in words, for error messages.
-        ask: The function that sends the request and returns the answer.
-
-    Raises:
-        ProviderError: The API refused with another code, or did not answer.
-    """
+    """Send a request and return the answer, or None if the API refuses with one of these error codes."""
     return retry.quietly(partial(_api.call, what, ask), *codes)
 
 
 def _current_client() -> tpu_v2.TpuClient:
-    """Return the cached client of Google's SDK for the present address of the API and the present credentials.
-
-    Raises:
-        CredentialsError: There are no credentials.
-    """
+    """Return the cached client for the present address of the API and the present credentials."""
     return _client(_api.endpoint("tpu") or "", _api.credentials("tpu"))
 
 
 @lru_cache(maxsize=16)
 def _client(address: str, credentials: Credentials) -> tpu_v2.TpuClient:
-    """Make a client of Google's SDK for Cloud TPU. The last 16 are cached: equal arguments give the same object.
+    """Make a client of Google's SDK for Cloud TPU. The last 16 are cached.
 
-    The client uses gRPC for Google's own address and for an address that begins with "grpc://", and REST for any other.
-
-    Args:
-        address: The address of the API; "" for Google's own.
-        credentials: The credentials that the requests carry. They are not used with "grpc://".
+    The client uses gRPC for Google's own address ("") and for addresses such as "grpc://…", to which it sends no
+    credentials. It uses REST for any other address.
     """
     if address and not address.startswith("grpc://"):
         client = tpu_v2.TpuClient(credentials=credentials, transport="rest", client_options={"api_endpoint": address})

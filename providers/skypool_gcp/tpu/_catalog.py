@@ -1,8 +1,8 @@
 """Builds offers of Cloud TPU's slices with their prices, and derives the state of a rented slice.
 
-This module sends no requests. A slice is a group of TPU hosts that are rented together. The API lists the slice types
-of a zone without prices. The prices come from `skypool_gcp.billing`, which uses a table if Google's price catalogue
-lacks a price. A slice without a price is not offered.
+This module sends no requests. The API lists the slice types of a zone without prices. The prices come from
+`skypool_gcp.billing`, which uses a table if Google's price catalogue lacks a price. A slice without a price is not
+offered.
 """
 
 from __future__ import annotations
@@ -67,11 +67,10 @@ Engine's machine types. It applies only to slices of Compute Engine, such as TPU
 
 
 def wanted(need: Need) -> dict[str, Accelerator]:
-    """Return the types of TPU slices that meet a need, such as "v5p-16", as the keys of a dict.
+    """Return the types of slices that meet a need, such as "v5p-16", as the keys of a dict.
 
-    A TPU slice is a group of hosts that are rented together. Each value is the accelerator, of those in the need, that
-    the slice provides. The need may name a number of chips instead of a type of slice. Then the slice must have one
-    host with exactly this number of chips. Returns {} if no type meets the need.
+    Each value is the accelerator, of those in the need, that the slice provides. If the need names a number of chips
+    instead of a type of slice, the slice must have one host with exactly these chips.
     """
     return {
         type: accelerator
@@ -82,11 +81,7 @@ def wanted(need: Need) -> dict[str, Accelerator]:
 
 
 def _serves(slice: Slice, accelerator: Accelerator) -> bool:
-    """Return True if a TPU slice (hosts rented together) provides an accelerator that a need names.
-
-    If the accelerator names a type of slice, the slice must be of this type. Otherwise the accelerator names a
-    generation and a number of chips. Then the slice must have one host with exactly these chips.
-    """
+    """Return True if a slice has the type that `accelerator` names, or one host with exactly as many such chips."""
     if accelerator.slice is not None:
         return accelerator.slice == slice
     chips = (tables.tpu_names()[slice.generation], slice.chips)
@@ -94,10 +89,9 @@ def _serves(slice: Slice, accelerator: Accelerator) -> bool:
 
 
 def regions(need: Need, rates: Rates) -> set[str]:
-    """Return the regions in which Google states a price for a TPU slice (hosts rented together) that meets the need.
+    """Return the regions with a price for a slice that meets the need, of those that match `need.regions`.
 
-    Only regions that match `need.regions` are returned. The set is empty if there are none. Slices that Cloud TPU's API
-    does not have, such as TPU7x, are left out.
+    Slices that Cloud TPU's API does not have, such as TPU7x, are left out.
     """
     kinds = [tables.slices()[type] for type in wanted(need)]
     names = {_priced(each) for each in kinds if each.runtime_version}  # Cloud TPU's API does not have the others
@@ -105,15 +99,12 @@ def regions(need: Need, rates: Rates) -> set[str]:
 
 
 def offers(zone: str, sold: Iterable[str], need: Need, rates: Rates, *, ends_itself: bool) -> Iterator[Offer]:
-    """Yield an offer for each TPU slice that meets a need and that the zone has, on each market with a known price.
+    """Yield an offer for each slice that meets a need and that the zone has, on each market with a known price.
 
-    A TPU slice is a group of hosts that are rented together. Prices include the public addresses of the hosts.
+    Prices include the public addresses of the hosts.
 
     Args:
-        zone: The zone.
         sold: The types of slices that the zone has.
-        need: The requirements.
-        rates: Google's prices.
         ends_itself: True if slices delete themselves when their lease is over. The offers say so.
     """
     serving = wanted(need)
@@ -149,15 +140,15 @@ def offers(zone: str, sold: Iterable[str], need: Need, rates: Rates, *, ends_its
 
 
 def state(queued: str, node: str) -> State:
-    """Return the state of all hosts of a TPU slice, from the states of Google's two objects for the slice.
+    """Return the state of all hosts of a slice, from the states of Google's two objects for the slice.
 
-    A TPU slice is a group of hosts that are rented together. The result is "ending" if the queued resource has
-    failed, is suspended or is being deleted. Otherwise the state of the node decides, or the state of the queued
-    resource if there is no node. Unknown states, and an active queued resource without a node, give "ending".
+    The result is "ending" if the queued resource has failed, is suspended or is being deleted. Otherwise the state of
+    the node decides, or the state of the queued resource if there is no node. Unknown states, and an active queued
+    resource without a node, give "ending".
 
     Args:
-        queued: The state of the queued resource (the request for the slice); "ACTIVE" if only the node exists.
-        node: The state of the node (the running slice); "" if there is no node.
+        queued: The state of the queued resource; "ACTIVE" if only the node exists.
+        node: The state of the node; "" if there is no node.
     """
     if queued in LOST:
         return "ending"
@@ -168,23 +159,12 @@ def state(queued: str, node: str) -> State:
 
 
 def _whole(slice: Slice, chip: Price, market: Market) -> float:
-    """Return the price of a whole TPU slice in USD per hour, with the public addresses of its hosts.
-
-    A TPU slice is a group of hosts that are rented together.
-
-    Args:
-        slice: The slice.
-        chip: The price of one chip.
-        market: The market, "on-demand" or "spot", on which the price of the addresses depends.
-    """
+    """Return the price of a whole slice in USD per hour, with the public addresses of its hosts."""
     return chip.usd * slice.chips + catalog.FACTS["address"][market] * slice.vms
 
 
 def _priced(slice: Slice) -> str:
-    """Return the name under which the price list has the price of a TPU slice's chips, such as "v5e" or "v2 pod".
-
-    Only names of v2 and v3 have a second word: "device" for a slice of one host, and "pod" for one of several hosts.
-    """
+    """Return the name of a slice's chips in the price list: "v5e", or for v2 and v3 by size: "v2 device", "v2 pod"."""
     if slice.generation not in _PRICED_BY_SIZE:
         return slice.generation
     return f"{slice.generation} {'device' if slice.vms == 1 else 'pod'}"

@@ -1,8 +1,8 @@
 """Sends requests that Cloud TPU must refuse, for the command `skypool prove`.
 
 The API has no dry run: its methods that create have no parameter "validateOnly", as Google's discovery document of
-2026-10-01 says (read 2026-11-24). So each request is a real one of the driver for its cheapest slice, with one part
-that does not exist. A slice is a group of TPU hosts that are rented together.
+2026-10-01 says (read 2026-11-24). So each request is a real one of the driver for its cheapest slice, in which one
+thing does not exist.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Impossible:
 
     Attributes:
         what: The request in words.
-        offer: The offer of the slice, one part of which does not exist.
+        offer: The offer of the slice, in which the type or the runtime version does not exist.
         node: The node number of the slice's first host, by which the slice is named.
         expected: The class of error to which the driver must translate the refusal.
     """
@@ -58,7 +58,7 @@ def refusals(offers: Callable[[Need], Sequence[Offer]], tried: Tried) -> Iterato
 
     Args:
         offers: Returns the offers of slices that meet a need.
-        tried: Requests a slice, deletes it, and returns the error with which Google refused it.
+        tried: Requests a slice of an offer, deletes what was made, and returns the error of Google's refusal, or None.
     """
     order = Order(_POOL, f"{secrets.token_hex(8)}-1", (0, 1), Need(), until=datetime.now(UTC) + _NEEDED)
     (offer,) = at_once(lambda need: _cheapest(offers(need)), [_one_host()])
@@ -103,14 +103,8 @@ def _not_sent(error: Exception) -> str:
 def _refused(tried: Tried, order: Order, request: _Impossible) -> str:
     """Send a request that must be refused, and return what Google said.
 
-    Args:
-        tried: Requests a slice, deletes it, and returns the error with which Google refused it.
-        order: The order, of which each request has one node.
-        request: The request.
-
-    Raises:
-        ProviderError: Google refused for another reason than the expected one, or did not answer, or made the slice.
-        StillRunning: Google made the slice, or may have made it, and it could not be deleted. The message names it.
+    Raises ProviderError if the request was not refused as expected. Raises StillRunning, which names the slice, if
+    Google may have made the slice and it could not be deleted.
     """
     refusal = tried(request.offer, order, [request.node])
     if refusal is None:

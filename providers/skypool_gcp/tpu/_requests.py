@@ -1,4 +1,4 @@
-"""Builds queued resources: the objects with which the driver asks Cloud TPU to create a slice (a group of TPU hosts).
+"""Builds queued resources: the objects with which the driver asks Cloud TPU to create a slice.
 
 This module sends no requests.
 """
@@ -35,16 +35,12 @@ def queued_resource(
     labels: Mapping[str, str],
     until: datetime,
 ) -> tpu_v2.QueuedResource:
-    """Build the queued resource: the object with which Cloud TPU is asked for one TPU slice. Sends no request.
-
-    A TPU slice is a group of hosts that are rented together.
+    """Build the queued resource with which Cloud TPU is asked for one slice.
 
     Args:
-        settings: The settings of the driver.
         offer: The offer that is rented. For a spot offer, the reservation in the settings is not used.
-        order: The order: pool, node numbers, token, lease and lifetime.
         parent: The path of the zone, "projects/P/locations/ZONE".
-        slice: The name of the slice and of its node (Google's object for the running slice).
+        slice: The name of the slice and of its node.
         labels: The labels of the node.
         until: The time until which the slice may wait for its chips. After this time, Google does not create the slice.
     """
@@ -84,28 +80,19 @@ def queued_resource(
 
 
 def request_id(path: str) -> str:
-    """Return the UUID, as text, of the API request that creates a queued resource (Google's order for a TPU slice).
+    """Return the UUID, as text, of the API request that creates the queued resource at a path.
 
     The same path always gives the same id, so that Google recognizes a repeated request.
-
-    Args:
-        path: The path of the queued resource.
     """
     return str(uuid.uuid5(uuid.NAMESPACE_URL, path))
 
 
 def _startup_script(settings: _api.Settings, order: Order, *, parent: str, slice: str) -> str:
-    """Return the shell script that each host of a TPU slice (hosts rented together) runs as root at boot.
+    """Return the shell script that each host of a slice runs as root at boot.
 
-    The script gives the ssh server the host key that the client expects. The script also starts a process that waits
-    for the end of the lease. If the settings name a service account, this process then deletes the whole slice.
-    Otherwise the process only switches the host off.
-
-    Args:
-        settings: The settings of the driver.
-        order: The order. It gives the lease and the keys.
-        parent: The path of the zone, "projects/P/locations/ZONE".
-        slice: The name of the slice.
+    The script gives the ssh server the host key that the client expects, and starts a process that waits for the end of
+    the lease. If the settings name a service account, this process then deletes the whole slice. Otherwise it only
+    switches the host off.
     """
     end = userdata.OFF
     if settings.service_account:

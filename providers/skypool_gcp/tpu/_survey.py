@@ -1,7 +1,6 @@
 """Checks what Cloud TPU has against what this driver knows, for `skypool doctor` and `skypool prove --level read`.
 
-All requests only read: the zones with TPUs, and the slice types and runtime versions of each zone that may be used. A
-slice is a group of TPU hosts that are rented together.
+All requests only read: the zones with TPUs, and the slice types and runtime versions of each zone that may be used.
 """
 
 from __future__ import annotations
@@ -40,13 +39,7 @@ _SHOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class _Zone:
-    """The types and runtime versions that Cloud TPU has in one zone.
-
-    Attributes:
-        name: The name of the zone.
-        types: The types of slices.
-        runtimes: The runtime versions, which are the images of hosts.
-    """
+    """The types of slices and the runtime versions (images of hosts) that Cloud TPU has in one zone."""
 
     name: str
     types: frozenset[str]
@@ -56,11 +49,10 @@ class _Zone:
 def findings(calls: TpuApi, chosen: Sequence[str] | None, end: str) -> Iterator[Finding]:
     """Yield the findings about Cloud TPU: its zones, slice types, runtime versions and quotas, and the end of slices.
 
-    If the API is not enabled, only the first and the last finding are yielded. The same is true if the zones cannot be
-    read. A failed check does not raise.
+    If the API is not enabled, or the zones cannot be read, only the first and the last finding are yielded. A failed
+    check does not raise.
 
     Args:
-        calls: The API.
         chosen: The zones of the settings; None for all zones.
         end: What ends a slice, as the text of the last finding.
     """
@@ -83,7 +75,7 @@ def findings(calls: TpuApi, chosen: Sequence[str] | None, end: str) -> Iterator[
 
 
 def _seen(calls: TpuApi, zone: str) -> _Zone:
-    """Return what Cloud TPU has in a zone. Raises ProviderError if the API refuses or does not answer."""
+    """Ask which types of slices and which runtime versions Cloud TPU has in a zone, and return them."""
     types = frozenset(google.last_part(each.name) for each in calls.accelerator_types(zone))
     return _Zone(zone, types, frozenset(google.last_part(each.name) for each in calls.runtime_versions(zone)))
 
@@ -94,7 +86,7 @@ def _known() -> Mapping[str, Slice]:
 
 
 def _read(seen: Sequence[_Zone | Exception]) -> list[_Zone]:
-    """Return the zones that were read. Raises the error of the first zone that could not be read."""
+    """Return the zones from the outcomes of `_seen`. Raises the first error if a zone could not be read."""
     for each in seen:
         if isinstance(each, Exception):
             raise each
@@ -104,13 +96,8 @@ def _read(seen: Sequence[_Zone | Exception]) -> list[_Zone]:
 def _types(seen: Sequence[_Zone | Exception], *, is_all: bool) -> str:
     """Compare the slice types that zones have with skypool's tables, and return the result in words.
 
-    Args:
-        seen: What each zone has, or the error with which reading it failed.
-        is_all: True if all zones were read, so that a type that is in none of them is no longer sold.
-
-    Raises:
-        ProviderError: A zone could not be read.
-        UsageError: None of the zones has a slice type that skypool knows.
+    Raises UsageError if skypool knows none of the types. If `is_all` is True, the zones are all that there are, and the
+    result names the types of skypool's tables that no zone has any more.
     """
     zones = _read(seen)
     known, sold = set(_known()), {type for zone in zones for type in zone.types}
@@ -129,15 +116,7 @@ def _types(seen: Sequence[_Zone | Exception], *, is_all: bool) -> str:
 
 
 def _runtimes(seen: Sequence[_Zone | Exception]) -> str:
-    """Check that each zone has the runtime versions for its slices, and return the names of the runtime versions.
-
-    Args:
-        seen: What each zone has, or the error with which reading it failed.
-
-    Raises:
-        ProviderError: A zone could not be read.
-        UsageError: A runtime version is missing, so Google would refuse slices.
-    """
+    """Return the names of the runtime versions that the zones' slices need. Raises UsageError if a zone lacks one."""
     needed: dict[str, list[str]] = {}
     missing: dict[str, list[str]] = {}
     for zone in _read(seen):
