@@ -1,5 +1,20 @@
 """Calls on the client's side: how `train(10) >> pool` gets to a node, and its result back to the caller.
 
+Words that this package uses:
+
+- node: a rented machine that runs calls. Its agent is the main process of skypool there; workers run the calls.
+- slot: the part of a node that runs one call at a time. Calls that need no device (accelerator) use CPU slots.
+- lane: the slots of one kind on a node.
+- frame: one message to or from a node. Several small calls may share a frame.
+- under way: sent to a node and not ended.
+- leaving node: it gets no new calls, because it was retired, is unhealthy, or its provider takes the machine back.
+- gang: one call that runs as several processes. part: the piece of a call on several nodes that one node runs.
+- service: a call that takes no slot and runs until it is stopped.
+- former client: a process that had the same pool before this one.
+- engine: the thread that drives the pools.
+
+Modules:
+
 - `call`: `@compute`, `Call`, and the operators that send a call to a pool.
 - `command`: `cmd`, which makes a call that runs a program of the node; `program`: runs it there.
 - `arguments`: pickles the arguments of a call; `upstream`: sends the items of iterator arguments one by one.
@@ -8,12 +23,11 @@
 - `pending`: the client's record of a call until it ends.
 - `dispatch`: chooses a node for each call, sends it there, and sends it again when the node is lost.
 - `waiting`: the calls that wait for a node; `progress`: handles messages of nodes about running calls.
-- `node_queue`: the queue of one node: the calls sent there, its free slots, and the frames (messages) to it.
+- `node_queue`: the queue of one node: the calls sent there, its free slots, and the frames to it.
 - `idle`: sums up the time in which a node ran no call; `tally`: counts the calls that have ended, and records them.
 - `futures`: `CallFuture` and `Stream`, which the caller waits for; `map`: `pool.map`.
 - `callbacks`: threads that call what users add to futures, which may block.
-- `gangs`: one call that runs as several processes, which start, fail and run again together; the note of its error.
-  `skypool.gangs` decides what happens.
+- `gangs`: starts, stops and reruns the processes of a gang together. `skypool.gangs` decides what happens.
 - `parts`: one call that runs on several nodes, and stops on all of them when it fails on one.
 - `groups`: several calls that run at the same time.
 """

@@ -21,19 +21,10 @@ T = TypeVar("T")
 
 
 class Holder(Protocol):
-    """A protocol for objects that can free values on nodes (machines) after `pool.put` sent the values there.
-
-    A `ComputePool` is such an object.
-    """
+    """A protocol for objects, such as a `ComputePool`, that can free values that `pool.put` has sent to nodes."""
 
     def drop(self, ref: Ref[T]) -> None:
-        """Free a value that `pool.put` sent to all nodes (machines of the pool).
-
-        Calls must not use the value afterwards.
-
-        Args:
-            ref: the reference to the value, as `pool.put` returned it.
-        """
+        """Free a value that `pool.put` sent to all nodes. Calls must not use the value afterwards."""
         ...
 
 
@@ -55,7 +46,7 @@ class Ref(codec.Reference[T]):
         self._pool = weakref.ref(pool)
 
     def drop(self) -> None:
-        """Free the value on all nodes (machines of the pool). Do nothing if the pool object no longer exists.
+        """Free the value on all nodes. Do nothing if the pool object no longer exists.
 
         Calls must not use the reference afterwards.
         """
@@ -66,10 +57,7 @@ class Ref(codec.Reference[T]):
 class Remote(Protocol):
     """A protocol for functions that can run on a pool. Pickling the arguments of a call needs these attributes.
 
-    Attributes:
-        name: the function's name, for messages.
-        function: the plain function.
-        given: arguments that come before those of the call, such as the `self` of a bound method.
+    `given` has the arguments that come before those of the call, such as the `self` of a bound method.
     """
 
     name: str
@@ -78,10 +66,9 @@ class Remote(Protocol):
 
 
 def signature(function: Callable[..., object]) -> inspect.Signature:
-    """Return the signature of a function. A builtin without a known signature is taken to accept any arguments.
+    """Return the signature of a function. Raises TypeError if it is not callable.
 
-    Raises:
-        TypeError: the object is not callable.
+    A builtin without a known signature is taken to accept any arguments.
     """
     try:
         return inspect.signature(function)
@@ -91,11 +78,10 @@ def signature(function: Callable[..., object]) -> inspect.Signature:
 
 
 def arity(function: Callable[..., object]) -> tuple[int, float]:
-    """Return the least and the greatest number of arguments that a function accepts without keyword arguments.
+    """Return (fewest, most): how many arguments a function accepts without keyword arguments.
 
-    Returns:
-        (fewest, most). Parameters with a default count only in `most`. A parameter `*args` makes `most` infinite. For
-        a function that needs a keyword argument, the result is (1, 0.0), a range that contains no number.
+    Parameters with a default count only in `most`. A parameter `*args` makes `most` infinite. For a function that needs
+    a keyword argument, the result is (1, 0.0), a range that contains no number.
     """
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     fewest = 0
@@ -114,7 +100,7 @@ def arity(function: Callable[..., object]) -> tuple[int, float]:
 def takes_one(function: Callable[..., object]) -> bool:
     """Return True if a function can be called with one positional argument. The function is not called.
 
-    Return True for a builtin without a known signature. Return False for an object that is not callable.
+    Also return True for a builtin without a known signature. Return False for an object that is not callable.
     """
     try:
         signature(function).bind(None)
@@ -126,16 +112,12 @@ def takes_one(function: Callable[..., object]) -> bool:
 def payload_of(
     function: Remote, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> tuple[Sequence[Buffer], Sequence[Iterator[object]]]:
-    """Pickle the arguments of a call.
-
-    Args:
-        function: the function; its `given` arguments are put before `args`.
-        args, kwargs: the arguments of the call. They are not changed.
+    """Pickle the arguments of a call. The `given` arguments of the function are put before `args`.
 
     Returns:
         (buffers, iterators): the pickled arguments, and the iterators among the arguments. The pickle has an `Upstream`
-        object in the place of each iterator. An iterator inside a list or other container is not replaced: a copy of
-        the iterator is pickled, or pickling fails.
+            object in the place of each iterator. An iterator inside a list or other container is not replaced: a copy
+            of the iterator is pickled, or pickling fails.
 
     Raises:
         PickleError: an argument cannot be pickled. The message names the argument.
@@ -156,12 +138,7 @@ def payload_of(
 def _blame(function: Remote, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PickleError:
     """Return (do not raise) a PickleError that names the first argument which cannot be pickled.
 
-    Positional arguments are tried before keyword arguments. If each argument can be pickled alone, the error says that
-    the arguments cannot be pickled together.
-
-    Args:
-        function: the function of the call, for the names of its parameters.
-        args, kwargs: the arguments of the call.
+    If each argument can be pickled alone, the error says that the arguments cannot be pickled together.
     """
     named: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
     for name, value in named:
@@ -177,12 +154,9 @@ def _blame(function: Remote, args: tuple[Any, ...], kwargs: dict[str, Any]) -> P
 
 
 def _parameter(function: Remote, name: int | str) -> str:
-    """Return the name of the parameter that an argument is passed to.
+    """Return the name of the parameter that takes an argument, given its position (from 0) or its name.
 
-    Args:
-        function: the function.
-        name: the position of a positional argument, from 0, or the name of a keyword argument. A name is returned
-            unchanged. A position N after the last parameter, as with `*args`, gives "argument N".
+    A position N after the last parameter, as with `*args`, gives "argument N".
     """
     if isinstance(name, str):
         return name
@@ -193,18 +167,13 @@ def _parameter(function: Remote, name: int | str) -> str:
 def _is_stream(value: object) -> bool:
     """Return True if an argument is an iterator whose items are sent one by one. Nothing is read from the iterator.
 
-    Return False for lists and other iterables without `__next__`. Two kinds of iterators also give False: open files,
-    and `Upstream` objects. (On a node, an `Upstream` takes the place of an iterator argument.)
+    Open files do not count. Neither do `Upstream` objects, which take the place of iterator arguments on a node.
     """
     return hasattr(type(value), "__next__") and not isinstance(value, (io.IOBase, Upstream))
 
 
 def _swap(value: object, feeds: list[Iterator[Any]]) -> object:
-    """Return the replacement of an iterator argument, and add the iterator to `feeds`. Return other arguments as is.
-
-    The replacement is an `Upstream`, from which the function on the node takes the items. The index of the `Upstream`
-    is the position of the iterator in `feeds`, from 0. Open files do not count as iterators.
-    """
+    """Return an `Upstream` for an iterator argument, and add the iterator to `feeds`. Return other arguments as is."""
     if not _is_stream(value):
         return value
     feeds.append(cast("Iterator[Any]", value))

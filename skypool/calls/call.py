@@ -1,7 +1,4 @@
-"""`@compute`, `Call`, `gather`, and the operators that combine calls (`&`) and send them to a pool (`>>`, `@`, `>`).
-
-A pool is a group of rented machines (nodes). A call is a function with its arguments, which a node runs.
-"""
+"""`@compute`, `Call`, `gather`, and the operators that combine calls (`&`) and send them to a pool (`>>`, `@`, `>`)."""
 
 from __future__ import annotations
 
@@ -61,48 +58,30 @@ Ts = TypeVarTuple("Ts")
 class Runner(Protocol):
     """A protocol for objects that run calls, such as a `ComputePool`. Operators such as `>>` use only these methods.
 
-    A call is a function with its arguments. A node is one machine of the pool; nodes are numbered from 0.
+    `ComputePool` describes them in full.
     """
 
     def run(self, call: Call[T]) -> T:
-        """Run a call on one node, wait for it, and return its value. `call >> pool` does this.
-
-        An exception that the called function raises is raised here. For a generator function, return a `Stream` of its
-        items at once.
-        """
+        """Run a call on one node, wait for it, and return its value. `call >> pool` does this."""
         ...
 
     def run_all(self, call: Call[T]) -> list[T]:
-        """Run a call on every node, wait for all, and return the list of values. `call @ pool` does this.
-
-        The values are ordered by node number. For a generator function, return a list of `Stream` objects at once. When
-        the call fails on one node, it is stopped on the others, and the exception is raised. `ComputePool.run_all` says
-        more.
-        """
+        """Run a call on every node, wait for all, and return the values by node number. `call @ pool` does this."""
         ...
 
     def send(self, call: Call[T]) -> CallFuture[T]:
-        """Send a call without waiting for it, and return its future. `call > pool` does this.
-
-        The future raises what the called function raises. Errors of sending, such as an argument that cannot be
-        pickled, are raised here.
-        """
+        """Send a call without waiting for it, and return its future. `call > pool` does this."""
         ...
 
     def run_group(self, group: Group[R]) -> R:
         """Run all calls of a group at once and return their values. `group >> pool` does this.
 
-        Returns:
-            a tuple of values in the order of the calls, after waiting for all. For `gather(…, stream=True)`, an
-            iterator of the values, at once.
+        Return a tuple after waiting for all. For `gather(…, stream=True)`, return an iterator of the values at once.
         """
         ...
 
     def send_group(self, group: Group[R]) -> CallFuture[R]:
-        """Send all calls of a group without waiting, and return one future of all. `group > pool` does this.
-
-        Its result is the tuple of the values, in the order of the calls.
-        """
+        """Send all calls of a group, and return one future of the tuple of their values. `group > pool` does this."""
         ...
 
 
@@ -110,53 +89,51 @@ class ComputeFunction(Generic[P, T]):
     """A function that can run on the nodes of a pool. `@compute` makes it.
 
     `train(10)` does not run the function `train`, but returns a `Call`. The call runs when it is sent to a pool:
-    `train(10) >> pool`. When `@compute` decorates a method, `box.grow(3)` returns a call too. Sending that call sends a
-    copy of `box` with the other arguments.
+    `train(10) >> pool`. When `@compute` decorates a method, `box.grow(3)` returns a call too, which sends a copy of
+    `box` with the other arguments.
 
-    These options decide how calls of the function run. `@compute(…)` and `with_options(…)` accept all of them as
-    keywords.
+    `@compute(…)` and `with_options(…)` accept these options as keywords:
 
     Options:
         timeout: the time that a call may run on its node, in seconds or as a duration such as "5m". Default None: no
-            limit. A call that runs longer is stopped, and raises CallTimeout; a value that comes later is discarded. Up
-            to 60 s of imports are not counted, also where the function imports modules itself.
-        retries: the number of times that a call may run again after its node or worker process was lost. Default 0.
-            If the provider takes a spot machine back, calls there also run again, without using up a retry. A call
-            does not run again if it has yielded items or has an iterator argument. Neither does a call whose only
-            nodes are gone.
-        retry_on: an exception class, or a tuple of them. A call that raises one of them runs again too, and uses up
-            one of its `retries`, which must be at least 1. Default (): no exception of the function causes a retry.
-        node: the nodes that run the call. Default None: any node with room. A number means that node. A list of
-            numbers such as [0, 2] means each of these nodes, and "all" means every node: the result is then a list of
-            values, ordered by node number. In `pool.map`, each call runs on only one of the nodes that `node` names.
-        output: the handling of what the call prints. "show" (the default) prints it here. "head" prints it here too,
-            but for a call that is sent to several nodes only the output of the first node. "rank0" prints only the
-            output of rank 0 of a gang (see `procs`). "silent" drops it. "capture" returns it with the value, as
-            `Captured(value, output)`.
+            limit. A call that runs longer is stopped, and raises CallTimeout; a value that comes later is discarded.
+            Importing modules does not count, up to 60 s, also where the function itself imports them.
+        retries: the number of times that a call may run again after its node or worker process was lost. Default 0. If
+            the provider takes a spot machine back, calls there also run again, without using up a retry. A call does
+            not run again if it has yielded items or has an iterator argument. Neither does a call that names only
+            nodes that are gone.
+        retry_on: an exception class, or a tuple of them. A call that raises one of them runs again too, and uses up one
+            of its `retries`, which must be at least 1. Default (): no exception of the function causes a retry.
+        node: the nodes that run the call. Default None: any node with room. A number means that node. A list of numbers
+            such as [0, 2] means each of these nodes, and "all" means every node: the result is then a list of values,
+            ordered by node number. In `pool.map`, each call runs on only one of the nodes that `node` names.
+        output: the handling of what the call prints. "show" (the default) prints it here. "head" does so too, but of a
+            call that is sent to several nodes it prints only that of the first node. "rank0" prints only the output of
+            rank 0 of a gang (see `procs`). "silent" drops it. "capture" returns it with the value, as `Captured(value,
+            output)`.
         grace: the time between SIGTERM and SIGKILL when a call is cancelled or exceeds its `timeout`, in seconds or as
-            a duration. Default None: 5 when it is cancelled, and the `grace` of the pool when its time is over.
-        window: for a generator, the bytes of items that may be sent before the consumer has taken them. The generator
-            waits while there are more. Default 1 MiB.
+            a duration. Default None: 5 s for a cancelled call, and the `grace` of the pool after a `timeout`.
+        window: for a generator, the bytes of items that may be sent before the consumer has taken them. At this limit,
+            the generator waits. Default 1 MiB.
         on_interruption: a function that is called with an `Interruption` when the provider announces that it takes the
-            machine back. The function is called once for each running call, on the node, in another thread. Default
-            None.
+            machine back. It is called once for each running call, on the node, in another thread. Default None.
         fresh: True runs each call in a new process that ends after the call. Starting that process and importing
             modules there then takes time for each call. Default False: a worker process runs many calls one after the
             other, so modules keep their state between them.
         devices: 0 for a call that needs no accelerator. On a node with accelerators, the call then runs on a CPU slot
-            and sees no accelerator. Default None: a call gets the accelerators of the slot that runs it. (A slot is
-            the part of a node that runs one call at a time.)
+            and sees no accelerator. Default None: a call gets the accelerators of the slot that runs it. (A slot is the
+            part of a node that runs one call at a time.)
         independent: for a call that runs on several nodes. Default False: when it fails for good on one node, it is
             stopped on the others. True lets the others go on; the error is raised when all have ended.
         procs: makes the call a gang: it runs in several new processes on each of its nodes, for torch.distributed, JAX
             and others. "per-device" means one process for each accelerator (one on a node without any). A number means
-            that many. The processes learn their rank from `instance_info()` and from environment variables such as
-            RANK and MASTER_ADDR. `call @ pool` returns the list of values by rank. `call >> pool` runs the gang on one
-            node and returns the value of its rank 0. When a process fails, the others are stopped and its error is
-            raised; `retries` and `retry_on` then count for the whole gang. Default None: no gang.
-        min_nodes: for a gang: the fewest nodes with which it may run, or run again, if lost nodes are not replaced in
-            the time of the pool's `wait`. Default None: it runs on as many nodes as the pool is to have, and runs again
-            with as many as before.
+            that many. The processes learn their rank from `instance_info()` and from environment variables such as RANK
+            and MASTER_ADDR. `call @ pool` returns the list of values by rank. `call >> pool` runs the gang on one node
+            and returns the value of its rank 0. When a process fails, the others are stopped and its error is raised;
+            `retries` and `retry_on` then count for the whole gang. Default None: no gang.
+        min_nodes: for a gang: the fewest nodes with which it may run, or run again. It first waits for missing nodes,
+            at most for the time of the pool's `wait`. Default None: it needs as many nodes as the pool is to have, and
+            runs again with as many as before.
 
     Attributes:
         function: the plain function.
@@ -183,11 +160,7 @@ class ComputeFunction(Generic[P, T]):
             _check_stream(self.name, options)
 
     def _not_called(self, operator: str) -> NoReturn:
-        """Raise a UsageError in any case: the function was used where a call, such as `f(3)`, is needed.
-
-        Args:
-            operator: the operator that was used, such as ">>", for the message.
-        """
+        """Raise a UsageError, always: the function was used where a call, such as `f(3)`, is needed."""
         raise UsageError(
             f"{operator} takes a call, but {self.name} is a function: call it, {self.name}(…) {operator} …"
         )
@@ -233,13 +206,9 @@ class ComputeFunction(Generic[P, T]):
         self: ComputeFunction[Concatenate[Any, Q], T], instance: object, owner: type | None = None
     ) -> ComputeFunction[Q, T]: ...
     def __get__(self, instance: object, owner: type | None = None) -> ComputeFunction[..., T]:
-        """Return the method bound to `instance`, as Python does for `box.grow`.
+        """Return the method bound to `instance`, as Python does for `box.grow`. `Box.grow` on the class is this object.
 
         Calls of the method send a copy of `instance` as `self`.
-
-        Returns:
-            a new `ComputeFunction` with the same function and options. If `instance` is None, as for `Box.grow` on the
-            class, this object itself.
         """
         if instance is None:
             return self
@@ -252,7 +221,7 @@ class ComputeFunction(Generic[P, T]):
 
         Args:
             changes: new values of options, by the option's name, such as `timeout="5m"`. Other options keep their
-                values. `ComputeFunction` describes all options.
+                values.
 
         Raises:
             UsageError: an option does not exist, or a value is not valid.
@@ -262,8 +231,8 @@ class ComputeFunction(Generic[P, T]):
     def code(self) -> Code:
         """Return the pickled function, ready to be sent to nodes.
 
-        The result is cached. The function is pickled again only if something that it captures (globals, closure
-        variables, defaults) may have changed. For a bound method, the plain function is pickled, not the bound object.
+        The function is pickled again only if something that it captures (globals, closure variables, defaults) may have
+        changed. For a bound method, the plain function is pickled, not the bound object.
 
         Raises:
             PickleError: the function captures a value that cannot be pickled. The message names that value.
@@ -318,12 +287,7 @@ class ComputeFunction(Generic[P, T]):
 def _rebuild_function(id_: str | None, function: Callable[..., Any], *given: Any) -> ComputeFunction[..., Any]:
     """Return the `ComputeFunction` that has this id here, or a new one with default options. Unpickling calls this.
 
-    The options of the original are not part of the pickle.
-
-    Args:
-        id_: the id of a function that a script has under its name; None for any other.
-        function: the plain function.
-        given: the bound object for a method; otherwise empty.
+    The id is None unless a script defines the function at its top level. `given` is the bound object of a method.
     """
     found = None if id_ is None else identity.known(id_)
     if found is not None and (found.function is function or identity.is_own(found)):
@@ -350,9 +314,7 @@ def _undecorate(function: ComputeFunction[..., Any]) -> Callable[..., Any]:
 def _is_importable(function: ComputeFunction[..., Any]) -> bool:
     """Return True if a node can import the function's module and finds this decorated function there under its name.
 
-    Returns:
-        False for a function of a script or notebook, for a function made inside another function, and for a copy made
-        by `with_options`.
+    This is False for a copy made by `with_options`.
     """
     return _travels_by_name(function.function, function)
 
@@ -367,17 +329,9 @@ def _name_of(function: Callable[..., object]) -> str:
 
 
 def _travels_by_name(named: Any, thing: object = None) -> bool:
-    """Return True if a node gets the right object when it imports the module and qualified name of `named`.
+    """Return True if a node gets `thing` (default: `named`) when it imports the module and qualified name of `named`.
 
-    Only the modules of this process are examined; nothing is imported.
-
-    Args:
-        named: the object whose module and qualified name are looked up.
-        thing: the object that must be found under that name; None for `named` itself.
-
-    Returns:
-        False for objects of a script or notebook, and for objects made inside a function. It is also False if another
-        object or no object is found under the name.
+    Nothing is imported here. False for what a script or notebook has, or what was made inside a function.
     """
     module = getattr(named, "__module__", None)
     name = getattr(named, "__qualname__", "<locals>")
@@ -390,13 +344,7 @@ def _travels_by_name(named: Any, thing: object = None) -> bool:
 
 
 def _names_globals(function: Any) -> bool:
-    """Return True if the code of a function uses any global or attribute by name. Functions inside it are included.
-
-    A name counts even if no such global or attribute exists.
-
-    Args:
-        function: a plain Python function. Functions that this function calls are not examined.
-    """
+    """Return True if the code of a function, or of functions inside it, uses any global or attribute by name."""
     codes = [function.__code__]
     while codes:
         code = codes.pop()
@@ -420,17 +368,8 @@ def _is_bare(function: Callable[..., Any]) -> bool:
 def _captured(function: Callable[..., Any], depth: int = 0) -> tuple[object, ...] | None:
     """Return everything that a function captures, or None if a captured value could change without being noticed.
 
-    If a later result equals an earlier one, the function need not be pickled again. The first item is the function's
-    code object. The names and values of closure variables, globals and defaults follow. For a captured function, the
-    values that it captures are included, at most four levels deep.
-
-    Args:
-        function: the function; a `ComputeFunction` is replaced by its plain function.
-        depth: how many levels deep the function was captured; 0 for the function of the call.
-
-    Returns:
-        The captured values. The result is None if one of the values can change in place, such as a list or a bound
-        method. It is also None if `function` is not a plain Python function, or if `depth` is over 4.
+    If a later result equals an earlier one, the function need not be pickled again. First comes the code object, then
+    names and values. Captured functions are followed up to four levels deep; deeper ones give None.
     """
     if isinstance(function, ComputeFunction):
         function = function.function
@@ -461,11 +400,9 @@ def _captured(function: Callable[..., Any], depth: int = 0) -> tuple[object, ...
 
 
 def _captures(function: types.FunctionType) -> Iterator[tuple[object, object]]:
-    """Yield each value that a function captures: closure variables, globals and argument defaults, in this order.
+    """Yield (name, value) of what a function captures: closure variables, globals and argument defaults, in this order.
 
-    Yields:
-        (name, value). The name of a positional default is its position among these defaults, from 0. The value of a
-        closure variable that is not set yet is its empty cell.
+    A positional default is named by its position, from 0. A closure variable that is not set yet gives its empty cell.
     """
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
@@ -483,10 +420,7 @@ def _same(before: tuple[object, ...], now: tuple[object, ...]) -> bool:
 
 
 def _equal(a: object, b: object) -> bool:
-    """Return True if two values have the same type and are equal. 0.0 and -0.0 are not equal here.
-
-    Because of the type, 1 equals neither True nor 1.0. Two floats that are not a number (NaN) count as equal.
-    """
+    """Return True if two values have the same type and are equal. 0.0 and -0.0 differ here, and NaN equals NaN."""
     if type(a) is float or type(a) is complex:
         return repr(a) == repr(b)  # because 0.0 == -0.0
     return type(a) is type(b) and a == b
@@ -535,6 +469,7 @@ def compute(
 
     `train(10)` then returns a `Call` instead of running the function. `train(10) >> pool` runs the call on a node (one
     machine) of the pool and returns its value. Write `@compute`, or with options `@compute(timeout="5m", retries=2)`.
+    `ComputeFunction` describes each option in full.
 
     Args:
         function: the function to decorate. Leave it out to decorate with options: `@compute(retries=2)`.
@@ -545,18 +480,15 @@ def compute(
         node: the nodes that run a call: a number, a list of numbers, or "all". Default None: any node with room.
         output: the handling of what a call prints: "show" (the default), "head", "rank0", "silent" or "capture".
         grace: the time between SIGTERM and SIGKILL when a call is cancelled or exceeds its `timeout`, in seconds or as
-            a duration. Default None: 5 when it is cancelled, and the `grace` of the pool when its time is over.
+            a duration. Default None: 5 s for a cancelled call, and the `grace` of the pool after a `timeout`.
         window: for a generator, the bytes of items that may be sent before the consumer has taken them. Default 1 MiB.
         on_interruption: a function that the node calls, with an `Interruption`, when the provider announces that it
             takes the machine back. Default None.
         fresh: True runs each call in a new process. Default False.
-        devices: 0 for a call that needs no accelerator. Default None: a call gets the accelerators of the slot that
-            runs it.
+        devices: 0 for a call that needs no accelerator. Default None: the accelerators of the slot that runs the call.
         independent: True lets a call for several nodes go on when it has failed on one of them. Default False.
         procs: runs the call as a gang: in this many new processes on each of its nodes, or "per-device". Default None.
-        min_nodes: for a gang: the fewest nodes with which it may run. Default None: all of the pool.
-
-    `ComputeFunction` describes each option in full.
+        min_nodes: for a gang: the fewest nodes with which it may run. Default None: as many as the pool is to have.
 
     Returns:
         a `ComputeFunction`; without `function`, a decorator that returns one. A function that is decorated already is
@@ -571,13 +503,7 @@ def compute(
 
 
 def _changed(options: Options, changes: Mapping[str, object]) -> Options:
-    """Return a copy of options with some changed. Neither argument is changed.
-
-    If the changes have an `on_interruption` that is decorated with `@compute`, its plain function is used.
-
-    Raises:
-        UsageError: an option does not exist, or a value is not valid.
-    """
+    """Return a copy of options with some changed. A decorated `on_interruption` becomes its plain function."""
     listener = changes.get("on_interruption")
     if isinstance(listener, ComputeFunction):
         changes = {**changes, "on_interruption": listener.function}
@@ -585,7 +511,7 @@ def _changed(options: Options, changes: Mapping[str, object]) -> Options:
 
 
 def _check_stream(name: str, options: Options) -> None:
-    """Raise a UsageError if options do not fit a generator function. `name` is the name of the function."""
+    """Raise a UsageError if options do not fit a generator function. `name` is the function's name."""
     if options.procs is not None:
         raise UsageError(f"{name} is a generator function, which cannot run as a gang: leave procs= out")
     if options.output == "capture":
@@ -595,15 +521,9 @@ def _check_stream(name: str, options: Options) -> None:
 
 
 def _decorate(function: Callable[P, T], options: Options, changes: NodesChanges) -> ComputeFunction[P, T]:
-    """Return a function as a `ComputeFunction` with options.
+    """Return a function as a `ComputeFunction`. Raises UsageError for what is not a function.
 
-    Args:
-        function: the function. One that is decorated already is copied, and keeps its options beside `changes`.
-        options: all options, for a function that is not decorated.
-        changes: those that the user gave.
-
-    Raises:
-        UsageError: the object is a class, a static or class method, or not callable.
+    A function that is decorated already is copied, with `changes` (what the user gave) instead of `options`.
     """
     if isinstance(function, (staticmethod, classmethod)):
         raise UsageError("put @staticmethod or @classmethod above @compute, not below it")
@@ -628,7 +548,7 @@ class Call(Generic[T_co]):
     - `await call` runs it on the innermost pool that this task or thread has entered with `with` or `async with`.
 
     If the call's option `node` is "all" or a list such as [0, 2], `>>` and `>` send the call to each of these nodes.
-    The value, or the value of the future, is then a list.
+    The value is then a list.
 
     The operators that wait raise the exception that the function raised, or a SkypoolError if the call could not run.
 
@@ -684,8 +604,8 @@ class Call(Generic[T_co]):
         """Pickle the arguments of this call, and mark the call as sent.
 
         Returns:
-            (buffers, iterators): the pickled arguments, and the iterators among the arguments (empty if there are
-            none). Iterators are not pickled; their items are sent one by one when the function asks for them.
+            (buffers, iterators): the pickled arguments, and the iterators among the arguments. Iterators are not
+                pickled; their items are sent one by one when the function asks for them.
 
         Raises:
             PickleError: an argument cannot be pickled. The message names it.
@@ -696,12 +616,13 @@ class Call(Generic[T_co]):
     def __rshift__(self, pool: Runner) -> T_co:
         """Run the call on one node of the pool, wait, and return its value. For a generator, return a `Stream` at once.
 
-        If the call's option `node` is "all" or a list, run it on each of these nodes and return a list of values. An
-        exception that the function raises is raised here. If the wait is interrupted, as by Ctrl-C, the call is
-        stopped. `ComputePool.run` lists the errors that the pool raises.
+        If the call's option `node` is "all" or a list, run it on each of these nodes and return a list of values. If
+        the wait is interrupted, as by Ctrl-C, the call is stopped. `ComputePool.run` lists the errors that the pool
+        raises.
 
         Raises:
             UsageError: the right operand is not a pool.
+            Exception: the exception that the function raised.
         """
         value = _runner(pool, ">>", self).run(self)
         if value is NotImplemented:
@@ -741,8 +662,8 @@ class Call(Generic[T_co]):
     def __and__(self, other: Call[object] | Group[Any]) -> Group[Any]:
         """Combine this call with another call or a group into a new `Group`, whose calls run at the same time.
 
-        This call comes first in the group. The group returns its values in order when all calls have ended, even if
-        `other` is a group made with `stream=True`.
+        This call comes first in the group. The new group waits for all its calls, even if `other` was made with
+        `stream=True`.
 
         Raises:
             UsageError: `other` is neither a call nor a group.
@@ -757,12 +678,13 @@ class Call(Generic[T_co]):
     def __await__(self) -> Generator[Any, None, T_co]:
         """Send the call to the innermost pool that was entered, and wait for its value: `await train(10)`.
 
-        An exception that the function raises is raised here. The event loop is not blocked while the call runs. Each
-        task has its own pools: those that it has entered, and those that were entered where it was started. A thread
-        that has entered none uses the pool of a `with` block, if there is one such pool.
+        The event loop is not blocked while the call runs. Each task has its own pools: those that it has entered, and
+        those that were entered where it was started. A thread that has entered none uses the pool of a `with` block
+        elsewhere, if there is exactly one.
 
         Raises:
             UsageError: no pool was entered with `with` or `async with`, or the function is a generator function.
+            Exception: the exception that the function raised.
         """
         self.sent = True  # also if it is refused here: the error is enough, without a warning
         return _innermost().send(self).__await__()
@@ -788,11 +710,7 @@ class Call(Generic[T_co]):
 
 
 def call_asked(call: Call[T]) -> Call[T]:
-    """Return the argument itself, after checking that it is a `Call`.
-
-    Raises:
-        UsageError: the argument is not a `Call`, for example because a function was passed without its arguments.
-    """
+    """Return the argument itself. Raises UsageError if it is no `Call`, such as a function without its arguments."""
     if not isinstance(call, Call):
         hint = f": call it, {call.name}(…)" if isinstance(call, ComputeFunction) else ""
         raise UsageError(f"a pool runs calls such as train(3), not {call!r:.80}{hint}")
@@ -800,14 +718,9 @@ def call_asked(call: Call[T]) -> Call[T]:
 
 
 def no_call(value: object, operator: str) -> UsageError:
-    """Return a UsageError for the caller to raise: a value that is not a call was used with a call operator.
+    """Return (do not raise) a UsageError: `value`, which is not a call, was used with a call operator.
 
-    The message advises what to write instead. If the value is a list or tuple of calls, these calls are marked as sent
-    and give no warning.
-
-    Args:
-        value: the value that is not a call.
-        operator: the operator, for the message.
+    The message advises what to write instead. Calls in `value`, a group, list or tuple, are marked as sent.
     """
     if isinstance(value, (Call, Group)):
         _mark_sent(value)
@@ -817,11 +730,7 @@ def no_call(value: object, operator: str) -> UsageError:
 
 
 def _hint(value: object) -> str:
-    """Return advice on what to write instead of a value that is not a call. Return "" if there is no advice.
-
-    There is advice for a list or tuple of calls, an iterator, a `@compute` function, and any other callable. The calls
-    in a list or tuple are marked as sent, so that these calls give no warning.
-    """
+    """Return advice on what to write instead of a value that is not a call, or "". Mark calls in it as sent."""
     if isinstance(value, (list, tuple)) and value and all(isinstance(each, Call) for each in value):
         _mark_sent(*value)
         return "send several calls with sky.gather(*calls) >> pool"
@@ -842,16 +751,7 @@ def _mark_sent(*calls: Call[Any] | Group[Any]) -> None:
 
 
 def _runner(pool: Any, operator: str, calls: Call[Any] | Group[Any]) -> Runner:
-    """Return the right operand of a call operator, after checking that it is a pool. Mark calls as sent in any case.
-
-    Args:
-        pool: the right operand.
-        operator: the operator, for the message.
-        calls: the call, or the group, whose calls are marked.
-
-    Raises:
-        UsageError: the operand is a class, or has no method `run_group`.
-    """
+    """Return the right operand of a call operator. Raises UsageError if it is no pool. Mark the calls as sent."""
     # even if this is no pool: the error below is enough, without a warning
     if isinstance(calls, Call):
         calls.sent = True
@@ -865,7 +765,7 @@ def _runner(pool: Any, operator: str, calls: Call[Any] | Group[Any]) -> Runner:
 
 
 def _innermost() -> Runner:
-    """Return the pool that `await` uses here. Raises a UsageError if there is none."""
+    """Return the pool that `await` uses here. Raises UsageError if there is none."""
     return typing.cast(Runner, entered.innermost())
 
 
@@ -878,7 +778,7 @@ class Group(Generic[R_co]):
         calls: the calls, in the order in which they were given.
         stream: True if `group >> pool` returns an iterator of values at once, False if it waits and returns a tuple.
         ordered: True if the iterator yields the values in the order of the calls, False if in the order in which the
-            calls end. `ordered` has no effect if `stream` is False.
+            calls end. No effect without `stream`.
     """
 
     def __init__(self, calls: tuple[Call[object], ...], stream: bool, ordered: bool) -> None:
@@ -895,8 +795,7 @@ class Group(Generic[R_co]):
     def __and__(self, other: Call[Any] | Group[Any]) -> Group[Any]:
         """Return a new group: the calls of this group, followed by `other` (a call) or its calls (a group).
 
-        The new group has the attributes `stream` and `ordered` of this group, whatever `other` has. Neither group is
-        changed.
+        The new group has the attributes `stream` and `ordered` of this group, whatever `other` has.
 
         Raises:
             UsageError: `other` is neither a call nor a group.
@@ -922,8 +821,7 @@ class Group(Generic[R_co]):
     def __gt__(self, pool: Runner) -> CallFuture[R_co]:
         """Send all calls of the group, and return one future at once. Its result is the tuple of their values.
 
-        The tuple has the order of the calls. If a call raises, the future raises its exception when all have ended; for
-        several, an ExceptionGroup.
+        If a call raises, the future raises that exception when all have ended; if several raise, an ExceptionGroup.
 
         Raises:
             UsageError: the right operand is not a pool, or the group was made with `stream=True`.
@@ -933,7 +831,7 @@ class Group(Generic[R_co]):
     def __await__(self) -> Generator[Any, None, R_co]:
         """Send all calls of the group to the innermost pool that was entered, and wait for the tuple of their values.
 
-        The event loop is not blocked meanwhile. `await call` says which pool that is.
+        The event loop is not blocked meanwhile. `Call.__await__` says which pool that is.
 
         Raises:
             UsageError: no pool was entered, or the group was made with `stream=True`.
@@ -944,7 +842,7 @@ class Group(Generic[R_co]):
         return _innermost().send_group(self).__await__()
 
     def __matmul__(self, pool: Runner) -> NoReturn:
-        """Raise a UsageError, always: a group runs on one node for each call."""
+        """Raise a UsageError, always: `@` runs one call on every node, but each call of a group runs on one node."""
         _mark_sent(self)
         raise UsageError(f"{self!r} @ pool is not possible: send each call of the group by itself, `call @ pool`")
 
@@ -973,17 +871,14 @@ def gather(*calls: Call[object], stream: bool = False, ordered: bool = True) -> 
     """Combine calls into a group that runs them at the same time: `a, b = gather(f(1), g(2)) >> pool`.
 
     Nothing runs before the group is sent. `group >> pool` waits for all calls and returns a tuple of their values, in
-    the order given. If a call raises, its exception is raised when all calls have ended. If several calls raise, an
-    ExceptionGroup of their exceptions is raised.
+    the order given. If a call raises, its exception is raised when all calls have ended. If several raise, an
+    ExceptionGroup is raised.
 
     Args:
         calls: the calls, also of different functions. A group without calls gives an empty tuple.
         stream: True makes `group >> pool` return an iterator of values at once. Default False.
         ordered: with `stream=True`, True (the default) yields the values in the order given, False in the order in
             which the calls end.
-
-    Returns:
-        a `Group`.
 
     Raises:
         UsageError: an argument is not a call.

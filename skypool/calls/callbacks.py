@@ -16,7 +16,7 @@ _IDLE = 5.0
 
 
 class Callbacks:
-    """The threads that call the done-callbacks of one pool. Any thread may use it.
+    """The threads that call the done-callbacks of one pool. Any thread may use this object.
 
     The threads start when they are needed, and do not keep Python alive.
     """
@@ -29,7 +29,7 @@ class Callbacks:
         self._left = 0
 
     def call(self, job: Callable[[], None]) -> None:
-        """Have a thread call a function, which must not raise, and return at once."""
+        """Have one of the threads call `job`, which must not raise. Do not wait for it."""
         with self._changed:
             self._jobs.append(job)
             self._left += 1
@@ -67,7 +67,7 @@ class Callbacks:
                     self._changed.notify_all()
 
     def wait(self) -> None:
-        """Wait until all functions have returned. Do nothing in a thread that calls one."""
+        """Wait until all functions have returned. Do nothing if one of them calls this."""
         with self._changed:
             if threading.current_thread() not in self._threads:
                 self._changed.wait_for(lambda: not self._left)

@@ -32,8 +32,8 @@ def cmd(
     call. No shell is involved; for one, write `sky.cmd("bash", "-c", "a | b")`. Programs of the image's Python
     environment, such as `torchrun`, are found by name. The stdin of the program is empty.
 
-    When the call is cancelled or exceeds its `timeout`, the program and the processes of its process group get SIGTERM,
-    and SIGKILL when the call's `grace` is over.
+    When the call is cancelled or exceeds its `timeout`, the program and its process group get SIGTERM. They get SIGKILL
+    when the call's `grace` is over.
 
     Args:
         program: the name of the program, which is looked up on `PATH`, or its path on the node.
@@ -41,14 +41,14 @@ def cmd(
         env: variables that are added to the environment of the program. Default None: none.
         cwd: the folder on the node in which the program starts. Default None: the folder in which calls run.
         check: True raises CommandFailed if the exit status is not 0. Default True.
-        expand: True replaces `$NAME` and `${NAME}` in the words of the command and in `cwd` by the variables of the
-            program's environment on its node, such as `$RANK` in a gang (a call with `procs=`). `$$` stands for a
-            dollar sign. A variable that is not set there fails the call. Default False: words are passed on as they
-            are.
+        expand: True replaces `$NAME` and `${NAME}` in the words of the command and in `cwd` by variables. They are
+            those of the program's environment on its node, such as `$RANK` in a gang (a call with `procs=`). `$$`
+            stands for a dollar sign. If a variable is not set there, the call fails. Default False: words are passed
+            on as they are.
 
     Returns:
         a call whose value is the exit status: always 0 with `check=True`. For a program that a signal ended, it is the
-        negative number of the signal.
+            negative number of the signal.
 
     Raises:
         UsageError: an argument is not valid.
@@ -73,11 +73,7 @@ def cmd(
 
 
 def _word(what: str, value: object) -> str:
-    """Return a word of a command line as text.
-
-    Raises:
-        UsageError: the value is neither text nor a path, or contains a null character.
-    """
+    """Return a word of a command line as text. Raises UsageError unless it is text or a path that Linux takes."""
     text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else value
     if not isinstance(text, str):
         advice = f"; write str({value!r:.40})" if isinstance(value, (int, float)) else ""
@@ -91,7 +87,7 @@ def _word(what: str, value: object) -> str:
 
 
 def _check_placeholders(word: str) -> None:
-    """Raise UsageError if a word has a dollar sign that begins no name of a variable."""
+    """Raise UsageError if a word has a dollar sign without the name of a variable after it. `$$` is allowed."""
     if not Template(word).is_valid():
         raise UsageError(
             "with expand=True, a dollar sign must begin the name of a variable, as in $RANK or ${RANK}, and $$ stands "
@@ -100,11 +96,7 @@ def _check_placeholders(word: str) -> None:
 
 
 def _variables(env: Mapping[str, str]) -> dict[str, str]:
-    """Return variables of an environment as a new dict.
-
-    Raises:
-        UsageError: the argument is not a mapping of texts, or a name is empty or contains "=".
-    """
+    """Return variables of an environment as a new dict. Raises UsageError if they are not valid."""
     if not isinstance(env, Mapping):
         raise UsageError(f"env must be a dict of names and values, not {env!r:.80}")
     for name, value in env.items():

@@ -1,13 +1,10 @@
 """`Dispatch`: chooses a node for each call, sends the call there, and sends it again when the node is lost.
 
-A call is a function with its arguments; a node is a rented machine that runs calls. The threads of callers and the
-thread of the engine (which drives the pool) use the dispatch under one lock. No thread blocks while it holds that lock.
-The cost of a call does not depend on the number of calls that wait: they wait in queues until a node has room.
-No code of the user runs under the lock. Ends of calls that are decided under it wait in `_ended`, and what is to be
-told in `_effects`. The methods that decide call `act` after they have released the lock. Values and exceptions are
-unpickled before or after, too, and the texts of exceptions are made.
-Calls that need no device (accelerator) have separate queues, because nodes with devices have separate slots for them. A
-slot is the part of a node that runs one call at a time.
+Threads of callers and the engine's thread use a `Dispatch` under one lock. No thread blocks or runs the user's code,
+unpickling included, while it holds that lock. Callbacks, and the ends of calls that are decided under the lock, wait in
+`_effects` and `_ended`. `act` carries them out after the lock is released.
+The cost of a call does not depend on the number of waiting calls, which stay in queues until a node has room.
+Calls that need no device have separate queues, because nodes with devices have separate slots for them.
 """
 
 from __future__ import annotations
@@ -55,7 +52,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _STREAMS = 64
-"""The number of calls of generators that are kept, at least, before those that have ended are removed."""
+"""The number of further generator calls that are noted before those that have ended are removed from the list."""
 
 _MOST_INHERITED = 10_000
 """The most calls of a former client that are taken over from a node that is not trusted. Each takes 2 KB of memory."""
@@ -63,11 +60,11 @@ _MOST_INHERITED = 10_000
 _MOST_NAMED = 5
 """The most calls that a message names."""
 _LOOKED_AT = 8
-"""The most lanes with much work that are compared for an idle one."""
+"""The most busy lanes that are compared to choose the one from which an idle lane takes calls over."""
 
 
 def _then_acts(method: Callable[Concatenate[Dispatch, P], T]) -> Callable[Concatenate[Dispatch, P], T]:
-    """Have a method of `Dispatch` tell at its end what it has decided."""
+    """Have a method of `Dispatch` call `act` at its end."""
 
     def work(self: Dispatch, /, *args: P.args, **kwargs: P.kwargs) -> T:
         try:
@@ -85,24 +82,21 @@ class Dispatch:
     Methods may be called from any thread. Only `drive` waits until a call ends.
 
     Args:
-        pool: the name of the pool, for messages.
-        on_failed: called as (pending, error, node) for each call that failed on a node, except calls that were
-            cancelled or that `close` ended. The node is -1 for a call that no node ran.
+        on_failed: called as (pending, error, node) for each call that failed for good. The node is -1 for a call that
+            no node ran. Not called for processes of gangs, nor for calls that were cancelled or that `close` ended.
         on_retry: called as (pending, error, node, attempt) for each call that will run again after a run on a node
             ended with `error`. `attempt` is the number of the next run.
         on_feed: called as (pending, arg, n) when a call asks for item `n` (from 1) of its iterator argument number
             `arg` (from 0).
-        on_drained: called with the number of a leaving node when that node has no call left. (A leaving node is one
-            that was retired, or whose machine the provider takes back.) This function may be called several times for a
-            node. It must not block.
-        on_gang_failed: called with each failure of a gang. (A gang is one call that runs as several processes.)
+        on_drained: called with the number of a leaving node that has no call left, maybe repeatedly. Must not block.
+        on_gang_failed: called with each failure of a gang.
         notice: called with a sentence for the user.
         wait: seconds for which a gang that runs again waits for nodes in place of lost ones.
 
     Attributes:
-        node_queues: a dict from the number of each node to its queue.
-        gangs: the gangs of the pool; None until the first gang is submitted.
-        idle: a dict from the number of each node to its idle time. Nodes that are gone stay in it.
+        node_queues: the queue of each node, by the node's number.
+        gangs: None until the first gang is submitted.
+        idle: the idle time of each node, by its number. Nodes that are gone stay in it.
         callbacks: calls what users add to futures with `add_done_callback`.
     """
 
@@ -150,8 +144,7 @@ class Dispatch:
     def submit(self, *pending_calls: PendingCall) -> None:
         """Send calls to the nodes with the most room, or queue them until a node has room. Return at once.
 
-        Each call gets a new id. If a call may run only on nodes whose machines the provider takes back, the call gets
-        an error as its result. That error is not raised here.
+        Each call gets a new id. A call that may run only on leaving nodes ends with an error, which is not raised here.
 
         Raises:
             PoolClosed: the pool has ended.
@@ -203,10 +196,9 @@ class Dispatch:
             self._fill(node_queue)
 
     def _has_one_of(self, pending: PendingCall, nodes: tuple[int, ...]) -> bool:
-        """Return True if one of these nodes can run a call. End the call with an error if all of them are leaving.
+        """Return True if one of these nodes can run a call. Raises UsageError if the pool has none of them.
 
-        Raises:
-            UsageError: the pool has none of these nodes.
+        If the pool has only leaving ones, end the call with an error and return False.
         """
         if any(node in self._staying for node in nodes):
             return True
@@ -219,11 +211,7 @@ class Dispatch:
     def submit_spread(self, pending_calls: Sequence[PendingCall]) -> None:
         """Send calls as `submit` does, but first one to each idle lane.
 
-        A lane is the slots of one kind on a node. So a map over idle nodes begins on all of them, even if its first
-        calls end before the last are sent.
-
-        Raises:
-            PoolClosed, UsageError: as `submit`.
+        So a map over idle nodes begins on all of them, even if its first calls end before the last are sent.
         """
         try:
             self._submit(pending_calls, spread=True)
@@ -231,7 +219,7 @@ class Dispatch:
             self.act()
 
     def idle_lanes(self, pending: PendingCall) -> int:
-        """Return the number of lanes that are idle and may run a call like this one, which is not submitted."""
+        """Return the number of idle lanes that may run a call like this one. The call is not submitted."""
         with self._lock:
             numbers = self._staying if pending.node is None else self._staying.intersection(pending.nodes)
             there = (self.node_queues[node] for node in numbers)
@@ -240,12 +228,9 @@ class Dispatch:
 
     @_then_acts
     def submit_together(self, parts: Sequence[PendingCall]) -> bool:
-        """Send the parts of a call, each to its own node, as `submit` does. Return False if one node gets no new calls.
+        """Send the parts of a call, each to its own node, as `submit` does, and return True.
 
-        No part is sent then.
-
-        Raises:
-            PoolClosed: the pool has ended.
+        If one of these nodes gets no new calls, send nothing and return False. Raises PoolClosed if the pool has ended.
         """
         with self._lock:
             if self._closed is None and not all(pending.node in self._staying for pending in parts):
@@ -254,11 +239,11 @@ class Dispatch:
             return True
 
     def _later(self, tell: Callable[[T], object]) -> Callable[[T], None]:
-        """Return a function that may be called with the lock held. It has `act` call `tell` with its argument."""
+        """Return a function, to be called even with the lock held, that has `act` call `tell` with its argument."""
         return lambda what: self._effects.append(partial(tell, what))
 
     def act(self) -> None:
-        """Tell what was decided. Do nothing if the calling thread holds the lock: it tells it later."""
+        """Call what waits in `_ended` and `_effects`. Do nothing if this thread holds the lock; it acts after that."""
         while (self._ended or self._effects) and not self._lock._is_owned():  # type: ignore[attr-defined]  # as threading.Condition asks
             try:
                 effect = (self._ended or self._effects).popleft()
@@ -267,14 +252,7 @@ class Dispatch:
             effect()
 
     def gang_runner(self, name: str) -> GangRunner:
-        """Return the gangs of the pool. The first time, make them, with the nodes that the pool has.
-
-        Args:
-            name: the name of the call for which they are needed.
-
-        Raises:
-            PoolClosed: the pool has ended.
-        """
+        """Return the pool's `GangRunner`. The first call makes it. Raises PoolClosed if the pool has ended."""
         from skypool.calls.gangs import GangRunner  # imported here: few pools need it, and it would delay each start
 
         with self._lock:
@@ -291,7 +269,7 @@ class Dispatch:
 
     @_then_acts
     def coming(self, count: int) -> None:
-        """Note the number of nodes that are being rented or set up, for which gangs may wait."""
+        """Set the number of nodes that are being rented or set up, for which gangs may wait."""
         with self._lock:
             self._coming = count
             if self.gangs is not None:
@@ -299,25 +277,22 @@ class Dispatch:
 
     @_then_acts
     def expect(self, more: int) -> None:
-        """Note that `more` nodes may be rented soon, for which gangs may wait; less than 0 for fewer."""
+        """Add `more` to the number of nodes that may be rented soon, for which gangs may wait. It may be negative."""
         with self._lock:
             self._expected += more
             if self.gangs is not None:
                 self.gangs.coming(self._coming + self._expected)
 
     def start_service(self, pending: PendingCall) -> None:
-        """Send a service, a call that takes no slot, to its node. Return at once.
+        """Send a service to its node. Return at once.
 
-        The service gets a new id. If the node is not connected, the service is sent when the node connects again. A
-        service that was stopped before is not sent.
-
-        Args:
-            pending: the service, with the number of one node.
+        The service gets a new id. If the node is not connected, the service is sent when it reconnects. A service that
+        was stopped before is not sent. `pending.node` must be the number of one node.
 
         Raises:
             PoolClosed: the pool has ended.
             UsageError: the pool does not have the node.
-            NodeInterrupted, NodeRetired: the node gets no new calls.
+            NodeInterrupted, NodeRetired, NodeUnhealthy: the node gets no new calls.
         """
         assert isinstance(pending.node, int)
         with self._lock:
@@ -340,27 +315,15 @@ class Dispatch:
                 node_queue.note_idle()
 
     def _lose_shared(self, node: int, error: BaseException) -> None:
-        """End the waiting calls that only certain nodes may run, if these nodes are all gone or leaving.
-
-        A leaving node is one whose machine the provider takes back. Each of these calls gets an error as its result.
-        Calls that any node may run are not touched.
-
-        Args:
-            node: the node that has just gone or begun to leave.
-            error: the reason why that node has gone or begun to leave.
-        """
+        """End waiting calls that have no node left to run on, as `node` is gone or leaving now. `error` says why."""
         for pending in self._waiting.take_orphans(self._staying):
             self._lost(pending, _lost_with_node(pending, node, error), begun=False)
 
     def _send_on(self, queue: CallQueue, spread: bool = False) -> None:
-        """Send waiting calls of a queue, if a node has room. Otherwise leave them in their queue.
+        """Send waiting calls of a queue to which calls were just added, if a node has room.
 
-        If only one call waits, it goes to the first idle lane. Otherwise, lanes with room are searched only when at
-        least as many calls wait as `queue.enough` says.
-
-        Args:
-            queue: the queue, to which calls were added.
-            spread: True to send one call to each idle lane first.
+        A single call is sent at once if a lane is idle. Other calls are sent if at least `queue.enough` of them wait.
+        With `spread`, each idle lane gets one call first.
         """
         while (spread or len(queue) == 1) and queue and (best := queue.best(queue[0])) and not best[1].underway:
             pending = queue.popleft()
@@ -370,10 +333,7 @@ class Dispatch:
             self._hand_out(queue)
 
     def frame_full(self, pending: PendingCall) -> int:
-        """Return how many calls like this one may share a frame (one message to a node).
-
-        Return 1 if the call may not share a frame, or if no call of its function has ended yet.
-        """
+        """Return how many calls like this one may share a frame; 1 if no call of its function has ended yet."""
         with self._lock:
             return frame_full(pending, self._progress.paces.get(pending.code.key))
 
@@ -381,9 +341,6 @@ class Dispatch:
         """Send waiting calls to the least loaded nodes, until no node has room or no call waits.
 
         If calls are left, store in `queue.enough` how many calls must wait before another try makes sense.
-
-        Args:
-            queue: the waiting calls. The calls that are sent are removed from its front.
         """
         while queue:
             first = queue[0]
@@ -400,11 +357,7 @@ class Dispatch:
         self._put_back.clear()
 
     def _connect(self, pending: PendingCall) -> None:
-        """Connect the caller's future or stream to this dispatch, so that the caller can control the call.
-
-        Cancelling the future, or closing the stream, then stops the call. Taking items from the stream then tells the
-        node to send more items. Do nothing for a `ResultCell`, which stores the result but cannot control the call.
-        """
+        """Let the caller's future or stream stop the call, and a stream ask for more items. Ignore a `ResultCell`."""
         if isinstance(pending.outlet, Items):
             if len(self._streams) >= self._most_streams:
                 self._streams = [each for each in self._streams if not each.ended]
@@ -416,11 +369,7 @@ class Dispatch:
             pending.outlet.call_in(self.callbacks)
 
     def _fill(self, node_queue: NodeQueue) -> None:
-        """Send a node as many waiting calls as it has room for.
-
-        A leaving node (its provider takes the machine back) gets no calls. Waiting calls are then sent to other nodes,
-        and `on_drained` is called if no call is left on the leaving node.
-        """
+        """Send a node as many waiting calls as it has room for. If it is leaving, call `_leave` instead."""
         if node_queue.leaving:
             self._leave(node_queue)
             return
@@ -428,15 +377,10 @@ class Dispatch:
             self._fill_lane(node_queue, lane)
 
     def _fill_lane(self, node_queue: NodeQueue, lane: Lane) -> bool:
-        """Send a node as many waiting calls as one of its lanes has room for, in one write.
+        """Send a node as many waiting calls as a lane has room for, in one write. Return True if any was sent.
 
-        A lane is the slots of one kind on a node. Cancelled calls are dropped from the waiting calls. While the node
-        has enough to do, small calls wait until they fill a frame (message), or until a call ends. If no call waits and
-        the lane is idle, ask a busier node to give back some calls.
-
-        Returns:
-            True if any call was sent, otherwise False. To a node that is leaving or not connected, no call is sent. Nor
-            is any sent while the lane is reserved for a gang.
+        While the node has enough to do, small calls wait until they fill a frame, or until a call ends.
+        If no call waits and the lane is idle, ask a busier node to give back some calls.
         """
         if lane.held is not None:
             return False
@@ -467,28 +411,17 @@ class Dispatch:
         return bool(batch)
 
     def _leave(self, node_queue: NodeQueue) -> None:
-        """Handle a leaving node, one whose machine the provider takes back: send waiting calls to the other nodes.
-
-        If the leaving node has no call left, call `on_drained` with its number.
-
-        Args:
-            node_queue: the node that is leaving.
-        """
+        """Send waiting calls to other nodes than this leaving one. If it has no call left, call `on_drained`."""
         for queue in self._waiting.queues:
             self._hand_out(queue)
         if node_queue.is_idle:
             self._on_drained(node_queue.node)
 
     def _recall_for(self, idle: NodeQueue, free: Lane) -> None:
-        """Ask a busier node to give back calls that it has not begun and that an idle lane may run.
+        """Ask a busier node to give back calls that it has not begun and that the idle lane `free` may run.
 
-        About half of the calls that wait there for a slot are asked for, but no more than the idle lane has room for.
-        That node gives them back later, in a message. Nodes that are leaving or have not answered an earlier request
-        are passed over. If nothing is worth it yet, look again soon: a call may run longer than those before it.
-
-        Args:
-            idle: the node that has nothing to do.
-            free: the lane (slots of one kind) of that node that is idle.
+        At most about half of the calls that wait there are asked for. They come later, in a message.
+        If no node has enough waiting work yet, look again soon: a call may run longer than those before it.
         """
         now = time.monotonic()
         busiest = None
@@ -544,10 +477,10 @@ class Dispatch:
 
     @_then_acts
     def stop(self, pending: PendingCall) -> None:
-        """Stop a call that is waiting or running. Do nothing if the call has ended or was stopped before.
+        """Stop a call that is waiting or running. Do nothing if it has ended or was stopped before.
 
-        A waiting call ends at once with a SkypoolError. If the call was sent to a node, the node is told to stop the
-        call. This method does not wait until the node has done so.
+        A waiting call ends at once with a SkypoolError. A node that has the call is told to stop it. Do not wait for
+        that.
         """
         with self._lock:
             if pending.stopped or pending.ended or pending.settled:
@@ -561,10 +494,7 @@ class Dispatch:
                 self._has_stopped = True
 
     def _credit(self, pending: PendingCall, seq: int) -> None:
-        """Tell the node that runs a generator that the consumer has taken all items up to number `seq`.
-
-        Do nothing if no node runs the generator now.
-        """
+        """Tell the node that runs a generator, if any, that the consumer has taken all items up to number `seq`."""
         with self._lock:
             node_queue = self.node_queues.get(pending.at)
             if node_queue is not None and node_queue.has(pending):
@@ -574,7 +504,7 @@ class Dispatch:
                     node_queue.note_idle()
 
     def stall(self, node: int, calls: Collection[int]) -> None:
-        """Note which generators on a node wait until their items are taken. They count as idle."""
+        """Note the ids of all generators on a node that wait until their items are taken. These count as idle."""
         with self._lock:
             node_queue = self.node_queues.get(node)
             if node_queue is not None and (node_queue.stalled or calls):
@@ -584,8 +514,7 @@ class Dispatch:
     def close_streams(self, error: BaseException) -> list[PendingCall]:
         """Stop all generators that have not ended, and let the iteration of their items raise `error`. Do not wait.
 
-        Returns:
-            The calls of these generators, without those that were closed before.
+        Return the calls of these generators, without those that were closed before.
         """
         with self._lock:
             open_ = [each for each in self._streams if not each.ended]
@@ -593,19 +522,15 @@ class Dispatch:
         return [each for each in open_ if isinstance(each.outlet, Items) and each.outlet.fail(error)]
 
     def runs(self, pending: PendingCall) -> bool:
-        """Return True if a node that can be reached runs a call, or has not confirmed its end."""
+        """Return True if a call was sent to a node that is connected now, and the node has not reported its end."""
         with self._lock:
             node_queue = self.node_queues.get(pending.at)
             return node_queue is not None and node_queue.is_reachable and node_queue.has(pending)
 
     def item(self, pending: PendingCall, header: Mapping[str, object], buffers: list[Buffer]) -> None:
-        """Send an item of an iterator argument to the node that runs its call. Drop the item if no node runs it now.
+        """Send a pickled item of an iterator argument to the node that runs the call. Drop it if no node does.
 
-        Args:
-            pending: the call.
-            header: the header of the message. It has the index of the iterator argument (`arg`, from 0) and the number
-                of the item (`n`, from 1).
-            buffers: the pickled item.
+        `header` has the index of the iterator argument (`arg`, from 0) and the number of the item (`n`, from 1).
         """
         with self._lock:
             node_queue = self.node_queues.get(pending.at)
@@ -613,21 +538,15 @@ class Dispatch:
                 node_queue.send_item(pending.id, header, buffers)
 
     def connection(self, pending: PendingCall) -> int:
-        """Return the number of the connection to the node that has a call; 0 if no node has the call.
+        """Return the number of the connection to the node that has a call; 0 if no node has it. Takes no lock.
 
-        The number rises by one with each reconnection to the node. This method takes no lock.
+        The number rises by one with each reconnection to the node.
         """
         node_queue = self.node_queues.get(pending.at)
         return 0 if node_queue is None else node_queue.link.connection
 
     def _too_late(self, what: str) -> PoolClosed:
-        """Return (do not raise) the PoolClosed error for an action after the end of the pool.
-
-        The message says why the pool ended, and the error's cause is the exception that ended it.
-
-        Args:
-            what: the first words of the message, such as "a call".
-        """
+        """Return (do not raise) a PoolClosed: `what`, such as "a call", was sent after the end of the pool."""
         why = f": {self._closed}" if self._closed is not None else ""
         error = PoolClosed(f"{what} was sent to pool {self._pool!r}, which has ended{why}")
         error.__cause__ = self._closed
@@ -640,18 +559,14 @@ class Dispatch:
         return next(self._ids)
 
     def refill(self, node_queue: NodeQueue) -> None:
-        """Send a node as many waiting calls as it has room for. Called when it is no longer reserved for a gang."""
+        """Send waiting calls to a node that is no longer reserved for a gang, as many as it has room for."""
         self._fill(node_queue)
 
     def put(self, key: str, buffers: list[Buffer]) -> None:
         """Send a value to every node, now or when the node joins or reconnects. Return at once.
 
-        Args:
-            key: the key of the value, a hash. A node that has the value already does not get it again.
-            buffers: the pickled value. The dispatch keeps it until `drop`.
-
-        Raises:
-            PoolClosed: the pool has ended.
+        `key` is a hash of the value. A node that has the value already does not get it again. The dispatch keeps the
+        pickled value until `drop`. Raises PoolClosed if the pool has ended.
         """
         with self._lock:
             if self._closed is not None:
@@ -661,10 +576,7 @@ class Dispatch:
                 node_queue.give_object(key, self._objects[key])
 
     def drop(self, key: str) -> None:
-        """Tell every node to free the value of this key. Do nothing for an unknown key.
-
-        Nodes that join later do not get the value.
-        """
+        """Tell every node to free the value of this key. Nodes that join later do not get it. Ignore an unknown key."""
         with self._lock:
             self._objects.pop(key, None)
             for node_queue in self.node_queues.values():
@@ -674,14 +586,7 @@ class Dispatch:
 
     @_then_acts
     def add(self, node: int, welcome: Welcome, link: Link) -> None:
-        """Add a node that can run calls. Send the values of `put` to the node, and then waiting calls.
-
-        Args:
-            node: the number of the node.
-            welcome: the first message of the node's agent (the program that runs calls there). This message says how
-                many slots the node has.
-            link: the connection to the node.
-        """
+        """Add a node that can run calls. Send the values of `put` to the node, and then waiting calls."""
         with self._lock:
             lanes = lanes_of(welcome.slots, welcome.cpu_slots)
             node_queue = self.node_queues[node] = NodeQueue(
@@ -697,20 +602,10 @@ class Dispatch:
 
     @_then_acts
     def inherit(self, node: int, welcome: Welcome, link: Link) -> list[CallFuture[object]]:
-        """Add a node on which calls of a former client still run. Return the futures of these calls.
+        """Add a node on which calls of a former client, named in `welcome`, still run. Return futures of these calls.
 
-        A former client is a program that used the same pool before this program.
-
-        Args:
-            node: the number of the node.
-            welcome: the first message of the node's agent (the program that runs calls there), with the ids and names
-                of these calls.
-            link: the connection to the node.
-
-        Returns:
-            the futures of the calls; [] if no call runs there. Calls of generators are left out, because nobody can
-            read their items any more. Services are left out, too; they go on. Of a node that is not trusted, at most
-            10,000 calls are taken over.
+        Generators get no future, because nobody can read their items any more. Neither do services, which go on. Of a
+        node that is not trusted, at most 10,000 calls are taken over.
         """
         most = None if link.reader is None else _MOST_INHERITED
         with self._lock:
@@ -738,19 +633,12 @@ class Dispatch:
             return futures
 
     def awaited(self, node: int) -> Collection[int]:
-        """Return the ids of the calls that were sent to a node and have not ended. This takes no lock.
-
-        The result is a live view, which changes as calls end. For a node that the pool does not have, the result is an
-        empty tuple.
-        """
+        """Return a live view of the ids of the calls under way on a node; () for an unknown node. Takes no lock."""
         node_queue = self.node_queues.get(node)
         return () if node_queue is None else ChainMap(*(lane.underway for lane in node_queue.all_lanes))
 
     def pause(self, node: int) -> None:
-        """Send no calls to a node until `resume`, because its connection broke. Do nothing for an unknown node.
-
-        Calls that were sent to the node stay assigned to it.
-        """
+        """Send no calls to a node whose connection broke, until `resume`. Its calls stay assigned to it."""
         with self._lock:
             if node in self.node_queues:
                 self.node_queues[node].resumed = False
@@ -759,15 +647,10 @@ class Dispatch:
 
     @_then_acts
     def resume(self, node: int, welcome: Welcome) -> None:
-        """Send a reconnected node the messages that it may have missed, and then new calls.
+        """Send a reconnected node the messages that it may have missed, and then new calls. Ignore an unknown node.
 
-        Calls that the node does not know are sent again. If the provider takes the node's machine back, these calls are
-        moved to other nodes or fail instead. Do nothing if the pool has no such node.
-
-        Args:
-            node: the number of the node.
-            welcome: the first message of the node's agent (the program that runs calls there) on the new connection.
-                This message names the calls, functions and values that the agent has.
+        Calls that the node does not know, as its `welcome` says, are sent again. If the node is leaving, they move to
+        other nodes or fail instead.
         """
         with self._lock:
             node_queue = self.node_queues.get(node)
@@ -794,16 +677,10 @@ class Dispatch:
             self._hand_out_again()
 
     def _unknown(self, node_queue: NodeQueue, lane: Lane, known: Container[int]) -> list[PendingCall]:
-        """Return the calls of a lane that must be sent again because the node does not know them.
+        """Remove the calls of a lane that the node does not know. Return those of them that must be sent to it again.
 
-        All calls that the node does not know are removed from the calls under way (sent and not ended). Cancelled calls
-        end here and are not returned. If the provider takes the node's machine back, no call is returned: each is moved
-        to another node or fails. For a call that the node knows, messages that may have been lost are sent again.
-
-        Args:
-            node_queue: the queue of the node.
-            lane: the lane (the slots of one kind on the node).
-            known: the ids of the calls that the node knows.
+        Cancelled calls end here. If the node is leaving, each other call moves to another node or fails.
+        For calls in `known`, the ids that the node knows, messages that may have been lost are sent again.
         """
         again: list[PendingCall] = []
         for pending in list(lane.underway.values()):
@@ -823,15 +700,15 @@ class Dispatch:
     def drain(self, node: int, *, retired: bool = False, unhealthy: ConnectionLost | None = None) -> None:
         """Send no more calls to a node: it was retired, is unhealthy, or its provider takes the machine back.
 
-        Calls that run on the node go on. The node is asked to give back the calls that it has not begun, which other
-        nodes then get. Calls that only this node may run, and that do not run yet, fail with a NodeInterrupted,
-        NodeRetired or NodeUnhealthy. Do nothing if the pool has no such node. For a node that is leaving already, only
-        note if its provider takes the machine back.
+        Running calls go on. The node is asked to give back calls that it has not begun, which other nodes then get.
+        Calls that only this node may run, and that do not run yet, fail with a NodeInterrupted, NodeRetired or
+        NodeUnhealthy. Do nothing for an unknown node. For a node that is leaving already, only note if its provider
+        takes the machine back.
 
         Args:
-            node: the number of the node.
-            retired: True if the node was retired. Default False: its provider takes the machine back.
-            unhealthy: what is wrong with an unhealthy node. Default None: nothing is.
+            retired: True if the node was retired.
+            unhealthy: what is wrong with an unhealthy node. If this is None and `retired` is False, the provider takes
+                the machine back.
         """
         with self._lock:
             node_queue = self.node_queues.get(node)
@@ -858,12 +735,7 @@ class Dispatch:
         """Return the address of each node, by its number, in ascending order. An unknown address is "".
 
         Args:
-            named: the numbers of the nodes to return. If None, all nodes are returned except leaving ones, which were
-                retired or are taken back by their provider. Leaving nodes that are named are returned.
-
-        Returns:
-            a dict from number to address. With `named=None`, the dict is empty if the pool has no node, or if all nodes
-            are leaving.
+            named: the numbers of the nodes to return, which may be leaving. If None, all nodes except leaving ones.
 
         Raises:
             PoolClosed: the pool has ended.
@@ -881,29 +753,25 @@ class Dispatch:
     def slots(self, *, on_cpu: bool) -> dict[int, int]:
         """Return how many calls each node runs at once, by its number. Leaving nodes are left out.
 
-        Args:
-            on_cpu: True for calls that need no device, False for all other calls.
+        With `on_cpu`, these are calls that need no device, otherwise all other calls.
         """
         with self._lock:
             there = {node: self.node_queues[node].lanes for node in sorted(self._staying)}
             return {node: lanes[-1 if on_cpu else 0].slots for node, lanes in there.items()}
 
     def can_start_on(self, node: int) -> bool:
-        """Return True if a service can start on a node: the pool has the node, and the node is not leaving.
-
-        Return True, too, for a node that is not connected now.
-        """
+        """Return True if a service can start on a node: it is known and not leaving. It need not be connected now."""
         with self._lock:
             return node in self._staying
 
     def why_leaving(self, node: int) -> ConnectionLost:
-        """Return (do not raise) the error for what a node cannot begin or go on with, because it is leaving."""
+        """Return (do not raise) the error for calls and services that a leaving node cannot begin or continue."""
         with self._lock:
             node_queue = self.node_queues.get(node)
             return taken_back(node) if node_queue is None else node_queue.why_leaving
 
     def service(self, node: int, id_: int) -> PendingCall | None:
-        """Return the service of this id that runs on a node, or None. This takes no lock."""
+        """Return the service of this id that runs on a node, or None. Takes no lock."""
         node_queue = self.node_queues.get(node)
         return None if node_queue is None else node_queue.services.underway.get(id_)
 
@@ -914,13 +782,9 @@ class Dispatch:
         return "" if pending is None else pending.name
 
     def occupants(self, nodes: Iterable[int], *, former: bool = False) -> str:
-        """Return which calls were sent to nodes and have not ended, such as "train on nodes 0, 1"; "" for none.
+        """Return the calls under way on nodes as words, such as "train on nodes 0, 1"; "" for none.
 
-        For calls of a former client, the words say so, and how they are stopped.
-
-        Args:
-            nodes: the numbers of the nodes.
-            former: True for only those of a former client. Default False.
+        For calls of a former client, the words say so, and how to stop them. With `former`, only those are included.
         """
         found: dict[tuple[bool, str], set[int]] = {}
         with self._lock:
@@ -950,16 +814,13 @@ class Dispatch:
             return [] if node_queue is None else list(node_queue.services.underway.values())
 
     def _end_stopped(self, pending: PendingCall) -> None:
-        """End a call that was cancelled and that no node runs any more.
-
-        The result of the call becomes a SkypoolError that says that the call was cancelled.
-        """
+        """End a cancelled call that no node runs any more. Its result becomes a SkypoolError that says so."""
         error = SkypoolError(f"{pending.name} was cancelled")
         self.tally.failed(pending, pending.at, None, text_of_error(error))
         self._end(pending, error)
 
     def _end(self, pending: PendingCall, error: BaseException) -> None:
-        """End a call with an error: `act` tells its caller. A gang must know the ends of its processes at once."""
+        """End a call with an error. `act` tells the caller later; a gang is told the ends of its processes at once."""
         pending.settled = True
         if pending.gang is None:
             self._ended.append(partial(pending.finish, error))
@@ -968,16 +829,10 @@ class Dispatch:
 
     @_then_acts
     def lose(self, node: int, error: BaseException, others: Sequence[int] = ()) -> None:
-        """Remove a lost node and the other nodes of its TPU slice. Their calls are moved to other nodes or fail.
+        """Remove a lost node and the `others` of its TPU slice. Their calls are moved to other nodes or fail.
 
-        A TPU slice is several machines that are rented together and end together. A call that may have begun is moved
-        only if it has a retry left, or if the provider took the machine back. Do nothing if the pool has none of these
-        nodes.
-
-        Args:
-            node: the number of the node.
-            error: the reason why the node is gone.
-            others: the numbers of the other nodes of the same TPU slice.
+        The machines of a TPU slice are rented together and end together. A call that may have begun is moved only if it
+        has a retry left, or if the provider took the machine back. Unknown nodes are ignored.
         """
         with self._lock:
             gone = [self.node_queues.pop(each) for each in (node, *others) if each in self.node_queues]
@@ -999,22 +854,14 @@ class Dispatch:
     def _lost(self, pending: PendingCall, error: BaseException, text: str = "", *, begun: bool) -> None:
         """Handle a call whose run failed or whose node is lost: queue it again if it may run again, otherwise end it.
 
-        The call may run again if a suitable node is left and the pool has not ended. For a call that may have begun
-        there are three more conditions:
+        A call may run again if a suitable node is left and the pool has not ended. If it may have begun, it must also:
 
-        - The call has a retry left, or the provider took the machine back.
-        - The call has not yielded items.
-        - The call has no iterator argument.
+        - have a retry left, which is then used up, or have lost a machine that the provider took back,
+        - have yielded no items,
+        - have no iterator argument.
 
-        A call that may have begun gets a new id before it is queued again, and `on_retry` is called. A call that was
-        cancelled does not run again: it ends with a SkypoolError that says that it was cancelled.
-
-        Args:
-            pending: the call.
-            error: the reason why there is no result.
-            text: the text of the error for records. Default "": that of an error of skypool's own.
-            begun: True if the call may have begun. Queueing it again then uses up a retry, unless the provider took the
-                machine back.
+        If `begun`, the call gets a new id first, and `on_retry` is called. A cancelled call does not run again.
+        `text` is the text of the error for records; "" for an error of skypool's own.
         """
         if pending.settled:  # it was cancelled while it waited
             return
@@ -1052,8 +899,7 @@ class Dispatch:
     def end_calls(self, error: BaseException) -> None:
         """Accept no more calls, and end all unfinished calls with `error`, but let services go on.
 
-        A call that was cancelled before ends with a SkypoolError that says that it was cancelled. Nothing is sent to
-        the nodes. Do nothing if this was called before.
+        Cancelled calls end with a SkypoolError. Nothing is sent to the nodes. Do nothing if this was called before.
         """
         with self._lock:
             if self._closed is not None:
@@ -1075,8 +921,7 @@ class Dispatch:
     def close(self, error: BaseException) -> None:
         """Accept no more calls, and end all unfinished calls and services with `error`. All nodes are removed.
 
-        A call that was cancelled before ends with a SkypoolError that says that it was cancelled. Nothing is sent to
-        the nodes. Do nothing if closed before.
+        Cancelled calls end with a SkypoolError. Nothing is sent to the nodes. Do nothing if this was called before.
         """
         self.end_calls(error)
         with self._lock:
@@ -1106,7 +951,7 @@ class Dispatch:
     def pressed(self) -> bool:
         """True if calls that any node may run are waiting, because no node has room.
 
-        Calls that wait for certain nodes do not count. A gang that needs more nodes than there are does.
+        Calls that wait for certain nodes do not count. A waiting gang counts if it needs more nodes than the pool has.
         """
         with self._lock:
             self._forget_stopped()
@@ -1129,7 +974,7 @@ class Dispatch:
         """The time of the pool's last work, in seconds since 1970; 0 if it had none, and None while it has work.
 
         Work is a call or gang that waits or runs, and a service with `busy=True`. A generator that waits until its
-        items are taken is none.
+        items are taken does not count.
         """
         with self._lock:
             stalled = sum(node_queue.has_stalled for node_queue in self.node_queues.values())
@@ -1138,11 +983,9 @@ class Dispatch:
             return max((each.worked for each in self.idle.values() if each.worked is not None), default=0.0)
 
     def measured(self, node: int, low: bool) -> None:
-        """Note a reading of a node's devices.
+        """Note a reading of a node's devices. Do nothing for an unknown node.
 
-        Args:
-            node: the number of the node. Do nothing if the pool does not have the node.
-            low: True if all devices of the node are under 5 % of their use.
+        `low` is True if all devices of the node are under 5 % utilisation.
         """
         with self._lock:
             node_queue = self.node_queues.get(node)
@@ -1153,15 +996,15 @@ class Dispatch:
     def unfinished(self) -> int:
         """The number of calls that wait or run, on all nodes. Services do not count.
 
-        A cancelled call counts until the node has ended it, or until it is taken from its queue. A gang counts once
-        for itself and once for each of its processes.
+        A cancelled call counts until the node has ended it, or until it is taken from its queue. A gang counts once for
+        itself and once for each of its processes.
         """
         with self._lock:
             gangs = 0 if self.gangs is None else self.gangs.unfinished
             return len(self._waiting) + gangs + sum(self.load.values())
 
     def note_part(self, pending: PendingCall) -> None:
-        """Note a pending call that is a part of a call, or of none, so that it can be counted."""
+        """Note a pending call whose `part_of` is not None, so that it is not counted as a call of its own."""
         self._parts.add(pending)
 
     def _present(self, node: int | None) -> Present:
@@ -1175,7 +1018,7 @@ class Dispatch:
         return present(self.node_queues, len(self._waiting), self._parts, gangs)
 
     def _forget_stopped(self) -> None:
-        """Take the calls out of their queues that were cancelled while they waited there."""
+        """Remove cancelled calls from the queues in which they waited."""
         if self._has_stopped:
             self._has_stopped = False
             _drop_stopped(self._waiting.queues)
@@ -1186,14 +1029,12 @@ class Dispatch:
     def arrived(self, node: int, arrivals: Sequence[Arrival], connection: int | None = None) -> None:
         """Handle messages that one node sent about calls, and wake the threads that wait for calls which ended.
 
-        Afterwards, send more calls to the node, and acknowledge its results, so that the node can free their memory.
-        Messages of a node that the pool does not have are ignored, and so are those of a connection that was replaced:
-        the node sends over the new one what is not acknowledged.
+        Then send more calls to the node, and acknowledge its results, so that the node can free their memory. Ignore
+        messages of an unknown node and of a connection that was replaced: over the new connection, the node sends again
+        what is not acknowledged.
 
         Args:
-            node: the number of the node.
-            arrivals: the messages, in the order they came.
-            connection: the number of the connection over which they came. Default None: that of the present one.
+            connection: the number of the connection over which the messages came. None for the present one.
 
         Raises:
             ProtocolError: a message does not fit the calls of that node, or the node does not read the client's
@@ -1250,22 +1091,15 @@ class Dispatch:
     def drive(self, pending: PendingCall) -> None:
         """Read the connection to a call's node in the calling thread until the call ends.
 
-        This is faster than to wait until another thread has read the result. Return earlier if no node has the call
-        yet, if another thread reads already, or if the connection breaks. The call's result is not returned; it is
-        stored in `pending.outlet`.
+        This is faster than waiting for another thread to read the result, which is stored in `pending.outlet`. Return
+        earlier if no node has the call yet, if another thread reads already, or if the connection breaks.
         """
         node_queue = self.node_queues.get(pending.at)
         if node_queue is not None:
             node_queue.link.drive(pending)
 
     def _on_recalled(self, node_queue: NodeQueue, said: Recalled) -> None:
-        """Queue again the calls that a node gave back without having begun them, and send them to other nodes.
-
-        Ids of calls that are not under way (sent to the node and not ended) are ignored.
-
-        Raises:
-            ProtocolError: the node gave back more calls than it was asked for.
-        """
+        """Send calls that a node gave back unbegun to other nodes. Ignore ids of calls that are not under way."""
         node_queue.gave_back(len(said.calls), said.on_cpu)
         for id_ in said.calls:
             pending = node_queue.take(id_)
@@ -1276,14 +1110,8 @@ class Dispatch:
     def acknowledge(self, node: int, output: int = 0) -> None:
         """Tell a node now which of its results and output have arrived, instead of with the next call that it gets.
 
-        Do nothing if there is nothing new to acknowledge, or if the pool has no such node.
-
-        Args:
-            node: the number of the node.
-            output: the number of the last output frame (a message with text that calls printed) that was read.
-
-        Raises:
-            ProtocolError: too many messages wait to be sent, because the node does not read them.
+        `output` is the number of the last frame with printed text that was read. Do nothing if there is nothing new, or
+        for an unknown node. Raises ProtocolError if the node does not read the client's messages.
         """
         with self._lock:
             node_queue = self.node_queues.get(node)
@@ -1293,7 +1121,6 @@ class Dispatch:
 
 
 def _drop_stopped(queues: Iterable[deque[PendingCall]]) -> None:
-    """Remove the calls from queues that were cancelled while they waited."""
     for queue in queues:
         left = [pending for pending in queue if not pending.stopped]
         if len(left) < len(queue):
@@ -1310,8 +1137,7 @@ def _may_move(pending: PendingCall, node: int, free: Lane) -> bool:
 def _lost_with_node(pending: PendingCall, node: int, error: BaseException) -> BaseException:
     """Return (do not raise) the error for a call that was lost with its node.
 
-    If the provider took the machine back or the node was retired, this is `error` itself, a NodeInterrupted or
-    NodeRetired. Otherwise it is a new ConnectionLost that names the call and the node, with `error` as its cause.
+    A NodeInterrupted or NodeRetired is returned itself. Any other error becomes the cause of a new ConnectionLost.
     """
     if isinstance(error, (NodeInterrupted, NodeRetired)):
         return error

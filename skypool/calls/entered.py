@@ -12,11 +12,7 @@ from skypool.errors import UsageError
 
 
 class Entry:
-    """A pool that was entered.
-
-    Attributes:
-        pool: the pool; None once it was left, also in contexts that were copied before.
-    """
+    """A pool that was entered. Its `pool` is None once it was left, also in contexts that were copied before."""
 
     __slots__ = ("pool",)
 
@@ -33,9 +29,7 @@ _everywhere: list[Entry] = []
 def enter(pool: object, *, everywhere: bool) -> Entry:
     """Note that a pool was entered, and return what `leave` takes.
 
-    Args:
-        pool: the pool.
-        everywhere: True for `with`, so that threads that are started in the block find the pool.
+    `everywhere` is True for `with`, so that threads that are started in the block find the pool.
     """
     entry = Entry(pool)
     _here.set((*(each for each in _here.get() if each.pool is not None), entry))
@@ -54,8 +48,7 @@ def leave(entry: Entry) -> None:
 def innermost() -> object:
     """Return the pool that `await call` uses in this task or thread.
 
-    Raises:
-        UsageError: there is none, or this thread or task has none of its own and there are several others.
+    Raises UsageError if there is none, or if there are several and this task or thread has entered none.
     """
     for entry in reversed(_here.get()):
         if entry.pool is not None:

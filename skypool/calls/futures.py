@@ -1,7 +1,6 @@
 """The results of calls: `CallFuture`, `Stream` (items of a generator), and functions that wait for several calls.
 
-A call is a function with its arguments that runs on a node (rented machine). The thread that reads the node's
-connection stores the call's result here. Threads of the program wait here for the result.
+The thread that reads the node's connection stores the call's result here. Threads of the program wait here for it.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ _logger = logging.getLogger("concurrent.futures")  # where other executors repor
 _ASYNCIO = "asyncio.futures"
 """The module of the callback of `asyncio.wrap_future`, which only wakes an event loop, so that it needs no thread."""
 _UNTAKEN = 8
-"""How many times its `window` a generator's items may have in bytes that wait here to be taken, and `_UNTAKEN_SPARE`.
+"""The most bytes of a generator's items that wait here, as a multiple of its `window`. `_UNTAKEN_SPARE` is added.
 
-A node sends no more than the window, but counts less than what is sent: characters of texts, and not their bytes.
+A node keeps to the window, but it counts the characters of texts, and a character may have several bytes.
 """
 _UNTAKEN_SPARE = 1 << 20
 _BATCH = 512
-"""Bytes that items count beside their own, if they came in one message."""
+"""Bytes that are counted for each message with items, in addition to the bytes of the items."""
 
 
 class Returned(NamedTuple):
@@ -47,9 +46,9 @@ class Returned(NamedTuple):
     The thread that asks for the value decodes it.
 
     Attributes:
-        buffers: the encoded value: the pickle, followed by the memory of its large arrays.
-        reader: decodes a value from a node that is not trusted. Unpickling such a value could run code. If None, the
-            node is trusted, and the value is unpickled.
+        buffers: the pickle, followed by the memory of its large arrays.
+        reader: decodes a value from a node that is not trusted, because unpickling it could run code. If None, the node
+            is trusted, and the value is unpickled.
     """
 
     buffers: Sequence[Buffer]
@@ -57,16 +56,7 @@ class Returned(NamedTuple):
 
 
 def _opened(raw: Returned, name: str) -> Any:
-    """Return the decoded value of a call.
-
-    Args:
-        raw: the encoded value. If it has a `reader`, the `reader` decodes it; otherwise it is unpickled.
-        name: the function's name, for messages.
-
-    Raises:
-        PickleError: the value cannot be unpickled here, for example because a module is missing.
-        UntrustedResult: the node is not trusted, and the value is more than plain data.
-    """
+    """Return the decoded value of a call. Raises PickleError or UntrustedResult, as `ResultCell.result` does."""
     if raw.reader is not None:
         return raw.reader.value(raw.buffers, f"the result of {name}")
     try:
@@ -105,11 +95,7 @@ class ResultCell(Generic[T]):
         self._waiter: threading.Event | None = None
 
     def finish(self, end: BaseException | Returned) -> None:
-        """Store how the call ended, and wake the thread that waits. Return at once. Any thread may call this.
-
-        Args:
-            end: the value still encoded, or the exception that `result` is to raise.
-        """
+        """Store how the call ended, and wake the thread that waits. Return at once. Any thread may call this."""
         self._end = end
         if self._waiter is not None:
             self._waiter.set()
@@ -117,16 +103,8 @@ class ResultCell(Generic[T]):
     def result(self, name: str, timeout: float | None = None) -> T:
         """Wait for the call, and return its value. Raise the exception that the call raised.
 
-        The value is decoded in this thread, each time that this is called.
-
-        Args:
-            name: the function's name, for messages.
-            timeout: seconds to wait; None waits without a limit.
-
-        Raises:
-            TimeoutError: the call has not ended within `timeout` seconds. The call keeps running.
-            PickleError: the value cannot be unpickled here.
-            UntrustedResult: the node is not trusted, and the value is more than plain data.
+        The value is decoded in this thread, each time. The errors are those of `CallFuture.result`, without
+        CancelledError.
         """
         if self._end is None:
             self._waiter = threading.Event()
@@ -142,13 +120,16 @@ class ResultCell(Generic[T]):
 class CallFuture(Future[T]):
     """The future of a call that was sent to a pool, as `call > pool` returns it.
 
-    A `CallFuture` is a `concurrent.futures.Future` with four differences. `cancel` also stops a call that is running.
-    An asyncio program can `await` the future. `running` always returns False. What was added with `add_done_callback`
-    is called in a thread of its own, and may wait for other calls.
+    A `CallFuture` is a `concurrent.futures.Future` with four differences:
+
+    - `cancel` also stops a call that is running.
+    - An asyncio program can `await` the future.
+    - `running` always returns False.
+    - Functions added with `add_done_callback` run in a thread of their own, and may wait for other calls.
 
     Args:
         name: the name of the function, for messages. It is also an attribute of the future.
-        on_end: called with the end of the call, also if the future was cancelled before. Only the pool passes it.
+        on_end: called with the value or exception of the call, also if it was cancelled. Only the pool passes it.
         callbacks: calls what users add with `add_done_callback`. Default None: the thread that ends the future does.
     """
 
@@ -174,21 +155,21 @@ class CallFuture(Future[T]):
         """Set the function that `cancel` calls to stop the call. Only the pool calls this method.
 
         The function is called at most once, and not at all if the future is cancelled already. Calling `on_cancel`
-        again replaces the function.
+        again replaces it.
         """
         self._stop = stop
 
     def call_in(self, callbacks: Callbacks) -> None:
-        """Set what calls the functions of `add_done_callback`. The pool calls this before a user has the future."""
+        """Have `callbacks` call functions of `add_done_callback`. The pool does this before a user has the future."""
         self._callbacks = callbacks
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
         """Call a function with this future as its only argument when the call has ended or was cancelled.
 
-        The function is called in a thread of the pool for such functions, and may wait for other calls. The functions
-        of one future are called in the order in which they were added. An exception is logged, and otherwise ignored.
-        If the call has ended already, the function is called at once in this thread. A pool ends after all of these
-        functions have returned.
+        The function is called in a thread of the pool for such functions, and may wait for other calls. If the call has
+        ended already, it is called at once in this thread. The functions of one future are called in the order in which
+        they were added. Their exceptions are logged, and otherwise ignored. A pool ends after all of these functions
+        have returned.
         """
         with self._condition:
             is_quick = getattr(fn, "__module__", "") == _ASYNCIO
@@ -267,14 +248,7 @@ class CallFuture(Future[T]):
             self._on_end(end)
 
     def _open(self, raw: Returned) -> T:
-        """Decode the value on the first call, in the calling thread, and return it. Later calls return the same object.
-
-        If decoding fails on the first call, each later call raises the same error again.
-
-        Raises:
-            PickleError: the value cannot be unpickled here.
-            UntrustedResult: the node is not trusted, and the value is more than plain data.
-        """
+        """Decode the value in the first caller's thread. Later calls return the same object or raise the same error."""
         with self._opening:
             if not self._opened:
                 try:
@@ -317,8 +291,8 @@ class CallFuture(Future[T]):
                 the time of its option `grace` is over.
 
         Returns:
-            True if the function has stopped or will never begin, also because its process or node is gone. False if the
-            function may still run after `timeout` seconds.
+            True if the function has stopped or will never begin, also because its process or node is gone. False if it
+            may still run after `timeout` seconds.
         """
         with self._condition:
             return self._condition.wait_for(lambda: self._stopped, timeout)
@@ -351,35 +325,18 @@ class JoinedFuture(CallFuture[T]):
     parts: Sequence[CallFuture[Any]] = ()
 
     def _joined(self) -> T:
-        """Return the value, which is made of the values of the parts. All parts have ended, and none has failed."""
+        """Return the value, made of the values of the parts. All parts have ended, and none has failed."""
         raise NotImplementedError
 
     def result(self, timeout: float | None = None) -> T:
-        """Wait for all calls, and return their values.
-
-        Args:
-            timeout: seconds to wait; None waits without a limit.
-
-        Raises:
-            TimeoutError: the calls have not ended within `timeout` seconds. They keep running.
-            CancelledError: the calls were cancelled.
-            PickleError: the value of a call cannot be unpickled here.
-            UntrustedResult: a node is not trusted, and its value is more than plain data.
-        """
+        """Wait for all calls, and return their values. `timeout` and the errors are those of `CallFuture.result`."""
         Future.result(self, timeout)
         return self._joined()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for all calls, and return the exception that `result` would raise, or None if it would return a value.
 
-        For a value that cannot be unpickled, the error of unpickling is returned, not raised.
-
-        Args:
-            timeout: seconds to wait; None waits without a limit.
-
-        Raises:
-            TimeoutError: the calls have not ended within `timeout` seconds. They keep running.
-            CancelledError: the calls were cancelled.
+        `timeout` and the errors are those of `CallFuture.exception`.
         """
         error = Future.exception(self, timeout)
         if error is None:
@@ -392,11 +349,7 @@ class JoinedFuture(CallFuture[T]):
     def wait_stopped(self, timeout: float | None = None) -> bool:
         """Wait until the functions of all calls have stopped, including their `finally` and `with` blocks.
 
-        Args:
-            timeout: seconds to wait for all calls together; None waits without a limit.
-
-        Returns:
-            False if a function may still run after `timeout` seconds, otherwise True.
+        Return False if a function may still run after `timeout` seconds for all together. None waits without a limit.
         """
         until = None if timeout is None else time.monotonic() + timeout
         for part in self.parts:
@@ -407,13 +360,12 @@ class JoinedFuture(CallFuture[T]):
 
 
 class Items(Generic[T]):
-    """The queue of items that a generator on a node (rented machine) yields. A `Stream` gives them to the user.
+    """The queue of items that a generator on a node yields. A `Stream` gives them to the user.
 
     The thread that reads the node's connection adds items with `feed`. The consumer takes them by iterating, which
     blocks until an item arrives or the generator ends.
 
     Args:
-        name: the function's name, for messages.
         on_failed: called with the exception that ended the generator, unless this object was closed before.
 
     Attributes:
@@ -448,13 +400,10 @@ class Items(Generic[T]):
         return self._over
 
     def connect(self, credit: Callable[[int], None], stop: Callable[[], None]) -> None:
-        """Set the two functions that control the generator on its node.
+        """Set the two functions with which taking items and closing control the generator on its node.
 
-        If this method is never called, taking items and closing have no effect on the node.
-
-        Args:
-            credit: called with the number of the last item that was taken, so that the generator may go on.
-            stop: called without arguments to stop the generator.
+        `credit` is called with the number of the last item that was taken, so that the generator may go on. `stop` is
+        called without arguments to stop it.
         """
         self._credit = credit
         self._stop = stop
@@ -462,16 +411,12 @@ class Items(Generic[T]):
     def feed(
         self, seq: int, single: bool, buffers: list[Buffer], reader: Reader | None = None, window: int = 1 << 20
     ) -> None:
-        """Add items that arrived. Items that arrived before, as after a reconnection, are ignored.
-
-        This never blocks. The items are decoded later, by the consumer.
+        """Add items that arrived, without blocking. Ignore items that arrived before, as after a reconnection.
 
         Args:
             seq: the number of the last item, counted from 1.
             single: True if the buffers are one item, False if they are a list of items.
-            buffers: the encoded items.
-            reader: decodes items from a node that is not trusted. If None, the node is trusted, and its items are
-                unpickled.
+            buffers, reader: the encoded items, and what decodes them; see `Returned`. The consumer decodes them later.
             window: the bytes of items that the node may send before they are taken.
 
         Raises:
@@ -491,12 +436,9 @@ class Items(Generic[T]):
         self._batches.put((seq, single, Returned(buffers, reader)))
 
     def finish(self, end: BaseException | Returned) -> None:
-        """Store how the generator ended. The thread that reads the connection calls this.
+        """Store how the generator ended: its encoded return value, or the exception to raise after the last item.
 
-        Items that were added before can still be taken.
-
-        Args:
-            end: the return value still encoded, or the exception to raise after the last item.
+        Items that were added before can still be taken. The thread that reads the connection calls this.
         """
         self._batches.put(end)
         self._stopped.set()
@@ -506,11 +448,7 @@ class Items(Generic[T]):
     def wait_stopped(self, timeout: float | None = None) -> bool:
         """Wait until the generator has stopped on its node, including its `finally` and `with` blocks.
 
-        Args:
-            timeout: seconds to wait; None waits without a limit.
-
-        Returns:
-            True if the generator has stopped. False if it may still run after `timeout` seconds.
+        Return False if it may still run after `timeout` seconds. None waits without a limit.
         """
         return self._stopped.wait(timeout)
 
@@ -529,20 +467,13 @@ class Items(Generic[T]):
             self._next_batch()
 
     def _acknowledge(self) -> None:
-        """Tell the node the number of the last item that was taken, so that the generator may go on.
-
-        Do nothing if the node was told that number already, or if `connect` was not called.
-        """
+        """Tell the node, once, the number of the last item that was taken, so that the generator may go on."""
         if self._seq > self.taken and self._credit is not None:
             self.taken = self._seq
             self._credit(self._seq)
 
     def _next_batch(self) -> None:
-        """Wait until the next items or the end of the generator arrive, and let `__next__` take them. Return nothing.
-
-        If the generator returned, set `value` and `is_over`. If an exception ended it, set `is_over` and raise that
-        exception.
-        """
+        """Wait for the next items, which `__next__` then takes. Raise what ended the generator, if it failed."""
         got = self._batches.get()
         if isinstance(got, BaseException):
             self._over = True
@@ -558,25 +489,13 @@ class Items(Generic[T]):
         self._batch = iter([came.buffers] if single else self._read(came.buffers))
 
     def _read(self, buffers: Sequence[Buffer], what: str = "an item") -> Any:
-        """Return the decoded value of `buffers`.
-
-        Args:
-            buffers: the encoded value.
-            what: describes the value in messages.
-
-        Raises:
-            UntrustedResult: the node is not trusted, and the value is more than plain data.
-            Exception: the value cannot be unpickled. Errors of unpickling are raised unchanged.
-        """
+        """Return the decoded value of `buffers`. Raises UntrustedResult, or any error of unpickling."""
         return codec.loads(buffers) if self._reader is None else self._reader.value(buffers, f"{what} of {self._name}")
 
     def fail(self, error: BaseException) -> bool:
         """Stop the generator, and let the iteration raise `error` in place of its next item. Return at once.
 
-        Items that were not taken are dropped. Do nothing if `is_over` is True already.
-
-        Returns:
-            False if `is_over` was True already.
+        Items that were not taken are dropped. Do nothing and return False if `is_over` was True already.
         """
         if self._over:
             return False
@@ -591,10 +510,9 @@ class Items(Generic[T]):
         return True
 
     def close(self) -> None:
-        """Stop the generator, and end the iteration. Do nothing if `is_over` is True already.
+        """Stop the generator, and end the iteration, also in a thread that waits for the next item. Return at once.
 
-        Return at once. Items that were not taken are dropped. In a thread that waits for the next item, the iteration
-        ends (StopIteration).
+        Items that were not taken are dropped. Do nothing if `is_over` is True already.
         """
         if not self._over:
             self._over = True
@@ -608,16 +526,16 @@ class Stream(Generic[T]):
     """The items of a generator that runs on a node. `generator_call >> pool` returns one.
 
     Iterate it with `for` or `async for` to take the items as they are yielded. An exception of the generator is raised
-    after its last item. The option `window` limits the bytes of items that are sent but not taken (default 1 MiB). The
-    generator waits while there are more.
+    after its last item. The option `window` limits the bytes of items that are sent but not taken (default 1 MiB). At
+    this limit, the generator waits.
 
-    The generator is stopped when the stream is closed, or when the stream's `with` block is left. The generator is also
-    stopped when the stream is garbage collected, as after a `break` out of the loop.
+    The generator is stopped when the stream is closed, or when its `with` block is left. It is also stopped when the
+    stream is garbage collected, as after a `break` out of the loop.
 
     Args:
         items: the queue of items.
-        later: takes a function, and runs that function soon in another thread. The stream stops the generator in this
-            way when the stream is garbage collected.
+        later: takes a function, and runs that function soon in another thread. A stream that is garbage collected stops
+            the generator in this way.
     """
 
     def __init__(self, items: Items[T], later: Callable[[Callable[[], None]], object]) -> None:
@@ -647,7 +565,7 @@ class Stream(Generic[T]):
         """Stop the generator, and end the iteration. Do nothing if the iteration has ended.
 
         Items that were not taken are dropped. The generator may still clean up on its node afterwards; `wait_stopped`
-        waits until the generator has stopped.
+        waits until it has stopped.
         """
         self._items.close()
 
@@ -699,11 +617,8 @@ class Stream(Generic[T]):
 def results_of(futures: Sequence[CallFuture[T]]) -> list[T]:
     """Wait for all futures, and return the list of their values, in the same order.
 
-    If a call failed, raise its exception after all calls have ended; if several failed, raise an ExceptionGroup. If the
-    wait itself is interrupted, as by Ctrl-C, all calls are cancelled. For an empty sequence, return [] at once.
-
-    Raises:
-        CancelledError: one of the futures was cancelled.
+    If a call failed, raise its exception after all calls have ended; if several failed, raise an ExceptionGroup. Raises
+    CancelledError if a future was cancelled. If the wait itself is interrupted, as by Ctrl-C, all calls are cancelled.
     """
     try:
         wait(futures)
@@ -719,9 +634,7 @@ def results_of(futures: Sequence[CallFuture[T]]) -> list[T]:
 def as_one_error(errors: Sequence[BaseException], calls: int) -> BaseException:
     """Return (do not raise) an exception group of several errors, or the error itself if it is the only one.
 
-    Args:
-        errors: the errors, at least one.
-        calls: the number of all calls, failed or not, for the message of the group.
+    `calls` is the number of all calls, failed or not, for the message of the group.
     """
     if len(errors) == 1:
         return errors[0]
@@ -729,10 +642,7 @@ def as_one_error(errors: Sequence[BaseException], calls: int) -> BaseException:
 
 
 def cancel_all(futures: Iterable[CallFuture[T]]) -> None:
-    """Cancel all of these futures, and stop their calls. Do not wait until the calls have stopped.
-
-    Futures of calls that have ended are not changed.
-    """
+    """Cancel all of these futures, and stop their calls. Do not wait until the calls have stopped."""
     for future in futures:
         future.cancel()
 

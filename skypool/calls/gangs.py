@@ -1,8 +1,7 @@
 """`GangRunner`: runs calls as gangs. `GangFuture` is the future of such a call.
 
-A gang is one call that runs as several processes on one or more nodes (rented machines). The processes start together.
-When one fails, the others are stopped, and the gang may run again as a whole. The number of a process in its gang is
-its rank. `skypool.gangs` decides what happens; this module does it.
+The processes of a gang start together. When one fails, the others are stopped, and the gang may run again as a whole.
+The number of a process in its gang is its rank. `skypool.gangs` decides what happens; this module does it.
 """
 
 from __future__ import annotations
@@ -93,12 +92,7 @@ _PROBE_TIMEOUT = 60.0
 class GangFuture(CallFuture[T]):
     """The future of a call that runs as a gang.
 
-    Its result is the list of values by rank, or the value of rank 0 for a gang that runs on a single node with `>>`.
-
-    Args:
-        name: the name of the function.
-        every: True if the result is the list of the values of all ranks, False if it is the value of rank 0.
-        callbacks: calls what users add with `add_done_callback`.
+    With `every`, its result is the list of values by rank. Otherwise, it is the value of rank 0, as for `call >> pool`.
 
     Attributes:
         ranks: one future for each rank of the present run, by rank.
@@ -112,13 +106,7 @@ class GangFuture(CallFuture[T]):
     def result(self, timeout: float | None = None) -> T:
         """Wait for all ranks, and return the list of their values, or the value of rank 0.
 
-        Args:
-            timeout: seconds to wait; None waits without a limit.
-
-        Raises:
-            TimeoutError: the gang has not ended within `timeout` seconds. It keeps running.
-            CancelledError: the call was cancelled.
-            PickleError: the value of a rank cannot be unpickled here.
+        `timeout` and the errors are those of `CallFuture.result`.
         """
         Future.result(self, timeout)
         return cast(T, results_of(self.ranks) if self._every else self.ranks[0].result())
@@ -126,14 +114,7 @@ class GangFuture(CallFuture[T]):
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for all ranks, and return the exception that `result` would raise, or None if it would return a value.
 
-        For a value that cannot be unpickled, the error of unpickling is returned, not raised.
-
-        Args:
-            timeout: seconds to wait; None waits without a limit.
-
-        Raises:
-            TimeoutError: the gang has not ended within `timeout` seconds. It keeps running.
-            CancelledError: the call was cancelled.
+        An error of unpickling is returned, not raised. `timeout` and the other errors are those of `result`.
         """
         error = Future.exception(self, timeout)
         if error is None:
@@ -152,8 +133,7 @@ class GangFailure:
         call: the name of the function.
         error: the error of the rank that failed first.
         others: the errors of other ranks that came before the gang was stopped.
-        rank: that rank.
-        node: the number of its node.
+        rank, node: the rank that failed first, and the number of its node.
         attempt: the number of the run, from 1.
         again: True if the gang runs again.
     """
@@ -172,18 +152,15 @@ class _Call:
     """A call that runs as a gang, from its submission to its end.
 
     Attributes:
-        code, payload, options: the function, the pickled arguments and the options of the user.
-        future: gives the result to the caller.
-        order: what the gang needs.
+        payload: the pickled arguments.
         pending: the calls of the present run, one for each rank.
         ends: the value or error of each rank that has ended, by rank.
         texts: the text of each of these errors, for records and notes.
         tails: the last characters that each rank has printed, by rank.
         ports: the free ports of each node that has answered before this run.
-        asked: the future of the latest empty call to each node.
-        timers: the running timers, by name.
+        asked: the future of the latest empty call to each node, which asks if the node can run the gang.
         note: the note that was added to the error of the last failure.
-        whole: what its processes are parts of, for the tally; `NO_CALL` for a check of skypool's own.
+        whole: the call as the user and the tally see it; `NO_CALL` for a check of skypool's own.
         began: when the present run began, by `time.monotonic()`.
         notices: the times at which providers take machines of the present run back, by node, in seconds since 1970.
     """
@@ -223,15 +200,15 @@ class Sender(Protocol):
     tally: CallTally
 
     def note_part(self, pending: PendingCall) -> None:
-        """Note a pending call that is a part of a call, or of none, so that it can be counted."""
+        """Note a pending call whose `part_of` is not None, so that it is not counted as a call of its own."""
         ...
 
     def act(self) -> None:
-        """Tell what was decided, unless the calling thread holds the lock."""
+        """Carry out what was decided under the lock, unless the calling thread holds the lock."""
         ...
 
     def occupants(self, nodes: Iterable[int], *, former: bool = False) -> str:
-        """Return which calls were sent to nodes and have not ended, as words; "" for none."""
+        """Return the calls under way on nodes as words; "" for none. With `former`, only calls of a former client."""
         ...
 
     def new_id(self) -> int:
@@ -250,12 +227,10 @@ class Sender(Protocol):
 class GangRunner:
     """The gangs of one pool. It performs the actions of the state machine `skypool.gangs`, and reports events to it.
 
-    All methods take the lock of the dispatch, and may be called while it is held.
+    The methods take the lock of the dispatch where they need it, and may be called while it is held.
 
     Args:
-        pool: the name of the pool, for messages.
-        sender: the dispatch, which has the nodes and their queues.
-        lock: the lock of the dispatch.
+        sender: the dispatch, whose lock is `lock`.
         wait: seconds for which a gang that runs again waits for nodes in place of lost ones.
         on_failed: called with each failure of a run, with the lock held.
         notice: called with a sentence for the user, with the lock held.
@@ -318,10 +293,7 @@ class GangRunner:
         """Submit a gang, and return its future at once.
 
         Args:
-            code: the pickled function.
-            payload: the pickled arguments.
-            options: the options of the call.
-            count: the number of nodes.
+            count: the number of nodes that the gang runs on, if the option `min_nodes` does not permit fewer.
             among: the only nodes that may run the gang; None for any.
             every: True if the result is the list of the values of all ranks, False for the value of rank 0.
             is_own: True for a check of skypool's own, which is no call of the user.
@@ -348,7 +320,7 @@ class GangRunner:
         return future
 
     def _tell_of_former(self, number: int) -> None:
-        """Tell the user if a gang waits for calls of a former client, which this program has not sent."""
+        """Tell the user if the gang with this number waits for calls of a former client, not of this program."""
         gang = self._state.gangs.get(number)
         if gang is None or gang.phase != "waiting" or self._calls[number].whole is NO_CALL:
             return
@@ -371,10 +343,7 @@ class GangRunner:
         self._apply(NodeGone(node))
 
     def node_changed(self, node: int) -> None:
-        """Note that calls of a node have ended, or that its connection broke or is back. Cheap if no gang waits for it.
-
-        A gang that does not wait for nodes need not know which are idle. For one that does, `_apply` looks at all.
-        """
+        """Note that calls of a node have ended, or that its connection broke or is back. Cheap if no gang waits."""
         known = self._state.nodes.get(node)
         is_changed = known is not None and self._is_idle(node) != known.idle
         if is_changed and any(gang.phase in ("waiting", "asking") for gang in self._state.gangs.values()):
@@ -389,9 +358,7 @@ class GangRunner:
     def interrupted(self, node: int, at: float) -> None:
         """Tell the ranks on other nodes that the machine of this node is taken back. Ranks on the node know it already.
 
-        Args:
-            node: the number of the node.
-            at: when the provider takes the machine, in seconds since 1970.
+        `at` is when the provider takes the machine, in seconds since 1970.
         """
         with self._lock:
             for call in self._calls.values():
@@ -408,20 +375,17 @@ class GangRunner:
             self.node_changed(node)
 
     def _notify(self, call: _Call, node: int) -> None:
-        """Tell the ranks of a gang on one node that the machine of another node is taken back, if it is."""
+        """If the machine of another node of a gang is taken back, tell the ranks of that gang on this node."""
         at = min((at for other, at in call.notices.items() if other != node), default=None)
         ids = [pending.id for pending in call.pending if pending.at == node and not pending.ended]
         if at is not None and ids and node in self._sender.node_queues:
             self._sender.node_queues[node].notice(ids, at)
 
     def heard(self, id_: int, text: str) -> bool:
-        """Keep the end of what a rank prints, for its error. Return False if the user is not to see the text.
+        """Keep the end of what a rank prints, for its error. Return True if the text is to be shown to the user.
 
-        With `output="rank0"`, only the output of rank 0 is shown.
-
-        Args:
-            id_: the id of the call that printed. For calls that belong to no gang, return True.
-            text: the text.
+        `id_` is the id of the rank's call. With `output="rank0"`, only the text of rank 0 is shown. The text of a call
+        that belongs to no gang is always shown, and not kept.
         """
         found = self._ranks.get(id_)
         if found is not None:
@@ -449,8 +413,8 @@ class GangRunner:
     def _apply(self, *events: Event) -> None:
         """Pass events to the state machine, and perform the actions that follow.
 
-        Events that come while an action is performed are handled after it. Before each event, the machine is told which
-        nodes have become idle or have ceased to be.
+        Events that come while an action is performed are handled after it. Before each event, the state machine is told
+        which nodes have become idle, and which are no longer idle.
         """
         with self._lock:
             self._events.extend(events)
@@ -474,9 +438,9 @@ class GangRunner:
             self._perform(action)
 
     def _changed_node(self) -> tuple[int, bool] | None:
-        """Return a node that has become idle, or has ceased to be, and whether it is idle now. None if there is none.
+        """Return a node that has become idle or is no longer idle, and whether it is idle now. None if there is none.
 
-        A node is idle if it is connected and no call is under way in its first lane (the slots that gangs reserve).
+        A node is idle if it is connected and no call is under way in its first lane, whose slots gangs reserve.
         """
         for number, node in self._state.nodes.items():
             idle = self._is_idle(number)
@@ -530,7 +494,7 @@ class GangRunner:
             self._sender.refill(node_queue)
 
     def _ask(self, gang: int, attempt: int, node: int) -> None:
-        """Send a node an empty call. Its answer becomes an event, and so does its failure."""
+        """Send a node an empty call. The node's answer becomes an event, and so does a failure of the call."""
         node_queue = self._sender.node_queues.get(node)
         if node_queue is None or not node_queue.is_up:
             self._events.append(Answered(gang, attempt, node, ok=False))
@@ -566,7 +530,6 @@ class GangRunner:
                 self._apply(NodeIdle(node, True))
 
     def _start(self, gang: int, run: Run) -> None:
-        """Send the calls of all ranks to their nodes."""
         call = self._calls[gang]
         self._forget_ranks(call)
         call.ends.clear()
@@ -685,10 +648,9 @@ class GangRunner:
                 self._apply(Fired(gang, timer))
 
     def _awaits_a_node(self, call: _Call) -> bool:
-        """Return True if a node that still runs ranks of a gang is not connected.
+        """Return True if a node with ranks of a gang is not connected: its loss may be why another rank failed.
 
-        Its loss may be why another rank has failed. The node is connected again or given up within the pool's
-        `liveness`.
+        Such a node is connected again or given up within the pool's `liveness`.
         """
         left = {pending.at for pending in call.pending if not pending.ended}
         queues = self._sender.node_queues
@@ -728,7 +690,6 @@ class GangRunner:
             self._sender.tally.ended(name, nodes, seconds, error, stopped=stopped, node=node)
 
     def _shortage(self, order: Order) -> str:
-        """Return why a gang cannot get its nodes, and what the user can do about it."""
         if order.among is not None:
             return (
                 f"pool {self._pool!r} no longer has all nodes that the call named "
@@ -761,8 +722,7 @@ class GangRunner:
     def _tell_failure(self, call: _Call, verdict: Verdict, again: bool) -> BaseException:
         """Report the failure of a run to the user, and return the error of the rank that failed first.
 
-        The error gets a note about the rank, and attributes `rank`, `node` and `others`. `others` is the list of the
-        errors of other ranks that came before the gang was stopped.
+        The error gets a note about the rank, and attributes `rank`, `node` and `others` (the errors of other ranks).
         """
         run = verdict.run
         assert run is not None
@@ -828,13 +788,7 @@ class GangRunner:
 
 
 def _how(end: BaseException | Returned, stopped: bool, has_timeout: bool) -> How:
-    """Return how the process of a rank ended.
-
-    Args:
-        end: the value or the error of its call.
-        stopped: True if it was stopped for the gang's sake.
-        has_timeout: True if the gang has a timeout, so that its node may have ended it.
-    """
+    """Return how the process of a rank ended. `stopped` is True if the gang stopped it, as when another rank failed."""
     if isinstance(end, Returned):
         return "returned"
     if stopped:
@@ -869,7 +823,6 @@ def _told_together(stacks: Mapping[int, str]) -> str:
 
 
 def _nodes(count: int) -> str:
-    """Return "1 node", "2 nodes" and so on."""
     return f"{count} node{'' if count == 1 else 's'}"
 
 

@@ -66,11 +66,7 @@ def _error_of(future: CallFuture[Any]) -> BaseException | None:
 
 
 def run_group(group: Group[R], send: Send) -> R:
-    """Run the calls of a group at the same time, and wait for all. `group >> pool` does this.
-
-    Raises:
-        UsageError: the argument is not a group.
-    """
+    """Run the calls of a group at the same time, as `group >> pool` does. Raises UsageError if it is no group."""
     futures = _sent(group, send, "run_group")
     if not group.stream:
         return cast(R, tuple(results_of(futures)))
@@ -80,8 +76,7 @@ def run_group(group: Group[R], send: Send) -> R:
 def send_group(group: Group[R], send: Send, callbacks: Callbacks) -> GroupFuture[R]:
     """Send the calls of a group, and return the future of all without waiting. `group > pool` does this.
 
-    Raises:
-        UsageError: the argument is not a group, or its values are to be streamed.
+    Raises UsageError if it is no group, or if it was made with `stream=True`.
     """
     if isinstance(group, Group) and group.stream:
         for each in group.calls:
@@ -91,7 +86,7 @@ def send_group(group: Group[R], send: Send, callbacks: Callbacks) -> GroupFuture
 
 
 def _sent(group: Group[Any], send: Send, method: str) -> list[CallFuture[Any]]:
-    """Send all calls of a group. If one cannot be sent, stop those before it, and raise the error."""
+    """Send all calls of a group. If one cannot be sent, stop those before it, and raise. `method` is for messages."""
     if not isinstance(group, Group):
         raise UsageError(f"{method}() takes a group of calls made by gather() or &, not {group!r:.80}")
     futures: list[CallFuture[Any]] = []

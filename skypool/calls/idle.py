@@ -1,8 +1,7 @@
-"""`IdleTime`: sums up the time in which a node (a rented machine) did no work. It does no I/O and reads no clock.
+"""`IdleTime`: sums up the time in which a node did no work. It does no I/O and reads no clock.
 
-A node is idle while no call runs on it. It is idle, too, while calls run but all of its devices (accelerators) are
-below 5 % utilisation, by readings that are not older than `FRESH` seconds. For a node whose devices are not measured,
-only calls count.
+A node is idle while no call runs on it. It is idle, too, while calls run but all of its devices are below 5 %
+utilisation. Readings of devices count for `FRESH` seconds. For a node whose devices are not measured, only calls count.
 """
 
 from __future__ import annotations
@@ -21,9 +20,7 @@ class Idleness:
     """The idle time of a node up to a certain time. Times are in seconds since 1970.
 
     Attributes:
-        began: the time from which idle time was counted.
-        at: the time until which it was counted.
-        seconds: the idle seconds from `began` to `at`.
+        seconds: the idle seconds from the time `began` to the time `at`.
         is_idle: True if the node is idle at the time `at`.
         since: the time since when the node has had no work; None while it has.
     """
@@ -38,7 +35,7 @@ class Idleness:
 class IdleTime:
     """The idle time of one node. Times are in seconds since 1970. A time before the last one counts as the last one.
 
-    The dispatch, which sends calls to the node, holds its lock while it uses this object.
+    The dispatch holds its lock while it uses this object.
 
     Args:
         now: the time from which idle time is counted. No call runs then.
@@ -82,11 +79,9 @@ class IdleTime:
         self._change(now)
 
     def measured(self, now: float, low: bool) -> None:
-        """Note a reading of the node's devices.
+        """Note a reading of the node's devices at the time `now`.
 
-        Args:
-            now: the time of the reading.
-            low: True if all devices of the node are under `LOW` percent. False if one is not, or is not known.
+        `low` is True if all devices of the node are under `LOW` percent. False if one is not, or is not known.
         """
         self._advance(now)
         self._low_until = now + FRESH if low else -math.inf

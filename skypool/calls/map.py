@@ -1,7 +1,4 @@
-"""`pool.map`: runs many calls of one function, and yields their results in order.
-
-A call is a function with its arguments; the nodes (machines) of the pool run the calls at the same time.
-"""
+"""`pool.map`: runs many calls of one function at the same time, and yields their results in order."""
 
 from __future__ import annotations
 
@@ -20,15 +17,13 @@ from skypool.link.readings import reading
 
 T = TypeVar("T")
 _GATHER = 0.001
-"""Seconds after which gathered calls are sent, even if they do not fill a frame (one message to a node) yet."""
+"""Seconds after which gathered calls are sent, even if they do not fill a frame yet."""
 
 
 class Map(Generic[T]):
     """A sender of the calls of one `pool.map`, which yields their results in order.
 
     Args:
-        dispatch: chooses a node of the pool for each call, and sends it there.
-        function: the function that is called for each item.
         chunksize: the number of calls that are sent together. If None, it depends on how long the calls take.
         at_hand: True if the items can be read without blocking, as from a list. If False and `chunksize` is None, each
             call is sent alone.
@@ -45,13 +40,9 @@ class Map(Generic[T]):
         self._has_begun = False
 
     def send(self, items: Iterable[tuple[object, ...]]) -> None:
-        """Send a call for each item, and return when all are sent.
+        """Send a call for each item, a tuple of its arguments, and return when all are sent.
 
-        This method does not wait for results, but it blocks while the iterable of items blocks. `results` yields the
-        results.
-
-        Args:
-            items: the argument tuples of the calls.
+        This method does not wait for results, but it blocks while the iterable of items blocks.
 
         Raises:
             PickleError: the function or an argument cannot be pickled. The message names the value.
@@ -66,14 +57,10 @@ class Map(Generic[T]):
             self._send(items, read)
 
     def _send(self, items: Iterable[tuple[object, ...]], read: Callable[[], None] | None = None) -> None:
-        """Send a call for each item, in groups. After each group, call `read` to handle what has arrived.
+        """Send a call for each item, in groups of `chunksize`. After each group, call `read`.
 
-        A group is sent when it has `chunksize` calls. If `chunksize` is None, a group is sent when it fills a frame
-        (message). It is also sent when more than 1 ms has passed since the previous group.
-
-        Args:
-            items: the argument tuples of the calls.
-            read: handles the messages that have arrived from the nodes, without waiting. Default None: others do so.
+        Without a `chunksize`, a group is sent when it fills a frame, or 1 ms after the previous group.
+        `read` handles the messages of nodes that have arrived, and must not wait. None leaves that to other threads.
         """
         function = self._function
         options = function.options
@@ -113,14 +100,8 @@ class Map(Generic[T]):
         """Yield the results in order, waiting for each.
 
         For each result that is taken, send a call for the next item of `rest`. The exception of a call that failed is
-        raised when its turn comes. When the iterator is closed or raises, the remaining calls are stopped.
-
-        Args:
-            rest: the argument tuples of the calls that are not sent yet.
-            until: when to stop waiting for results, as a time of `time.monotonic()` in seconds; None for no limit.
-
-        Raises:
-            TimeoutError: a result had not arrived at `until`.
+        raised when its turn comes. When the iterator is closed or raises, the remaining calls are stopped. Raises
+        TimeoutError if a result has not arrived at `until`, a time of `time.monotonic()`; None for no limit.
         """
         sent = self._sent
         name = self._function.name
@@ -149,17 +130,9 @@ def map_of_gangs(
 ) -> Iterator[T]:
     """Send calls that run as gangs, and return an iterator of their results in order.
 
-    A gang is one call that runs as several processes. The calls are sent before this returns. When the iterator is
-    closed or raises, the remaining calls are cancelled.
-
-    Args:
-        send: sends one call, and returns its future.
-        calls: the calls.
-        buffersize: how many calls are sent before their results are taken; None for all.
-        until: when to stop waiting for results, as a time of `time.monotonic()` in seconds; None for no limit.
-
-    Raises:
-        TimeoutError: raised by the iterator if a result had not arrived at `until`.
+    The calls are sent before this returns, but at most `buffersize` before their results are taken (None: all). The
+    iterator raises TimeoutError if a result has not arrived at `until`, a time of `time.monotonic()`; None for no
+    limit. When it is closed or raises, the remaining calls are cancelled.
     """
     sent = deque(send(call) for call in itertools.islice(calls, buffersize))
 

@@ -1,7 +1,4 @@
-"""`Options`: how a call runs (timeout, retries, node, output, …). Values are checked where the user writes them.
-
-A call is a function with its arguments that runs on a node (a rented machine of a pool).
-"""
+"""`Options`: how a call runs (timeout, retries, node, output, …). Values are checked where the user writes them."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ _OUTPUT_MODES = ("show", "head", "rank0", "silent", "capture")
 Procs = int | Literal["per-device"]
 """The type of the option `procs`: the number of processes on each node, or "per-device"."""
 MOST_PROCS = 128
-"""The most processes of a gang on one node. (A gang is one call that runs as several processes.)"""
+"""The most processes of a gang on one node."""
 GRACE = 5.0
 """Seconds between SIGTERM and SIGKILL for a call that is cancelled and has no `grace` of its own."""
 NodesAsked = int | Literal["all"] | Sequence[int] | None
@@ -45,9 +42,9 @@ _OPTIONS = (
 
 
 class OptionChanges(TypedDict, total=False):
-    """The options of a call except `node`, as keywords of `with_options`.
+    """The options of a call except `node`, as keywords of `with_options`. Options that are left out keep their values.
 
-    Each key may be left out; that option then keeps its value. `ComputeFunction` describes each option.
+    `ComputeFunction` describes each option.
     """
 
     timeout: Duration | None
@@ -65,9 +62,9 @@ class OptionChanges(TypedDict, total=False):
 
 
 class OneNodeChanges(OptionChanges, total=False):
-    """The options of a call that runs on one node (machine), as keywords of `with_options`.
+    """The options of a call that runs on one node, as keywords of `with_options`.
 
-    `node` is the number of that node, or None for any node with room. Each key may be left out.
+    `node` is the number of that node, or None for any node with room.
     """
 
     node: int | None
@@ -76,8 +73,7 @@ class OneNodeChanges(OptionChanges, total=False):
 class NodesChanges(OptionChanges, total=False):
     """All options of a call, as keywords of `compute` and `with_options`.
 
-    `node` may also be a list of numbers of nodes (machines), or "all"; the call then runs on each of these nodes. Each
-    key may be left out.
+    `node` may also be a list of numbers of nodes, or "all"; the call then runs on each of these nodes.
     """
 
     node: NodesAsked
@@ -96,8 +92,7 @@ class Options:
         on_cpu: True if the call needs no device (`devices=0`). A node that has CPU slots runs the call on one of them.
         is_broadcast: True if `node` is "all" or a sequence of numbers, so that the call is sent to each of these nodes.
         pinned: the number of the only node that may run the call; None if `node` is not a single number.
-        header: the options that the node needs, as JSON members for the header of a CALL frame (message), without
-            braces.
+        header: the options that the node needs, as JSON members for the header of a CALL frame, without braces.
 
     Raises:
         UsageError: a value is not valid.
@@ -143,11 +138,7 @@ class Options:
         self.pinned = self.node if isinstance(self.node, int) else None
 
     def _header(self) -> str:
-        """Return the options that a node needs, as JSON members for the header of a CALL frame (message).
-
-        These options are timeout, grace, output, fresh and devices. Options with their default values are left out, and
-        so is the output mode "head". There are no braces around the members. If no option is left, return "".
-        """
+        """Return the options that a node needs, without default values, as JSON members without braces."""
         said: dict[str, Any] = {} if self.timeout is None else {"timeout": self.timeout}
         if self.timeout is not None and self.own_grace is not None:
             said["grace"] = self.own_grace
@@ -160,11 +151,7 @@ class Options:
         return members(said)
 
     def _check(self) -> None:
-        """Check the type and range of each option except `node`, which `node_asked` has checked. Return nothing.
-
-        Raises:
-            UsageError: a value is not valid. The message names the first option with such a value.
-        """
+        """Check the type and range of each option except `node`. Raises UsageError for the first that is not valid."""
         number("timeout", self.timeout, "seconds the call may run", optional=True, above=0)
         number("grace", self.own_grace, "seconds between SIGTERM and SIGKILL", optional=True, least=0)
         whole("retries", self.retries, "how often the call may run again", least=0)
@@ -190,11 +177,7 @@ class Options:
             )
 
     def _check_gang(self) -> None:
-        """Check the options of a gang (one call that runs as several processes). Return nothing.
-
-        Raises:
-            UsageError: a value is not valid, or does not fit the other options.
-        """
+        """Check the options of a gang. Raises UsageError if one is not valid, or does not fit the other options."""
         if self.procs is None:
             if self.min_nodes is not None:
                 raise UsageError('min_nodes is for gangs: set procs=, such as procs="per-device", too')
@@ -213,14 +196,7 @@ class Options:
             raise UsageError("procs= and devices=0 exclude each other: a gang uses the accelerators of its nodes")
 
     def but(self, changes: Mapping[str, object]) -> Options:
-        """Return a copy of these options with some of them changed. The original is not changed.
-
-        Args:
-            changes: new values, by the name of the option. Options that are not named keep their values.
-
-        Raises:
-            UsageError: an option does not exist, or a value is not valid.
-        """
+        """Return a copy of these options with some of them changed. Raises UsageError for invalid changes."""
         for name in changes:
             if name not in _OPTIONS:
                 close = nearest(name, _OPTIONS)
@@ -241,10 +217,7 @@ class Options:
 def node_asked(node: object) -> NamedNodes:
     """Check the value that a user passed as `node=`, and return it in its usual form.
 
-    Whether the pool has such a node is not checked.
-
-    Returns:
-        the argument itself if it is a number, "all" or None. For a sequence, a tuple of its numbers in ascending order.
+    A sequence becomes a tuple of its numbers in ascending order. Whether the pool has such a node is not checked.
 
     Raises:
         UsageError: the type is wrong, the sequence is empty, a number is negative, or a number occurs twice.
@@ -269,14 +242,6 @@ def node_asked(node: object) -> NamedNodes:
 
 
 def no_such_node(pool: str, missing: Collection[int], there: Collection[int]) -> UsageError:
-    """Return a UsageError for the caller to raise: `node=` names nodes that the pool does not have.
-
-    The message lists the missing nodes and the nodes of the pool, in ascending order.
-
-    Args:
-        pool: the name of the pool.
-        missing: the numbers of the nodes that the pool does not have.
-        there: the numbers of the nodes that the pool has.
-    """
+    """Return (do not raise) a UsageError: `node=` names nodes that the pool does not have."""
     names = ", ".join(map(str, sorted(missing)))
     return UsageError(f"pool {pool!r} has no node {names}; its nodes are {sorted(there)}")

@@ -1,6 +1,6 @@
 """`ListFuture` and `StreamParts`: one call that runs on several nodes, and stops on all of them when it fails on one.
 
-A call is a function with its arguments. A node is a rented machine. The run of the call on one node is a part.
+The run of the call on one node is a part.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ When a process is killed, its peers often report a broken connection some 10 to 
 """
 
 _STOPPING = 1.0
-"""Seconds that a stopped part may take, in addition to its `grace`, before the error is raised without waiting more."""
+"""Seconds that a stopped part may take, in addition to its `grace`, before the error is raised anyway."""
 
 
 class FirstFailure:
@@ -35,7 +35,6 @@ class FirstFailure:
     that raised, because a death often makes the other parts raise. Otherwise the earliest error counts.
 
     Args:
-        name: the name of the function, for messages.
         nodes: the number of the node of each part.
         on_decided: called in a thread of its own with the error that was chosen.
     """
@@ -50,12 +49,7 @@ class FirstFailure:
         self._timer: threading.Timer | None = None
 
     def add(self, place: int, error: BaseException) -> None:
-        """Note that a part failed. The first error starts the time until the decision. Later errors are dropped.
-
-        Args:
-            place: the place of the part in `nodes`.
-            error: the exception with which the part ended.
-        """
+        """Note that the part on node `nodes[place]` failed. The first error starts the time until the decision."""
         with self._lock:
             if self._chosen is not None:
                 return
@@ -110,9 +104,7 @@ class ListFuture(JoinedFuture[list[T]]):
     stops the call on all nodes.
 
     Args:
-        name: the name of the function.
         nodes: the number of the node of each part, in ascending order.
-        options: the options of the call.
         on_stopping: called with a sentence for the user when parts are stopped that had not failed.
         callbacks: calls what users add with `add_done_callback`. Default None: the thread that ends the future does.
 
@@ -142,13 +134,9 @@ class ListFuture(JoinedFuture[list[T]]):
         self.on_cancel(lambda: cancel_all(self.parts))
 
     def _on_part_end(self, place: int, end: BaseException | Returned) -> None:
-        """Note the end of a part. When it is the last one, finish this future.
+        """Note the end of the part on node `nodes[place]`. When it is the last one, finish this future.
 
         An error of a part that was stopped does not count. The values are not decoded here.
-
-        Args:
-            place: the place of the part.
-            end: the value still encoded, or the exception of the part.
         """
         with self._counting:
             self._running -= 1
@@ -189,16 +177,14 @@ class ListFuture(JoinedFuture[list[T]]):
 
 
 class StreamParts(Generic[T]):
-    """The streams of a generator that runs on several nodes, each of which yields items of its own.
+    """The streams of a generator that runs on several nodes: one stream for each node.
 
     When the generator fails for good on one node, the others are stopped. Each other stream that has not ended raises
     the error of the part that failed first, in place of its next item. With the option `independent`, the other
     generators go on.
 
     Args:
-        name: the name of the function.
         nodes: the number of the node of each part, in ascending order.
-        options: the options of the call.
         on_stopping: called with a sentence for the user when parts are stopped that had not failed.
 
     Attributes:

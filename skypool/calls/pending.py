@@ -1,4 +1,4 @@
-"""The client's records of calls. A call is a function with its arguments that runs on a node (a rented machine).
+"""The client's records of calls.
 
 `PendingCall` is one call, from its submission to its end. `Code` is a function's code as it is sent to nodes.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from skypool.gangs.environment import Member
 
 SMALL = 8 << 10
-"""The most bytes of pickled arguments with which a call may share a frame (message to a node) with other calls."""
+"""The most bytes of pickled arguments with which a call may share a frame with other calls."""
 World = tuple[int, list[str]]
 """(position, addresses): what a node is told about a call that several nodes run.
 
@@ -32,9 +32,8 @@ class Code:
 
     Attributes:
         key: a hash of the function and of the user's modules that it may need. Messages name the function by this key.
-        name: the function's name, for messages.
-        buffers: the pickle, then the memory of its large arrays, if any, and last a JSON object with the user's modules
-            and the texts of scripts, and their hashes.
+        buffers: the pickle, then the memory of its large arrays, if any. Last comes a JSON object with the user's
+            modules and the texts of scripts, and their hashes.
         sources: the texts of the scripts that the function and its helpers come from.
     """
 
@@ -49,7 +48,6 @@ class UserCall:
     """A call as the user sees it, of which several pending calls are parts: one for each node or process.
 
     Attributes:
-        name: the name of the function.
         left: the number of parts that have not ended.
         seconds: the wall time of the longest part that has ended; None if no part told it.
         node: the node of the part that failed, or of the last part; -1 for none.
@@ -66,36 +64,31 @@ class UserCall:
 
 
 NO_CALL = UserCall("", 0)
-"""What pending calls are parts of that are no calls of the user, or that `GangRunner` counts together."""
+"""The `part_of` of pending calls that are no calls of the user, or that `GangRunner` counts together."""
 
 
 @dataclass(slots=True, eq=False)
 class PendingCall:
-    """A call (function with arguments) that was sent to a node (machine) or waits for one.
+    """A call that was sent to a node or waits for one.
 
     Two objects are equal only if they are the same object.
 
     Attributes:
-        code: the pickled function.
         payload: the pickled arguments.
         outlet: the place where the caller gets the result or the items of a generator.
-        options: how the call is to run.
-        node: the number of the node that must run the call, or a tuple of the nodes that may run it. If None, any node
-            may run it.
+        node: the number of the node that must run the call, or a tuple of the nodes that may run it; None for any node.
         world: the position of this node among several nodes that run the same call, from 0, and the addresses of all
             these nodes. None if only one node runs the call.
         feeds: the iterators among the arguments. Their items are sent while the call runs.
-        gang: the number of the gang that the call is a process of, or that asks a node whether it can run; None if it
-            belongs to no gang. (A gang is one call that runs as several processes, which end together.)
-        member: the process of the gang that the call is, if it is one.
-        chunk: the most calls of the same function that may share a frame (message). If None, the number depends on how
-            long these calls take.
-        service: True for a call that takes no slot (the part of a node that runs one call at a time): a service of
-            `pool.service`, or a test of its port. Such a call is sent to its node at once, and never queued.
+        gang: the number of the gang that the call belongs to, as a process or to ask if a node is free. None for none.
+        member: what the call's process is told of its place in the gang; None if the call is no process of a gang.
+        chunk: the most calls of the same function that may share a frame. None if their duration decides.
+        service: True for a service of `pool.service`, or a test of its port. Such a call takes no slot. It is sent to
+            its node at once, and never queued.
         part_of: the call of the user that this is a part of. None if it is one itself; `NO_CALL` if it is none, such as
             a check of skypool's own. The tally counts calls of the user.
         busy: True for a service that counts as work, so that its node is not idle. Other calls always count.
-        id: the id of the call; a new one for each run.
+        id: a new one for each run.
         at: the number of the node that the call was sent to; -1 while the call waits.
         attempt: the number of this run of the call, from 1. Runs that ended because a machine was taken back count too.
         retried: how many of the call's allowed retries are used up.
@@ -132,10 +125,10 @@ class PendingCall:
 
     @property
     def header(self) -> str:
-        """The options of the call as JSON members for the header of its CALL frame (message), without braces.
+        """The options of the call as JSON members for the header of its CALL frame, without braces; "" for none.
 
         For a generator, its window is included; for a call to several nodes, its `world`. The call's id, the function's
-        key and the lengths of the buffers are left out. If the node needs to know no option, the text is "".
+        key and the lengths of the buffers are left out.
         """
         options = self.options
         if self.world is None and not self.service and not isinstance(self.outlet, Items):
@@ -153,21 +146,21 @@ class PendingCall:
 
     @property
     def together(self) -> int | None:
-        """The most calls of the same function that may share a frame (message to a node) with this call.
+        """The most calls of the same function that may share a frame with this call.
 
-        None means that the number depends on how long these calls take. The value is 1 for a call that runs in a new
-        process (`fresh=True`) or belongs to a gang, otherwise `chunk`.
+        None means that the number depends on how long these calls take. It is 1 for a call that runs in a new process
+        (`fresh=True`) or belongs to a gang.
         """
         return 1 if self.options.fresh or self.gang is not None else self.chunk
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """The only nodes that may run the call, if it names some."""
+        """The numbers of the only nodes that may run the call; () if any node may."""
         return (self.node,) if isinstance(self.node, int) else self.node or ()
 
     @property
     def retries(self) -> int:
-        """The number of retries that are left: the option `retries` minus the retries that are used up."""
+        """The number of retries that are left."""
         return self.options.retries - self.retried
 
     def bound(self, nodes: Container[int], begun: bool) -> str:
@@ -194,30 +187,24 @@ class PendingCall:
         return ""
 
     def finish(self, end: BaseException | Returned) -> None:
-        """Mark the call as ended, and store its value or exception where the caller waits for it.
-
-        This wakes the caller.
-
-        Args:
-            end: the value still encoded, or the exception that the caller is to get.
-        """
+        """Mark the call as ended, store its encoded value or its exception for the caller, and wake the caller."""
         self.ended = True
         self.outlet.finish(end)
 
     def is_like(self, other: PendingCall) -> bool:
-        """Return True if `other` may be sent in the same frame (message) as this call, which must be small.
+        """Return True if `other` may be sent in the same frame as this call, which must be small.
 
-        `other` must be small too (`is_small`), call the same function and have the same options.
+        `other` must be small too, call the same function and have the same options.
         """
         is_same = self.options is other.options and self.world is other.world  # as in `map`, and quicker to compare
         return self.code.key == other.code.key and other.is_small and (is_same or self.header == other.header)
 
     @property
     def is_small(self) -> bool:
-        """True if the call may share a frame (message to a node) with other calls.
+        """True if the call may share a frame with other calls.
 
-        This needs pickled arguments in a single buffer of at most 8 KiB. The call must have no iterator argument, and
-        its function must not be a generator function. A call that belongs to a gang never shares a frame.
+        This needs pickled arguments in a single buffer of at most 8 KiB. Calls of a gang, of generators, or with an
+        iterator argument never share a frame.
         """
         if self.gang is not None:
             return False

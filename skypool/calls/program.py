@@ -1,6 +1,6 @@
-"""Runs a program of a node (a rented machine), for `cmd` and for services, and tests if a port of the node answers.
+"""Runs a program of a node, for `cmd` and for services, and tests if a port of the node answers.
 
-This module is imported by worker processes, so it imports little.
+Worker processes import this module, so it imports little.
 """
 
 from __future__ import annotations
@@ -31,11 +31,7 @@ _LOOK = 0.05
 
 
 class Program:
-    """A function that runs one program of the node, with any arguments. `cmd` makes calls of it.
-
-    Args:
-        program: the name of the program, which is looked up on `PATH`, or its path.
-    """
+    """A function that runs the program of a path, or of a name that is looked up on `PATH`. `cmd` makes calls of it."""
 
     def __init__(self, program: str) -> None:
         self.program = program
@@ -51,21 +47,8 @@ class Program:
     ) -> int:
         """Run the program, pass its output on as it comes, wait for its end, and return its exit status.
 
-        The program gets an empty stdin. When the call is stopped, the process group of this worker, to which the
-        program belongs, gets SIGTERM. When the call's `grace` is over, the agent (the node's main process) kills it.
-
-        Args:
-            arguments: the arguments of the program.
-            env: variables that are added to the environment of the program.
-            cwd: the folder in which the program starts. Default None: that of the calls.
-            check: True raises CommandFailed if the status is not 0.
-            expand: True replaces the names of variables in the command and in `cwd`.
-
-        Returns:
-            the exit status, or the negative number of the signal that ended the program.
-
-        Raises:
-            CommandFailed: the program could not be started. With `check`, also if its status is not 0.
+        `cmd` describes the arguments, the status and the errors. When the call is stopped, the process group of this
+        worker, to which the program belongs, gets SIGTERM. The agent kills the group when the call's `grace` is over.
         """
         argv = [self.program, *arguments]
         environment = {"PYTHONUNBUFFERED": "1", **os.environ, **(env or {})}
@@ -94,11 +77,7 @@ class Program:
         return status
 
     def _start(self, argv: list[str], env: Mapping[str, str], cwd: str | None) -> subprocess.Popen[bytes]:
-        """Start the program.
-
-        Raises:
-            CommandFailed: the program could not be started, for example because the node does not have it.
-        """
+        """Start the program. Raises CommandFailed if that fails, for example because the node does not have it."""
         pipe = subprocess.PIPE
         try:
             return subprocess.Popen(
@@ -118,21 +97,16 @@ class Program:
 
 
 def _expanded(word: str, environment: Mapping[str, str]) -> str:
-    """Return a word of a command with its variables replaced.
-
-    Raises:
-        KeyError: a variable is not set.
-    """
+    """Return a word of a command with its variables replaced. Raises KeyError if one is not set."""
     from string import Template  # imported here, as few calls need it
 
     return Template(word).substitute(environment)
 
 
 def _pass_on(process: subprocess.Popen[bytes]) -> bytearray:
-    """Write the output of a process to this process's stdout and stderr until the process ends.
+    """Write the output of a process to this process's stdout and stderr until it ends. Return its last 4096 bytes.
 
-    Output of other processes that still hold its stdout or stderr is not waited for. Returns the last bytes of the
-    output, at most `_TAIL` (4096).
+    Output of other processes that still hold its stdout or stderr is not waited for.
     """
     tail = bytearray()
     poll = select.poll()
@@ -170,11 +144,7 @@ def _stop(process: subprocess.Popen[bytes], is_failure: bool) -> None:
     """End a process whose call is stopped, and wait for its end. What it prints meanwhile is passed on.
 
     In a worker process, the whole process group gets SIGTERM, except this process. The agent kills the group when the
-    call's `grace` is over.
-
-    Args:
-        process: the process.
-        is_failure: True if an error of this process is the reason: the process is killed at once.
+    call's `grace` is over. If an error of this process is the reason (`is_failure`), the process is killed at once.
     """
     if is_failure:
         process.kill()
@@ -189,12 +159,9 @@ def _stop(process: subprocess.Popen[bytes], is_failure: bool) -> None:
 
 
 def await_port(port: int, hosts: tuple[str, ...], timeout: float) -> bool:
-    """Wait until a program on this node accepts connections at a port. Return False if none does in time.
+    """Wait until a program on this node accepts connections at a port. Return False if none does in `timeout` seconds.
 
-    Args:
-        port: the number of the port.
-        hosts: the addresses to try, each time in this order.
-        timeout: seconds to wait.
+    The addresses in `hosts` are tried, each time in this order.
     """
     until = time.monotonic() + timeout
     while True:

@@ -1,6 +1,6 @@
 """`CallProgress`: handles messages of nodes about running calls: results, yielded items, and requests for items.
 
-A node is a rented machine that runs calls. Items are what a generator yields, or what an iterator argument gives.
+Items are what a generator yields, or what an iterator argument gives.
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ from skypool.wire.frames import Buffer, End
 Ended = list[tuple[PendingCall, BaseException | Returned]]
 """Calls that have ended, each as (call, its value or exception).
 
-The dispatch, which chooses a node for each call, wakes the callers after it has released its lock.
+The dispatch wakes the callers after it has released its lock.
 """
 
 
 class Failure(NamedTuple):
-    """An exception of a call, and what code of the user's has said about it before the lock was taken.
+    """An exception of a call, and facts about it. Finding these runs code of the user, so it is done without the lock.
 
     Attributes:
-        error: the exception.
-        text: its type and text, for records.
-        is_retried: True if the call may run again after it, so far as a retry is left.
+        text: the exception's type and text, for records.
+        is_retried: True if the call may run again after this exception, provided that a retry is left.
     """
 
     error: BaseException
@@ -50,20 +49,20 @@ _SHUTDOWN = (signal.SIGTERM, signal.SIGKILL)
 
 
 class CallProgress:
-    """A handler of messages from nodes (machines) about running calls, for all nodes of one pool.
+    """A handler of messages from nodes about running calls, for all nodes of one pool.
 
-    The dispatch (the object that chooses a node for each call) holds its own lock while it calls these methods.
+    The dispatch holds its own lock while it calls these methods. They raise ProtocolError if a node has sent more than
+    10,000 messages about calls that it does not run.
 
     Args:
-        on_lost: called as (pending, error, text) for a call that failed with `error` and may run again. This function
-            either queues the call again or ends the call with the error, whose text for records is `text`.
+        on_lost: called as (pending, error, text) for a call that failed with `error` and may run again. It either
+            queues the call again or ends the call with the error, whose text for records is `text`.
         on_feed: called as (pending, arg, n) when a call asks for item `n` (from 1) of its iterator argument number
             `arg` (from 0).
-        tally: notes each call that has ended.
 
     Attributes:
         done: the number of calls whose result has arrived. A call that runs again counts again.
-        paces: a dict from a function's key to the recent time of one call of that function on any node, in seconds.
+        paces: the recent time of one call of a function on any node, in seconds, by the function's key.
     """
 
     def __init__(
@@ -79,19 +78,10 @@ class CallProgress:
         self.paces: dict[str, float] = {}
 
     def on_items(self, node_queue: NodeQueue, said: ItemWanted | Yielded, buffers: Sequence[Buffer]) -> None:
-        """Handle a message with items that a generator yielded, or a request for an item of an iterator argument.
+        """Handle a message with items of a generator (`buffers`), or a request for an item of an iterator argument.
 
-        A message about a call that the node does not run is counted and otherwise ignored.
-
-        Args:
-            node_queue: the node that sent the message.
-            said: the message.
-            buffers: the items that were yielded; empty for a request.
-
-        Raises:
-            ProtocolError: the message does not fit the call, for example because the call is not a generator. Also
-                raised if far more items wait to be taken than the call's `window`. Also raised if the node sent more
-                than 10,000 messages about calls that it does not run.
+        A message about a call that the node does not run is counted and otherwise ignored. Raises ProtocolError if it
+        does not fit the call, or if far more items wait to be taken than the call's `window`.
         """
         pending = node_queue.find(said.id)
         if pending is None:
@@ -112,20 +102,11 @@ class CallProgress:
             raise protocol_violation(f"the node sent an item of {pending.name}, which is not a generator function")
 
     def on_ends(self, node_queue: NodeQueue, ends: Sequence[End], ended: Ended, errors: Errors) -> None:
-        """Handle the results of calls that shared a frame (one message).
+        """Handle the results of calls that shared a frame.
 
-        The average run time of the calls updates the averages that are kept for the node. A result of a call that the
-        node does not run is acknowledged and otherwise ignored.
-
-        Args:
-            node_queue: the node that sent the results.
-            ends: for each call: (id, True if the call returned, seconds that it ran, pickled value or exception).
-            ended: a list, to which (call, its value or exception) is added for each call, unless the call may run
-                again.
-            errors: the exceptions of calls, as `errors_in` returns them.
-
-        Raises:
-            ProtocolError: the node sent more than 10,000 messages about calls that it does not run.
+        Their average run time updates the averages that are kept for the node. A result of a call that the node does
+        not run is acknowledged and otherwise ignored. (call, its value or exception) is added to `ended` for each call,
+        unless the call may run again. `errors` is what `errors_in` returned.
         """
         count = 0
         took = 0.0
@@ -156,20 +137,7 @@ class CallProgress:
     def on_outcome(
         self, node_queue: NodeQueue, said: Outcome, buffers: Sequence[Buffer], ended: Ended, errors: Errors
     ) -> None:
-        """Handle the result of one call.
-
-        The result of a call that the node does not run is acknowledged and otherwise ignored.
-
-        Args:
-            node_queue: the node that sent the result.
-            said: the message. It says whether the call raised, and for how many seconds the call ran.
-            buffers: the pickled value or exception.
-            ended: a list, to which (call, its value or exception) is added, unless the call may run again.
-            errors: the exceptions of calls, as `errors_in` returns them.
-
-        Raises:
-            ProtocolError: the node sent more than 10,000 messages about calls that it does not run.
-        """
+        """Handle the result of one call, as `on_ends` handles several."""
         node_queue.holds_memory |= said.large
         pending = node_queue.find(said.id)
         if pending is None:
@@ -200,15 +168,7 @@ class CallProgress:
         A call may run again in two cases:
 
         - The provider takes the node's machine back, and the call's process was ended by SIGTERM or SIGKILL.
-        - The call has a retry left, and the error is one of its `retry_on` exceptions, or says that the call's process
-          or node was lost.
-
-        Args:
-            node_queue: the node that ran the call.
-            pending: the call.
-            failure: the exception.
-            seconds: how long the call ran.
-            ended: a list, to which (pending, error) is added if the call may not run again.
+        - The call has a retry left, and `failure.is_retried` says that it may run again.
         """
         error = failure.error
         id_ = pending.id  # a call that runs again gets a new id
@@ -227,10 +187,7 @@ class CallProgress:
 
 
 def _gone_iterator(pending: PendingCall, said: ItemWanted) -> tuple[dict[str, object], list[Buffer]]:
-    """Return the header and the body of the answer to a call of a former client that asks for an item of an iterator.
-
-    The function gets an error, and no more items.
-    """
+    """Return the header and the body of the error for a call that asks for an item of a former client's iterator."""
     error = SkypoolError(
         f"an iterator argument of {pending.name} was in the process that sent the call, and is gone with it: another "
         "process has taken the pool over"
@@ -241,12 +198,9 @@ def _gone_iterator(pending: PendingCall, said: ItemWanted) -> tuple[dict[str, ob
 def errors_in(node_queue: NodeQueue, arrivals: Sequence[Arrival]) -> Errors:
     """Return the exceptions in messages about calls that raised, by the ids of these calls. This takes no lock.
 
-    Reading an exception runs code of the user, such as the constructor of its class, which may take long or block. So
-    do its text, and the comparison with the classes of `retry_on`.
-    Messages about calls that the node does not run are left out.
-
-    Raises:
-        ProtocolError: a trusted node sent something that is not a readable exception.
+    Reading an exception runs code of the user, such as the constructor of its class, which may take long or block.
+    Making its text, and comparing its class with `retry_on`, may run such code, too. Messages about calls that the node
+    does not run are left out. Raises ProtocolError if a trusted node sent something that is not a readable exception.
     """
     errors: dict[int, Failure] = {}
     for said, buffers in arrivals:
@@ -267,12 +221,9 @@ def _failure(node_queue: NodeQueue, pending: PendingCall, buffers: Sequence[Buff
 
 
 def _error_of(node_queue: NodeQueue, pending: PendingCall, buffers: Sequence[Buffer]) -> BaseException:
-    """Return (do not raise) the exception of a call that raised.
+    """Return (do not raise) the exception of a call that raised. Raises ProtocolError as `errors_in` does.
 
     If the node is not trusted and its exception cannot be read, return an UntrustedResult instead.
-
-    Raises:
-        ProtocolError: a trusted node sent something that is not a readable exception.
     """
     if node_queue.link.reader is not None:
         return node_queue.link.reader.error(buffers, pending.name)

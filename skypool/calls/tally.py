@@ -2,10 +2,10 @@
 
 All views read these counts: the live view, `skypool top` and `ps`, the metrics, the notebook and the report. A call is
 what the user has started. The parts of a broadcast and the processes of a gang are one call. Services, and the calls
-with which skypool itself checks nodes, are none.
+with which skypool itself checks nodes, do not count.
 
-The dispatch (which sends calls to nodes) adds to the tally, so adding a call costs a fraction of a microsecond: a call
-is only appended to a list. The list is counted when somebody reads the counts, or when it is long.
+Adding a call costs a fraction of a microsecond: it is only appended to a list. The list is counted when somebody reads
+the counts, or when it is long.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from skypool.wire import blame
 Outcome = Literal["ok", "failed", "cancelled"]
 
 BOUNDS = tuple(round(step * 10.0**power, 6) for power in range(-4, 5) for step in (1, 2.5, 5))
-"""The upper bounds of the classes of wall times, in seconds, ascending. A last class has all longer calls."""
+"""The upper bounds of the buckets of the histogram of wall times, in seconds. A last bucket has all longer calls."""
 _COUNT_AT = 4096
 """The number of calls that are appended before they are counted."""
 _PARTS = 64
-"""The number of parts of calls after which those that have ended are forgotten."""
+"""The number of further parts that are noted before those that have ended are forgotten."""
 _MOST_WAITING = 20_000
 """The most records of succeeded calls that wait for `take`. If there are more, the `MOST_SLOWEST` slowest ones stay."""
 _SECONDS: Callable[[Any], Any] = operator.itemgetter(3)
@@ -51,7 +51,6 @@ class SlotUse(NamedTuple):
 
     Attributes:
         on_cpu: True for the CPU slots of a node that also has slots with devices.
-        slots: the number of slots.
         busy: the number of slots that run something. A gang that runs has all of them.
     """
 
@@ -66,7 +65,6 @@ class NodeCounts:
 
     Attributes:
         slots: the slots of the node by their kind; () for a node that runs no calls.
-        running: the number of calls that run there.
         waiting: the number of calls that wait there for a slot, or that only this node may run.
         done: the number of calls that have ended there.
         names: the names of a few functions that run there.
@@ -84,12 +82,10 @@ class CallCounts:
     """The number of calls that have ended, and how long they ran.
 
     Attributes:
-        ok: the number of calls that succeeded.
-        failed: the number of calls that failed.
         cancelled: the number of calls that were cancelled, or that the end of the pool has ended.
         retried: the number of runs that were repeated because they failed or lost their node.
-        classes: the number of calls by wall time: one number for each bound of `BOUNDS`, and one for longer calls.
-            Calls whose wall time is unknown are in no class.
+        classes: the histogram of wall times: the number of calls in the bucket below each of `BOUNDS`, and of longer
+            calls. Calls whose wall time is unknown are left out.
         seconds: the sum of the wall times.
     """
 
@@ -110,11 +106,7 @@ class CallCounts:
 class PoolCounts:
     """The calls of a pool at one moment.
 
-    Attributes:
-        ended: the calls that have ended.
-        running: the number of calls that run.
-        waiting: the number of calls that wait for a slot, or for nodes.
-        nodes: the calls of each node, by the node's number. Nodes that are gone have only `done`.
+    `nodes` has the calls of each node, by the node's number. Nodes that are gone have only `done`.
     """
 
     ended: CallCounts = field(default_factory=CallCounts)
@@ -124,13 +116,7 @@ class PoolCounts:
 
 
 class Present(NamedTuple):
-    """The calls that have not ended.
-
-    Attributes:
-        running: the number of calls that run.
-        waiting: the number of calls that wait.
-        nodes: the calls of each node, by the node's number.
-    """
+    """The calls that have not ended: the numbers of those that run and wait, and those of each node by its number."""
 
     running: int
     waiting: int
@@ -142,12 +128,11 @@ def present(
 ) -> Present:
     """Return the calls that have not ended. Call this with the lock of the dispatch held.
 
-    Calls that were sent to a node ahead of time wait there. The calls that were sent first are said to run.
+    Of the calls that were sent to a node, those that were sent first are said to run. The others wait there.
 
     Args:
-        node_queues: the queue of each node, by the node's number.
         waiting: the number of calls that more than one node may run, and that were not sent to a node.
-        parts: the pending calls that are parts of a call or of none, and have not ended.
+        parts: the pending calls whose `part_of` is not None, and that have not ended.
         gangs: the number of gangs that run, and of those that wait.
     """
     wholes: dict[int, bool] = {}  # whether a part of a call has begun, by the identity of the call
@@ -186,12 +171,12 @@ def present(
 
 
 def _is_counted(pending: PendingCall) -> bool:
-    """Return True for a part of a call of the user. The processes of a gang are not: `GangRunner` counts gangs."""
+    """Return True for a part of a call of the user, except for processes of a gang: `GangRunner` counts gangs."""
     return pending.part_of is not None and pending.part_of is not NO_CALL and pending.gang is None
 
 
 class Parts:
-    """The pending calls that are parts of calls, or of none, by the node that runs each. They have not ended."""
+    """The unfinished pending calls whose `part_of` is not None, by the node that runs each."""
 
     def __init__(self) -> None:
         self._by_node: dict[int, list[PendingCall]] = {}  # with some that have ended
@@ -220,7 +205,7 @@ class Parts:
 class CallTally:
     """The tally of one pool's calls since its start.
 
-    `now`, `counts` and `take` may be called from any thread. The other methods are called with `lock` held.
+    `now`, `on`, `counts` and `take` may be called from any thread. The other methods are called with `lock` held.
 
     Args:
         lock: the lock of the dispatch.
@@ -240,14 +225,7 @@ class CallTally:
         self._done: Counter[int] = Counter()  # by node
 
     def returned(self, pending: PendingCall, node: int, seconds: float, now: float) -> None:
-        """Note a pending call that succeeded.
-
-        Args:
-            pending: the call, or a part of one.
-            node: the number of the node that ran it.
-            seconds: its wall time.
-            now: the time in seconds since 1970.
-        """
+        """Note a pending call that succeeded after `seconds` of wall time. `now` is in seconds since 1970."""
         if pending.part_of is not None or pending.service:
             self._part_ended(pending, node, seconds, None)
             return
@@ -256,13 +234,9 @@ class CallTally:
             self._count()
 
     def failed(self, pending: PendingCall, node: int, seconds: float | None, error: str) -> None:
-        """Note a pending call that failed for good, or that was cancelled.
+        """Note a pending call that failed for good or was cancelled.
 
-        Args:
-            pending: the call, or a part of one.
-            node: the number of the node that ran it; -1 for none.
-            seconds: its wall time; None if that is not known.
-            error: the text of the error, as `text_of_error` returns it.
+        `node` is -1 for no node, `seconds` is None if the wall time is not known, and `error` is from `text_of_error`.
         """
         if pending.part_of is not None or pending.service:
             self._part_ended(pending, node, seconds, error)
@@ -277,7 +251,7 @@ class CallTally:
         error: str | None,
         is_closed: bool = False,
     ) -> None:
-        """Note the end of a part, and with the last one that of its call. The processes of a gang are not counted."""
+        """Note the end of a part. With the last part, its call ends too. The processes of a gang are not counted."""
         whole = pending.part_of
         if whole is None or whole is NO_CALL or pending.gang is not None:
             return
@@ -308,12 +282,11 @@ class CallTally:
         """Note that a call has ended.
 
         Args:
-            name: the name of the function.
-            nodes: the numbers of the nodes that ran it, so far as they were not noted before; -1 for none.
+            nodes: the numbers of the nodes that ran it, without those that were noted for its parts; -1 for none.
             seconds: its wall time; None if that is not known.
-            error: the text of the error, as `text_of_error` returns it; None if the call succeeded.
+            error: the text of the error, from `text_of_error`; None if the call succeeded.
             stopped: True if it was cancelled.
-            node: the node of its record. Default None: the first of `nodes`.
+            node: the node of its record. If None, the first of `nodes`.
         """
         self._done.update(each for each in nodes if each >= 0)
         node = next(iter(nodes), -1) if node is None else node
@@ -375,7 +348,7 @@ class CallTally:
     def take(self) -> list[JournalCall]:
         """Return the records since the last `take`, and forget them. They are not ordered.
 
-        Of the calls that succeeded, only the `MOST_SLOWEST` (100) slowest ones have records. `counts` counts all calls.
+        Of the calls that succeeded, only the `MOST_SLOWEST` (100) slowest ones have records.
         """
         with self._lock:
             self._count()
@@ -384,7 +357,7 @@ class CallTally:
         return [*unhappy, *itertools.starmap(JournalCall, heapq.nlargest(MOST_SLOWEST, kept, key=_SECONDS))]
 
     def _count(self) -> None:
-        """Count the calls that were appended, and move them to the records that wait."""
+        """Count the calls that were appended, and move them to the records that wait for `take`."""
         new, self._new = self._new, []
         classes, done = self._classes, self._done
         total = 0.0

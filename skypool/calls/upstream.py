@@ -1,6 +1,6 @@
 """Sends the items of a call's iterator arguments, each when the function on the node asks for it.
 
-A node is the rented machine that runs the call. The iterator itself stays in this process.
+The iterator itself stays in this process.
 """
 
 from __future__ import annotations
@@ -16,16 +16,11 @@ from skypool.wire import codec, exceptions
 
 
 class Feeder:
-    """A thread that reads one iterator argument of a call and sends its items to the node (machine) that runs the call.
+    """A thread that reads one iterator argument of a call and sends its items to the node that runs the call.
 
     Each iterator has its own thread, because the user's iterator may block. The constructor starts the thread, as a
-    daemon. The thread ends when the iterator ends, or at most one second after the call has ended. A thread whose
-    iterator blocks cannot end before the iterator goes on.
-
-    Args:
-        dispatch: sends the items.
-        pending: the call.
-        arg: the index of the iterator among the call's iterator arguments, from 0.
+    daemon. The thread ends when the iterator ends, or at most one second after the call has ended, unless the iterator
+    blocks. `arg` is the index of the iterator among the call's iterator arguments, from 0.
     """
 
     def __init__(self, dispatch: Dispatch, pending: PendingCall, arg: int) -> None:
@@ -45,13 +40,10 @@ class Feeder:
         return self._pending.ended
 
     def want(self, n: int) -> None:
-        """Have this object's thread send item number `n` (from 1) as soon as the iterator yields it. Return at once.
+        """Have the thread send item number `n` (from 1) as soon as the iterator yields it. Return at once.
 
         If the node requests the last sent item again over a new connection, that item is sent again. Other repeated
-        requests are ignored.
-
-        Raises:
-            ProtocolError: the node skips an item: the item before number `n` was not sent yet.
+        requests are ignored. Raises ProtocolError if the item before number `n` was not sent yet.
         """
         connection = self._dispatch.connection(self._pending)
         with self._more:
@@ -68,11 +60,10 @@ class Feeder:
             self._more.notify()
 
     def _run(self) -> None:
-        """Read and send items as they are asked for, until the iterator or the call ends.
+        """Read and send items as they are asked for, until the iterator or the call ends. Runs in the thread.
 
-        The feeder's thread runs this method. The end of the iterator is sent like an item. If the iterator raises, or
-        an item cannot be pickled, the exception is sent instead of the item. The function on the node gets that
-        exception, and no more items are sent.
+        The end of the iterator is sent like an item. If the iterator raises, or an item cannot be pickled, the
+        exception is sent instead, and no more items.
         """
         while True:
             with self._more:

@@ -1,4 +1,4 @@
-"""`WaitingCalls`: queues the calls that no node (rented machine) has room for yet, and finds the next node for them.
+"""`WaitingCalls`: queues the calls that no node has room for yet, and finds the next node for them.
 
 The cost of finding a node grows with the logarithm of the number of nodes.
 """
@@ -20,7 +20,7 @@ _Entry = tuple[float, int, int, NodeQueue, Lane]
 
 
 class CallQueue(deque[PendingCall]):
-    """Waiting calls that the same lanes may run, and these lanes by their load. (A lane is the slots of a node.)
+    """Waiting calls that the same lanes may run, and these lanes by their load.
 
     Attributes:
         enough: how many calls must wait before another search for a lane makes sense.
@@ -37,7 +37,7 @@ class CallQueue(deque[PendingCall]):
     def offer(self, node_queue: NodeQueue, lane: Lane, load: float) -> None:
         """Note that a lane of this load may run calls of this queue, and may have room now.
 
-        A lane that has got more calls need not be offered: `best` finds out.
+        A lane that has got more calls need not be offered again: `best` finds out.
         """
         self.enough = 0.0
         known = self.loads.get(lane)
@@ -78,16 +78,15 @@ class CallQueue(deque[PendingCall]):
 class WaitingCalls:
     """The calls of one pool that wait for a node: calls that any node may run, and calls that only some nodes may run.
 
-    Calls that must run on a single node wait in the `Lane` of that node instead. (A lane is the slots of one kind on a
-    node: slots with devices, or CPU slots.) The dispatch, which chooses a node for each call, holds its lock while it
+    Calls that must run on a single node wait in the `Lane` of that node instead. The dispatch holds its lock while it
     uses this object. `len()` gives the number of calls, and iterating yields them without removing them.
 
     Args:
-        node_queues: a mapping from the number of each node to its queue. It changes as nodes come and go.
+        node_queues: the queue of each node, by the node's number. It changes as nodes come and go.
 
     Attributes:
-        anywhere: two queues of calls that any node may run. The second queue has the calls that need no device and can
-            run on CPU slots. The first queue has all other calls.
+        anywhere: two queues of calls that any node may run. The second has the calls that need no device and can run on
+            CPU slots. The first has all other calls.
     """
 
     def __init__(self, node_queues: Mapping[int, NodeQueue]) -> None:
@@ -122,13 +121,10 @@ class WaitingCalls:
                 shared.offer(node_queue, lane, load)
 
     def next_queue(self, lane: Lane) -> deque[PendingCall]:
-        """Return the queue that has the next call for a lane (the slots of one kind on a node). Remove nothing.
+        """Return the queue whose first item is the next call for a lane. It is empty if no call waits for the lane.
 
         Calls that must run on the lane's node come first, then calls that only some nodes may run, then calls for any
         node. Of the calls for any node, the one that was submitted first comes first.
-
-        Returns:
-            a queue whose first item is the next call. The queue is empty if no call waits for the lane.
         """
         if lane.pinned:
             return lane.pinned
@@ -141,21 +137,15 @@ class WaitingCalls:
         return on_cpu if on_cpu and not (either and either[0].id < on_cpu[0].id) else either
 
     def count(self, lane: Lane) -> int:
-        """Return the number of waiting calls that may run on a lane (the slots of one kind on a node).
-
-        Calls that must run on the lane's node are counted too.
-        """
+        """Return the number of waiting calls that may run on a lane, including those that must run on its node."""
         waiting = len(lane.pinned) + sum(len(self.anywhere[on_cpu]) for on_cpu in lane.takes)
         return waiting + sum(map(len, self._shared_by.get(lane, ())))
 
     def shared(self, nodes: tuple[int, ...], on_cpu: bool) -> CallQueue:
         """Return the queue of the calls that only these nodes may run. If there is no such queue, make an empty one.
 
-        A new queue is also added to the lane of each of these nodes. Nodes that the pool does not have are skipped.
-
-        Args:
-            nodes: the numbers of the nodes, in ascending order.
-            on_cpu: True for the queue of the calls that need no device, False for the queue of the other calls.
+        `nodes` must be in ascending order. Those that the pool does not have are skipped. With `on_cpu`, it is the
+        queue of the calls that need no device, otherwise of the other calls.
         """
         queue = self._shared.get((nodes, on_cpu))
         if queue is None:
@@ -179,12 +169,9 @@ class WaitingCalls:
         self._shared_by = {lane: queues for lane, queues in left.items() if queues}
 
     def take_orphans(self, staying: Container[int]) -> list[PendingCall]:
-        """Remove and return the calls that wait for certain nodes, none of which is in `staying`.
+        """Remove and return the calls that name several nodes, none of which can take calls.
 
-        Calls that any node may run are not removed. The list may be empty.
-
-        Args:
-            staying: the numbers of the nodes that can still take calls.
+        `staying` has the nodes that can. Calls that any node may run are not removed.
         """
         orphans: list[PendingCall] = []
         for (nodes, _), queue in self._shared.items():
@@ -199,10 +186,9 @@ class WaitingCalls:
         return self.shared(pending.node, on_cpu) if isinstance(pending.node, tuple) else self.anywhere[on_cpu]
 
     def put_back(self, pending: PendingCall) -> CallQueue | None:
-        """Put a call at the front of the queue that it belongs to. Return that queue; None for that of a single node.
+        """Put a call back to the front of its queue. Return that queue; None if the queue is that of a single node.
 
-        Raises:
-            KeyError: the call must run on a single node that the pool no longer has.
+        Raises KeyError if the pool no longer has that node.
         """
         if isinstance(pending.node, int):
             self._node_queues[pending.node].lane(pending).pinned.appendleft(pending)
@@ -212,7 +198,7 @@ class WaitingCalls:
         return queue
 
     def clear(self) -> None:
-        """Remove all calls from the queues of this object. This does not end the calls: they get no result or error."""
+        """Remove all calls from the queues of this object. They get no result or error."""
         for queue in self.anywhere:
             queue.clear()
         self._shared.clear()

@@ -22,18 +22,10 @@ _kept: deque[mmap.mmap] = deque(maxlen=4)  # a deque, whose operations are atomi
 
 
 def room(size: int) -> memoryview:
-    """Return writable memory of exactly `size` bytes with undefined content. Any thread may call this.
+    """Return writable memory of exactly `size` bytes (at least 1) with undefined content. Any thread may call this.
 
-    Memory that was kept from a freed value is used first, otherwise new memory is allocated. When nothing refers to the
-    result any more, its memory is freed. Pieces of 1 to 256 MiB are kept for reuse instead, at most four at a time, if
-    the system supports this.
-
-    Args:
-        size: the number of bytes; at least 1.
-
-    Raises:
-        OSError: there is not enough memory.
-        OverflowError, TypeError, ValueError: `size` is not a valid size.
+    When nothing refers to the result any more, its memory is freed. Pieces of 1 to 256 MiB are kept for reuse instead,
+    at most four at a time, if the system supports this. Raises OSError if there is not enough memory.
     """
     import ctypes  # imported late, because only a process that receives large values needs it
 
@@ -45,13 +37,7 @@ def room(size: int) -> memoryview:
 
 
 def _fresh(size: int) -> mmap.mmap:
-    """Return newly allocated memory of `size` bytes that other processes do not share.
-
-    For 4 MiB or more, Linux is asked for huge pages, which are faster to fill. A refusal is ignored.
-
-    Raises:
-        OSError: there is not enough memory.
-    """
+    """Return new memory of `size` bytes that other processes do not share. Raises OSError if there is not enough."""
     memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # private memory is quicker than shared
     if size >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):  # Linux
         with contextlib.suppress(OSError):  # a kernel without huge pages
@@ -60,10 +46,7 @@ def _fresh(size: int) -> mmap.mmap:
 
 
 def _used_before(size: int) -> mmap.mmap | None:
-    """Take a piece of kept memory out of the store and return it. Return None if no piece fits.
-
-    A piece fits if it has at least `size` bytes and at most twice as many.
-    """
+    """Take a kept piece of memory of `size` to `2 * size` bytes out of the store. Return None if no piece fits."""
     for _ in range(len(_kept)):
         try:
             memory = _kept.popleft()
@@ -76,11 +59,7 @@ def _used_before(size: int) -> mmap.mmap | None:
 
 
 def _keep(memory: mmap.mmap) -> None:
-    """Keep a piece of memory for reuse, or free it. This is called when nothing refers to the memory any more.
-
-    The operating system is allowed to take back kept memory when memory runs short. If the system does not support
-    this, the memory is freed at once. If four pieces are kept already, one of them is freed.
-    """
+    """Keep, for reuse, a piece of memory that nothing refers to any more, unless the system cannot take it back."""
     if not hasattr(mmap, "MADV_FREE"):
         return
     try:

@@ -1,4 +1,4 @@
-"""Reassembles large values that arrive from a node (a rented machine) in several frames (messages)."""
+"""Reassembles large values that arrive from a node in several frames."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 class _Room:
     """Memory for one value that arrives in pieces. The pieces fill the memory from its beginning.
 
-    Attributes:
-        seq: 0 for the result of a call. For items that a generator yielded, the number of the last of these items.
-        memory: the memory, as large as the whole value.
-        filled: the number of bytes that have arrived so far.
+    `seq` is 0 for the result of a call, and for items of a generator the number of the last of these items.
     """
 
     __slots__ = ("filled", "memory", "seq")
@@ -34,10 +31,8 @@ class _Room:
 class Pieces:
     """The unfinished large values of one connection to a node.
 
-    A node sends the large values of a call one after the other, so each call has at most one unfinished value.
-
-    Attributes:
-        rooms: a dict from the id of each call to its unfinished value.
+    A node sends the large values of a call one after the other. So `rooms` has at most one unfinished value of each
+    call.
     """
 
     def __init__(self) -> None:
@@ -46,13 +41,9 @@ class Pieces:
     def take(self, piece: Piece, body: memoryview, awaited: Callable[[], Collection[int]]) -> None:
         """Copy a piece of a large value into the memory for that value.
 
-        The first piece of a value has position 0. Memory for the whole value is then allocated, and an unfinished value
-        of the same call is dropped. If nobody waits for the call at this point, all pieces of the value are ignored.
-
-        Args:
-            piece: the header of the piece: its call, its position in the value, and the size of the value.
-            body: the bytes of the piece. They are copied.
-            awaited: returns the ids of the calls that somebody waits for.
+        At the first piece of a value, memory for the whole value is allocated, and an unfinished value of the same call
+        is dropped. If nobody waits for the call at this point (`awaited` returns the calls), all pieces of the value
+        are ignored.
 
         Raises:
             ProtocolError: the piece does not follow the previous piece of the same value, or all unfinished values
@@ -84,7 +75,7 @@ class Pieces:
         room.filled += len(body)
 
     def forget(self, call: int) -> None:
-        """Drop the unfinished value of a call that has ended. Do nothing if the call has none.
+        """Drop the unfinished value, if any, of a call that has ended.
 
         A value stays unfinished if the worker process that ran the call died before it had sent the rest.
         """
@@ -93,18 +84,14 @@ class Pieces:
     def buffers(
         self, said: Outcome | Yielded, body: memoryview, awaited: Callable[[], Collection[int]]
     ) -> Sequence[Buffer]:
-        """Return the buffers of a complete value, copied out of one frame (message) or put together from its pieces.
+        """Return the buffers of a complete value, copied out of one frame or put together from its pieces.
 
-        A value that came in pieces is forgotten here, so it can be fetched only once.
+        A value that came in pieces is forgotten here, so it can be fetched only once. If its pieces were dropped
+        because nobody waits for the call (`awaited` returns the calls), return ().
 
         Args:
-            said: the header of the frame that completes the value. The header tells whether the value came in pieces
-                (`large`), and the lengths of the value's buffers (`lens`).
+            said: the header of the frame that completes the value.
             body: the body of that frame; empty if the value came in pieces.
-            awaited: returns the ids of the calls that somebody waits for.
-
-        Returns:
-            The buffers. The result is () if the value's pieces were dropped because nobody waits for the call.
 
         Raises:
             ProtocolError: pieces of the value are missing, or the lengths do not fit the value.

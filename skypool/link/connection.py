@@ -1,8 +1,4 @@
-"""`Link`: the connection to one node. A link connects, reconnects, and gives up a node that is silent for too long.
-
-A node is a rented machine. The agent is the process on a node that manages the node's workers. The client is the user's
-process.
-"""
+"""`Link`: the connection to one node. A link connects, reconnects, and gives up a node that is silent for too long."""
 
 from __future__ import annotations
 
@@ -29,7 +25,7 @@ _STALE = 15.0
 _AT_ONCE = 20
 """The most reconnections without a pause while no call of the node ends, and none is sent."""
 _EACH_SECOND = 1.0
-"""The reconnections each second after that."""
+"""The most reconnections in each further second, on average."""
 _LACKS = (OSError, RuntimeError, MemoryError)
 """The errors of a process that has no free descriptor, may start no process or thread, or has no memory, for now."""
 
@@ -37,42 +33,33 @@ _LACKS = (OSError, RuntimeError, MemoryError)
 class Listener(Protocol):
     """A protocol for the object that receives a link's messages and changes of state.
 
-    A link is the connection to one node. All methods are called in the thread of the pool's event loop, except
-    `on_arrivals`.
+    All methods are called in the thread of the pool's event loop, except `on_arrivals`.
     """
 
     def on_arrivals(self, arrivals: list[Arrival], connection: int) -> None:
         """Handle messages of the node, in the order in which they came. The list has at least one message.
 
-        The link calls this in the thread that read the messages: the thread of the event loop, or a thread that waits
-        for a result. When a connection was replaced, two threads may call this. If this method raises an exception, the
-        link gives up the node.
+        This is called in the thread that read the messages: that of the event loop, or one that waits for a result.
+        When a connection was replaced, two threads may call it. If it raises an exception, the link gives up the node.
 
         Args:
-            arrivals: the messages.
             connection: the number of their connection. If it is not `Link.connection`, a newer one was made meanwhile,
-                and brings again what matters of these messages.
+                over which the node sends again what matters of these messages.
         """
 
     def on_welcome(self, welcome: Welcome) -> None:
-        """Handle the first message of a new connection, before any other message of that connection.
+        """Handle the first message of a new connection, also after a reconnection, before any other message.
 
-        The link calls this for the first connection and after each reconnection. After a reconnection, the node sends
-        again what the client has not acknowledged.
+        After a reconnection, the node sends again what the client has not acknowledged.
         """
 
     def on_down(self, reason: str) -> None:
-        """Handle the loss of the connection. The link is about to reconnect, so the node is not lost yet.
-
-        Args:
-            reason: what broke the connection, as text.
-        """
+        """Handle the loss of the connection. The link is about to reconnect, so the node is not lost yet."""
 
     def on_up(self, welcome: Welcome) -> None:
-        """Handle a reconnection. `welcome.calls` has the ids of the calls that the node still knows.
+        """Handle a reconnection (not the first connection). `welcome.calls` has the calls that the node still knows.
 
-        The link does not call this for the first connection. Messages to the node that were sent while the link was
-        down are lost, so the listener sends these messages again.
+        Messages that were sent to the node while the link was down are lost, so the listener sends them again.
         """
 
     def on_lost(self, error: ConnectionLost) -> None:
@@ -80,11 +67,7 @@ class Listener(Protocol):
 
 
 class _Pace:
-    """Decides how soon a link reconnects after a connection broke, as a node may end each one as soon as it is made.
-
-    Args:
-        clock: returns the time in seconds.
-    """
+    """A limit on how often a link reconnects, because a node may end each connection as soon as it is made."""
 
     __slots__ = ("_at", "_clock", "_left", "_waited_for")
 
@@ -95,10 +78,9 @@ class _Pace:
         self._waited_for: Collection[int] = ()
 
     def pause(self, waited_for: Collection[int]) -> float:
-        """Return the seconds to wait before a reconnection, which is counted.
+        """Count a reconnection, and return the seconds to wait before it.
 
-        Args:
-            waited_for: the ids of the calls that this client waits for on the node.
+        `waited_for` are the ids of the calls that this client waits for on the node.
         """
         now = self._clock()
         got = _AT_ONCE if waited_for != self._waited_for else (now - self._at) * _EACH_SECOND
@@ -109,31 +91,29 @@ class _Pace:
 
 
 class Link:
-    """The lasting connection to one node (a rented machine). If a network connection breaks, the link makes a new one.
+    """The lasting connection to one node. If a network connection breaks, the link makes a new one.
 
     Call the methods in the thread of the pool's event loop, unless a method says otherwise. Messages that are sent
     while the link is down are dropped silently. The listener must send them again when its `on_up` is called.
 
     Args:
         transport: how commands are run on the node, such as OpenSSH.
-        config: the configuration of the agent, the process on the node that manages the node's workers.
-        listener: the object that is told of messages, breaks, reconnections and the loss of the node.
+        listener: told of messages, breaks, reconnections and the loss of the node.
         session: a random name of this client, by which the agent recognises the client after a reconnection.
-        command: the command that starts the loader on the node. The loader starts the agent, or connects to it.
-        preamble: the bytes that the loader reads first. Default: none.
+        command: the command that starts the loader on the node.
+        preamble: the bytes that the loader reads first.
         liveness: seconds without any bytes from the node after which the node is given up.
         awaited: returns the ids of the calls that this client waits for on the node. Any thread may call it.
         reader: decodes values and exceptions of a node that is not trusted. If None, results are unpickled, unless the
             agent announces that it sends no pickles.
-        linger: returns a pair of seconds, or None for no limit. After the first, the node ends itself if it does not
-            work then. After its last work, it lives for the second at least. Default: no limit.
+        linger: returns two numbers of seconds, or None for no limit. When the first is over, the node ends itself if no
+            call runs then. After its last call, the node lives at least for the second.
 
     Attributes:
-        node: the number of the node.
         connection: the number of connections that were made so far.
         heard_at: while the link is down: when the node last sent any bytes, in seconds since 1970.
-        send, send_large, reply: methods that send messages to the node; see `Outbox`. Any thread may call them.
-        drive, reading: methods with which a thread that waits for a result reads the connection itself; see `Inbox`.
+        send, send_large, reply: send messages to the node; see `Outbox`. Any thread may call them.
+        drive, reading: with these, a thread that waits for a result reads the connection itself; see `Inbox`.
     """
 
     def __init__(
@@ -191,7 +171,7 @@ class Link:
 
     @property
     def silence(self) -> float | None:
-        """Seconds since the node last sent any bytes; None until the node's first complete frame (message) has come.
+        """Seconds since the node last sent any bytes; None until the node's first complete frame has come.
 
         Times in which this process was suspended, as with a closed laptop, are not counted.
         """
@@ -202,18 +182,12 @@ class Link:
     async def open(self, stream: CommandStream | None = None, *, start: bool = True) -> Welcome:
         """Connect to the node for the first time, and start to watch whether the node is silent. Call this once.
 
-        There is only one attempt. The node must answer within `liveness` seconds, the silence after which a node is
-        given up.
+        There is only one attempt. The node must answer within `liveness` seconds.
 
         Args:
-            stream: a connection at whose other end the loader (the program that starts the agent) already runs. If None
-                (the default), a new connection is made.
-            start: True (the default) starts the agent (the process that manages the node's workers) if none runs. False
-                requires that an agent runs, and waits for it at most `liveness` / 3 seconds, or 1 s if that is longer.
-
-        Returns:
-            The first message of the agent. It tells how many slots (places that run one call at a time) and devices the
-            node has. It also names the calls that the agent knows.
+            stream: a connection at whose other end the loader already runs. If None, a new connection is made.
+            start: True starts the agent if none runs. False requires that an agent runs, and waits for it at most
+                `liveness` / 3 seconds, or 1 s if that is longer.
 
         Raises:
             ConnectionLost: the node cannot be reached, its agent is gone or serves another client, or its answer is not
@@ -229,13 +203,10 @@ class Link:
         return welcome
 
     async def _connect(self, start: bool, stream: CommandStream | None = None) -> Welcome:
-        """Try once to connect, and pass the node's first message to the listener's `on_welcome`.
+        """Try once to connect, and pass the WELCOME to `on_welcome`. Arguments and errors are those of `open`.
 
-        The arguments, the result and the errors are the same as in `open`. If the attempt fails, its network connection
-        is closed. The time limits of the handshake are:
-
-        - With `start`: `liveness` seconds, the silence after which a node is given up.
-        - Without `start`: `liveness` / 3, or the time until the node is given up if that is shorter. At least 1 s.
+        The handshake may take `liveness` seconds. Without `start`, it may take a third of that, but not longer than
+        until the node is given up, and at least 1 s.
         """
         left = self._inbox.heard + self._liveness - self._clock()
         patience = self._liveness if start else max(1.0, min(self._liveness / 3, left))
@@ -275,14 +246,13 @@ class Link:
         return welcome
 
     async def _watch_liveness(self) -> None:
-        """Ping the node regularly, replace a connection that may be dead, and give up a node that is silent.
+        """Ping the node, replace a connection that may be dead, and give up a silent node, until the link is closed.
 
-        This runs until the link is closed. Every second, or every quarter of `liveness` if that is shorter, it checks
-        the silence of the node:
+        It checks every second, or every quarter of `liveness` if that is shorter:
 
         - After `liveness` seconds without any bytes, the node is given up.
         - After 15 s without any bytes, or half of `liveness` if that is less, the connection is replaced. If the node
-          has sent no complete frame (message) for `liveness` seconds, the node is given up instead.
+          has sent no complete frame for `liveness` seconds, the node is given up instead.
         """
         pause = min(1.0, self._liveness / 4)
         while not self._closed:
@@ -305,26 +275,15 @@ class Link:
                 self.send(self._ping())
 
     async def _reconnect(self, why: str) -> None:
-        """Try to reconnect, with random and growing pauses between the attempts. Give up the node if that fails.
+        """Try to reconnect, with random and growing pauses, until the node has been silent for `liveness` seconds.
 
         A node whose connections break all the time, while none of its calls ends, is reconnected once a second.
-
-        New attempts are made until the node has been silent for `liveness` seconds. After an error that makes further
-        attempts useless, such as a wrong host key, the node is given up at once. Nothing is raised; the listener's
-        `on_up` or `on_lost` is called.
-
-        Args:
-            why: what broke the connection, for the error message.
+        If further attempts are useless, as with a wrong host key, the node is given up at once. Nothing is raised.
         """
         from tenacity import AsyncRetrying, retry_if_exception, wait_random_exponential
 
         def passing(error: BaseException) -> bool:
-            """Return True if a new attempt to connect may succeed after this error.
-
-            This is so if the node was not reached, or if this process lacks something now, see `_LACKS`.
-            It is not so if the agent has ended or serves another client, if another client has taken the node over, if
-            a message was not valid, or if the host key was wrong.
-            """
+            """Return True if a new attempt may succeed: the node was not reached, or this process lacks something."""
             if isinstance(error, ConnectionLost):
                 return not isinstance(error, (Gone, ProtocolError, HostKeyMismatch, TakenOver))
             return isinstance(error, _LACKS)
@@ -352,10 +311,7 @@ class Link:
             )
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Start a coroutine as a task and return at once. The task is cancelled when the link closes.
-
-        If the task fails, nobody watches the node any more, so the node is given up.
-        """
+        """Start a task that is cancelled when the link closes. If it fails, give the node up, as nobody watches it."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_task_end)
@@ -376,26 +332,14 @@ class Link:
             self._listener.on_lost(error)
 
     def _reject(self, why: str, stream: CommandStream) -> None:
-        """Give up the node with a ProtocolError, because the node sent an invalid message.
-
-        Do nothing if the message came over an earlier connection instead of the current one, or if the link is closed.
-
-        Args:
-            why: what is wrong with the message, as text.
-            stream: the connection over which the message came.
-        """
+        """Give up the node with a ProtocolError, unless the invalid message came over an earlier connection."""
         if self._stream is stream:
             self._give_up(ProtocolError(f"node {self.node}: {why}", self.node))
 
     def _break(self, why: str, stream: CommandStream | None) -> None:
         """Drop a connection that broke, tell the listener, and reconnect in the background.
 
-        If the agent on the node was told to end, only drop the connection. Do nothing if the link is closed or `stream`
-        is not the current connection.
-
-        Args:
-            why: what broke the connection, as text.
-            stream: the connection that broke. If None, do nothing.
+        Ignore a connection that is not the current one. If the agent was told to end, only drop the connection.
         """
         if self._closed or stream is None or self._stream is not stream:
             return
@@ -410,10 +354,9 @@ class Link:
         self._spawn(self._reconnect(why))
 
     def _detach(self) -> None:
-        """Stop reading and writing the current connection, and close it. Do nothing if there is none.
+        """Stop reading and writing the current connection, if any, and close it.
 
-        Another thread waits for the end of the command. If the interpreter is about to exit and starts no more threads,
-        this thread does so.
+        Another thread waits for the end of its command, such as `ssh`. While the interpreter exits, this thread does.
         """
         incoming = self._inbox.close()
         self._outbox.close()
@@ -431,18 +374,16 @@ class Link:
     def allow(self, seconds: float) -> None:
         """Tell the node to end itself this many seconds from now. Return at once. Any thread may call this.
 
-        The node is told at once, and again with each ping. If the link is down, the node is told with the first ping
-        after the reconnection. A later call replaces the time of an earlier one, even by a longer time. The pool's
-        `max_lifetime` still holds.
+        The node is told at once, and again with each ping, also after a reconnection. A later call replaces the time of
+        an earlier one, even by a longer time. The pool's `max_lifetime` still holds.
         """
         self._allowed = time.monotonic() + seconds
         self.send(self._ping())
 
     def _ping(self) -> list[Buffer]:
-        """Return the buffers of a PING frame (message), and note that the node may answer with one status report.
+        """Return the buffers of a PING frame, and note that the node may answer with one status report.
 
-        If `allow` was called, the frame has the seconds that the node may still run; 0.0 if that time is over. It also
-        has what `linger` returns.
+        The frame has the seconds that `allow` has left, 0.0 if they are over, and what `linger` returns.
         """
         header: dict[str, object] = {}
         if self._allowed is not None:
@@ -453,21 +394,17 @@ class Link:
         return frame(Kind.PING, header)
 
     def bid_farewell(self) -> None:
-        """Tell the node's agent (the process that manages the workers) to end all work of the pool there, then itself.
+        """Tell the node's agent to end all work of the pool there, then itself. Do not wait. Any thread may call this.
 
-        This does not wait until the agent has ended. When the connection ends afterwards, the link does not reconnect.
-        If the link is down, the message is lost. Any thread may call this.
+        When the connection ends afterwards, the link does not reconnect. If the link is down, the message is lost.
         """
         self._closing = True
         self.send(frame(Kind.BYE, {}))
 
     async def leave(self, seconds: float) -> bool:
-        """Let the node stay for so many seconds without a client, and close the link for good.
+        """Let the node stay for this many seconds without a client, and close the link. The listener is not told.
 
-        The listener is not told. The agent on the node closes the connection as soon as it has read the message.
-
-        Returns:
-            True if the agent has closed the connection within 5 s. False if it is not known that it was told.
+        Return True if the agent then closed the connection within 5 s. Otherwise, the node may not have been told.
         """
         if self.is_up and not self._closed:
             self._closing = True
@@ -483,9 +420,8 @@ class Link:
         """Close the link for good. The listener is not told.
 
         Args:
-            bye: True first tells the agent on the node to end all work of the pool there, and itself. This method then
-                waits until the agent has ended, at most 5 s. If the link is down, the agent is not told. False leaves
-                the agent running.
+            bye: True first tells the agent to end all work of the pool there, and then itself, and waits for that for
+                at most 5 s. If the link is down, the agent is not told. False leaves the agent running.
         """
         if bye and self.is_up and not self._closed:
             self.bid_farewell()
@@ -495,10 +431,7 @@ class Link:
         self._shut()
 
     def _on_bye(self) -> None:
-        """Note that the agent on the node has announced its end, so that `close` stops waiting.
-
-        Do nothing if this client has not asked the agent to end. This is called in the thread that read the message.
-        """
+        """Note that the agent has announced its end, if this link had asked for it. Any thread may call this."""
         if self._closing and not self._ended.is_set():
             self._loop.call_soon_threadsafe(self._ended.set)
 
@@ -520,14 +453,11 @@ class Link:
 
     @property
     def is_up(self) -> bool:
-        """True if the link is connected. While the link is not connected, messages that are sent are dropped."""
+        """True if the link is connected. While it is not, messages that are sent are dropped."""
         return self._outbox.is_open
 
     def _watch_writable(self) -> None:
-        """Have the event loop write more of the send queue when the socket can take more.
-
-        Do nothing if there is no connection.
-        """
+        """Have the event loop write more of the send queue when the socket of the connection, if any, can take more."""
         if self._stream is not None:
             self._loop.add_writer(self._stream.socket, self._on_writable)
 

@@ -1,4 +1,4 @@
-"""`Forward`: a port or socket of this computer whose connections lead to a port of a node (a rented machine)."""
+"""`Forward`: a port or socket of this computer whose connections lead to a port of a node."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ class Forward:
 
     A port listens on 127.0.0.1, where every user of this computer can connect. Only this user can connect to a socket.
 
-    Up to 64 connections may be open at the same time; to a node that is reached by ssh, any number. Use it in a `with`
-    block, or call `close`. To a node that is reached by ssh, one `ssh -L` carries all connections. If it breaks, it is
-    started again. On other nodes, each connection has a small program of its own.
+    Use it in a `with` block, or call `close`. To a node that is reached by ssh, one `ssh -L` carries all connections,
+    any number of them. If it breaks, it is started again. On other nodes, each connection has a small program of its
+    own, and up to 64 connections may be open at the same time.
 
     Args:
         transport: runs commands on the node.
@@ -68,7 +68,7 @@ class Forward:
         host: the host to connect to, as the node knows it.
         port: the port to connect to.
         here: the port of this computer, 0 for a free one; or the path of a Unix socket, which is made.
-        on_trouble: called with a sentence for the user when the connection to the node has broken.
+        on_trouble: called with a sentence for the user when a connection has broken or cannot be made.
 
     Attributes:
         port: the port of this computer; 0 for a socket.
@@ -136,9 +136,7 @@ class Forward:
 def _make_way(path: str) -> None:
     """Check the path of a socket that is to be made, and remove a socket there that nobody serves any more.
 
-    Raises:
-        UsageError: the path is not valid, or is in use.
-        NotPrivate: another user can change the folder.
+    Raises UsageError if the path is not valid or in use, and NotPrivate if another user can change its folder.
     """
     if not _PATH.fullmatch(path) or len(os.fsencode(path)) > _LONGEST_PATH:
         raise UsageError(
@@ -171,13 +169,7 @@ def _make_way(path: str) -> None:
 class _RelayDoor:
     """A listening socket that starts a command for each connection, with the connection as its stdin and stdout.
 
-    Args:
-        argv: the local command.
-        here: the port to listen on, 0 for a free one; or the path of a Unix socket.
-        on_trouble: called with a sentence for the user when the command cannot be started.
-
-    Attributes:
-        here: the port, or the path.
+    `here` is the port to listen on, 0 for a free one, or the path of a Unix socket. The attribute has the real port.
     """
 
     def __init__(self, argv: Sequence[str], here: int | str, on_trouble: Callable[[str], None]) -> None:
@@ -220,7 +212,7 @@ class _RelayDoor:
                     self._tell(f"{self._argv[0]} cannot start: {e}")
 
     def _tell(self, why: str) -> None:
-        """Tell the user that a connection was closed. It is told once, as others may make many connections."""
+        """Tell the user that a connection was closed, and why. Later calls do nothing."""
         if not self._is_told:
             self._is_told = True
             self._on_trouble(f"a connection to {_named(self.here)} was closed: {why}. This is told once")
@@ -252,20 +244,9 @@ class _RelayDoor:
 
 
 class _SSHDoor:
-    """A port on which an `ssh` process listens, which is started again when it has ended.
+    """A port or socket on which an `ssh` process listens, which is started again when it has ended.
 
     `ssh` runs a program on the node that ends with its stdin. So `ssh` ends also when this process is killed.
-
-    Args:
-        transport: the way to the node.
-        node: the number of the node, for messages.
-        host: the host to connect to, as the node knows it.
-        port: the port to connect to.
-        here: the port to listen on, 0 for a free one; or the path of a Unix socket.
-        on_trouble: called with a sentence for the user when the connection has broken.
-
-    Attributes:
-        here: the port on which `ssh` listens, or the path.
     """
 
     def __init__(
@@ -288,13 +269,9 @@ class _SSHDoor:
         self._thread.start()
 
     def _connect(self) -> CommandStream:
-        """Start `ssh`, wait until it listens, and return its stream.
+        """Start `ssh`, wait until it listens, and return its stream. Raises UsageError or ConnectionLost.
 
-        `ssh` begins to listen before it starts the program on the node. So the first output of the program is the sign.
-
-        Raises:
-            UsageError: the port is not free.
-            ConnectionLost: the node cannot be reached.
+        `ssh` listens before it starts the program on the node. So the program's first output shows that `ssh` listens.
         """
         host, port = self._target
         _remove(self.here)  # of an `ssh` that was killed

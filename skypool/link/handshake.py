@@ -1,7 +1,6 @@
-"""Performs the handshake with a node (a rented machine): compares Python versions and sends skypool's code.
+"""Performs the handshake with a node: compares Python versions and sends skypool's code.
 
-The handshake ends when the first message of the agent arrives, the WELCOME. The agent is the process on the node that
-manages the node's workers.
+The handshake ends when the WELCOME arrives.
 """
 
 from __future__ import annotations
@@ -21,28 +20,20 @@ from skypool.wire.handshake import AgentConfig
 from skypool.wire.transport import CommandStream
 
 _LONGEST_LINE = 65536
-"""The most bytes of a line that the loader (the program that starts the agent) sends. A longer line is refused."""
+"""The most bytes of a line that the loader sends. A longer line is refused."""
 LONGEST_WELCOME = 2 << 20
 """The most bytes of the first message of a node that is not trusted. It can name about 20,000 calls."""
 
 
 class Gone(ConnectionLost):
-    """The error for a connection attempt that is not worth repeating.
-
-    The agent (the process on the node that manages the node's workers) has ended or serves another client.
-    """
+    """The error for a connection attempt that is not worth repeating: the agent has ended or serves another client."""
 
 
 @dataclass(frozen=True, slots=True)
 class Handshake:
     """The client's side of the handshake with one node. Each new connection to the node performs it.
 
-    Two programs take part on the node. The loader is a small program that runs at the other end of a new connection. It
-    starts the agent, or connects to the running one. The agent manages the node's worker processes.
-
     Attributes:
-        node: the number of the node in its pool.
-        config: the configuration of the agent.
         session: a random name of this client. The agent uses it to recognise the client after a reconnection.
         awaited: returns the ids of the calls that this client waits for.
         linger: returns for how long the node may live without work, as `Link` has it; None for no limit.
@@ -59,23 +50,23 @@ class Handshake:
     async def perform(
         self, stream: CommandStream, decoder: Decoder, start: bool, epoch: int = 0
     ) -> tuple[Welcome, list[Frame]]:
-        """Start the agent on the node or reach the running one, and wait for its first message, the WELCOME.
+        """Start the agent on the node or reach the running one, and wait for the WELCOME.
 
-        The agent is the process that manages the node's workers. The node first gets the agent's configuration. If the
-        node lacks skypool's code, it gets the code, too. This method has no time limit; the caller sets one.
+        The node first gets the agent's configuration, and skypool's code if it does not have this version. This method
+        has no time limit; the caller sets one.
 
         Args:
-            stream: a connection at whose other end the loader (the small program that starts the agent) runs.
-            decoder: splits the received bytes into frames (messages), and keeps an incomplete frame for later reads.
+            stream: a connection at whose other end the loader runs.
+            decoder: splits the received bytes into frames, and keeps an incomplete frame for later reads.
             start: True starts the agent if none runs. False requires that an agent runs.
-            epoch: the epoch in the last WELCOME of this node; 0 (the default) before the first one.
+            epoch: how many clients had owned this node at its last WELCOME; 0 before the first one.
 
         Returns:
             (welcome, frames): the WELCOME, and the frames that arrived together with it.
 
         Raises:
             Gone: the agent has ended, or serves another client.
-            TakenOver: another client has taken the node over since.
+            TakenOver: another client has taken the node over since this client owned it.
             PythonMismatch: the node runs another minor version of Python.
             ProtocolError: the answer is not that of skypool's loader or agent.
             EOFError: the other end closed the connection.
@@ -124,13 +115,7 @@ class Handshake:
         return await self._welcome(stream, decoder, rest)
 
     def _check_python(self, python: tuple[int, ...]) -> None:
-        """Raise PythonMismatch if the node's Python version differs from the client's in its major or minor number.
-
-        Other parts of the version, such as the patch level, may differ.
-
-        Args:
-            python: the version of Python on the node, such as (3, 11, 4).
-        """
+        """Raise PythonMismatch if the node's Python version has another major or minor number than this Python."""
         ours = sys.version_info[:2]
         if python[:2] != ours:
             theirs = ".".join(map(str, python))
@@ -141,22 +126,7 @@ class Handshake:
             )
 
     async def _welcome(self, stream: CommandStream, decoder: Decoder, rest: bytes) -> tuple[Welcome, list[Frame]]:
-        """Wait for the WELCOME, the first message of the agent (the process on the node that manages its workers).
-
-        Args:
-            stream: the connection.
-            decoder: splits the received bytes into frames (messages).
-            rest: bytes of the agent that have arrived already.
-
-        Returns:
-            (welcome, frames): the WELCOME, and the frames that arrived together with it.
-
-        Raises:
-            Gone: the agent refuses this client, because it serves another one.
-            TakenOver: the agent refuses this client, because another one has taken the node over since.
-            ProtocolError: the first frame is neither this refusal nor a WELCOME, or the frame is not valid.
-            EOFError: the connection ended.
-        """
+        """Wait for the WELCOME, as `perform` says. `rest` are bytes of the agent that have arrived already."""
         loop = asyncio.get_running_loop()
         space = decoder.space()
         space[: len(rest)] = rest
@@ -195,18 +165,10 @@ class Handshake:
 
 
 async def _line(stream: CommandStream, got: bytes) -> tuple[bytes, bytes]:
-    """Read bytes from a connection until they contain a complete line, and return that line. There is no time limit.
+    """Return the next line of a connection, without its newline, and the bytes after it. There is no time limit.
 
-    Args:
-        stream: the connection.
-        got: bytes that have arrived already. If they contain a line, nothing is read.
-
-    Returns:
-        (line, rest): the line without its newline, and the bytes that arrived after it.
-
-    Raises:
-        EOFError: the connection ended before the line was complete.
-        ProtocolError: more than 64 KiB arrived before the line was complete.
+    `got` are bytes that have arrived already. If they contain a line, nothing is read.
+    Raises EOFError if the connection ends before the newline, and ProtocolError after more than 64 KiB.
     """
     loop = asyncio.get_running_loop()
     while b"\n" not in got:

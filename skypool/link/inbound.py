@@ -1,9 +1,8 @@
-"""Parses and checks all messages that the agent of a node (a rented machine) sends to its client (the user's process).
+"""Parses and checks all messages that the agent of a node sends to its client.
 
-The agent is the process on the node that manages its workers. A message travels as a frame: a small JSON header and a
-body of bytes. `message_of` turns a frame into an object of one of the classes below, or raises ProtocolError. No other
-code looks at the header of a frame from a node. If a field is missing, has another type or is out of range, the client
-gives up that node only.
+`message_of` turns a frame into an object of one of the classes below, or raises ProtocolError. No other code looks at
+the header of a frame from a node. If a field is missing, has another type or is out of range, the client gives up that
+node only.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _SHOWN_RUNNING = 8
 _LONGEST_SHOWN = 200
 """The most characters of such a name that are kept."""
 _MOST_KEYS = 20_000
-"""The most keys of functions, and of values, of one node that are kept. What has a further key is sent again."""
+"""The most keys of functions, and of values, that are kept for a node. The client sends all others again."""
 _LONGEST_KEY = 128
 """The most characters of a key that is kept. Those of skypool are shorter."""
 _MOST_DEVICES = 1 << 10
@@ -60,7 +59,7 @@ _PART_KEY = re.compile(r"(\d{1,19}):(\d{1,19})")
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """The first line that the loader sends to the client. The loader is the program that starts the agent on a node.
+    """The first line that the loader sends to the client.
 
     Attributes:
         python: the version of Python on the node, such as (3, 11, 4).
@@ -75,17 +74,14 @@ class Greeting:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The first message of an agent (the process that manages a node's workers) that accepts this client.
-
-    The message describes the node and the calls there. A slot is a place on the node that runs one call at a time.
+    """The first message of an agent that accepts this client. It describes the node and the calls there.
 
     Attributes:
-        slots: the number of slots, without CPU slots; at least 1.
+        slots: the number of places that run one call at a time, without CPU slots; at least 1.
         calls: the ids of the calls that the agent knows.
-        names: a dict from the ids of calls to the names of their functions.
+        names: the names of the functions of calls, by the calls' ids.
         streams: the ids of the calls that are generators.
-        functions: the keys of the functions that the node has.
-        objects: the keys of the values of `pool.put` that the node has.
+        functions, objects: the keys of the functions and of the values of `pool.put` that the node has.
         cpu_slots: the number of additional slots for calls without a device; 0 if the node has none.
         devices: the number of accelerators, which are divided among the slots.
         cpu_calls: the ids of the calls that run on CPU slots.
@@ -114,9 +110,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The first message of an agent (the process that manages a node's workers) that refuses this client.
-
-    The agent serves another client already.
+    """The first message of an agent that refuses this client: it serves another client, or has the reason `why`.
 
     Attributes:
         silent: the seconds since the other client last sent something to the agent.
@@ -134,7 +128,6 @@ class Outcome:
     """The result of one call.
 
     Attributes:
-        id: the id of the call.
         ok: True if the function returned, False if it raised.
         seconds: how long the call ran.
         lens: the lengths of the buffers of the call's value or exception, in bytes.
@@ -150,10 +143,9 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """The results of several calls that were sent in one frame (message).
+    """The results of several calls that were sent in one frame.
 
-    Attributes:
-        ends: for each call: (id, True if the call returned, seconds that it ran, pickled value or exception).
+    `ends` has for each call: (id, True if the call returned, seconds that it ran, pickled value or exception).
     """
 
     ends: Sequence[End]
@@ -164,11 +156,9 @@ class Yielded:
     """One or several items that a generator on the node yielded.
 
     Attributes:
-        id: the id of the call.
         seq: the number of the last item, counted from 1 for each call.
         single: True if the value is one item, False if it is a list of items.
-        lens: the lengths of the buffers of the value, in bytes.
-        large: True if these buffers were sent before, in pieces.
+        lens, large: as for `Outcome`.
     """
 
     id: int
@@ -183,7 +173,6 @@ class ItemWanted:
     """A request of a running call for an item of an iterator that the client passed to it as an argument.
 
     Attributes:
-        id: the id of the call.
         arg: the index of the iterator among the call's iterator arguments, from 0.
         n: the number of the item, from 1.
     """
@@ -195,10 +184,9 @@ class ItemWanted:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The header of one piece of a large value that is sent in several frames (messages).
+    """The header of one piece of a large value.
 
     Attributes:
-        call: the id of the call.
         seq: 0 for a piece of the call's result; for a piece of a generator's items, the number of the last item.
         at: the position of the piece in the value, in bytes from 0.
         size: the size of the whole value, in bytes.
@@ -214,9 +202,7 @@ class Piece:
 class Recalled:
     """Calls that the node has not begun and gives back, because the client asked for some of its waiting calls.
 
-    Attributes:
-        calls: the ids of the calls; empty if the node gives none back.
-        on_cpu: True if the calls were for CPU slots, which run calls without a device.
+    `calls` has the ids; () if the node gives none back. `on_cpu` is True if the client asked for calls of CPU slots.
     """
 
     calls: Sequence[int]
@@ -229,7 +215,7 @@ class Printed:
 
     Attributes:
         id: the id of the call; 0 if the call is not known.
-        slot: the number of the slot (the place on the node that ran the call), from 0.
+        slot: the number of the slot that ran the call, from 0.
         fd: 1 for stdout, 2 for stderr.
         seq: the number of this piece of the node's output, from 1.
         rank: the number of the process in its gang (a call that runs as several processes); None for other calls.
@@ -244,7 +230,7 @@ class Printed:
     label: str = ""
 
     def goes_on(self, before: object) -> bool:
-        """Return True if this is the next piece of the node's output, and of the same process as the one before."""
+        """Return True if this piece of output comes directly after the piece `before`, from the same process."""
         return (
             isinstance(before, Printed)
             and self.seq == before.seq + 1
@@ -257,10 +243,7 @@ class Printed:
 class ModuleAsked:
     """A request for a module or package of the user's own, or for one of its files, which the node does not have.
 
-    Attributes:
-        name: the name of the module or package.
-        version: the version that the node needs; "" for any.
-        file: the path of a file of the package; "" for the package.
+    `version` is a hash of all files, or "" for any version. `file` is the path of the file; "" for the whole package.
     """
 
     name: str
@@ -275,12 +258,10 @@ class Pong:
     The node sends it in answer to a ping, and when the provider announces that it takes the machine back.
 
     Attributes:
-        busy: the number of calls that run.
-        waiting: the number of calls that wait on the node for a slot (a place that runs one call at a time).
-        done: the number of calls that have ended.
+        busy, waiting, done: the numbers of calls that run, that wait on the node for a slot, and that have ended.
         running: the names of a few functions that run.
         interruption: when the provider takes the machine back, in seconds since 1970; None if not announced.
-        cpu_busy: the number of running calls on CPU slots, which run calls without a device.
+        cpu_busy: the number of running calls on CPU slots.
         samples: measurements of the node, the oldest first. Their `node` and `claimed` are not set.
         stalled: the ids of calls of generators that wait until the client takes items.
     """
@@ -297,7 +278,7 @@ class Pong:
 
 @dataclass(frozen=True, slots=True)
 class Bye:
-    """The announcement of an agent (the process that manages a node's workers) that it is about to end."""
+    """The announcement of an agent that it is about to end."""
 
 
 Said = (
@@ -306,13 +287,9 @@ Said = (
 
 
 def message_of(f: Frame) -> Said:
-    """Return the message in a frame from an agent, the process that manages a node's workers.
+    """Return the message in a frame from an agent, as an object of the class for the frame's kind, such as `Outcome`.
 
-    The message is an object of the class for the frame's kind, such as `Outcome`. The object does not keep the frame's
-    body in memory.
-
-    Raises:
-        ProtocolError: agents do not send this kind of frame, or a field of it is not valid.
+    The object does not keep the frame's body in memory. Raises ProtocolError for an invalid frame.
     """
     read = _PARSERS.get(f.kind)
     if read is None:
@@ -321,15 +298,7 @@ def message_of(f: Frame) -> Said:
 
 
 def greeting(said: object) -> Greeting:
-    """Return the greeting of the loader, the program that starts the agent on a node.
-
-    Args:
-        said: the JSON value of the loader's first line.
-
-    Raises:
-        ProtocolError: `said` is not a dictionary, or a field of it is missing or not valid. "python" must be a list of
-            2 to 5 integers below 1000; "have" and "gone" must be booleans.
-    """
+    """Return the greeting in `said`, the JSON value of the loader's first line. Raises ProtocolError if invalid."""
     if type(said) is not dict:
         raise ProtocolError(
             "the node's first line is not skypool's greeting; check that shell start files on the node (~/.bashrc, "
@@ -349,22 +318,12 @@ def greeting(said: object) -> Greeting:
 
 
 def _refuse(what: str, name: str, value: object) -> NoReturn:
-    """Raise the ProtocolError for a field of a message that has an invalid value.
-
-    Args:
-        what: the message in words, such as "the result of a call".
-        name: the name of the field.
-        value: the invalid value; None if the field is missing.
-    """
+    """Raise the ProtocolError for an invalid field. `what` names its message, such as "the result of a call"."""
     raise protocol_violation(f"the node sent {what} with an invalid field {name!r}: {_short(value)}")
 
 
 def _short(value: object) -> str:
-    """Return a text about an invalid value for an error message.
-
-    The text names the value's type. It also shows a boolean, a float, None, and the first 40 characters of a string,
-    without control characters. It does not show other values, because they may be long.
-    """
+    """Return a text about an invalid value: its type, with the beginning of a string, or the value if it is short."""
     kind = type(value).__name__
     if type(value) is str:
         return f"{kind} {printable(value[:40])!r}"
@@ -372,12 +331,9 @@ def _short(value: object) -> str:
 
 
 def _number(what: str, h: Mapping[str, Any], name: str, least: int = 0, most: int = _LARGEST_ID) -> int:
-    """Return the field `name` of a message's header. It must be an integer from `least` to below `most`.
+    """Return the field `name` of a header: an integer from `least` to below `most` (by default 2^63), and no boolean.
 
-    Booleans are not accepted. By default the range is 0 to below 2^63.
-
-    Raises:
-        ProtocolError: the field is missing or not such a number. `what` names the message in the error.
+    Like the functions below, raise ProtocolError if the field is missing or not valid. `what` names the message.
     """
     value = h.get(name)
     if type(value) is int and least <= value < most:
@@ -386,11 +342,7 @@ def _number(what: str, h: Mapping[str, Any], name: str, least: int = 0, most: in
 
 
 def _seconds(what: str, h: Mapping[str, Any], name: str, most: float = 1e12) -> float:
-    """Return the field `name` of a message's header as a float. It must be a number of seconds, 0 to below `most`.
-
-    Raises:
-        ProtocolError: the field is missing or not such a number. `what` names the message in the error.
-    """
+    """Return the field `name` of a header as a float. It must be a number of seconds, 0 to below `most`."""
     value = h.get(name)
     if (type(value) is float or type(value) is int) and 0 <= value < most:  # this excludes NaN too
         return float(value)
@@ -398,11 +350,7 @@ def _seconds(what: str, h: Mapping[str, Any], name: str, most: float = 1e12) -> 
 
 
 def _flag(what: str, h: Mapping[str, Any], name: str) -> bool:
-    """Return the field `name` of a message's header, which must be True or False.
-
-    Raises:
-        ProtocolError: the field is missing or anything else. `what` names the message in the error.
-    """
+    """Return the field `name` of a header, which must be True or False."""
     value = h.get(name)
     if type(value) is bool:
         return value
@@ -410,13 +358,7 @@ def _flag(what: str, h: Mapping[str, Any], name: str) -> bool:
 
 
 def _text(what: str, h: Mapping[str, Any], name: str, most: int = _LONGEST_NAME) -> str:
-    """Return the field `name` of a message's header. It must be a string of at most `most` characters, 4096 by default.
-
-    The string may be empty.
-
-    Raises:
-        ProtocolError: the field is missing, too long or not a string. `what` names the message in the error.
-    """
+    """Return the field `name` of a header: a string of at most `most` characters, which may be empty."""
     value = h.get(name)
     if type(value) is str and len(value) <= most:
         return value
@@ -424,13 +366,7 @@ def _text(what: str, h: Mapping[str, Any], name: str, most: int = _LONGEST_NAME)
 
 
 def _numbers(what: str, h: Mapping[str, Any], name: str) -> list[int]:
-    """Return the field `name` of a message's header. It must be a list of integers from 0 to below 2^63.
-
-    The list may be empty.
-
-    Raises:
-        ProtocolError: the field is missing or not such a list. `what` names the message in the error.
-    """
+    """Return the field `name` of a header: a list of integers from 0 to below 2^63, which may be empty."""
     value = h.get(name)
     if type(value) is not list:
         _refuse(what, name, value)
@@ -441,12 +377,7 @@ def _numbers(what: str, h: Mapping[str, Any], name: str) -> list[int]:
 
 
 def _texts(what: str, h: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """Return the field `name` of a message's header as a tuple. It must be a list of strings; it may be empty.
-
-    Raises:
-        ProtocolError: the field is missing, not such a list, or a string has more than 4096 characters. `what` names
-            the message in the error.
-    """
+    """Return the field `name` of a header as a tuple: a list, maybe empty, of strings of at most 4096 characters."""
     value = h.get(name)
     if type(value) is not list or not all(type(each) is str and len(each) <= _LONGEST_NAME for each in value):
         _refuse(what, name, value)
@@ -454,21 +385,15 @@ def _texts(what: str, h: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def _keys(what: str, h: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """Return the field `name` of a message's header as `_texts` does, without what is no key, and not too many."""
+    """Return the field `name` of a header as `_texts` does, but at most 20,000 items, and none that is too long."""
     return tuple(key for key in _texts(what, h, name)[:_MOST_KEYS] if len(key) <= _LONGEST_KEY)
 
 
 def _buffers(what: str, f: Frame) -> tuple[list[int], bool]:
-    """Check and return the fields of a frame (message) that describe its value.
+    """Return the lengths in bytes of the buffers of a frame's value, and True if it was sent before, in pieces.
 
-    Returns:
-        (lens, large): the lengths of the value's buffers in bytes, and True if the value was sent before, in pieces.
-
-    The body of the frame must contain the value. If the value was sent before, in pieces, the body must be empty.
-
-    Raises:
-        ProtocolError: a field is not valid, there are no buffers or more than 65536, or the lengths do not fit the
-            frame's body. `what` names the message in the error.
+    The body of the frame must contain the value, or be empty if the value was sent before.
+    Raises ProtocolError if a field is not valid, the lengths do not fit the body, or there are 0 or over 65536 buffers.
     """
     h = f.header
     lens = _numbers(what, h, "lens")
@@ -487,10 +412,9 @@ def _buffers(what: str, f: Frame) -> tuple[list[int], bool]:
 
 
 def _outcome(f: Frame) -> Outcome:
-    """Return the `Outcome` in an OUTCOME frame: the result of one call.
+    """Return the result of one call in an OUTCOME frame.
 
-    Raises:
-        ProtocolError: a field is missing or not valid, or the body does not have the length that the fields tell.
+    Like all parsers below, raise ProtocolError if a field that must be there is missing, or a field is not valid.
     """
     h = f.header
     what = "the result of a call"
@@ -499,11 +423,7 @@ def _outcome(f: Frame) -> Outcome:
 
 
 def _outcomes(f: Frame) -> Outcomes:
-    """Return the `Outcomes` in an OUTCOMES frame: the results of several calls, copied out of the frame.
-
-    Raises:
-        ProtocolError: the body is cut off, or a duration is negative, NaN, or 10^12 seconds or longer.
-    """
+    """Return the results of several calls in an OUTCOMES frame, copied out of the frame."""
     ends = list(ends_in(bytes(f.body)))
     if not all(0 <= seconds < 1e12 for _, _, seconds, _ in ends):
         raise protocol_violation("the node sent the result of a call whose duration is not from 0 to 10^12 seconds")
@@ -511,13 +431,7 @@ def _outcomes(f: Frame) -> Outcomes:
 
 
 def _yielded(f: Frame) -> Yielded:
-    """Return the `Yielded` in a YIELD frame: items of a generator.
-
-    If the field "single" is missing, the value is a list of items.
-
-    Raises:
-        ProtocolError: another field is missing or not valid, or the body does not have the length that the fields tell.
-    """
+    """Return the items of a generator in a YIELD frame. Without the field "single", the value is a list of items."""
     h = f.header
     what = "an item of a stream"
     lens, large = _buffers(what, f)
@@ -525,25 +439,16 @@ def _yielded(f: Frame) -> Yielded:
 
 
 def _wanted(f: Frame) -> ItemWanted:
-    """Return the `ItemWanted` in a CREDIT frame: a request for an item of an iterator argument.
-
-    Raises:
-        ProtocolError: a field is missing or not valid.
-    """
     h = f.header
     what = "a request for an item"
     return ItemWanted(_number(what, h, "id"), _number(what, h, "arg", 0, _MOST_ARGUMENTS), _number(what, h, "n", 1))
 
 
 def _piece(f: Frame) -> Piece:
-    """Return the `Piece` in a BLOB frame: the header of a piece of a large value.
+    """Return the header of a piece of a large value in a BLOB frame.
 
-    In a result, the field "key" is the id of the call. In items of a generator, "key" is a text "id:number" with the id
-    of the call and the number of the last item.
-
-    Raises:
-        ProtocolError: a field is missing or not valid, or the whole value has 64 KiB or less. Also raised if the body
-            does not have 1 MiB; only the last piece of a value may be shorter.
+    For a result, the field "key" is the id of the call. For items of a generator, it is "id:number of the last item".
+    The whole value must have more than 64 KiB, and each piece but the last 1 MiB.
     """
     h = f.header
     what = "a piece of a value"
@@ -567,23 +472,14 @@ def _piece(f: Frame) -> Piece:
 
 
 def _recalled(f: Frame) -> Recalled:
-    """Return the `Recalled` in a RECALLED frame: calls that the node gives back. The list may be empty.
-
-    Raises:
-        ProtocolError: a field is missing or not valid.
-    """
+    """Return the calls that the node gives back in a RECALLED frame. The list may be empty."""
     h = f.header
     what = "a list of returned calls"
     return Recalled(_numbers(what, h, "calls"), _flag(what, h, "cpu"))
 
 
 def _printed(f: Frame) -> Printed:
-    """Return the `Printed` in an OUTPUT frame: the call that printed the output, and whether to stdout or stderr.
-
-    Raises:
-        ProtocolError: a field is missing or not valid. The stream must be 1 (stdout) or 2 (stderr). Only "rank" and
-            "label" may be missing.
-    """
+    """Return the header of printed output in an OUTPUT frame. Only "rank" and "label" may be missing, both together."""
     h = f.header
     what = "output"
     slot = _number(what, h, "slot", 0, _MOST_SLOTS)
@@ -598,11 +494,6 @@ def _printed(f: Frame) -> Printed:
 
 
 def _module(f: Frame) -> ModuleAsked:
-    """Return the `ModuleAsked` in a MODULE frame: a request for the source of a module.
-
-    Raises:
-        ProtocolError: the name is missing, not a string, or longer than 2^20 characters.
-    """
     what = "a request for a module"
     return ModuleAsked(
         _text(what, f.header, "name", 1 << 20),
@@ -612,11 +503,9 @@ def _module(f: Frame) -> ModuleAsked:
 
 
 def _pong(f: Frame) -> Pong:
-    """Return the `Pong` in a PONG frame: a status report. Control characters are removed from function names.
+    """Return the status report in a PONG frame, without control characters in the names of functions.
 
-    Raises:
-        ProtocolError: a field other than "interruption", "samples" and "stalled" is missing, a field is not valid, or
-            more than 64 names or samples are listed.
+    Only "interruption", "samples" and "stalled" may be missing. At most 64 names and 64 samples may be listed.
     """
     h = f.header
     what = "a status report"
@@ -645,30 +534,21 @@ def _samples(said: object) -> tuple[NodeSample, ...]:
 
 
 def _bye(_: Frame) -> Bye:
-    """Return a `Bye`, the message in a BYE frame. This message has no fields, and the frame is not checked."""
+    """Return the message in a BYE frame. It has no fields, and the frame is not checked."""
     return Bye()
 
 
 def _taken(f: Frame) -> Taken:
-    """Return the `Taken` in a TAKEN frame: the agent refuses this client because it serves another one.
-
-    Raises:
-        ProtocolError: the field "silent" is missing or not a valid number of seconds, or "why" is no text of at most
-            1000 characters.
-    """
     h, what = f.header, "the refusal of a client"
     why = printable(_text(what, h, "why", 1000)) if "why" in h else ""
     return Taken(_seconds(what, h, "silent"), h.get("former") is True, why)
 
 
 def _welcome(f: Frame) -> Welcome:
-    """Return the `Welcome` in a WELCOME frame: the description of the node.
+    """Return the description of the node in a WELCOME frame.
 
-    Control characters are removed from names and from texts about the machine. If the field "trust" is missing or
-    unknown, the `Welcome` has "full". If "epoch" is missing, it has 0.
-
-    Raises:
-        ProtocolError: another field is missing or not valid.
+    Control characters are removed from names and from texts about the machine. A missing or unknown "trust" becomes
+    "full", and a missing "epoch" 0.
     """
     h = header_of(f)
     what = "the WELCOME"
@@ -757,23 +637,17 @@ _PARSERS: dict[Kind, Callable[[Frame], Said]] = {
 
 
 def host_name(said: str) -> str:
-    """Return the name of a machine, or "" if other nodes should not take it into their hosts files.
+    """Return the name that a node reports of its machine, or "" if other nodes should not put it into hosts files.
 
     A name with a dot is left to DNS, as it could be that of any server.
-
-    Args:
-        said: the name, as the node reports it.
     """
     return said if _HOST_NAME.fullmatch(said) else ""
 
 
 def address(said: str) -> str:
-    """Return an IP address in its usual form, or "" if no other machine can reach a node at it.
+    """Return, in its usual form, an IP address that a node reports, or "" if other nodes should not use it.
 
-    Such are the loopback address, that of a group, and one with a zone ("fe80::1%eth0"), which may hold any text.
-
-    Args:
-        said: the address at which other nodes reach a node, as the node reports it.
+    They cannot use loopback and multicast addresses. A zone, as in "fe80::1%eth0", is refused as it may be any text.
     """
     with contextlib.suppress(ValueError):
         found = ipaddress.ip_address(said)

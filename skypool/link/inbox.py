@@ -1,4 +1,4 @@
-"""`Inbox`: receives the messages of one node (a rented machine). The module `outbox` has the class that sends.
+"""`Inbox`: receives the messages of one node. The module `outbox` has the class that sends.
 
 An `Inbox` reads in the thread of the pool's event loop, or in the thread of a caller that waits for a result. A
 connection may break and be replaced while a thread reads from that connection.
@@ -40,7 +40,7 @@ _SMALL_PIECE = 1 << 10
 _PIECES_TOGETHER = 64
 """The most pieces in one arrival."""
 _MEASURED = 1 << 10
-"""Bytes that a measurement, and each device and call in it, counts in addition, because handling it takes time."""
+"""Bytes that are counted in addition for each measurement, device and call in a report, as handling them takes time."""
 
 
 class Arrival(NamedTuple):
@@ -48,8 +48,8 @@ class Arrival(NamedTuple):
 
     Attributes:
         said: the message.
-        buffers: the bytes of the value or the output, copied out of the receive buffer. Default (): there are none. Of
-            output, there may be several pieces; `said` is the header of the last one.
+        buffers: the bytes of the value or the output, copied out of the receive buffer; () for none. Of output, there
+            may be several pieces; `said` is the header of the last one.
     """
 
     said: Said
@@ -62,8 +62,7 @@ _make_arrival = functools.partial(tuple.__new__, Arrival)
 class Awaited(Protocol):
     """A protocol for what a reading thread waits for, such as a pending call.
 
-    Attributes:
-        ended: False at first. Another object sets it to True when the thread need not wait any longer.
+    Another object sets `ended` to True when the thread need not wait any longer.
     """
 
     ended: bool
@@ -72,17 +71,12 @@ class Awaited(Protocol):
 class Incoming:
     """The reading side of one connection to a node.
 
-    The thread that has `reading` owns the socket. So the socket is closed when the last reader has left, and no thread
-    ever reads from a descriptor that was closed and may have become another file.
+    The thread between `enter` and `leave` owns the socket. So the socket is closed when the last reader has left. No
+    thread ever reads from a descriptor that was closed and may have become another file.
 
     Args:
-        stream: the connection.
-        decoder: splits the received bytes into frames (messages), and keeps an incomplete frame for later reads.
-        turns: decides which thread reads.
+        decoder: splits the received bytes into frames, and keeps an incomplete frame for later reads.
         number: the number of the connection: how many were made to the node, with this one.
-
-    Attributes:
-        pieces: the large values that have not arrived completely.
     """
 
     __slots__ = ("_is_over", "_reading", "decoder", "number", "pieces", "stream", "turns")
@@ -97,7 +91,7 @@ class Incoming:
         self._is_over = False
 
     def enter(self) -> bool:
-        """Make the calling thread the reader. Return False at once if another thread reads, or if this is over."""
+        """Make the calling thread the reader. Return False at once if another thread reads, or after `end`."""
         if not self._reading.acquire(blocking=False):
             return False
         if self._is_over:
@@ -152,17 +146,15 @@ class Inbox:
         clock: returns the time in seconds, to measure how long the node is silent.
         awaited: returns the ids of the calls that somebody waits for. Pieces of large values of other calls are
             dropped.
-        on_arrivals: called with the messages, in the order they came, and with the number of their connection, in the
-            thread that read them.
-        on_bye: called when the agent (the process that manages the node's workers) announces its end, in the thread
-            that read the announcement.
+        on_arrivals: called with the messages in order and the number of their connection, in the thread that read them.
+        on_bye: called when the agent announces its end, in the thread that read the announcement.
         on_broken: called in any thread when a connection has broken, with the connection and the reason.
         on_senseless: called in any thread when a message is not valid, with the connection and what is wrong.
 
     Attributes:
         current: the current connection; None while there is none.
         heard: when any bytes came last, in seconds by `clock`; 0 before `await_first_sign` was called.
-        understood: when a complete frame (message) came last, in seconds by `clock`; 0 before the first one.
+        understood: when a complete frame came last, in seconds by `clock`; 0 before the first one.
     """
 
     def __init__(
@@ -194,16 +186,16 @@ class Inbox:
         return None if current is None else current.stream
 
     def await_first_sign(self) -> None:
-        """Start to measure the node's silence now, before the node has sent anything. Return at once."""
+        """Start to measure the node's silence now, before the node has sent anything."""
         self.heard = self._clock()
 
     def note_sign_of_life(self) -> None:
-        """Set the times of the last bytes and of the last complete frame (message) to now."""
+        """Set the times of the last bytes and of the last complete frame to now."""
         self.heard = self._clock()
         self.understood = self.heard
 
     def expect_pong(self) -> None:
-        """Allow the node one more status report, because the client is about to request one (PING).
+        """Allow the node one more status report, because the client is about to request one.
 
         A node is given up if it sends over 1000 reports, or 16 MiB, more than were requested.
         """
@@ -214,37 +206,22 @@ class Inbox:
     def open(self, loop: asyncio.AbstractEventLoop, stream: CommandStream, decoder: Decoder, number: int) -> Incoming:
         """Make a connection the current one, after its handshake, and return its reading side.
 
-        Nothing is read before `begin`. An earlier connection must have been closed with `close`.
-
-        Args:
-            loop: the pool's event loop.
-            stream: the connection.
-            decoder: the decoder that the handshake used. The decoder may hold the first bytes of a frame (message).
-            number: the number of the connection.
-
-        Raises:
-            OSError: this process has no free descriptor.
+        `decoder` is that of the handshake, and may hold the first bytes of a frame. Nothing is read before `begin`. An
+        earlier connection must have been closed with `close`. Raises OSError if this process has no free descriptor.
         """
         self.current = Incoming(stream, decoder, quickest_turns(loop, stream.socket, self._on_readable), number)
         return self.current
 
     def begin(self, incoming: Incoming, frames: list[Frame]) -> None:
-        """Handle the frames (messages) that arrived with the handshake, and have the event loop read from now on.
+        """Handle the frames, if any, that arrived with the handshake, and have the event loop read from now on.
 
         If a frame is not valid, call `on_senseless` instead of raising.
-
-        Args:
-            incoming: the reading side of the connection, which `open` returned.
-            frames: the frames. The list may be empty.
         """
         self._digest(incoming, frames)
         incoming.turns.watch()
 
     def close(self) -> Incoming | None:
-        """Stop reading the current connection, and return its reading side, which the caller must `end`.
-
-        Return None if there was no connection.
-        """
+        """Stop reading the current connection, if any, and return its reading side, which the caller must `end`."""
         current = self.current
         self.current = None
         if current is not None:
@@ -273,7 +250,7 @@ class Inbox:
         """Return a context manager in which the calling thread reads, instead of the thread of the event loop.
 
         Yields:
-            What reads; None if another thread reads already, or if there is no connection.
+            A `Reading`, which reads when called; None if another thread reads already, or if there is no connection.
         """
         incoming = self._take_turn()
         if incoming is None:
@@ -287,8 +264,8 @@ class Inbox:
     def _take_turn(self) -> Incoming | None:
         """Make the calling thread the reader of the current connection, and return that connection's reading side.
 
-        Return None at once if there is no connection or another thread reads already. After any other result, the
-        caller must call `_give_turn_back`.
+        Return None at once if there is no connection or another thread reads. Otherwise, the caller must call
+        `_give_turn_back` later.
         """
         current = self.current
         if current is None or not current.enter():
@@ -297,20 +274,16 @@ class Inbox:
         return current
 
     def _give_turn_back(self, incoming: Incoming) -> None:
-        """Make the calling thread stop reading, and let the thread of the event loop read again.
-
-        Call this method in the thread that called `_take_turn`, with the value that `_take_turn` returned.
-        """
+        """Let the event loop's thread read again. Call this in the thread that called `_take_turn`, with its result."""
         incoming.turns.give_back()
         incoming.leave()
         incoming.turns.come_back()
 
     def _read_here(self, incoming: Incoming, wait: bool) -> bool:
-        """Read once in a caller's thread. Return False if the connection is over, otherwise True.
+        """Read once in a caller's thread. Return False if the connection is over, otherwise True, even without data.
 
-        Return True even if nothing has arrived. With `wait`, wait up to 0.1 s for data. If an exception such as
-        KeyboardInterrupt interrupts the thread, call `on_broken` and raise the exception again. The node sends its
-        messages again after the reconnection.
+        With `wait`, wait up to 0.1 s for data. If an exception such as KeyboardInterrupt interrupts the thread, call
+        `on_broken` and raise it again. The node sends its messages again after the reconnection.
         """
         if self.current is not incoming:
             return False
@@ -323,7 +296,7 @@ class Inbox:
             raise
 
     def _on_readable(self) -> None:
-        """Read once in the thread of the event loop, without blocking. Do nothing if there is no connection.
+        """Read once in the thread of the event loop, without blocking, if there is a connection.
 
         If another thread reads already, the event loop ignores the socket until that thread has finished.
         """
@@ -343,17 +316,10 @@ class Inbox:
     # --- received frames -------------------------------------------------------------------------------------
 
     def _read(self, incoming: Incoming, wait: bool = False) -> bool:
-        """Read once and handle the frames (messages) that are complete. The calling thread must hold the reading lock.
+        """Read once and handle the frames that are complete. The calling thread must hold the reading lock.
 
-        If the connection is over or a message is not valid, call `on_broken` or `on_senseless` instead of raising.
-
-        Args:
-            incoming: the reading side of the connection.
-            wait: True waits up to 0.1 s if nothing has arrived. Default False.
-
-        Returns:
-            False if the connection is over or its bytes are not valid frames, otherwise True, also if nothing has
-            arrived.
+        With `wait`, wait up to 0.1 s if nothing has arrived. Return False if the connection is over or a frame is not
+        valid, after a call of `on_broken` or `on_senseless`. Otherwise return True, also if nothing has arrived.
         """
         try:
             received = incoming.turns.receive(incoming.decoder.space(), wait)
@@ -378,11 +344,10 @@ class Inbox:
         return True
 
     def _digest(self, incoming: Incoming, frames: list[Frame]) -> None:
-        """Handle frames (messages) that have arrived, in their order.
+        """Handle frames that have arrived, in their order.
 
-        If all frames are valid, one call of `on_arrivals` gets their messages. If a frame is not valid, or handling the
-        messages fails, `on_senseless` is called and nothing is raised. If a newer connection has replaced `incoming`,
-        the messages are dropped; the node sends them again over the newer connection.
+        If all are valid, one call of `on_arrivals` gets their messages. If one is not, drop all of these messages and
+        call `on_senseless`. Messages of a replaced connection are dropped; the node sends them again over the new one.
         """
         arrivals: list[Arrival] = []
         try:
@@ -394,13 +359,9 @@ class Inbox:
             self._on_senseless(incoming.stream, complaint(e))
 
     def _take(self, incoming: Incoming, frame: Frame, arrivals: list[Arrival]) -> None:
-        """Handle one frame (message): store a piece of a large value, or add the message to `arrivals`.
+        """Handle one frame: store a piece of a value, call `on_bye`, or add a message to `arrivals`.
 
-        If the agent on the node announces its end, `on_bye` is called instead.
-
-        Raises:
-            ProtocolError: the message is not valid. This is also raised for a WELCOME or TAKEN, which are allowed only
-                at the start of a connection. The third case is more, or larger, status reports than were requested.
+        Raises ProtocolError for an invalid message, and for one that is not allowed at this point.
         """
         said = inbound.message_of(frame)
         pieces = incoming.pieces
@@ -432,11 +393,7 @@ class Inbox:
             arrivals.append(_make_arrival((said, ())))
 
     def _count(self, said: Pong, size: int) -> None:
-        """Count a status report, and its bytes.
-
-        Raises:
-            ProtocolError: the node sent more reports, or larger ones, than were requested.
-        """
+        """Count a status report, and its bytes. Raises ProtocolError if more, or larger ones, came than requested."""
         self._pongs += 1
         self._reported += size + _MEASURED * sum(1 + len(one.devices) + len(one.calls) for one in said.samples)
         most = self._pongs_expected + _PONGS_AHEAD
@@ -454,10 +411,9 @@ class Inbox:
 
 
 def complaint(error: BaseException) -> str:
-    """Return the text of an error that a message of a node caused, without control characters and safe to show.
+    """Return at most 500 characters of the text of an error that a node's message caused, without control characters.
 
-    At most 500 characters of `str(error)` are kept. For an error that is not a SkypoolError, the result begins with
-    "invalid message:" and the error's type.
+    For an error that is not a SkypoolError, the text begins with "invalid message:" and the error's type.
     """
     said = printable(str(error))[:500]
     if isinstance(error, SkypoolError):

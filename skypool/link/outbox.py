@@ -1,6 +1,6 @@
-"""`Outbox`: the send queue of the connection to one node (a rented machine). Any thread may send.
+"""`Outbox`: the send queue of the connection to one node. Any thread may send.
 
-Small frames (messages) overtake large values, which are sent in pieces.
+Small frames overtake large values, which are sent in pieces.
 """
 
 from __future__ import annotations
@@ -43,23 +43,19 @@ class Outbox:
 
     @property
     def is_open(self) -> bool:
-        """True if there is a socket. While there is none, frames (messages) that are sent are dropped silently."""
+        """True if there is a socket. While there is none, frames that are sent are dropped silently."""
         return self._socket is not None
 
     def open(self, connected: socket.socket) -> None:
-        """Send over this connected socket from now on. Frames (messages) that were sent before are not sent again.
+        """Send over this connected socket from now on. Frames that were sent before are not sent again.
 
-        The socket may be blocking on Linux. On systems where `send` ignores MSG_DONTWAIT, the socket must be
-        non-blocking.
+        The socket may be blocking on Linux. On systems where `send` ignores MSG_DONTWAIT, it must be non-blocking.
         """
         with self._lock:
             self._socket = connected
 
     def close(self) -> None:
-        """Drop all queued frames (messages), and drop all frames that are sent before the next `open`.
-
-        The socket itself is not closed.
-        """
+        """Drop all queued frames, and all that are sent before the next `open`. The socket itself is not closed."""
         with self._lock:
             self._socket = None
             self._waiting = False
@@ -69,14 +65,11 @@ class Outbox:
             self._rest.clear()
 
     def send(self, buffers: Sequence[Buffer]) -> None:
-        """Send small frames (messages) without blocking. Drop them silently if there is no socket.
+        """Send small encoded frames without blocking. Drop them silently if there is no socket.
 
-        The frames are written at once if nothing waits in the queue and there are fewer than 256 buffers. Otherwise the
-        frames are queued, and are written before the next piece of a large value. If writing fails, `broken` is called
-        with the reason, and nothing is raised.
-
-        Args:
-            buffers: the encoded frames. The buffers must not be changed afterwards.
+        They are written at once if nothing waits in the queue and there are fewer than 256 buffers. Otherwise they are
+        queued, and written before the next piece of a large value. The buffers must not be changed afterwards. If
+        writing fails, `broken` is called, and nothing is raised.
         """
         with self._lock:
             if self._socket is None:
@@ -89,14 +82,10 @@ class Outbox:
             self._wait()
 
     def reply(self, buffers: Sequence[Buffer]) -> None:
-        """Send a small frame (message) that answers a request of the node, in the same way as `send`.
+        """Send a small frame that answers a request of the node, in the same way as `send`.
 
-        Args:
-            buffers: the encoded frame. The buffers must not be changed afterwards.
-
-        Raises:
-            ProtocolError: the node does not read the answers: more than 16 MiB of answers were sent since the queue of
-                small frames was last empty. The frame is queued nevertheless.
+        Raises ProtocolError, after queueing the frame, if the node does not read the answers: more than 16 MiB of them
+        were sent since the queue of small frames was last empty.
         """
         self.send(buffers)
         with self._lock:
@@ -110,14 +99,13 @@ class Outbox:
                 self._owed += sum(map(len, buffers))
 
     def send_large(self, key: int | str, buffers: Sequence[Buffer], then: Sequence[Buffer]) -> None:
-        """Queue a large value in pieces of 1 MiB, and after them the frame (message) `then`. Return at once.
+        """Queue a large value in pieces of 1 MiB, and after them the frame `then`. Return at once.
 
-        Drop the value and the frame silently if there is no socket. Large values are sent one after the other. Small
-        frames may be sent between the pieces of a value.
+        Drop both silently if there is no socket. Large values are sent one after the other, with small frames between
+        their pieces. The buffers must not be changed until they are sent.
 
         Args:
             key: identifies the value in its pieces and in `then`: the id of a call, or a text.
-            buffers: the buffers of the value. The buffers must not be changed until they are sent.
             then: the encoded frame that refers to the value by its key.
         """
         with self._lock:
@@ -126,20 +114,15 @@ class Outbox:
                 self._wait()
 
     def _wait(self) -> None:
-        """Call `wake`, so that `write_more` is called when the socket can be written to.
-
-        Do nothing if `wake` was called already and data still waits. The calling thread must hold the lock.
-        """
+        """Have `write_more` called soon: call `wake`, unless data waits already. The caller holds the lock."""
         if not self._waiting:
             self._waiting = True
             self._wake()
 
     def _write_at_once(self, connected: socket.socket, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
-        """Write to the socket without blocking, and return the data that the socket did not accept.
+        """Write to the socket without blocking, and return the data that the socket did not accept; () for none.
 
-        Returns:
-            The buffers that are left; the first of them may be the rest of a buffer. The result is () if nothing is
-            left, or if writing failed. If writing failed, `broken` is called with the reason.
+        If writing failed, call `broken` with the reason, and return ().
         """
         try:
             sent = connected.sendmsg(buffers, (), socket.MSG_DONTWAIT)
@@ -157,9 +140,8 @@ class Outbox:
     def write_more(self) -> bool:
         """Write as much of the queue as the socket accepts now, in at most 16 writes, without blocking.
 
-        Returns:
-            False if data is left, so that this method must be called again. True if nothing is left, there is no
-            socket, or writing failed. If writing failed, `broken` is called with the reason.
+        Return False if data is left, so that this method must be called again. If writing failed, call `broken` with
+        the reason and return True.
         """
         with self._lock:
             for _ in range(_TURNS):
@@ -182,8 +164,7 @@ class Outbox:
     def _next(self) -> bool:
         """Put the data to write next into `_rest`, and return True. Return False if nothing is left to write.
 
-        The rest of the last write comes first, then up to 256 buffers of small frames (messages), then one piece of a
-        large value.
+        The rest of the last write comes first, then up to 256 buffers of small frames, then one piece of a large value.
         """
         if not self._rest and self._small:
             self._rest.extend(self._small.popleft() for _ in range(min(_GATHER, len(self._small))))
@@ -197,10 +178,9 @@ class Outbox:
 
 
 def _pieces(key: int | str, buffers: Sequence[Buffer], then: Sequence[Buffer]) -> Iterator[list[Buffer]]:
-    """Yield a BLOB frame (message) for each piece of a large value, and after them the frame `then`.
+    """Yield a BLOB frame for each piece of a large value, and after them the frame `then`, as lists of buffers.
 
-    Each frame is a list of buffers. A piece has 1 MiB of the value; the last piece has the rest. The header of a BLOB
-    frame has the key of the value. It also has the position of the piece and the size of the value, both in bytes.
+    A piece has 1 MiB of the value; the last one has the rest. Its header has the key, and position and size in bytes.
     Padding makes each of the value's buffers begin at a multiple of 64 bytes.
     """
     size = total_length([len(b) for b in buffers])

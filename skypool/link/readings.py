@@ -38,11 +38,7 @@ def _read_all(readings: Sequence[Reading]) -> None:
 
 
 class _Selected:
-    """Connections of which only those are read on which something has arrived.
-
-    Raises:
-        OSError: this process has no free descriptor.
-    """
+    """Connections of which only those are read on which something has arrived."""
 
     def __init__(self, readings: Sequence[Reading]) -> None:
         self._selector = selectors.DefaultSelector()

@@ -1,4 +1,4 @@
-"""`NodeReports`: turns the output and the status reports of nodes (rented machines) into events.
+"""`NodeReports`: turns the output and the status reports of nodes into events.
 
 Each piece of output becomes an event once, in order, and without control sequences that would change the terminal.
 """
@@ -29,17 +29,14 @@ class NodeReports:
     waits for the result of a call. When a connection was replaced, two threads may call them for the same node.
 
     Args:
-        pool: the name of the pool.
-        emit: called with each event.
         acknowledge: called as (node, number) to tell the node that its output has arrived up to the piece with that
             number.
         is_stranger: takes a node's number and returns True if the node is not trusted. The output of such a node is
             shown without colours.
         service_of: takes the numbers of a node and of a call, and returns the name of the service that the call is; ""
             for other calls.
-
         counted: takes a status as the node has told it, and returns it with the client's own counts of calls. A node
-            also counts the parts of calls, and skypool's own. Default: the node's counts stay.
+            also counts parts of calls, and calls of skypool's own. Default: the node's counts stay.
 
     Attributes:
         statuses: the last status report of each node, by the node's number.
@@ -69,17 +66,11 @@ class NodeReports:
         self._lock = threading.Lock()  # guards the four dicts above
 
     def printed(self, node: int, said: Printed, pieces: Sequence[Buffer]) -> None:
-        """Emit an `Output` event for pieces of output.
+        """Emit an `Output` event for pieces of output. `said` is the header of the last of these pieces.
 
         When more than 256 KiB have come since this method last acknowledged output to the node, acknowledge all output
         so far. The text of the event may be empty if a character or colour sequence is not complete yet. A piece that
         came before is ignored, because nodes send pieces again after a reconnection.
-
-        Args:
-            node: the number of the node.
-            said: the message: the call, its slot (the place on the node where it ran), the stream and the number of the
-                last piece.
-            pieces: the bytes that were printed, up to the piece with that number.
         """
         with self._lock:
             new = said.seq - self._heard.get(node, 0)
@@ -106,10 +97,7 @@ class NodeReports:
         self._emit(output)
 
     def reported(self, node: int, said: Pong) -> None:
-        """Acknowledge all output that has come from a node, then emit a `NodeStatus` event for its status report.
-
-        The event has the numbers of running, waiting and ended calls, and the names of a few running functions.
-        """
+        """Acknowledge all output that has come from a node, then emit a `NodeStatus` event for its status report."""
         self._acknowledge(node, self._heard.get(node, 0))
         status = events.NodeStatus(
             pool=self._pool,
@@ -126,12 +114,9 @@ class NodeReports:
     def _shown(self, node: int, said: Printed, data: Buffer) -> str:
         """Return a piece of output as text, without control sequences that would change a terminal.
 
-        The bytes are decoded as UTF-8; invalid ones become U+FFFD. Colours are kept, except for nodes that are not
-        trusted. If a character or a colour sequence is split between two pieces, its first part is kept. The next piece
-        of the same node, slot and stream is then shown with that part.
-
-        Raises:
-            ProtocolError: the node prints in too many slots.
+        Invalid UTF-8 becomes U+FFFD. Colours are kept, except for nodes that are not trusted. The first part of a split
+        character or colour sequence is shown with the next piece of the same source. Raises ProtocolError if the node
+        prints in too many slots.
         """
         source = (node, said.slot, said.fd)
         decoder = self._decoders.get(source)

@@ -19,28 +19,21 @@ WAIT = 0.1
 
 
 class Turns(Protocol):
-    """A protocol for objects with which the event loop's thread and other threads take turns at reading a connection.
+    """A protocol for objects with which the event loop's thread and callers' threads take turns at reading.
 
-    The other threads are callers' threads, each of which waits for a result. The `Inbox` that owns the connection has a
-    lock, and a thread must hold that lock while it reads.
+    A thread must hold the lock of the `Inbox` that owns the connection while it reads.
     """
 
     def watch(self) -> None:
-        """Have the event loop call a callback from now on when there is something to read.
-
-        The callback was given when this object was made. Call this in the thread of the event loop.
-        """
+        """Have the event loop call the callback when there is something to read. Call this in the loop's thread."""
 
     def unwatch(self) -> None:
-        """Have the event loop stop calling the callback for good, because the connection will be closed.
-
-        Call this in the thread of the event loop.
-        """
+        """Have the event loop stop calling the callback, for good. Call this in the loop's thread."""
 
     def take(self) -> None:
         """Keep incoming data from waking the event loop's thread from now on, until `give_back`.
 
-        A thread that waits for a result calls this after it has got the lock for reading.
+        A caller's thread calls this after it has got the lock for reading.
         """
 
     def give_back(self) -> None:
@@ -62,17 +55,12 @@ class Turns(Protocol):
         """
 
     def close(self) -> None:
-        """Free what this object has opened beside the socket. Nobody reads then, and `unwatch` was called."""
+        """Free what this object has opened beside the socket. Call this after `unwatch`, when no thread reads."""
 
     def receive(self, space: memoryview, wait: bool) -> int:
-        """Read once from the connection. The calling thread must hold the lock for reading.
+        """Read once from the connection into `space`, and return the number of bytes; 0 if the other end has closed it.
 
-        Args:
-            space: the memory to read into. At most its length is read.
-            wait: True waits up to `WAIT` (0.1) seconds for data. False does not block.
-
-        Returns:
-            The number of bytes that were read; 0 if the other end has closed the connection.
+        The calling thread must hold the lock for reading. With `wait`, this waits up to `WAIT` (0.1) seconds.
 
         Raises:
             BlockingIOError: there was no data.
@@ -84,13 +72,7 @@ class Turns(Protocol):
 class EpollTurns:
     """`Turns` for Linux: the event loop watches an epoll object, which watches the socket.
 
-    One system call switches the epoll object off or on, and thus changes turns.
-
-    Args:
-        loop: the pool's event loop.
-        connected: the socket of the connection. The socket is made blocking, with a receive timeout of `WAIT` (0.1)
-            seconds.
-        on_readable: the callback that the loop calls when there is something to read.
+    One system call switches the epoll object off or on. The socket is made blocking, with a timeout of `WAIT` (0.1) s.
     """
 
     def __init__(
@@ -132,25 +114,14 @@ class EpollTurns:
         self._epoll.close()
 
     def receive(self, space: memoryview, wait: bool) -> int:
-        """Read once from the connection into `space`, and return the number of bytes; 0 if the other end has closed it.
-
-        With `wait`, wait up to 0.1 s for data; otherwise do not block.
-
-        Raises:
-            BlockingIOError: there was no data.
-        """
+        """Read as `Turns.receive` says."""
         return self._receive(space, 0, 0 if wait else socket.MSG_DONTWAIT)
 
 
 class PollTurns:
-    """`Turns` for any Unix, with `poll` instead of epoll.
+    """`Turns` for any Unix, with `poll` instead of epoll. The socket is made non-blocking.
 
     If data wakes the event loop while another thread reads, the loop ignores the socket until `come_back` is called.
-
-    Args:
-        loop: the pool's event loop.
-        connected: the socket of the connection. The socket is made non-blocking.
-        on_readable: the callback that the loop calls when there is something to read.
     """
 
     def __init__(
@@ -183,18 +154,14 @@ class PollTurns:
         """Do nothing, because `come_back` lets the event loop's thread read again."""
 
     def stand_aside(self) -> None:
-        """Keep incoming data from waking the event loop until `come_back`.
-
-        The event loop's thread calls this if data woke it while another thread reads.
-        """
+        """Keep incoming data from waking the event loop until `come_back`."""
         self._loop.remove_reader(self._socket)
         self._aside = True
 
     def come_back(self) -> None:
         """Let incoming data wake the event loop again after `stand_aside`. Otherwise do nothing.
 
-        A thread that waits for a result calls this method. The method returns at once; soon after, the event loop's
-        thread calls `watch`.
+        This returns at once; soon after, the event loop's thread calls `watch`.
         """
         if self._aside:
             self._loop.call_soon_threadsafe(self.watch)
@@ -203,27 +170,16 @@ class PollTurns:
         """Do nothing: a poll object has no descriptor."""
 
     def receive(self, space: memoryview, wait: bool) -> int:
-        """Read once from the connection into `space`, and return the number of bytes; 0 if the other end has closed it.
-
-        With `wait`, wait up to 0.1 s for data; otherwise do not block.
-
-        Raises:
-            BlockingIOError: there was no data.
-        """
+        """Read as `Turns.receive` says."""
         if wait and not self._poll.poll(WAIT * 1000):
             raise BlockingIOError
         return self._socket.recv_into(space)
 
 
 def quickest_turns(loop: asyncio.AbstractEventLoop, connected: socket.socket, on_readable: Callable[[], None]) -> Turns:
-    """Return the quickest `Turns` object on this system: `EpollTurns` where Python has epoll (Linux), else `PollTurns`.
+    """Return an `EpollTurns` where Python has epoll (Linux), else a `PollTurns`.
 
-    It lets the event loop's thread and threads that wait for results take turns at reading one connection.
-
-    Args:
-        loop: the pool's event loop.
-        connected: the socket of the connection. It becomes blocking on Linux, and non-blocking on other systems.
-        on_readable: the callback that the loop calls when there is something to read.
+    The socket becomes blocking on Linux, and non-blocking on other systems.
     """
     kind = EpollTurns if hasattr(select, "epoll") else PollTurns
     return kind(loop, connected, on_readable)

@@ -1,15 +1,24 @@
 """Reads results safely from machines that belong to strangers.
 
 A result is normally a pickle, and reading a pickle can run code. Pickles are read only from nodes (rented machines)
-with the setting `trust="full"`, which is the default for the user's own machines and those of a cloud. A machine from a
+with the setting `trust="full"`. It is the default for the user's own machines and those of a cloud. A machine from a
 marketplace belongs to a stranger. Such a machine has `trust="data"` by default. It sends results in skypool's data
 format, and reading this format cannot run code that the stranger chose.
 
-- `format`: defines the tags (the first bytes of encoded values), and the prices in bytes that limit a value's memory.
-- `reader`: reads results and exceptions. `reading` decodes one value. `cursor` holds the position in the bytes of a
-  value, and the budget, which is the memory that the rest of the value may take.
-- `sending`: writes results in a worker process on the node. `writing` encodes one value. `tables` converts lists of
-  similar values to columns.
+Words that this package uses:
+
+- tag: the first byte of an encoded value, which says what kind of value it is.
+- price: bytes that a value counts, at least the memory that it takes when it is read.
+- budget: the sum of the prices that the rest of a value may have. It depends on the number of bytes that were sent.
+- beside: memory of large arrays travels in buffers beside (after) the encoded value.
+- table: a list of similar values that is written column by column.
+
+Modules:
+
+- `format`: defines the tags and the prices.
+- `reader`: reads results and exceptions. `reading` decodes one value. `cursor` holds the position in its bytes, and the
+  budget.
+- `sending`: writes results in a worker process on the node. `writing` encodes one value. `tables` makes tables.
 - `refusals`: makes the errors for values that cannot be written as data.
 - `values` (standard library), `arrays` (numpy, torch), `classes` (the user's own): the types that may be sent.
 """
@@ -25,7 +34,7 @@ __all__ = ["Reader"]
 
 
 class Reader(Protocol):
-    """A decoder of the results of one node (a rented machine). It runs no code that the node chooses."""
+    """A decoder of the results of one node. It runs no code that the node chooses."""
 
     def value(self, buffers: Sequence[Buffer], what: str) -> Any:
         """Return the value that was encoded in these buffers.
@@ -40,12 +49,8 @@ class Reader(Protocol):
         ...
 
     def error(self, buffers: Sequence[Buffer], call: str) -> BaseException:
-        """Return the exception that a call raised, without raising it.
+        """Return (do not raise) the exception that a call of the function `call` raised.
 
-        Returns an UntrustedResult instead if the buffers cannot be read as data.
-
-        Args:
-            buffers: the buffers as the node sent them.
-            call: the name of the call's function, for error messages.
+        Return an UntrustedResult instead if the buffers cannot be read as data.
         """
         ...

@@ -1,9 +1,8 @@
 """Writes and reads numpy arrays and torch tensors in skypool's data format, and checks their sizes and types.
 
-The data format carries results of machines that may not run code on the client. numpy's own functions for unpickling do
-not check their arguments: they accept bytes of the sender as pointers to objects, or an array whose size and memory do
-not match. This module does not call these functions. It builds a type from its name, and an array by `frombuffer`,
-which checks the size of the memory.
+numpy's own functions for unpickling do not check their arguments: they accept bytes of the sender as pointers to
+objects, or an array whose size and memory do not match. This module does not call these functions. It builds a type
+from its name, and an array by `frombuffer`, which checks the size of the memory.
 """
 
 from __future__ import annotations
@@ -80,15 +79,7 @@ class NoData(Exception):
 
 @functools.lru_cache(256)
 def _simple(np: Any, said: str) -> Any:
-    """Return the numpy type with a name such as "<f8". Types with fields have no such name.
-
-    Args:
-        np: the numpy module.
-        said: the name.
-
-    Raises:
-        NotData: the name has more than 39 characters, or is not the name of a type that is allowed.
-    """
+    """Return the numpy type with a name such as "<f8". Raises NotData if no allowed type has this name."""
     found = _TYPE.fullmatch(said) if len(said) < 40 else None
     if found is None or (found[2] is not None and not _UNIT.fullmatch(found[2])):
         raise NotData(
@@ -156,13 +147,13 @@ def _type_of(r: Reading, said: Any, depth: int = 0) -> Any:
 def price_of(name: str, args: tuple[Any, ...]) -> int:
     """Return the price in bytes of making an array's type and checking the array's contents.
 
-    A reader subtracts prices from a memory budget. The price is 0 for values other than numpy arrays, scalars or types.
-    It does not include array memory that is sent beside the encoded value.
+    It is 0 for values other than numpy arrays, scalars or types. Memory that is sent beside the encoded value does not
+    count.
 
     Args:
         name: the name of the value's type in skypool's data format, such as "ndarray".
         args: the arguments that the value is built from. The first stands for the numpy type, such as "<f8". For an
-            array or scalar, the last is the memory as bytes, or None if the memory is sent beside the encoded value.
+            array or scalar, the last is the memory, or None if it is sent beside the encoded value.
     """
     if name not in ("ndarray", "scalar", "dtype"):
         return 0
@@ -182,11 +173,8 @@ def _types_in(said: Any) -> int:
 def _said_of(made: Any) -> Any:
     """Return the text or tuple that stands for a numpy type in skypool's data format, such as "<f8".
 
-    A type with a shape becomes a tuple ("sub", ...), and a type with fields becomes a tuple ("record", ...).
-
-    Raises:
-        NoData: the type cannot be sent as data, because its items have 0 bytes or its fields contain Python objects.
-            Also if its items are not numbers, booleans, texts, bytes, times or objects.
+    Raises NoData unless the items are numbers, booleans, texts, bytes, times or objects. Also raises NoData for items
+    of 0 bytes and for Python objects in fields.
     """
     said: Any
     if made.subdtype is not None:
@@ -221,19 +209,14 @@ def _shape(shape: Any) -> tuple[int, ...]:
 
 
 def _view(r: Reading, data: Any, dtype: Any, shape: Any) -> Any:
-    """Return an array of one dimension that has exactly this memory, after checking the memory.
+    """Return a one-dimensional array of the type `dtype` that has exactly this memory, after checking the memory.
+
+    The budget is reduced by an eighth of the memory's size, and for booleans and texts by more.
 
     Args:
-        r: the decoder. Its memory budget is reduced by an eighth of the memory's size, and for booleans and texts by
-            more.
         data: the memory as bytes, which are copied. None takes the next buffer that was sent beside the encoded value,
             and the array uses this buffer without a copy.
-        dtype: the type of the array's items.
         shape: the shape that the caller gives the array later. The size of the memory must match this shape.
-
-    Raises:
-        NotData: the size of the memory does not match the shape and type, or the memory contains values that are not
-            valid. Also if the type contains objects, `data` is neither bytes nor None, or the memory budget is used up.
     """
     np = _library("numpy")
     if dtype.hasobject or type(data) not in (bytes, type(None)):
@@ -263,17 +246,9 @@ def _view(r: Reading, data: Any, dtype: Any, shape: Any) -> Any:
 
 
 def _check_items(r: Reading, np: Any, made: Any) -> None:
-    """Check that booleans are 0 or 1, and that texts have valid characters only. Arrays of other types are not checked.
+    """Check that booleans are 0 or 1, and that texts have valid characters only, also in fields of structured types.
 
-    Fields of structured types are checked one by one.
-
-    Args:
-        r: the decoder, whose memory budget is reduced.
-        np: the numpy module.
-        made: the array.
-
-    Raises:
-        NotData: a boolean or text is not valid, or the memory budget is used up.
+    Arrays of other types are not checked. The budget is reduced. Raises NotData if a boolean or text is not valid.
     """
     if made.dtype.names:
         for name in made.dtype.names:
@@ -316,9 +291,7 @@ def _ndarray(r: Reading, args: tuple[Any, ...]) -> Any:
 def _objects(r: Reading, args: tuple[Any, ...]) -> Any:
     """Return an array of Python objects, built from a shape, a memory order ("C" or "F") and a list of items.
 
-    Raises:
-        NotData: the number of items does not match the shape, the order is neither "C" nor "F", or an item is a
-            container that CPython frees recursively (see `check_chain`).
+    Raises NotData if these do not fit, or an item is a container that CPython frees recursively (see `check_chain`).
     """
     shape, order, items = args
     if type(items) is not list or len(items) != math.prod(_shape(shape)) or order not in ("C", "F"):
@@ -354,13 +327,9 @@ def _dtype(r: Reading, args: tuple[Any, ...]) -> Any:
 
 @functools.cache
 def keys() -> frozenset[type]:
-    """Return the types whose instances may be dictionary keys: numpy's scalar types, and types of the standard library.
+    """Return the types whose instances may be dictionary keys: numpy's scalar types, and those in `values.KEYS`.
 
-    The types of the standard library are those in `values.KEYS`, such as dates and paths. numpy's types for objects and
-    raw bytes (`object_`, `void`) are left out. The result is computed once.
-
-    Raises:
-        NotData: numpy is not installed.
+    numpy's types for objects and raw bytes (`object_`, `void`) are left out. Raises NotData if numpy is not installed.
     """
     np = _library("numpy")
     return KEYS | frozenset(kind for kind in np.sctypeDict.values() if kind not in (np.object_, np.void))
@@ -369,15 +338,11 @@ def keys() -> frozenset[type]:
 def parts_of(value: Any, buffer: Callable[[Any], bytes | None]) -> tuple[str, tuple[Any, ...]] | None:
     """Return the name of a numpy or torch value's type in skypool's data format, and the arguments to build the value.
 
-    Returns None if a value of this class cannot be sent as data.
+    Returns None if a value of this class cannot be sent as data. Raises NoData if its numpy type cannot be sent. The
+    value's library, numpy or torch, must be imported already.
 
     Args:
-        value: a value whose class is from numpy or torch. That library must be imported.
-        buffer: takes a piece of memory. Returns the memory as bytes, or None if the memory is sent beside the encoded
-            value.
-
-    Raises:
-        NoData: the value has a numpy type that cannot be sent as data, for the reason in its message.
+        buffer: takes a piece of memory. Returns the memory as bytes, or None if it is sent beside the encoded value.
     """
     kind = type(value)
     if kind.__module__.partition(".")[0] == "torch":
@@ -408,13 +373,12 @@ def tensor(buffer: Any, dtype: str, shape: tuple[int, ...], kind: str, wants_gra
     Args:
         buffer: the memory: bytes, a bytearray or a memoryview.
         dtype: the name of the type, such as "float32".
-        shape: the tensor's shape.
         kind: "tensor", or "parameter" for a `torch.nn.Parameter`.
         wants_grad: the tensor's `requires_grad`.
 
     Raises:
-        NotData: an argument is not valid, the size of the memory does not match the shape and type, a boolean is
-            neither 0 nor 1, or torch is not installed.
+        NotData: an argument is not valid, or the size of the memory does not match the shape and type. Also if a
+            boolean is neither 0 nor 1, or torch is not installed.
     """
     torch = _library("torch")
     if type(dtype) is not str or dtype not in _TENSORS or kind not in ("tensor", "parameter"):

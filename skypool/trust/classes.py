@@ -2,10 +2,10 @@
 
 The classes are data classes, named tuples, enumerations and exceptions. They are looked up by name in the modules that
 are imported in this process. No `__init__`, `__new__`, `__post_init__`, `__setstate__` or property of these classes
-runs. So checks that a class makes at construction are skipped, and fields may have any value that the node (the rented
-machine that sent the data) chose. Built-in exceptions and some exceptions of skypool are made by calling their class,
-after a check of the arguments. Classes that the user allows with `allow_results` are built as pickle builds them, which
-runs their code.
+runs. So checks that a class makes at construction are skipped, and fields may have any value that the node chose.
+Two kinds of classes are built in another way. Built-in exceptions and some exceptions of skypool are made by calling
+their class, after a check of the arguments. Classes that the user allows with `allow_results` are built as pickle
+builds them, which runs their code.
 """
 
 from __future__ import annotations
@@ -38,10 +38,8 @@ _SAME_VERSION = "Use the same version of the module {} on your machine and on th
 class Allowed:
     """The names of classes whose instances results may contain, from the pool's argument `allow_results`.
 
-    `name in allowed` is True if a class with this name is allowed.
-
-    Attributes:
-        names: names such as "mypkg.Point", or "mypkg.*" for all classes in a package and its subpackages.
+    Names are such as "mypkg.Point", or "mypkg.*" for all classes in a package and its subpackages. `name in allowed` is
+    True if a class with this name is allowed.
     """
 
     names: frozenset[str] = frozenset()
@@ -52,14 +50,10 @@ class Allowed:
 
 
 def locate(module: str, name: str) -> type | None:
-    """Return the class that a loaded module defines under a name. Return None if the module defines no such class.
+    """Return the class that a loaded module defines under a qualified name such as "Outer.Inner", or None.
 
-    Also returns None for a class that the module only imported from another module. No code of the module runs, because
+    A class that the module only imported does not count. Nothing is imported, and no code of the module runs, because
     only dictionaries are read and no attributes.
-
-    Args:
-        module: the module's name. If the module is not loaded, the result is None. This function imports nothing.
-        name: the qualified name of the class, such as "Outer.Inner".
     """
     found = sys.modules.get(module)
     if found is None or not issubclass(type(found), types.ModuleType):
@@ -76,14 +70,7 @@ def locate(module: str, name: str) -> type | None:
 
 
 def is_own(module: str) -> bool:
-    """Return True if a module belongs to the user (as the script does) or to skypool. Return False for a library.
-
-    Args:
-        module: the module's name.
-
-    Raises:
-        KeyError: the module is not loaded, and is neither the script nor a module of skypool.
-    """
+    """Return True if a loaded module belongs to the user (as the script does) or to skypool, and to no library."""
     if module in SCRIPT or module.partition(".")[0] == "skypool":
         return True
     space: Any = types.ModuleType.__getattribute__(sys.modules[module], "__dict__")
@@ -92,17 +79,11 @@ def is_own(module: str) -> bool:
 
 
 def resolve(tag: int, shape: ClassShape, allowed: Allowed) -> bool:
-    """Find a class that a node (the sender of a value) named, and set `kind` and `make` of the `ClassShape`.
+    """Find a class that a node named for a value with this tag, and set `kind` and `make` of the `ClassShape`.
 
     Return True if instances of the class may be made on the client. Otherwise return False, and leave `make` None.
-
-    Args:
-        tag: the tag of the value that the class is for, such as MEMBER (enumerations) or INSTANCE (data classes).
-        shape: the class as the node named it. This object is changed.
-        allowed: further classes that the user allows.
-
-    Raises:
-        NotData: a name that the node sent is not the name of a field of the data class, or is sent twice.
+    `allowed` are further classes that the user allows. Raises NotData if a name that the node sent is not the name of a
+    field of the data class, or is sent twice.
     """
     kind = locate(shape.module, shape.name)
     if kind is None:
@@ -124,11 +105,7 @@ def resolve(tag: int, shape: ClassShape, allowed: Allowed) -> bool:
 
 
 def _attribute(kind: type, name: str) -> Any:
-    """Return the attribute with a given name of a class, or of the first of its bases that has this attribute.
-
-    Returns `_MISSING` if there is no such attribute. The entry of the class's dictionary is returned unchanged: no
-    descriptor is called, unlike with `getattr`.
-    """
+    """Return an attribute of a class or its bases, or `_MISSING`. Unlike with `getattr`, no descriptor is called."""
     for each in type.__getattribute__(kind, "__mro__"):
         if name in each.__dict__:
             return each.__dict__[name]
@@ -136,10 +113,7 @@ def _attribute(kind: type, name: str) -> Any:
 
 
 def _home(kind: type, name: str) -> str:
-    """Return the name of the module whose class defines an attribute of `kind`. Return "" if no class does.
-
-    Classes are searched in the order in which Python resolves attributes.
-    """
+    """Return the module of the first class in the `__mro__` of `kind` that defines an attribute; "" if none does."""
     return next((each.__module__ for each in kind.__mro__ if name in each.__dict__), "")
 
 
@@ -147,18 +121,9 @@ def _home(kind: type, name: str) -> str:
 
 
 def _member(kind: type[enum.Enum], _: Reading, values: tuple[Any, ...]) -> enum.Enum:
-    """Return the member of an enumeration with a given name. An alias counts as a name.
+    """Return the member of an enumeration whose name or alias is the only item of `values`, or raise NotData.
 
-    The member is looked up in a dictionary, because calling the class would run its `_missing_` or make a new
-    enumeration.
-
-    Args:
-        kind: the enumeration.
-        _: not used.
-        values: the name alone.
-
-    Raises:
-        NotData: there is no such member, or the name is not a string.
+    It is looked up in a dictionary, as calling the class would run its `_missing_` or make a new enumeration.
     """
     (name,) = values
     found = kind.__dict__["_member_map_"].get(name) if type(name) is str else None
@@ -191,8 +156,7 @@ def _mask(kind: type[enum.Enum]) -> int:
 def _is_plain_flag(kind: type[enum.Enum]) -> bool:
     """Return True if a class is an `enum.Flag` whose members are made by the standard library's code only.
 
-    Return False if the class is no `enum.Flag`, defines its own `_missing_`, or makes members with another `__new__`
-    than that of object or int.
+    So it must not define its own `_missing_`, or make members with another `__new__` than that of object or int.
     """
     made = _attribute(kind, "_new_member_")
     return (
@@ -224,26 +188,22 @@ def is_data(kind: type) -> bool:
 def _makes_itself_plainly(kind: type) -> bool:
     """Return True if no code of a class runs when `object.__new__` makes an instance, nor when the instance is deleted.
 
-    Return False if the class or a base defines `__new__`, `__del__` or `__setstate__`. The `__setstate__` that
-    `@dataclass` adds to frozen classes with slots does not count.
+    The class and its bases must not define `__new__`, `__del__`, or a `__setstate__` that `@dataclass` did not add.
     """
     own = ("__new__", "__del__", "__setstate__")
     return all(_home(kind, each) in ("", "builtins") or _is_generated(kind, each) for each in own)
 
 
 def _is_generated(kind: type, name: str) -> bool:
-    """Return True if `name` is "__setstate__" and `@dataclass` added this method. Otherwise return False.
-
-    `@dataclass` adds `__setstate__` to frozen classes with slots.
-    """
+    """Return True for the `__setstate__` that `@dataclass` adds to frozen classes with slots."""
     return name == "__setstate__" and _attribute(kind, name) is getattr(dataclasses, "_dataclass_setstate", None)
 
 
 def state_of(value: Any) -> dict[str, Any] | None:
     """Return a dictionary of the fields and all other attributes of an instance of a data class, by name.
 
-    Runs `__getstate__` of the class. Returns None if the class defines `__reduce__` or `__reduce_ex__`, or if
-    `__getstate__` returns anything but a list, a dictionary, or a tuple of dictionaries and None.
+    Runs `__getstate__` of the class. Returns None if the class defines `__reduce__` or `__reduce_ex__`, or if the state
+    is not a list, a dictionary, or a tuple of dictionaries and None.
     """
     kind = type(value)
     if _home(kind, "__reduce_ex__") != "builtins" or _home(kind, "__reduce__") != "builtins":
@@ -260,13 +220,8 @@ def state_of(value: Any) -> dict[str, Any] | None:
 class Filler:
     """Makes instances of one data class without running code of the class.
 
-    Args:
-        kind: the data class.
-        fields: the names of the fields for which a node (the sender) gives values. They may be fewer than the fields of
-            the class.
-
-    Raises:
-        NotData: a name occurs twice, or is not the name of a field.
+    `fields` are the names of the fields for which a node gives values. The node may leave out some. Raises NotData if a
+    name occurs twice, or is not the name of a field.
     """
 
     __slots__ = ("_in_slots", "_kind", "_names")
@@ -286,15 +241,7 @@ class Filler:
         return object.__new__(self._kind)
 
     def fill(self, made: Any, values: Sequence[Any]) -> None:
-        """Set the fields of a new instance, in place, without calling `__setattr__` of the class.
-
-        Args:
-            made: an instance that `blank` returned.
-            values: the values of the fields, in the order of the argument `fields` of the class `Filler`.
-
-        Raises:
-            ValueError: there are more or fewer values than names.
-        """
+        """Set the fields of an instance that `blank` made, in the order of `fields`, without running `__setattr__`."""
         if self._in_slots is None:
             object.__getattribute__(made, "__dict__").update(zip(self._names, values, strict=True))
             return
@@ -305,16 +252,7 @@ class Filler:
                 place.__set__(made, value)
 
     def rows(self, columns: Sequence[Sequence[Any]]) -> list[Any]:
-        """Return new instances whose fields have the values of these columns.
-
-        Args:
-            columns: one column for each field, in the order of the argument `fields` of the class `Filler`. Each column
-                has one value for each instance.
-
-        Raises:
-            ValueError: the columns have different lengths.
-            IndexError: there are no columns.
-        """
+        """Return new instances whose fields have the values of these columns, which are in the order of `fields`."""
         made: list[Any] = [object.__new__(self._kind) for _ in columns[0]]
         if self._in_slots is None:
             names = self._names
@@ -332,15 +270,10 @@ class Filler:
 
 
 def _place(kind: type, name: Any) -> Any:
-    """Return the slot descriptor that sets a field of a class. Return None if the field is in an instance's dictionary.
+    """Return the slot descriptor that sets a field of a class, or None if the field is in an instance's dictionary.
 
-    Args:
-        kind: the class.
-        name: the name of the field, of any type.
-
-    Raises:
-        NotData: the class has a method, property or other descriptor of this name. Also for a name that is not a valid
-            identifier, or that begins and ends with two underscores.
+    Raises NotData if the class has a method, property or other descriptor of this name, or if no field may have this
+    name.
     """
     if type(name) is str and name.isidentifier() and not (name.startswith("__") and name.endswith("__")):
         there = _attribute(kind, name)
@@ -367,8 +300,8 @@ def _is_plain_error(shape: ClassShape, kind: type[BaseException]) -> bool:
 def parts_of_error(error: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments and the attributes of an exception, from which the client builds the exception again.
 
-    The exception is not changed. For an exception group, the arguments are the message and a list of the members, each
-    encoded on its own. For an exception of skypool whose class defines `__reduce__`, the attributes are the notes only.
+    For an exception group, the arguments are the message and a list of the members, each encoded on its own. For an
+    exception of skypool whose class defines `__reduce__`, the attributes are the notes only.
     """
     args = error.args
     state = dict(vars(error))
@@ -430,10 +363,7 @@ def _made_error(kind: type[Exception], args: tuple[Any, ...]) -> Exception:
 
 
 def _shown(part: Any) -> Any:
-    """Return a text without terminal control sequences, so that a traceback may print the text.
-
-    Return a value of any other type, even of a subclass of str, unchanged.
-    """
+    """Return a text without terminal control sequences, so that a traceback may print it; other values as is."""
     return printable(part) if type(part) is str else part
 
 
@@ -441,19 +371,11 @@ def _shown(part: Any) -> Any:
 
 
 def _allowed(kind: type, _: Reading, values: tuple[Any, ...]) -> Any:
-    """Return an instance of a class that the user allows, built as pickle builds it.
+    """Return an instance of a class that the user allows, built as pickle builds it, which runs code of the class.
 
-    This runs code of the class: `__new__` or the class itself. If the class has `__setstate__` and a state was sent,
-    `__setstate__` runs, too. Otherwise the items of the state become attributes.
-
-    Args:
-        kind: the class.
-        _: not used.
-        values: three items: True to call `__new__` or False to call the class, the arguments, and the state.
-
-    Raises:
-        NotData: an item of the state has the name of a method, a property or anything else that is not a field.
-        Exception: any error that the class raises.
+    `values` has three items: True to call `__new__` or False to call the class, the arguments, and the state. The state
+    is passed to `__setstate__` if the class has it; otherwise, its items become attributes.
+    Raises NotData if an item of the state cannot become an attribute, and any error that the class raises.
     """
     new, args, state = values
     made = kind.__new__(kind, *args) if new else kind(*args)

@@ -1,7 +1,7 @@
 """Reads the bytes of a value in skypool's data format, and limits the memory that the value may take.
 
-The limit is a budget in bytes. Each part of the value has a price in bytes, which is at least the memory that this
-part takes. Reading a part subtracts its price from the budget.
+The limit is a budget in bytes. Each part of the value has a price in bytes, which is at least the memory that this part
+takes. Reading a part subtracts its price from the budget.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class NotData(Exception):
 class Cursor:
     """The state of reading one value: the position in its bytes, the depth of nesting, and the budget that is left.
 
-    The budget is the number of bytes of memory that the rest of the value may take.
+    Methods that read raise struct.error if fewer than the 8 bytes of a number or length are left.
 
     Args:
         buffers: the encoded value, followed by the buffers of its large arrays. At least one buffer.
         parent: the cursor of the enclosing value, if this value is a part of another value. Both values then share the
-            parent's budget. Default None: the budget is three times the size of all `buffers`, plus 16 KiB.
+            parent's budget. If None, the budget is three times the size of all `buffers`, plus 16 KiB.
     """
 
     def __init__(self, buffers: Sequence[Buffer], parent: Cursor | None = None) -> None:
@@ -76,14 +76,7 @@ class Cursor:
             raise NotData(f"it uses only {self._taken} of the {len(self.buffers)} buffers sent with it", advice=FAULTY)
 
     def charge(self, price: int) -> None:
-        """Subtract a price from the memory budget, and from the budget of the enclosing value if there is one.
-
-        Args:
-            price: the price in bytes of an object that is about to be made.
-
-        Raises:
-            NotData: the price is more than what is left of a budget.
-        """
+        """Subtract a price in bytes from the budget, and from the parent's. Raises NotData if it exceeds either."""
         if self._parent is not None:
             self._parent.charge(price)
         self.left -= price
@@ -91,37 +84,22 @@ class Cursor:
             raise NotData("it would take far more memory on your machine than the bytes that were sent", advice=FAULTY)
 
     def deeper(self) -> None:
-        """Count one more level of nesting, before a nested value is read.
+        """Count one more level of nesting. Raises NotData if there are more than `DEEPEST` (150).
 
-        The caller subtracts 1 from `depth` after reading the nested value.
-
-        Raises:
-            NotData: values are nested more than `DEEPEST` (150) levels deep.
+        The caller subtracts 1 from `depth` after it has read the nested value.
         """
         self.depth += 1
         if self.depth > DEEPEST:
             raise NotData(f"its nesting is more than {DEEPEST} levels deep", advice="Return a value with less nesting")
 
     def number(self) -> int:
-        """Read the next 8 bytes of the encoded value and return them as an unsigned integer: a length or an index.
-
-        Raises:
-            struct.error: fewer than 8 bytes are left.
-        """
+        """Read the next 8 bytes of the encoded value and return them as an unsigned integer: a length or an index."""
         at = self.at
         self.at = at + 8
         return _U64.unpack_from(self.data, at)[0]  # type: ignore[no-any-return]  # the format code gives this type
 
     def count(self, least: int = 1) -> int:
-        """Read the next 8 bytes of the encoded value, and return them as the number of items that follow.
-
-        Args:
-            least: the smallest number of bytes that each item takes. Default 1.
-
-        Raises:
-            NotData: the remaining bytes are too few for so many items.
-            struct.error: fewer than 8 bytes are left.
-        """
+        """Read the number of items that follow, of at least `least` bytes each. Raises NotData if they cannot fit."""
         count = self.number()
         if count * least > len(self.data) - self.at:
             raise NotData(
@@ -131,12 +109,9 @@ class Cursor:
         return count
 
     def take(self, size: int) -> bytes | memoryview:
-        """Read the next `size` bytes of the encoded value and return them.
+        """Read the next `size` bytes of the encoded value and return them. Raises NotData if fewer are left.
 
         Returns a memoryview, without a copy, if the encoded value has 1 MiB or more and was not given as bytes.
-
-        Raises:
-            NotData: fewer than `size` bytes are left.
         """
         start = self.at
         self.at = start + size
@@ -156,25 +131,16 @@ class Cursor:
         return memoryview(self.data)[start : self.at]
 
     def text(self) -> str:
-        """Read a string (its length, then UTF-8) and return the string. Subtract its price from the memory budget.
+        """Read a string (its length, then UTF-8, also lone surrogates), and subtract its price from the budget.
 
-        Lone surrogates (code points that UTF-8 normally excludes) are accepted.
-
-        Raises:
-            NotData: the string is cut off, or its price is more than what is left of the budget.
-            struct.error: fewer than 8 bytes are left for the length.
-            UnicodeDecodeError: the bytes are not UTF-8.
+        Raises NotData if it is cut off or exceeds the budget, and UnicodeDecodeError if it is not UTF-8.
         """
         data = bytes(self.take(self.count()))
         self.charge(text_price(len(data), data.isascii()))
         return str(data, "utf-8", "surrogatepass")
 
     def next_buffer(self) -> memoryview:
-        """Return the next of the buffers that were sent beside the encoded value. Each is returned once, in order.
-
-        Raises:
-            NotData: all these buffers were returned already.
-        """
+        """Return the next of the buffers that were sent beside the encoded value. Raises NotData if none is left."""
         if self._taken == len(self.buffers):
             raise NotData(f"it needs more buffers than were sent with it ({len(self.buffers)})", advice=FAULTY)
         self._taken += 1

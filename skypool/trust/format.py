@@ -1,12 +1,11 @@
 """Defines the tags of skypool's data format, and the price in bytes of each value.
 
-The format carries results of nodes (rented machines) that may not run code on the client. A value is written as a tag
-(one byte that says what kind of value follows) and contents that depend on the tag. Values follow each other without
-separators. No tag makes the client import a module or call a function that the sender names.
+A value is written as a tag (one byte that says what kind of value follows) and contents that depend on the tag. Values
+follow each other without separators. No tag makes the client import a module or call a function that the sender names.
 
-Each value has a price in bytes. The price is at least the memory that the value takes on the client. It is higher for
-values that take long to make. The sum of all prices must not exceed `GROWS` times the number of bytes sent, plus
-`SPARE`. The writer counts the same prices, and adds zeros at the end if it sends too few bytes for them.
+The price of a value is at least the memory that it takes on the client. It is higher for values that take long to make.
+The sum of all prices must not exceed `GROWS` times the number of bytes sent, plus `SPARE`. The writer counts the same
+prices, and adds zeros at the end if it sends too few bytes for them.
 """
 
 from __future__ import annotations
@@ -86,31 +85,24 @@ OTHER_PRICE = 1200
 
 
 def text_price(size: int, is_ascii: bool) -> int:
-    """Return the price in bytes of reading a text, which a reader subtracts from its memory budget.
+    """Return the price in bytes of reading a text of `size` bytes of UTF-8.
 
     The price is 72 plus `size` for ASCII, and 72 plus six times `size` otherwise. Each character of a text that is not
     ASCII takes up to four bytes, and more while the text is decoded.
-
-    Args:
-        size: the text's length in bytes of UTF-8.
-        is_ascii: True if the text has ASCII characters only.
     """
     return STR_PRICE + (size if is_ascii else 6 * size)
 
 
 def long_price(size: int) -> int:
-    """Return the price in bytes of reading an integer that is `size` bytes long.
-
-    The price is 48 plus 1.25 times `size`, rounded down. A reader subtracts the price from its memory budget.
-    """
+    """Return the price in bytes of reading an integer of `size` bytes: 48 plus 1.25 times `size`, rounded down."""
     return 48 + size + size // 4
 
 
 def extra_price(args: Iterable[Any]) -> int:
     """Return the price in bytes of building a value from these arguments, in addition to the price of the value's type.
 
-    A reader subtracts the price from its memory budget. The price covers copies of texts, bytes and containers, and
-    slow arithmetic with integers of more than 64 bits. All other arguments, and an empty `args`, cost 0.
+    It covers copies of texts, bytes and containers, and slow arithmetic with integers of more than 64 bits. All other
+    arguments cost 0.
     """
     price = 0
     for each in args:

@@ -1,4 +1,4 @@
-"""Reads results and exceptions from a node (a rented machine) that may not run code in this process."""
+"""Reads results and exceptions from a node that may not run code in this process."""
 
 from __future__ import annotations
 
@@ -37,14 +37,10 @@ _scan = make_scanner(json.JSONDecoder())  # type: ignore[arg-type]  # it takes a
 
 
 class DataReader:
-    """A reader of the results and exceptions that one node (a rented machine) sends in skypool's data format.
+    """A reader of the results and exceptions that one node sends in skypool's data format.
 
-    Unlike a pickle, this format cannot run code that the sender chose.
-
-    Args:
-        node: the node's number, for messages.
-        allowed: the names of classes that the user allows in results, such as "mypkg.Point" or "mypkg.*". Default:
-            none.
+    Unlike a pickle, this format cannot run code that the sender chose. `allowed` are names of classes that the user
+    allows in results, as `classes.Allowed` describes them.
     """
 
     def __init__(self, node: int, allowed: frozenset[str] = frozenset()) -> None:
@@ -52,15 +48,7 @@ class DataReader:
         self._makers: dict[str, Maker] = {**values.MAKERS, **arrays.MAKERS, "one": self._member}
 
     def value(self, buffers: Sequence[Buffer], what: str) -> Any:
-        """Return the value that a worker process on the node wrote. Its arrays use the memory of the buffers.
-
-        Args:
-            buffers: the buffers as the node sent them.
-            what: the value's name in error messages, such as "the result of train".
-
-        Raises:
-            UntrustedResult: the buffers are not in skypool's data format, or name a class that is not allowed.
-        """
+        """Return the encoded value, as `Reader.value` says. Its arrays use the memory of the buffers."""
         try:
             return self._read(buffers)
         except NotData as e:
@@ -72,15 +60,11 @@ class DataReader:
             ) from None
 
     def error(self, buffers: Sequence[Buffer], call: str) -> BaseException:
-        """Return the exception that a call raised on the node, without raising it.
+        """Return (do not raise) the exception that a call of the function `call` raised on the node.
 
         The last cause in the exception's chain is a RemoteTraceback, which has the traceback on the node as text. An
         exception whose class must not be built on the client is returned as a RemoteError with the class's name and the
         exception's text. If the buffers cannot be read, or do not contain an exception, an UntrustedResult is returned.
-
-        Args:
-            buffers: the buffers as the node sent them.
-            call: the name of the call's function, for error messages.
         """
         try:
             got = self.value(buffers, f"the exception of {call}")
@@ -102,14 +86,7 @@ class DataReader:
     def _read(self, buffers: Sequence[Buffer], parent: Reading | None = None) -> Any:
         """Return the value that is encoded in these buffers, as small JSON or in skypool's data format.
 
-        Args:
-            buffers: the buffers as the node sent them.
-            parent: the decoder of the enclosing value, if this value is a part of another value. Both decoders share
-                one memory budget. Default None: the value is not a part of another.
-
-        Raises:
-            NotData: the buffers are not a value in the data format (for example, a pickle), or name a class that is not
-                allowed. Any other Exception while reading becomes a NotData, too.
+        The value shares the budget of `parent`, an enclosing value's decoder, if any. Any exception becomes a NotData.
         """
         try:
             data = buffers[0]
@@ -132,18 +109,10 @@ class DataReader:
             ) from None
 
     def _resolve(self, r: Reading, tag: int, shape: ClassShape) -> None:
-        """Find the class that a node named, and set in `shape` the class and the function that makes its instances.
+        """Find the class that a node named for a value with this tag, and set `kind` and `make` of `shape`.
 
         If the class is an enumeration or allowed by the user, the decoder then accepts its instances as dictionary
-        keys.
-
-        Args:
-            r: the decoder of the value.
-            tag: the byte that says which kind of value the class is for, such as `format.ERROR`.
-            shape: the class as the node named it. This object is changed.
-
-        Raises:
-            NotData: no imported module defines this class, or its instances must not be made from data.
+        keys. Raises NotData if no imported module defines it, or its instances must not be made from data.
         """
         if not classes.resolve(tag, shape, self._allowed):
             name = printable(str(shape))[:200]
@@ -162,17 +131,14 @@ class DataReader:
             r.keys = r.keys | {kind}
 
     def _one(self, link: Any, traceback: str = "", parent: Reading | None = None) -> BaseException:
-        """Return one exception of a chain or group, without raising it.
-
-        If the exception's class must not be built on the client, return a RemoteError instead. The RemoteError has the
-        exception's class name, text and notes, and the reason.
+        """Return (do not raise) one exception of a chain or group; a RemoteError if its class must not be built here.
 
         Args:
-            link: the exception as a tuple: encoded data or None, name of the type, text, reason, notes. The reason says
-                why there are no data; "" if there are.
-            traceback: the text of the traceback, for a RemoteError. Default "".
-            parent: the decoder of the enclosing exception group, with which the memory budget is shared. Default None:
-                the exception is not in a group.
+            link: the exception as a tuple: encoded data or None, name of the type, text, reason why there are no data
+                or "", notes.
+            traceback: the text of the traceback, for a RemoteError.
+            parent: the decoder of the enclosing exception group, with which the budget is shared; None if there is
+                none.
         """
         data, kind, text, why, notes = link
         error: object = None
@@ -189,27 +155,13 @@ class DataReader:
         return error
 
     def _member(self, r: Reading, link: Any) -> BaseException:
-        """Return one exception of an exception group, or a RemoteError if its class must not be built on the client.
-
-        Args:
-            r: the decoder of the group.
-            link: the exception as the node sent it: a tuple of encoded data or None, name of the type, text, reason,
-                notes. The reason says why there are no data.
-
-        Raises:
-            NotData: `link` does not have this form.
-        """
+        """Return one exception of an exception group, as `_one` does. Raises NotData if `link` is no exception."""
         if not _is_link(link):
             raise NotData("it contains an exception group with a member that is not an exception", advice=FAULTY)
         return self._one(link, parent=r)
 
     def _explained(self, refused: NotData, instead: str) -> str:
-        """Return the reason of a refusal, the setting that caused it, and the next step for the user.
-
-        Args:
-            refused: the error that says why the value cannot be read.
-            instead: what the user can do instead of sending the value, as the start of a sentence.
-        """
+        """Return the reason of a refusal, its setting, and what to do: `instead`, unless `refused.advice` is set."""
         setting = f"Node {self._node} has {_SETTING}"
         if refused.advice:
             return f"{refused.why}. {setting}, which refuses this. {refused.advice}"

@@ -1,7 +1,6 @@
-"""Decodes values in skypool's data format. Nodes (rented machines) that may not run code in this process send them.
+"""Decodes values in skypool's data format. Nodes that may not run code in this process send them.
 
-`writing` has the encoder. `format` has the tags (the first byte of each value) and the prices (the memory in bytes that
-values are expected to take). The dictionaries in this module and in `values` and `arrays`, and the function
+`writing` has the encoder. The dictionaries in this module and in `values` and `arrays`, and the function
 `classes.resolve`, define which values are possible.
 """
 
@@ -68,16 +67,13 @@ from skypool.wire.frames import Buffer
 class ClassShape:
     """A class as the sender of a value named it, with the names of the fields that are sent for each instance.
 
-    Args:
-        module: the name of the class's module.
-        name: the qualified name of the class, such as "Outer.Inner".
-        fields: the names of the fields, in the order in which their values are sent. Empty if the class is not a data
-            class.
+    `name` is the qualified name, such as "Outer.Inner". `fields` are in the order in which their values are sent; empty
+    if the class is not a data class.
 
     Attributes:
         kind: the class on the client; None until the decoder has found the class.
-        make: the object that makes instances of the class: a `classes.Filler` for a data class, otherwise a function.
-            None until the decoder has found the class.
+        make: makes instances of the class: a `classes.Filler` for a data class, otherwise a function. None until the
+            decoder has found the class, and if its instances must not be made.
     """
 
     __slots__ = ("fields", "kind", "make", "module", "name")
@@ -115,17 +111,19 @@ _F64 = struct.Struct("<d")
 class Reading(Cursor):
     """A decoder that reads one value in skypool's data format.
 
+    Its methods raise NotData if a value is not allowed or too large. Any other exception means that the bytes are not
+    in skypool's data format.
+
     Args:
         buffers: the encoded value, followed by the buffers of its large arrays.
         resolve: called with this decoder, a tag and a `ClassShape`. It finds the class, and sets `kind` and `make` of
             the `ClassShape`. It raises NotData if the class is not allowed.
-        makers: the functions that build values of further types. Keys are the names of the types in the data format,
-            such as "date" or "ndarray".
+        makers: the functions that build values of further types, by the name of the type, such as "date" or "ndarray".
         keys: types whose instances may be dictionary keys. Numbers, texts, bytes and None are always allowed, and so
             are tuples and frozensets of allowed keys. Hashing instances of such a type must be fast and run no code of
             the user.
-        parent: the decoder of the enclosing value, if this value is a part of another value. Both decoders then share
-            one memory budget. Default None: the value is not a part of another.
+        parent: the decoder of the enclosing value, if this value is a part of another value. Both then share one
+            budget.
 
     Attributes:
         memo: the values that later references may name by their index.
@@ -151,25 +149,14 @@ class Reading(Cursor):
         self._slow = 0.0
 
     def read(self) -> Any:
-        """Read and return the whole value. Call this once.
-
-        Raises:
-            NotData: the value is not allowed or too large, does not begin with the bytes `format.MAGIC`, or does not
-                use all buffers.
-            Exception: any other error means that the bytes are not in skypool's data format.
-        """
+        """Read and return the whole value, which must begin with `format.MAGIC` and use all buffers. Call this once."""
         self.check_begin()
         value = self.value()
         self.check_end()
         return value
 
     def value(self) -> Any:
-        """Read and return the next value, with all values inside it.
-
-        Raises:
-            NotData: the value is not allowed or too large, or its first byte is not a tag of the data format.
-            Exception: any other error means that the bytes are not in skypool's data format.
-        """
+        """Read and return the next value, with all values inside it."""
         act = _ACTS[self.data[self.at]]
         self.at += 1
         return act(self)
@@ -177,17 +164,14 @@ class Reading(Cursor):
     # --- keys ------------------------------------------------------------------------------------------------
 
     def check_key(self, key: Any) -> int:
-        """Check that a value may be a dictionary key or set member, and subtract its price from the memory budget.
+        """Check that a value may be a dictionary key or set member, and subtract its price from the budget.
 
-        The price is a number of bytes, which is higher for keys that take longer to hash. Tuples and frozensets are
-        checked with their contents. A part that occurs several times in the key counts each time.
-
-        Returns:
-            The price.
+        Return the price. It is higher for keys that take longer to hash. Tuples and frozensets are checked with their
+        contents. A part that occurs several times counts each time.
 
         Raises:
-            NotData: hashing the key would run code of its class, or the price is more than what is left of the budget.
-                Also for a key of more than 1000 parts or more than 50 levels of nesting.
+            NotData: hashing the key would run code of its class, or its price exceeds the budget. Also for a key of
+                more than 1000 parts or more than 50 levels of nesting.
         """
         todo = [(key, 0)]
         seen = 0
@@ -222,13 +206,10 @@ class Reading(Cursor):
         return price
 
     def mapping(self, keys: list[Any], values: Iterable[Any]) -> dict[Any, Any]:
-        """Return a dictionary of these keys and values, in this order. If two keys are equal, the later value is kept.
+        """Return a dictionary of these keys (see `check_key`) and values. Of equal keys, the last one's value is kept.
 
-        The time for adding keys is limited, because a sender may choose keys with equal hashes to keep this process
-        busy.
-
-        Raises:
-            NotData: a key is not allowed (see `check_key`), or adding the keys takes far too long.
+        Raises NotData if adding the keys takes far too long, because a sender may choose keys with equal hashes to keep
+        this process busy.
         """
         made: dict[Any, Any] = {}
         following = iter(values)
@@ -236,31 +217,17 @@ class Reading(Cursor):
         return made
 
     def members(self, items: list[Any]) -> set[Any]:
-        """Return a set of these items.
-
-        The time for adding items is limited, because a sender may choose items with equal hashes to keep this process
-        busy.
-
-        Raises:
-            NotData: an item is not allowed (see `check_key`), or adding the items takes far too long.
-        """
+        """Return a set of these items. The checks, and the limit on the time of adding, are those of `mapping`."""
         made: set[Any] = set()
         self._add(items, made.update)
         return made
 
     def _add(self, keys: list[Any], add: Callable[[list[Any]], object]) -> None:
-        """Add keys to a container in portions, and measure the processor time that each portion takes.
+        """Add keys to a container in portions with `add`, and measure the processor time that each portion takes.
 
-        Texts and bytes alone are added in one step, and no time is measured. The same holds for up to 64 keys that are
-        numbers, texts, bytes or None.
-
-        Args:
-            keys: the keys.
-            add: adds a list of keys to the container.
-
-        Raises:
-            NotData: a key is not allowed (see `check_key`), or adding keys takes too long. A portion may take 1 ms. All
-                portions of the whole value together may exceed this limit by 50 ms.
+        A portion may take 1 ms. All portions of a value together may exceed this limit by 50 ms, or NotData is raised.
+        Texts and bytes are added in one step without a measurement. So are up to 64 keys that are numbers, texts, bytes
+        or None.
         """
         kinds = set(map(type, keys))
         if kinds <= _UNHASHED or (kinds <= _ATOMS and int not in kinds and len(keys) <= _FEW_KEYS):
@@ -295,9 +262,6 @@ class Reading(Cursor):
         """Read the arguments from which another value is built, and return them as a tuple.
 
         Values that come later in the data can refer to an argument, but not to this tuple.
-
-        Raises:
-            NotData: an argument is not allowed, is nested too deep or exceeds the memory budget.
         """
         count = self.count()
         self.deeper()
@@ -308,15 +272,9 @@ class Reading(Cursor):
         return made
 
     def shape(self, tag: int) -> ClassShape:
-        """Read and return a class with the names of its fields.
+        """Read and return a class with the names of its fields, for a value with this tag.
 
         A class that occurred before in this value is encoded as its number, and any other class as its name.
-
-        Args:
-            tag: the tag (first byte) of the value whose class it is.
-
-        Raises:
-            NotData: the class is not allowed, or cannot be used for a value with this tag.
         """
         index = self.number()
         if index < len(self.shapes):
@@ -333,11 +291,7 @@ class Reading(Cursor):
 
 
 def _hashes_itself(kind: type) -> bool:
-    """Return True if a subclass of tuple, or a base class that comes before tuple, defines `__hash__` or `__eq__`.
-
-    Raises:
-        ValueError: the class is not a subclass of tuple.
-    """
+    """Return True if a subclass of tuple, or a base class that comes before tuple, defines `__hash__` or `__eq__`."""
     return any(each.__dict__.keys() & {"__hash__", "__eq__"} for each in kind.__mro__[: kind.__mro__.index(tuple)])
 
 
@@ -427,13 +381,7 @@ def _dict(r: Reading) -> dict[Any, Any]:
 
 
 def _wide(r: Reading) -> dict[Any, Any]:
-    """Read a list of keys and a list of values, and return the dictionary that they form.
-
-    A dictionary with more than 64 keys is sent as the number of keys, followed by these two lists.
-
-    Raises:
-        NotData: a list has another number of items than the number of keys, or a key is not allowed.
-    """
+    """Read a dictionary with more than 64 keys: their number, a list of keys and a list of values."""
     count = r.number()
     made: dict[Any, Any] = {}
     r.memo.append(made)
@@ -446,11 +394,7 @@ def _wide(r: Reading) -> dict[Any, Any]:
 
 
 def _items(r: Reading, count: int) -> list[Any]:
-    """Read and return a list of exactly `count` items, which is a part of another value.
-
-    Raises:
-        NotData: the next value is not a list of this length.
-    """
+    """Read a list of exactly `count` items, which is a part of another value. Raises NotData if it is anything else."""
     made = r.value()
     if type(made) is not list or len(made) != count:
         raise NotData(
@@ -518,17 +462,9 @@ def _strs(r: Reading) -> list[str]:
 
 
 def _columns(r: Reading, width: int) -> tuple[int, list[list[Any]]]:
-    """Read a table (a list of similar values), and return the number of rows and a list of the columns.
+    """Read a table of `width` columns, and return the number of rows and a list of the columns.
 
-    Each column is a list with one value for each row.
-
-    Args:
-        r: the decoder.
-        width: the number of columns.
-
-    Raises:
-        NotData: `width` is 0, the table has too many rows, or the columns are not equally long. Also if the rows would
-            take more memory than is left of the budget.
+    Raises NotData if the columns are not equally long, or the table has no columns or exceeds the budget.
     """
     count = r.number()
     if count * (8 * width + 1) > 1 << 50 or not width:
@@ -541,10 +477,7 @@ def _columns(r: Reading, width: int) -> tuple[int, list[list[Any]]]:
 
 
 def _rows(r: Reading, made: list[Any]) -> list[Any]:
-    """Append the rows of a table, and then the list of rows, to the `memo` of the decoder, and return the list.
-
-    Values that come later in the data can refer to the values in `memo`.
-    """
+    """Append the rows of a table, and then the list of rows, to the `memo` of the decoder, and return the list."""
     r.memo += made
     r.memo.append(made)
     return made
@@ -583,14 +516,7 @@ def _instance(r: Reading) -> Any:
 
 
 def _of_shape(tag: int) -> Callable[[Reading], Any]:
-    """Return a function that reads an instance of a class, for the values with one tag (first byte).
-
-    The returned function reads the class and the arguments for the instance, and makes the instance from them. It
-    raises NotData if the class is not allowed or the arguments do not fit.
-
-    Args:
-        tag: the tag, such as `format.ERROR` for exceptions.
-    """
+    """Return a function that reads a value with this tag: a class and arguments, of which it makes an instance."""
 
     def made_of(r: Reading) -> Any:
         shape = r.shape(tag)

@@ -12,8 +12,7 @@ class WriteError(Exception):
 
     Attributes:
         why: the reason, as a part of an error message. The word "it" in this text means the whole value.
-        kind: the name of the refused value's class, or of the function that would rebuild the refused value. "" for
-            other reasons.
+        kind: the name of the refused value's class, or of the function that would rebuild it; "" for other reasons.
         path: the place of the refused part inside the whole value, such as "[2].model"; "" until the encoder sets it.
         allowable: True if the user may allow the class `kind` with the pool's argument `allow_results`.
         advice: the next step for the user, as whole sentences; "" for the advice to return plain values instead.
@@ -29,11 +28,10 @@ class WriteError(Exception):
 
 
 def refusal(value: object) -> WriteError:
-    """Return (not raise) the error for a value that cannot be written as data, with the reason.
+    """Return (do not raise) the error for a value that cannot be written as data, with the reason.
 
-    The error's `allowable` is True if the user may allow the value's class. It is False if the value is itself
-    a class, function or module, or if its class is defined inside a function. It is also False if pickle would rebuild
-    the value by calling a function.
+    The error is not `allowable` if the value is itself a class, function or module, or if its class is defined inside
+    a function. The same holds if pickle would rebuild the value by calling a function.
     """
     kind = type(value)
     name = name_of(kind)
@@ -57,11 +55,10 @@ def refusal(value: object) -> WriteError:
 
 
 def _maker_of(value: object) -> str:
-    """Return the name of the function that pickle would call to rebuild a value, such as "posix.system".
+    """Return the name of the function that pickle would call to rebuild a value, such as "posix.system"; "" for none.
 
-    Runs the value's `__reduce_ex__`. Returns "" if the class does not define how its instances are pickled, if pickle
-    would call a class and no function, or if `__reduce_ex__` raises an Exception. The result ends with "." if the
-    function has no name, or if pickle stores only the value's own name, as for NotImplemented.
+    Runs the value's `__reduce_ex__`. The name ends with "." if the function has no name, or if pickle stores only the
+    value's own name, as for NotImplemented.
     """
     kind = type(value)
     if kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__:
@@ -75,11 +72,7 @@ def _maker_of(value: object) -> str:
 
 
 def short_form(value: object) -> str:
-    """Return a short text for a dictionary key or set member, for paths in error messages.
-
-    The text is the first 40 characters of the repr if the value is a str, bytes, int, float, bool or None. For any
-    other value it is the name of the class in angle brackets. No code of the class runs.
-    """
+    """Return a short text for a key or set member, for paths in messages, without running code of its class."""
     return (
         f"{value!r:.40}" if type(value) in (str, bytes, int, float, bool, type(None)) else f"<{name_of(type(value))}>"
     )

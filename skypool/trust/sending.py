@@ -1,6 +1,6 @@
 """Writes results and exceptions in skypool's data format, or explains why a value cannot be written.
 
-This module runs in a worker process on a node (a rented machine) that may not run code on its client.
+This module runs in a worker process on a node that may not run code on its client.
 """
 
 from __future__ import annotations
@@ -22,10 +22,7 @@ _LONGEST_PATH = 100
 class DataWriter:
     """A writer of results and exceptions for a client that reads skypool's data format only.
 
-    Args:
-        node: the number of this node (rented machine), for messages.
-        allowed: the names of classes that the user allows in results, such as "mypkg.Point" or "mypkg.*". Default:
-            none.
+    `allowed` are names of classes that the user allows in results, as `classes.Allowed` describes them.
     """
 
     def __init__(self, node: int, allowed: Sequence[str] = ()) -> None:
@@ -34,13 +31,9 @@ class DataWriter:
     def value(self, value: object, what: str) -> list[Buffer]:
         """Return the buffers of a value in skypool's data format: the encoded value, then its large arrays' memory.
 
-        Args:
-            value: the value. It is not changed.
-            what: the value's name in error messages, such as "the result of train".
-
-        Raises:
-            UntrustedResult: the client would refuse the value. The message names the refused part, the path to this
-                part inside the value, the setting that refuses it, and what to do.
+        `what` is the value's name in messages, such as "the result of train". Raises UntrustedResult if the client
+        would refuse the value. The message names the refused part, its path in the value, the setting that refuses it,
+        and what to do.
         """
         try:
             return write(value, self._allowed)
@@ -55,8 +48,7 @@ class DataWriter:
     def error(self, error: BaseException) -> tuple[bytes | None, str]:
         """Encode one exception, without its causes, in skypool's data format. Return the pair (bytes, "").
 
-        Return the pair (None, reason in words) if the exception cannot be encoded, for example because it holds a large
-        array. No error is raised then.
+        Return (None, reason in words) if it cannot be encoded, for example because it holds a large array.
         """
         try:
             (data,) = write(error, self._allowed)
@@ -67,12 +59,7 @@ class DataWriter:
         return bytes(data), ""
 
     def _explained(self, refused: WriteError, instead: str) -> str:
-        """Return the reason and place of a refusal, the setting that caused it, and the next step for the user.
-
-        Args:
-            refused: the error that says why the value cannot be written.
-            instead: what the user can do instead of sending the value, as the start of a sentence.
-        """
+        """Return reason, place and setting of a refusal, and what to do: `instead`, unless `refused.advice` is set."""
         path = refused.path if len(refused.path) <= _LONGEST_PATH else f"{refused.path[:_LONGEST_PATH]}…"
         why = f"{refused.why} (at {path})" if path else refused.why
         setting = f"Node {self._node} has {_SETTING}"

@@ -28,10 +28,9 @@ class Table:
     """A list of similar values (tuples, dictionaries or instances of a data class) as columns.
 
     Attributes:
-        tag: the data format's tag for a table of tuples, of dictionaries, or of instances of a data class.
         names: the names of the columns: keys of dictionaries, fields of instances, or for tuples numbers from 0.
         columns: the columns. Each has one value for each row.
-        row_price: the number of bytes that one row, without the values in it, takes from the reader's memory budget.
+        row_price: the price in bytes of one row, without the values in it.
     """
 
     tag: int
@@ -41,15 +40,11 @@ class Table:
 
 
 def table_of(kind: type, items: Sequence[Any]) -> Table | None:
-    """Return a table of these items, or None if they do not form a table.
+    """Return a table of these items, at least one and all of type `kind`, or None if they do not form a table.
 
     Items form a table if they are tuples of the same length, or instances of a data class with the same fields. So do
-    dictionaries with the same keys, all of type str, in the same order. Empty tuples, dictionaries and instances form
-    no table. Neither do items that contain the same object twice, because the reader would make two objects of it.
-
-    Args:
-        kind: the type of all items.
-        items: the items, at least one.
+    dictionaries with the same keys, all of type str, in the same order. Empty items form no table. Neither do items
+    among which an object occurs twice, because the reader would make two objects of it.
     """
     if kind is tuple:
         table = _of_tuples(items)

@@ -1,7 +1,7 @@
 """Defines how values of the standard library, such as dates, paths and deques, are written in skypool's data format.
 
-The data format carries results of machines that may not run code on the client. A value is written as the name of its
-type and the arguments to build the value from. This module takes values apart for writing, and builds them in reading.
+A value is written as the name of its type and the arguments to build the value from. This module takes values apart for
+writing, and builds them in reading.
 """
 
 from __future__ import annotations
@@ -38,17 +38,9 @@ _KINDS_OF_ADDRESS = ("Address", "Network", "Interface")
 
 
 def _arguments(args: tuple[Any, ...], *kinds: type | tuple[type, ...], optional: int = 0) -> None:
-    """Check the number and types of the arguments from which a value is to be built.
+    """Check the number and exact types of the arguments of a value that a node sent. Raises NotData if they are wrong.
 
-    Types must match exactly. An instance of a subclass is refused, for example a boolean in place of an int.
-
-    Args:
-        args: the arguments that a node (the sender) gave.
-        kinds: the exact type of each argument, or a tuple of types; `object` for any type.
-        optional: how many arguments may be missing at the end. Default 0.
-
-    Raises:
-        NotData: the number of arguments or the type of one is wrong.
+    Subclasses are refused, such as a boolean for an int. `optional` arguments may be missing at the end.
     """
     if not len(kinds) - optional <= len(args) <= len(kinds):
         raise NotData(
@@ -63,15 +55,10 @@ def _arguments(args: tuple[Any, ...], *kinds: type | tuple[type, ...], optional:
 
 
 def plainly(make: Callable[..., Any], *kinds: type | tuple[type, ...], optional: int = 0) -> Maker:
-    """Return a function that checks the number and types of arguments, and then calls `make` with these arguments.
+    """Return a function that checks the number and exact types of arguments, and then calls `make` with them.
 
-    The returned function takes a decoder, which it does not use, and a tuple of arguments. It raises NotData if the
-    number of arguments or the type of one is wrong. Exceptions of `make` are not caught.
-
-    Args:
-        make: the function or class to call.
-        kinds: the exact type of each argument, or a tuple of types.
-        optional: how many arguments may be missing at the end. Default 0.
+    It takes a decoder, which it does not use, and a tuple of arguments, and raises NotData if they are wrong.
+    `optional` arguments may be missing at the end. Exceptions of `make` are not caught.
     """
 
     def made(_: Reading, args: tuple[Any, ...]) -> Any:
@@ -82,15 +69,10 @@ def plainly(make: Callable[..., Any], *kinds: type | tuple[type, ...], optional:
 
 
 def check_chain(parts: Iterable[Any]) -> None:
-    """Check that no item is a deque, defaultdict, slice or numpy array of objects.
+    """Raise NotData if an item is a deque, defaultdict, slice or numpy array of objects, or of a subclass.
 
-    CPython frees objects of these types recursively. Freeing a long chain, each object in the next, crashes Python.
-
-    Args:
-        parts: the items of a container that CPython also frees recursively.
-
-    Raises:
-        NotData: an item is an instance of such a type or of a subclass.
+    Call this with the items of such a container. CPython frees these containers recursively, so freeing a long chain
+    of them, each inside the next, would crash Python.
     """
     for part in parts:
         if isinstance(part, CHAINS) or (type(part).__name__ == "ndarray" and part.dtype.hasobject):
@@ -115,9 +97,6 @@ def _ordered(_: Reading, args: tuple[Any, ...]) -> OrderedDict[Any, Any]:
     """Return an OrderedDict, built from two dictionaries: one of its items, and one of its attributes.
 
     Only the attribute `_metadata` is allowed, because the OrderedDict of torch's `state_dict()` has it.
-
-    Raises:
-        NotData: the arguments are not two dictionaries, or there is another attribute.
     """
     _arguments(args, dict, dict)
     if set(args[1]) - {"_metadata"}:
@@ -344,9 +323,8 @@ _PARTS: dict[type, Callable[[Any], Parts]] = {
 def parts_of(value: Any) -> Parts | None:
     """Return the name of a value's type in skypool's data format, and the arguments to build the value from.
 
-    Returns None if this module does not support exactly the value's type. A subclass of a supported type is not
-    supported. Also returns None for a defaultdict whose `default_factory` is neither None nor a built-in type such as
-    list (see `_FACTORIES`).
+    Returns None if this module does not support exactly the value's type; subclasses are not supported. Also returns
+    None for a defaultdict whose `default_factory` is neither None nor a built-in type such as list.
     """
     parts = _PARTS.get(type(value))
     if parts is None:

@@ -1,4 +1,4 @@
-"""Encodes values in skypool's data format, on nodes (rented machines) that may not run code on their client.
+"""Encodes values in skypool's data format, on nodes that may not run code on their client.
 
 This module writes only values that the client can read. For any other value it raises a WriteError, which has the
 reason and the place of the refused part inside the value. Arrays of numpy and tensors of torch can be written, but this
@@ -95,10 +95,7 @@ def _too_deep() -> WriteError:
 
 
 class _Entangled(Exception):
-    """Raised in this module if a cell of a table refers to a row of the table.
-
-    The value is then written again without tables.
-    """
+    """Raised if a cell of a table refers to a row of the table. The value is then written again without tables."""
 
 
 def write(value: object, allowed: classes.Allowed) -> list[Buffer]:
@@ -107,8 +104,8 @@ def write(value: object, allowed: classes.Allowed) -> list[Buffer]:
     A small value that JSON can represent is written as JSON with the prefix `JSON`, in one buffer.
 
     Args:
-        value: the value that the client shall get. This function does not change the value. The caller must not change
-            the value until the buffers are sent, because large arrays are not copied.
+        value: not changed here. The caller must not change it until the buffers are sent, because large arrays are not
+            copied.
         allowed: classes that the user allows in results, from the pool's argument `allow_results`.
 
     Raises:
@@ -127,9 +124,8 @@ def write(value: object, allowed: classes.Allowed) -> list[Buffer]:
 def _is_json(value: object) -> bool:
     """Return True if a value is small and JSON can represent it without loss.
 
-    Returns True for None, booleans, floats, integers of fewer than 64 bits, and ASCII texts of fewer than 200
-    characters. Also returns True for a dictionary of fewer than 16 such values with ASCII keys. Returns False for
-    lists, tuples and values of all other types.
+    Such values are None, booleans, floats, integers of fewer than 64 bits and ASCII texts of fewer than 200 characters.
+    Dictionaries of fewer than 16 such values, with ASCII keys, count too.
     """
     kind = type(value)
     if kind is str:
@@ -144,14 +140,9 @@ def _is_json(value: object) -> bool:
 
 
 class _Writing:
-    """An encoder that writes one value. Make a new one for each value.
+    """An encoder that writes one value, and counts its price. Make a new one for each value.
 
-    The encoder keeps the bytes written so far, the buffers of large arrays, and the price so far. The price is the
-    memory in bytes that the decoder on the client (the reader) counts for the value.
-
-    Args:
-        allowed: classes that the user allows in results, from the pool's argument `allow_results`.
-        tables: True writes lists of similar values as tables, column by column.
+    Its methods raise WriteError if a part cannot be written as data, and _Entangled if tables must not be used.
     """
 
     def __init__(self, allowed: classes.Allowed, tables: bool) -> None:
@@ -171,12 +162,7 @@ class _Writing:
     def buffers_of(self, value: object) -> list[Buffer]:
         """Return the buffers of a value: the encoded value, then the memory of large arrays.
 
-        The decoder on the client limits a value's memory by the number of bytes that were sent. If these bytes would
-        be too few for this value, zeros are added to the encoded value.
-
-        Raises:
-            WriteError: the value cannot be written as data.
-            _Entangled: the value must be written without tables.
+        The reader allows memory by the number of bytes sent, so zeros are added if these would be too few.
         """
         try:
             self.value(value)
@@ -189,12 +175,7 @@ class _Writing:
         return [bytes(self._out), *self._beside]
 
     def value(self, value: Any) -> None:
-        """Append a value, with all values inside it, to the encoded data.
-
-        Raises:
-            WriteError: the value cannot be written as data.
-            _Entangled: the value must be written without tables.
-        """
+        """Append a value, with all values inside it, to the encoded data."""
         write = _WRITERS.get(type(value))
         if write is not None:
             write(self, value)
@@ -258,13 +239,11 @@ class _Writing:
     # --- references to values that were written before -------------------------------------------------------
 
     def _again(self, value: object) -> bool:
-        """Write a reference to a value if this object was written before, and return True. Otherwise return False.
+        """Write a reference to a value and return True if this object was written before. Otherwise return False.
 
-        Inside an exception, no references are written, and the result is always False.
-
-        Raises:
-            _Entangled: the value is a row of a table that is being written, or contains itself while tables are in use.
-            WriteError: the value contains itself in a way that cannot be written, such as a tuple inside itself.
+        Inside an exception, the result is always False. Raises _Entangled for a row of a table that is being written.
+        For a value that contains itself but permits no reference, such as a tuple, raises _Entangled too, or WriteError
+        without tables.
         """
         if self._alone or (number := self._memo.get(id(value))) is None:
             if id(value) in self._open:
@@ -285,9 +264,8 @@ class _Writing:
     def _number(self, value: object) -> None:
         """Give a value the next number, from 0, so that references to this value can be written later.
 
-        Call this method when the value has been written. For a list, dictionary, set or instance of a data class, call
-        the method before the parts are written. Inside an exception the value gets a number, too, but no reference to
-        the value can be written.
+        Call this before the parts of a list, dictionary, set or data class are written, and after any other value.
+        Inside an exception a value gets a number, too, but no reference to it can be written.
         """
         if not self._alone:
             self._memo[id(value)] = self._numbered
@@ -295,15 +273,9 @@ class _Writing:
         self._numbered += 1
 
     def _deeper(self, parts: Iterable[Any], path: Callable[[int], str]) -> None:
-        """Write the parts of a value, with the depth of nesting increased by one.
+        """Write the parts of a value, with the depth of nesting increased by one, up to `DEEPEST` (150).
 
-        Args:
-            parts: the parts.
-            path: called with the index of a part, returns the part's path, such as "[2]". If writing the part raises a
-                WriteError, this path is put before the path of the error.
-
-        Raises:
-            WriteError: a part cannot be written, or values are nested more than `DEEPEST` (150) levels deep.
+        `path` returns the path of a part by its index, such as "[2]", to put before the path of a WriteError.
         """
         self._depth += 1
         if self._depth > DEEPEST:
@@ -327,15 +299,8 @@ class _Writing:
     def _list(self, items: Sequence[Any], owner: object, path: Callable[[int], str] = "[{}]".format) -> None:
         """Write a list, in a compact form if it has more than four items and they are similar.
 
-        Args:
-            items: the items of the list.
-            owner: the object to which later references point. None if the list is only a part of the encoding of
-                another value, such as a column of a table.
-            path: called with the index of an item, returns the item's path for error messages. Default: "[0]", "[1]"
-                and so on.
-
-        Raises:
-            WriteError: an item cannot be written as data.
+        `owner` is what later references point to; None for a part of another value, such as a column of a table. `path`
+        returns the path of an item by its index.
         """
         if owner is None:
             owner = _Nobody()
@@ -349,19 +314,10 @@ class _Writing:
         self._deeper(items, path)
 
     def _run(self, items: Sequence[Any], path: Callable[[int], str]) -> bool:
-        """Write items of the same type in a compact form, and return True.
+        """Write items of one type in a compact form, and return True. If none fits, write nothing and return False.
 
-        Return False, and write nothing, if no compact form fits. Compact forms exist for integers of at most 64 bits,
-        floats, booleans and short texts. Tuples, dictionaries and instances of data classes are written as tables,
-        except inside exceptions.
-
-        Args:
-            items: the items of a list.
-            path: called with the index of an item, returns the item's path for error messages.
-
-        Raises:
-            _Entangled: the items form a table in which a cell refers to a row.
-            WriteError: a cell of a table cannot be written as data.
+        Compact forms exist for integers of at most 64 bits, floats, booleans and short texts. Tuples, dictionaries and
+        instances of data classes are written as tables, except inside exceptions.
         """
         kinds = set(map(type, items))
         if len(kinds) != 1:
@@ -400,19 +356,9 @@ class _Writing:
         return True
 
     def _table(self, kind: type, items: Sequence[Any], path: Callable[[int], str]) -> bool:
-        """Write rows as columns, and return True. Return False, and write nothing, if the rows do not form a table.
+        """Write rows of type `kind` as columns, and return True. If they form no table, write nothing and return False.
 
-        Rows form a table if they are tuples of one length, dictionaries with the same keys, or instances of a data
-        class with the same fields. If a row was written before, the rows form no table.
-
-        Args:
-            kind: the type of all rows.
-            items: the rows.
-            path: called with the index of a row, returns the row's path for error messages.
-
-        Raises:
-            _Entangled: a cell of the table refers to one of its rows.
-            WriteError: a cell cannot be written as data.
+        The rows form a table if `table_of` says so, and no row was written before.
         """
         table = table_of(kind, items)
         if table is None or any(id(item) in self._memo for item in items):
@@ -496,9 +442,8 @@ class _Writing:
     def _key_price(self, keys: list[Any]) -> None:
         """Add the price of these dictionary keys or set members to the price of the value.
 
-        The decoder on the client subtracts bytes from its memory budget for each key that it checks. This method adds
-        at least as many bytes. If all keys are texts or bytes, the price is 0. Tuples and frozensets are counted with
-        their contents.
+        It is at least what the reader subtracts from its budget for the keys: 0 if all are texts or bytes. Tuples and
+        frozensets are counted with their contents.
         """
         if set(map(type, keys)) <= {str, bytes}:
             return
@@ -516,15 +461,7 @@ class _Writing:
     # --- everything else -------------------------------------------------------------------------------------
 
     def other(self, name: str, args: Sequence[Any]) -> None:
-        """Write a value whose type has a name in the data format, such as "date" or "ndarray".
-
-        Args:
-            name: the name of the type.
-            args: the arguments from which the decoder on the client builds the value.
-
-        Raises:
-            WriteError: an argument cannot be written as data.
-        """
+        """Write a value whose type has a name in the data format, such as "date", with the arguments to build it."""
         self._price += OTHERS.get(name, OTHER_PRICE) + extra_price(args)
         self._out += bytes([OTHER, len(name)]) + name.encode()
         self._arguments(args)
@@ -535,17 +472,9 @@ class _Writing:
         self._deeper(args, path)
 
     def _shape(self, kind: type, names: tuple[str, ...] = ()) -> None:
-        """Write a class and the names of its fields.
+        """Write a class and the names of the fields whose values follow for each instance.
 
-        If the class was written before with the same fields, write only the number that the class got then.
-
-        Args:
-            kind: the class.
-            names: the names of the fields whose values follow for each instance. Default (): no values of fields
-                follow.
-
-        Raises:
-            WriteError: the class is defined inside a function.
+        A class that was written before with the same fields becomes a number. Raises WriteError for a local class.
         """
         module = kind.__module__
         name = kind.__qualname__
@@ -619,12 +548,9 @@ class _Writing:
         return None
 
     def _buffer(self, memory: Any) -> Any:
-        """Return the bytes of a piece of memory if it has less than 1024 bytes. Otherwise return None.
+        """Return the bytes of a piece of memory, an object with the buffer protocol, if it has less than 1024 bytes.
 
-        A piece of 1024 bytes or more is added, without a copy, to the buffers that are sent beside the encoded value.
-
-        Args:
-            memory: the memory, as an object with the buffer protocol.
+        Otherwise return None, and add it, without a copy, to the buffers that are sent beside the encoded value.
         """
         view = memoryview(memory).cast("B") if memoryview(memory).nbytes else memoryview(b"")
         if len(view) < _SMALL_BUFFER:
@@ -648,13 +574,9 @@ class _Writing:
             self._arguments((int(value.value),))
 
     def _error(self, error: BaseException) -> None:
-        """Write an exception without its causes.
+        """Write an exception without its causes, and without references to other values.
 
-        The exception's parts are written without references to other values. With references, few bytes could encode an
-        exception that takes very long to print.
-
-        Raises:
-            WriteError: an argument or attribute cannot be written, or the class is defined inside a function.
+        With references, few bytes could encode an exception that takes very long to print.
         """
         self._out.append(ERROR)
         self._shape(type(error))
@@ -672,11 +594,7 @@ class _Writing:
     def _allowed_value(self, value: Any) -> None:
         """Write an instance of a class that the user allows: the class, and the arguments and state that pickle uses.
 
-        Runs `__reduce_ex__` of the class.
-
-        Raises:
-            WriteError: pickle would need more than the class, its arguments and the state, or one of these cannot be
-                written.
+        Runs `__reduce_ex__` of the class. Raises WriteError if pickle would need more than these.
         """
         reduced = value.__reduce_ex__(4)
         if type(reduced) is not tuple or len(reduced) < 2 or any(part is not None for part in reduced[3:]):
@@ -695,14 +613,9 @@ class _Writing:
 
 
 def _array_price(name: str, args: tuple[Any, ...]) -> int:
-    """Return the price in bytes of an array: the memory for its type and for checking its contents.
+    """Return the price of an array in addition to that of the arguments: for its type, and for checking its contents.
 
-    The decoder on the client counts this price in addition to the price of the arguments. The price is 0 for values
-    that are not numpy arrays, scalars or types.
-
-    Args:
-        name: the name of the value's type in the data format, such as "ndarray".
-        args: the arguments from which the value is built.
+    It is 0 for values that are not numpy arrays, scalars or types.
     """
     from skypool.trust import arrays
 
