@@ -1,11 +1,19 @@
 """Needs, offers, prices and ranking: from a user's arguments to a ranked list of offers. No machine is rented here.
 
-A need is what each machine must have; an offer is a machine type that a provider sells, with its place and price.
-
 - `need`: checks the requirements for each node (accelerator, market, region, size).
 - `search`: asks all providers at once; `price_cache`: keeps their answers between runs.
 - `ranking`: makes the plan. `filters` rejects offers that do not meet the need, and `ordering` sorts the rest by price.
-- `plan`: the function `sky.plan`.
+- `plan`: the function `sky.plan`, which shows what a pool would rent.
+
+The words of this package:
+
+- need: what the user requires of each node.
+- offer: a machine type that a provider sells, with its place and price.
+- plan: the offers that meet a need, ranked, and the reasons against the others.
+- market: "on-demand", or "spot" for machines that the provider may take back.
+- slice: several machines that are rented together at one price, such as a TPU slice. It has one offer.
+- driver: the object that talks to one provider.
+- price table: prices that are shipped with a driver, for use when the provider does not report its own.
 """
 
 __all__ = ["filters", "need", "ordering", "plan", "price_cache", "ranking", "search"]

@@ -1,4 +1,4 @@
-"""Rejects offers that do not meet a need (the user's requirements), each with a reason. All functions are pure.
+"""Rejects offers that do not meet a need, each with a reason. All functions are pure.
 
 A large provider has 100,000 offers, and a handful of them meet a need. So each check sees only the offers that passed
 the checks before it. The text of a reason is made only when somebody reads it.
@@ -30,14 +30,7 @@ class Check:
 
 
 def rejected(offers: Sequence[Offer], need: Need) -> Iterator[tuple[Check, Offer]]:
-    """Yield each offer that does not meet the need (the user's requirements), with the first check that it fails.
-
-    The offers that fail the same check are yielded together, in their order in `offers`. Offers that meet the need are
-    not yielded.
-
-    Yields:
-        Pairs (check, offer).
-    """
+    """Yield (check, offer) for each offer that does not meet the need: the first check it fails, grouped by check."""
     left = list(offers)
     for check in checks_of(offers, need):
         served = []
@@ -50,15 +43,11 @@ def rejected(offers: Sequence[Offer], need: Need) -> Iterator[tuple[Check, Offer
 
 
 def checks_of(offers: Sequence[Offer], need: Need) -> list[Check]:
-    """Return the checks that a need (the user's requirements) asks for, in the order in which to apply them.
+    """Return the checks that a need asks for, in the order in which to apply them.
 
     Checks that reject the most offers come first, for speed. Two of the checks apply to every need: an offer must have
-    a finite price that is not negative, and must not be out of stock.
-
-    Args:
-        offers: all offers that will be checked. The checks depend on the accelerators, regions and slices (several
-            machines that are rented together at one price) among them.
-        need: the requirements.
+    a finite price that is not negative, and must not be out of stock. The other checks depend on the accelerators,
+    regions and slices among all `offers`.
     """
     found = [*_hardware(offers, need), *_place_and_market(offers, need), *_sizes(need)]
     found.append(
@@ -81,13 +70,9 @@ def checks_of(offers: Sequence[Offer], need: Need) -> list[Check]:
 
 
 def _hardware(offers: Sequence[Offer], need: Need) -> Iterator[Check]:
-    """Yield the checks of accelerator and processor architecture for a need (the user's requirements).
+    """Yield the checks of accelerator and processor architecture. An offer of unknown architecture passes.
 
-    An offer must have one of the accelerators that are asked for. A need may also accept machines without an
-    accelerator. Then every single machine passes, whatever accelerator it has. A slice (several machines that are
-    rented together at one price) passes only with an accelerator that is asked for.
-
-    An offer of unknown architecture passes.
+    If the need also accepts machines without accelerator, every offer passes except slices that are not asked for.
     """
     asked = [each for each in need.accelerators if each.kind != "cpu"]
     if asked and len(asked) == len(need.accelerators):
@@ -114,11 +99,7 @@ def _hardware(offers: Sequence[Offer], need: Need) -> Iterator[Check]:
 
 
 def _place_and_market(offers: Sequence[Offer], need: Need) -> Iterator[Check]:
-    """Yield the checks of region, market (on-demand or spot) and stock for a need (the user's requirements).
-
-    Regions match patterns such as "eu-*" without regard to case. An offer that does not say whether it is in stock
-    passes. The check of stock is always yielded. The other checks are yielded only if the need asks for them.
-    """
+    """Yield the checks of region, market and stock. An offer that does not say whether it is in stock passes."""
     if need.regions:
         patterns = [each.casefold() for each in need.regions]
         regions = {offer.region for offer in offers}
@@ -139,15 +120,11 @@ def _place_and_market(offers: Sequence[Offer], need: Need) -> Iterator[Check]:
 
 
 def _market(market: str) -> str:
-    """Return a market in words for a sentence: "as spot" for "spot", "on demand" for any other."""
     return "as spot" if market == "spot" else "on demand"
 
 
 def _sizes(need: Need) -> Iterator[Check]:
-    """Yield the checks of vCPUs, memory and disk for a need (the user's requirements).
-
-    A requirement of 0 gives no check. An offer that does not state a size passes.
-    """
+    """Yield the checks of vCPUs, memory and disk. An offer that does not state a size passes."""
     if need.vcpus:
         yield Check(
             "have fewer vCPUs",

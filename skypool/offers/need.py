@@ -1,7 +1,6 @@
 """Validates the requirements for each node (accelerator, market, region, size) and builds the `Need`.
 
-A node is a machine of the pool. Each function checks one argument of `ComputePool` or `sky.plan` and returns its plain
-form.
+Each function checks one argument of `ComputePool` or `sky.plan` and returns its plain form.
 """
 
 from __future__ import annotations
@@ -30,10 +29,7 @@ _ARCHS: dict[str, Arch] = {"x86_64": "x86_64", "amd64": "x86_64", "arm64": "arm6
 
 
 class NodeTerms(TypedDict, total=False):
-    """Keyword arguments of `ComputePool` and `plan` for the requirements of each node (machine). All are optional.
-
-    The accelerator is not among them.
-    """
+    """Keyword arguments of `ComputePool` and `plan` for the requirements of each node, except the accelerator."""
 
     market: Wanted
     max_usd_per_hour: float | None
@@ -46,11 +42,7 @@ class NodeTerms(TypedDict, total=False):
 
 
 def nodes_asked(nodes: int | tuple[int, int]) -> tuple[int, int]:
-    """Return the `nodes` argument as a tuple: the smallest and the largest number of nodes that a pool may have.
-
-    Args:
-        nodes: an integer from 1, for a pool of fixed size, or a pair (smallest, largest). A list of two is accepted as
-            well.
+    """Return the `nodes` argument, a number or a pair, as the smallest and the largest number of nodes of a pool.
 
     Raises:
         UsageError: `nodes` is neither an integer nor a pair, a number is below 1, or the smallest number is above the
@@ -73,12 +65,7 @@ def nodes_asked(nodes: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def drivers_asked(provider: Driver | str | Sequence[Driver | str] | None) -> tuple[Driver, ...]:
-    """Return the drivers that a `provider` argument means, in the same order.
-
-    A driver is an object that talks to one provider.
-
-    Args:
-        provider: a driver, the name of a driver, or a list or tuple of these. None means "local", this machine.
+    """Return the drivers that a `provider` argument means, in the same order. None means "local", this machine.
 
     Raises:
         UsageError: the list is empty, a name is unknown, or a value is not a driver, such as a driver's class.
@@ -98,14 +85,9 @@ def drivers_asked(provider: Driver | str | Sequence[Driver | str] | None) -> tup
 
 
 def accelerators_asked(accelerator: AcceleratorAsked) -> tuple[Accelerator, ...]:
-    """Return the accelerators that an `accelerator` argument means, in the same order; an empty tuple for None.
+    """Return an `accelerator` argument as the tuple of alternatives, in the same order; an empty tuple for None.
 
-    Args:
-        accelerator: an `Accelerator`, a name such as "H100:8", or a list or tuple of these. A pool may rent any of
-            them.
-
-    Raises:
-        UsageError: the list is empty, or a value is not a valid accelerator.
+    Raises UsageError if the list is empty, or a value is not a valid accelerator.
     """
     if accelerator is None:
         return ()
@@ -116,15 +98,7 @@ def accelerators_asked(accelerator: AcceleratorAsked) -> tuple[Accelerator, ...]
 
 
 def hosts_alike(accelerators: Sequence[Accelerator], nodes: int) -> None:
-    """Raise UsageError if several nodes are wanted, and the accelerators have different numbers of machines.
-
-    An accelerator may be a slice: several machines that are rented together at one price. If `nodes` is 1, any mix is
-    accepted.
-
-    Args:
-        accelerators: the alternatives, of which a pool may rent any.
-        nodes: the largest number of nodes (or slices) that the pool may have.
-    """
+    """Raise UsageError if more than one node (or slice) is wanted, and accelerators differ in their number of hosts."""
     hosts = {each.hosts: each for each in accelerators}
     if nodes > 1 and len(hosts) > 1:
         told = " and ".join(f"{each} has {n} machine{'' if n == 1 else 's'}" for n, each in sorted(hosts.items()))
@@ -141,16 +115,11 @@ def need_asked(
     bases: Mapping[str, str],
     node: NodeTerms,
 ) -> Need:
-    """Build the `Need` (requirements) of one node from a caller's arguments.
+    """Build the `Need` of one node from a caller's arguments.
 
-    A missing keyword sets no requirement, except that `market` is then "on-demand".
-
-    Args:
-        function: the function that the user called. An error message names the arguments of this function.
-        accelerator: an `Accelerator`, a name such as "H100:8", a list or tuple of these, or None.
-        slots: the number of calls that a node runs at once, "per-device", or None.
-        bases: a dict from provider names to base images, the systems from which machines start. It may be empty.
-        node: the caller's other keywords, which must be keys of `NodeTerms`. The key `rank` is ignored.
+    A missing keyword sets no requirement, except that `market` is then "on-demand". An error message names the
+    arguments of `function`, which the user called. `bases` are base images, the systems from which machines start, by
+    provider. The key `rank` of `node` is ignored: it is the former name of `order_by`.
 
     Raises:
         UsageError: a keyword does not exist, or a value is invalid. A number that sets a limit must be finite.
@@ -183,13 +152,7 @@ def need_asked(
 
 
 def slots_asked(slots: SlotsAsked) -> SlotsAsked:
-    """Return the `slots` argument, checked: an integer from 1, "per-device", or None.
-
-    A slot runs one call at a time.
-
-    Raises:
-        UsageError: `slots` is anything else, such as 0, True or 1.5.
-    """
+    """Return the `slots` argument, checked: an integer from 1, "per-device", or None. Otherwise raise UsageError."""
     if slots is None:
         return None
     if isinstance(slots, str):
@@ -204,16 +167,9 @@ def slots_asked(slots: SlotsAsked) -> SlotsAsked:
 
 
 def order_asked(order_by: OrderBy, node: Mapping[str, object]) -> OrderBy:
-    """Return the `order_by` argument, checked: the order in which offers are ranked.
+    """Return the `order_by` argument, checked: the order in which offers are ranked. Otherwise raise UsageError.
 
-    `rank`, the former name of `order_by`, is accepted, too, with a DeprecationWarning.
-
-    Args:
-        order_by: "cheapest", "per-device", "per-tflop" or "per-gb".
-        node: the caller's other keywords, with `rank` if the caller gave `rank`. They are not changed.
-
-    Raises:
-        UsageError: the value is none of these, or `rank` is given together with an `order_by` other than "cheapest".
+    `rank`, the former name of `order_by`, is accepted among the other keywords `node`, with a DeprecationWarning.
     """
     if "rank" in node:
         warn_renamed("rank=", "order_by=")
@@ -224,12 +180,9 @@ def order_asked(order_by: OrderBy, node: Mapping[str, object]) -> OrderBy:
 
 
 def regions_asked(region: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the `region` argument as a tuple of region names and patterns.
+    """Return the `region` argument as a tuple of region names and patterns; empty for None, which means any region.
 
-    Return an empty tuple for None, which means any region. Whether a provider has such a region is not checked.
-
-    Raises:
-        UsageError: `region` is an empty list, or contains anything but non-empty strings.
+    Whether a provider has such a region is not checked. Raises UsageError for anything but non-empty strings.
     """
     if region is None:
         return ()
@@ -245,11 +198,7 @@ def regions_asked(region: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def image_asked(image: Image | None) -> Image:
-    """Return the image that was given, or an empty `Image` for None.
-
-    Raises:
-        UsageError: `image` is neither None nor an `Image`.
-    """
+    """Return the image that was given, or an empty `Image` for None. Raise UsageError for anything else."""
     from skypool_images import Image
 
     if image is not None and not isinstance(image, Image):
@@ -258,14 +207,6 @@ def image_asked(image: Image | None) -> Image:
 
 
 def bases_asked(image: Image, drivers: tuple[Driver, ...]) -> dict[str, str]:
-    """Return a dict from provider names to the base images that an image sets for these providers.
-
-    A base image is the system from which a machine starts. Providers for which the image sets no base image are left
-    out, so the dict may be empty.
-
-    Args:
-        image: the pool's `Image`.
-        drivers: the drivers of the providers to look up.
-    """
+    """Return the base images (the systems from which machines start) that an image sets, by provider."""
     found = {driver.name: image.base_for(driver.name) for driver in drivers}
     return {name: base for name, base in found.items() if base}

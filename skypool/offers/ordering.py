@@ -1,7 +1,7 @@
 """Sorts offers by the price of a node, or by the price per device, TFLOP or GB of memory. All functions are pure.
 
-A price may come from a price table that is shipped with a driver. If such a table is too old, its spot prices are not
-used. An offer with such a price is ranked by its on-demand price instead.
+If a price table is too old, its spot prices are not used. An offer with such a price is ranked by its on-demand price
+instead.
 """
 
 from __future__ import annotations
@@ -30,18 +30,11 @@ UNITS = {"per-device": "device", "per-tflop": "dense BF16 TFLOP", "per-gb": "GB 
 
 
 def sorted_offers(offers: list[Offer], order_by: OrderBy, today: date) -> list[Offer]:
-    """Return a new list of the offers, sorted by price, or by price per unit, the lowest first.
+    """Return a new list of the offers, sorted by price, or by price per unit (see `UNITS`), the lowest first.
 
-    The cost of a machine's start counts as if it were paid for one hour of use (`START_HOURS`). Offers whose price, or
-    price per unit, is unknown come last. Offers with equal values are sorted by price, provider,
-    region, zone and instance type.
-
-    Args:
-        offers: the offers. The list is not changed.
-        order_by: "cheapest" sorts by the price of the whole offer. "per-device", "per-tflop" and "per-gb" sort by the
-            price per unit: per device, per dense BF16 TFLOP, and per GB of device memory.
-        today: the day that decides whether a spot price is outdated (see `has_known_price`). An outdated spot price is
-            replaced by the on-demand price (see `price_bound`).
+    The cost of a machine's start counts as if it were paid for one hour of use (`START_HOURS`). Outdated spot prices
+    are replaced as `price_bound` says. Offers whose price, or price per unit, is unknown come last. Offers with equal
+    values are sorted by price, provider, region, zone and instance type.
     """
     bounds = {id(offer): price_bound(offer) for offer in outdated(offers, today)}
     price: Callable[[Offer], float] = _price
@@ -67,7 +60,7 @@ def sorted_offers(offers: list[Offer], order_by: OrderBy, today: date) -> list[O
 
 
 def _names(offer: Offer) -> tuple[object, ...]:
-    """Return the key that sorts offers of equal value: price, provider, region, zone and machine type."""
+    """Return the key that sorts offers of equal price."""
     return offer.usd_per_hour, offer.provider, offer.region, offer.zone, offer.instance_type
 
 
@@ -77,15 +70,10 @@ def _share(price: float, amount: float) -> float:
 
 
 def divisor(offer: Offer, order_by: OrderBy) -> float:
-    """Return the number of devices, GB of device memory or TFLOPs of an offer; 0 if the number is unknown.
+    """Return the number by which the order divides an offer's price: devices, GB of device memory or dense BF16 TFLOPs.
 
-    The price of the offer is divided by this number. An offer without an accelerator gives 0. For a part of a card, the
-    TFLOPs are those of the part.
-
-    Args:
-        offer: the offer.
-        order_by: "per-device" gives the number of devices, "per-gb" the memory of all devices in GB. Otherwise the
-            result is the dense BF16 TFLOPs of all devices.
+    Returns 0 if the number is unknown, or without an accelerator. For a part of a card, the TFLOPs are those of the
+    part.
     """
     has = offer.accelerator
     if has is None:
@@ -104,10 +92,7 @@ def sources_of(offers: Iterable[Offer]) -> list[PriceSource]:
 
 
 def outdated(offers: Sequence[Offer], today: date) -> list[Offer]:
-    """Return the offers with a spot price from a price table that is older than 30 days or has no day.
-
-    Return [] if there are none.
-    """
+    """Return the offers with a spot price from a price table that is older than 30 days or has no day."""
     if not any(source.is_outdated(today, SPOT_DAYS) for source in sources_of(offers)):
         return []
     return [offer for offer in offers if not has_known_price(offer, today)]
@@ -123,10 +108,7 @@ def has_known_price(offer: Offer, today: date) -> bool:
 
 
 def ranked_price(offer: Offer, today: date) -> float:
-    """Return the price in USD per hour by which an offer is ranked, with its share of the cost of the start.
-
-    See `sorted_offers`. The result is infinity if the price is unknown.
-    """
+    """Return the price in USD per hour by which `sorted_offers` ranks an offer; infinity if it is unknown."""
     price = offer.usd_per_hour if has_known_price(offer, today) else price_bound(offer)
     return price + offer.start_usd / START_HOURS
 
@@ -134,8 +116,7 @@ def ranked_price(offer: Offer, today: date) -> float:
 def price_bound(offer: Offer) -> float:
     """Return the price in USD per hour that replaces an offer's outdated spot price in the ranking.
 
-    This is the on-demand price, or the spot price if the spot price is higher. If the on-demand price is unknown, the
-    result is infinity, so that the offer comes last.
+    This is the higher of the on-demand and spot price; infinity if the on-demand price is unknown.
     """
     usual = offer.on_demand_usd_per_hour
     return math.inf if usual is None else max(usual, offer.usd_per_hour)

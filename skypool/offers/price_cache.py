@@ -37,10 +37,7 @@ _TABLE = "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, at REAL NOT 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A provider's offers, and their age in seconds: 0 if the provider was asked just now.
-
-    A cached answer may be up to 7 days old.
-    """
+    """A provider's offers, and their age in seconds: 0 if the provider was asked just now, at most 7 days."""
 
     offers: tuple[Offer, ...]
     age: float = 0.0
@@ -52,25 +49,22 @@ def question(need: Need) -> Need:
 
 
 def keeps(driver: Driver) -> float:
-    """Return for how many seconds a driver's offers are valid; 0.0 if they are not to be cached.
-
-    This is the driver's attribute `offers_keep`. Without that attribute, the result is 0.0.
-    """
+    """Return for how many seconds a driver's offers are valid; 0.0 if they are not to be cached."""
     return float(getattr(driver, "offers_keep", 0.0))
 
 
 def holds(driver: Driver, need: Need, offers: Iterable[Offer]) -> float:
     """Return for how many seconds these offers are valid: the driver's `offers_keep`, or less.
 
-    Return at most `PASSING` (300 s) if the offers depend on the moment. That is so if any offer on the need's markets
-    is a spot offer, or says whether it is in stock. Offers on other markets do not matter.
+    Return at most `PASSING` (300 s) if any offer on the need's markets is a spot offer, or says whether it is in stock.
+    Offers on other markets do not matter.
     """
     passing = any(o.available is not None or o.market == "spot" for o in offers if o.market in need.markets)
     return min(keeps(driver), PASSING) if passing else keeps(driver)
 
 
 def read(driver: Driver, need: Need) -> Answer | None:
-    """Return the last cached answer for this driver's settings and this need, up to `FORGET` (7 days) old.
+    """Return the last cached answer for this driver's settings and this need, up to 7 days old.
 
     The answer may be outdated, so the caller must check its age. The price cap of the need does not matter. Return None
     if there is no such answer, if the driver's offers are not cached, or if the cache file cannot be read.
@@ -80,10 +74,7 @@ def read(driver: Driver, need: Need) -> Answer | None:
 
 
 def write(driver: Driver, need: Need, offers: tuple[Offer, ...]) -> None:
-    """Store a driver's offers for a need, in place of older ones. Do nothing if the driver's offers are not cached.
-
-    No error is raised if the cache file cannot be written.
-    """
+    """Store a driver's offers for a need, if they may be cached. An unwritable cache file is no error."""
     if keeps(driver) > 0:
         remember(_key(driver, need), offers)
 
@@ -91,12 +82,7 @@ def write(driver: Driver, need: Need, offers: tuple[Offer, ...]) -> None:
 def recall(key: str, kind: type[T]) -> tuple[T, float] | None:
     """Return (value, age in seconds) for the value that `remember` stored under a key.
 
-    Return None if no value is stored, if the value is older than `FORGET` (7 days), or if the cache file cannot be read
-    or is damaged.
-
-    Args:
-        key: the key.
-        kind: the type that the value must have. If the value has another type, None is returned.
+    Return None if there is none of this type, if it is older than 7 days, or if the cache file cannot be read.
     """
     try:
         with _book() as book:
@@ -111,13 +97,9 @@ def recall(key: str, kind: type[T]) -> tuple[T, float] | None:
 
 
 def remember(key: str, value: object) -> None:
-    """Store a value under a key for all processes of this user, and delete entries older than `FORGET` (7 days).
+    """Store a value under a key for all processes of this user, and delete entries older than 7 days.
 
-    If the cache file cannot be written, the value is not stored, and no error is raised.
-
-    Args:
-        key: a name of the caller's choice. An older value under the same key is replaced.
-        value: any object that can be pickled. An error of pickling is raised.
+    Raises no error if the cache file cannot be written, but does so if the value cannot be pickled.
     """
     blob = zlib.compress(pickle.dumps(value, protocol=5), 1)
     now = time.time()
@@ -166,11 +148,10 @@ def _opened(file: Path) -> sqlite3.Connection:
 
 
 def _key(driver: Driver, need: Need) -> str:
-    """Return the key of an answer: a hash of the driver's class and settings, and of the need.
+    """Return the key of an answer: a hash of the driver's class and settings, and of the need without its price cap.
 
-    The key has 64 hexadecimal digits. The price cap of the need is left out. The hash also covers the fields of `Need`
-    and `Offer`, so that answers of a skypool with other fields are not used. The settings are those in the driver's
-    `repr`, which contains no secrets.
+    It includes the fields of `Need` and `Offer`, so that other versions' answers are not used. Settings have no
+    secrets.
     """
     asked = replace(question(need), bases=dict(sorted(need.bases.items())))
     kind = f"{type(driver).__module__}.{type(driver).__qualname__}"

@@ -1,7 +1,7 @@
 """Filters and ranks offers: rejects those that do not meet the need, with a reason, and sorts the rest by price.
 
-No provider is asked here. The need is the user's requirements for one machine. `filters` has the checks of offers, and
-`ordering` sorts the offers that pass all checks. The result is a `Plan`.
+No provider is asked here. `filters` has the checks of offers, and `ordering` sorts the offers that pass all checks. The
+result is a `Plan`.
 """
 
 from __future__ import annotations
@@ -38,10 +38,7 @@ _MOST_REGIONS = 8
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """An offer that does not meet the need (the user's requirements), and the reason in words.
-
-    The reason names the first requirement that the offer does not meet.
-    """
+    """An offer that does not meet the need, and the reason in words: the first requirement that it does not meet."""
 
     offer: Offer
     reason: str
@@ -80,14 +77,14 @@ class Plan:
 
     @property
     def best(self) -> Offer | None:
-        """Return the offer that is tried first; None if no offer meets the need."""
+        """The offer that is tried first; None if no offer meets the need."""
         return self.offers[0] if self.offers else None
 
     @property
     def usd_per_hour(self) -> float | None:
         """Return the price in USD per hour of the smallest wanted number of nodes (or slices), on the best offer.
 
-        Return None if no offer meets the need. A slice is several machines that are rented together at one price.
+        Return None if no offer meets the need.
         """
         return self.offers[0].usd_per_hour * self.nodes[0] if self.offers else None
 
@@ -95,13 +92,13 @@ class Plan:
     def rejected(self) -> list[Rejected]:
         """Return the offers that do not meet the need, each with its reason, as a new list; [] if all meet it.
 
-        The reason names the first requirement that the offer does not meet. The list is made anew on every access.
+        The reason names the first requirement that the offer does not meet.
         """
         return [Rejected(offer, check.why(offer)) for check, offer in rejected(self.considered, self.need)]
 
     @property
     def is_short(self) -> bool:
-        """Return True if no offer meets the need now, but waiting may help. Return False if an offer meets the need.
+        """Return True if no offer meets the need now, but waiting may help.
 
         Waiting may help if an offer would meet the need if it were in stock, or if no provider returned any offer.
         """
@@ -113,12 +110,12 @@ class Plan:
     def explain(self, most: int = 20) -> str:
         """Return the plan as text: each offer that meets the need, with its price, and why the others were rejected.
 
-        After that come errors of providers and warnings. If no offer meets the need, advice and these errors come
-        first, and of the offers those that nearly meet it.
+        Of the rejected offers, those that nearly meet the need come first. Errors of providers and warnings follow. If
+        no offer meets the need, advice and these errors come before the rejected offers.
 
         Args:
-            most: the largest number of offers of each kind that are listed one by one. Further offers that meet the
-                need are only counted. Of more rejected offers, each reason has one line with an example. Default 20.
+            most: the largest number of offers that are listed one by one. Further offers that meet the need are only
+                counted. If more offers are rejected, each reason has one line with an example. Default 20.
         """
         failed = [f"!  {name}: {str(error) or type(error).__name__}" for name, error in self.failures.items()]
         reasons = list(self._reasons(most))
@@ -159,7 +156,7 @@ class Plan:
                 yield f"+  no offer is in region {asked!r}; {hint}"
 
     def _other_counts(self) -> Iterator[str]:
-        """Yield a line for each wanted accelerator if an offer with another number of that accelerator would do."""
+        """Yield a line for each wanted accelerator for which an offer with another number of it would do."""
         for wanted in self.need.accelerators:
             if wanted.kind == "cpu" or wanted.slice is not None:
                 continue
@@ -221,18 +218,13 @@ def rank_offers(
     Offers of equal rank are sorted by price, provider, place and type. A spot price is outdated if it is from a price
     table that is older than `SPOT_DAYS` (30 days) or has no day. An offer with an outdated price is ranked by the
     on-demand price of the same machine, or last if that is unknown. If no offer meets the need, the plan has no offers,
-    and nothing is raised.
+    and nothing is raised. With market "spot-if-available", spot offers come before all others.
 
     Args:
-        offers: the offers of all providers.
-        need: the requirements of one node (machine). With market "spot-if-available", spot offers come before all
-            others.
         order_by: "cheapest" ranks by the price of a node. "per-device" divides this price by the number of devices,
             "per-tflop" by dense BF16 TFLOPs, and "per-gb" by GB of device memory. An offer for which that number is
             unknown comes last.
-        nodes: the smallest and the largest number of nodes that are wanted, or of slices (several machines rented
-            together at one price). They are only stored in the plan.
-        failures: errors of providers that could not be asked, by provider name. They are only stored in the plan.
+        nodes, failures: only stored in the plan.
         notes: warnings for the plan. They come before the warnings that this function adds.
         today: the day, in UTC, to which the ages of prices refer; None means the present day.
     """
@@ -262,18 +254,15 @@ _ARGUMENTS = {
 
 
 def named(offer: Offer) -> str:
-    """Return an offer's name: provider, instance type, region and zone, separated by spaces.
-
-    Empty parts are left out.
-    """
+    """Return an offer's name: provider, instance type, region and zone, as far as it has them."""
     return " ".join(filter(None, (offer.provider, offer.instance_type, offer.region, offer.zone)))
 
 
 def described(offer: Offer) -> str:
     """Return an offer on one line: its name, market, price, number of hosts if several, and the day of its price.
 
-    The price is in USD per hour with four decimals. If the start of a machine has a cost of its own, the cost follows,
-    with what it assumes. The day is left out for a price that the provider itself stated without a day.
+    If the start of a machine has a cost of its own, that cost and its assumptions follow the price. The day is left out
+    for a price that the provider itself stated without a day.
     """
     hosts = f" for {offer.hosts} hosts" if offer.hosts > 1 else ""
     start = f" + about {offer.start_usd:.4f} USD for {offer.start_note or 'its start'}" if offer.start_usd else ""
@@ -284,10 +273,7 @@ def described(offer: Offer) -> str:
 
 
 def _day(offer: Offer) -> str:
-    """Return the day of an offer's price, such as ", price as of 2026-03-02"; "" if the provider stated no day.
-
-    If the price is from a price table that is shipped with the driver, " (table)" is added.
-    """
+    """Return the day of an offer's price, such as ", price as of 2026-03-02"; "" if the provider stated no day."""
     return f", {offer.price_source}" if str(offer.price_source) else ""
 
 
@@ -298,15 +284,7 @@ def _instead(offer: Offer) -> str:
 
 
 def _tables(offers: Sequence[Offer], today: date) -> Iterator[str]:
-    """Yield a warning for each price table that prices of these offers come from.
-
-    Such tables are shipped with drivers. The table with the most prices comes first. After the tables comes a warning
-    for each provider with outdated spot prices. If all prices are from the providers themselves, there is no warning.
-
-    Args:
-        offers: the offers that meet the need.
-        today: the day to which the ages of prices refer.
-    """
+    """Yield a warning for each price table of these offers, the most used first, then for outdated spot prices."""
     if not any(source.kind == "table" for source in sources_of(offers)):
         return
     served = Counter((offer.provider, offer.price_source) for offer in offers if offer.price_source.kind == "table")
@@ -322,20 +300,14 @@ def _tables(offers: Sequence[Offer], today: date) -> Iterator[str]:
 
 
 def _from(source: PriceSource) -> str:
-    """Return a phrase that says from which price table prices come, and why the provider's own prices were not used.
-
-    The publisher of the table and the reason are left out if they are unknown.
-    """
+    """Return a phrase that says from which price table prices come, and why the provider's prices were not used."""
     origin = f" ({source.origin})" if source.origin else ""
     why = f": {source.why}" if source.why else ""
     return f"come from a table of {source.as_of or 'an unknown day'}{origin}, not from the provider{why}"
 
 
 def _per_unit(offer: Offer, order_by: OrderBy, today: date) -> str:
-    """Return a phrase with the price per unit (device, TFLOP or GB) by which an offer is ranked.
-
-    If the price per unit is unknown, the phrase says so. For the order "cheapest", the phrase is "".
-    """
+    """Return a phrase with the price per unit (see `UNITS`) by which an offer is ranked; "" for "cheapest"."""
     if order_by == "cheapest":
         return ""
     amount = divisor(offer, order_by)
@@ -349,11 +321,7 @@ def _per_unit(offer: Offer, order_by: OrderBy, today: date) -> str:
 
 
 def _unknown(offers: Sequence[Offer], order_by: OrderBy) -> Iterator[str]:
-    """Yield one warning about the offers that come last because their price per unit is unknown, if there are any.
-
-    The unit is a device, TFLOP or GB of device memory. The warning has the number of such offers and the names of their
-    accelerators. For the order "cheapest", there is no warning.
-    """
+    """Yield one warning if there are offers that come last because their price per unit is unknown."""
     if order_by == "cheapest":
         return
     unranked = [offer for offer in offers if not divisor(offer, order_by)]

@@ -1,4 +1,4 @@
-"""Asks all providers (clouds) for their offers at once, and ranks the answers."""
+"""Asks all providers for their offers at once, and ranks the answers."""
 
 from __future__ import annotations
 
@@ -45,11 +45,8 @@ async def look_around(
     valid are used without asking the provider.
 
     Args:
-        drivers: the providers.
-        need: the requirements of one node (machine).
         order_by: the order in which offers are ranked: "cheapest", "per-device", "per-tflop" or "per-gb".
-        nodes: the smallest and the largest number of nodes that are wanted, or of slices (several machines rented
-            together at one price).
+        nodes: the smallest and the largest number of nodes (or slices) that are wanted.
         refresh: True to ask every provider again, also if its cached offers are still valid.
         offline: True to use a provider's cached offers, up to 7 days old, if the provider cannot be reached. The plan
             notes their age. Cached offers are not used if the provider refuses to answer, as after wrong credentials.
@@ -88,19 +85,9 @@ async def look_around(
 
 
 async def _asked(driver: Driver, need: Need, refresh: bool) -> Answer:
-    """Return a provider's offers: the cached ones while they are valid, new ones otherwise.
+    """Return a provider's offers: the cached ones while they are valid and `refresh` is False, new ones otherwise.
 
-    The driver runs in another thread. After a timeout the driver goes on there, but its answer is not used.
-
-    Args:
-        driver: the driver of the provider.
-        need: the requirements of one node (machine).
-        refresh: True to ask the provider also if its cached offers are still valid.
-
-    Raises:
-        UsageError: the need has `private_network`, and this provider's machines cannot reach each other.
-        ProviderError: the provider did not answer within `_OFFERS_TIMEOUT` (30 s).
-        Exception: any error of the driver.
+    The driver runs in another thread. After 30 s, ProviderError is raised, and a later answer is not used.
     """
     if need.private_network and not abilities(driver).private_network:
         raise UsageError(
@@ -126,11 +113,9 @@ async def _asked(driver: Driver, need: Need, refresh: bool) -> Answer:
 
 
 def _ask(driver: Driver, need: Need) -> Answer:
-    """Ask a driver for its offers and return them with age 0. This blocks until the provider answers.
+    """Ask a driver for its offers, and cache them unless some are missing. This blocks until the provider answers.
 
-    The offers are cached, unless the driver says that some are missing or that its offers must not be cached. The
-    driver is not told the need's price cap, so offers above the cap are returned, too. Errors of the driver are raised
-    unchanged.
+    The driver is not told the need's price cap, so offers above the cap are returned, too.
     """
     offers = Answers(driver.offers(price_cache.question(need)))
     if not offers.lacks:
@@ -139,11 +124,7 @@ def _ask(driver: Driver, need: Need) -> Answer:
 
 
 def _ago(age: float) -> str:
-    """Return an age as text, such as "3 d", "3 h", "90 min" or "100 s". The unit is the largest that gives at least 2.
-
-    Args:
-        age: the age in seconds. It is rounded to a whole number of the unit.
-    """
+    """Return an age in seconds as text, such as "3 d", "3 h", "90 min" or "100 s"."""
     for unit, seconds in (("d", 86400), ("h", 3600), ("min", 60)):
         if age >= 2 * seconds:
             return f"{age / seconds:.0f} {unit}"

@@ -1,17 +1,17 @@
-"""`ComputePool` and its life: nodes (rented machines) are started, replaced when they are lost, and ended.
+"""`ComputePool` and its life: nodes are started, replaced when they are lost, and ended.
 
 - `pool`: `ComputePool`, the object that a user holds.
-- `lifecycle`: a pure state machine. It decides when to launch, drain (give no more calls), replace and end nodes.
+- `lifecycle`: a pure state machine. It decides when to launch, drain, replace and end nodes.
 - `states`: the states, events and actions of `lifecycle`, as values.
 - `replacement`: decides if a lost node is replaced.
 - `resizing`: decides which nodes are retired when a pool becomes smaller.
 - `views`: `PoolView`, which `pool[0:4]` returns: some nodes of a pool that calls can be sent to.
 - `engine`: does what `lifecycle` decides: rents and ends machines, and gives nodes calls.
-- `closing`: closes what watches a pool, each part with a limit of time.
+- `closing`: closes what watches a pool, such as its logs and metrics, within a limit of time.
 - `connector`: turns rented machines into nodes.
 - `forwards`: ports of this computer that lead to ports of nodes.
 - `health`: judges nodes by their samples; `Samples`, the user's object for them.
-- `hints`: tells the user of idle devices.
+- `hints`: tells the user about devices that are not used.
 - `history`: writes what happens in a pool to disk, for reports.
 - `idle`: records the idle time of nodes in the ledger.
 - `limits`: finds out when a pool must end as planned: budget, lifetime, another process.
@@ -19,12 +19,31 @@
 - `metering`: reads the numbers of a pool for Prometheus and other monitoring systems.
 - `service`: `Service`, the user's object for a long-lived call or program that takes no slot.
 - `services`: starts the services of a pool, restarts them after their end, and closes them.
-- `network`: checks that the nodes reach each other; `skypool.gangs.network` has the text of the error.
+- `network`: checks that the nodes reach each other; `skypool.gangs.network` writes the error message.
 - `node_listener`: passes the messages of a node on.
 - `observed`: what `skypool ps` and other processes of the user can see of a pool.
 - `spot`: watches a node whose provider takes its machine back, until it is gone.
 - `trust_levels`: decides for each node if its results may be unpickled.
 - `shutdown`: ends open pools when the interpreter exits.
+
+The words of this package:
+
+- node: a rented machine that runs calls. Its number is its index in the pool, from 0.
+- slice: several hosts that can only be rented together, such as a TPU slice. Each host is a node.
+- engine: the part of a pool that acts. Its thread is that of `skypool.event_loop`.
+- agent: skypool's main process on a node. It starts a worker process for each slot.
+- slot: a place on a node for one call at a time.
+- link: the connection to the agent of a node.
+- dispatch: the part that queues calls and sends them to nodes.
+- gang: the processes of one call with the option `procs`.
+- service: a call that runs beside all others and takes no slot.
+- client: the process that runs a pool.
+- ledger: the local database of pools and rented machines.
+- lease: the time after which a machine ends itself, unless it is renewed.
+- drain: give a node no more calls, and end it when those that it has are done.
+- attach: take a running pool over from a former process.
+- stranger: a node that is not trusted. Its results are not unpickled, but read as plain data.
+- observer: another process of the user that looks at the pool, such as `skypool ps`.
 """
 
 __all__ = [

@@ -1,7 +1,7 @@
 """Closes what watches a pool, such as its history or its metrics, once its machines have ended.
 
-What watches may raise, hang or have no room on the disk. So each part is closed in a thread of its own, and nobody
-waits for it longer than a certain time. The threads are daemons, for which Python does not wait at its exit.
+Such a part may raise, hang or have no room on the disk. So each part is closed in a thread of its own, and the pool
+waits for it only up to a limit of time. The threads are daemons, for which Python does not wait at its exit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _standby: queue.SimpleQueue[Callable[[], None]] | None = None
 
 
 def prepare() -> None:
-    """Start the thread that closes parts when the interpreter exits, unless it runs already."""
+    """Start the thread that closes parts at the interpreter's exit, when no other can start. Do nothing if it runs."""
     global _standby
     if _standby is None:
         _standby = queue.SimpleQueue()
@@ -42,14 +42,10 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def close_all(parts: Sequence[Part], within: float) -> list[str]:
-    """Close all parts at the same time, and wait for that. A failure of one does not keep the others from closing.
+    """Close all parts at the same time, for at most `within` seconds in all. A failure of one does not stop the others.
 
-    Args:
-        parts: what to close.
-        within: the most seconds to wait in all. A part that takes longer goes on in its thread.
-
-    Returns:
-        A sentence for each part that failed, or that was not closed in time.
+    A part that takes longer goes on in its thread. Returns a sentence for each part that failed, or that was not closed
+    in time.
     """
     until = time.monotonic() + within
     ends = [(what, _begin(what, close)) for what, close in parts]
@@ -66,7 +62,7 @@ def close_all(parts: Sequence[Part], within: float) -> list[str]:
 
 
 def _begin(what: str, close: Callable[[], object]) -> queue.SimpleQueue[BaseException | None]:
-    """Begin to close a part. Return a queue that gets the exception that this raises; None if it raises none."""
+    """Begin to close a part. Return a queue that gets the exception that `close` raises; None if it raises none."""
     end: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
     def work() -> None:

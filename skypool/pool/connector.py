@@ -1,4 +1,4 @@
-"""`Connector`: turns rented machines into nodes: reaches each machine, sets it up by the image, and connects to it."""
+"""`Connector`: turns rented machines into nodes. It reaches each machine, sets it up and connects to its agent."""
 
 from __future__ import annotations
 
@@ -30,25 +30,14 @@ from skypool.wire.transport import CommandStream
 class Connector:
     """A part of the engine that turns rented machines into nodes: it reaches them, sets them up and connects to them.
 
-    The methods run in the engine's thread. On each node an agent runs: the process that starts and watches the calls.
-
-    Args:
-        terms: the checked arguments of the pool.
-        rental: the machines of the pool.
-        trust_levels: decides for each node if its results may be unpickled.
-        emit: called with each event for the user.
-        state: returns the current state of the pool.
-        apply: passes an event to `lifecycle`, the state machine of the pool.
-        listener_of: returns the listener for messages of a node, by the node's number.
-        awaited: returns the ids of the calls that the client waits for on a node, by the node's number.
-        health: judges the devices of nodes.
-        linger: what each node is told of the time that it may live without work; see `Link`.
+    The methods run in the engine's thread. The keys of the dicts are the numbers of nodes. `apply` passes an event to
+    `lifecycle`. `linger` returns what nodes are told of the time for which they may live without work (see
+    `LingerWatch.told`).
 
     Attributes:
-        links: the link (connection) to each node, by the node's number.
-        ways: how each node is reached, and the path of Python on it ("" if its setup found one), by the node's number.
-        welcomes: the first message of each node's agent, by the node's number.
-        lenders: the senders of the user's modules to each node, by the node's number.
+        ways: how each node is reached, and the path of Python on it ("" if its setup wrote the path to a file there).
+        welcomes: the first message of each node's agent.
+        lenders: the senders of the user's modules to each node.
     """
 
     def __init__(
@@ -85,15 +74,10 @@ class Connector:
         self._taken: dict[str, user_modules.Unit] = {}
 
     def pack(self, progress: Callable[[int, int], None]) -> None:
-        """Read the files and secrets that the image names, so that nodes can get them later.
+        """Read the files and secrets that the image names, before anything is rented. Blocks until all are read.
 
-        Blocks until all are read. Call this before anything is rented.
-
-        Args:
-            progress: called as (bytes read, bytes in all) while the files are read.
-
-        Raises:
-            UsageError: a file or an environment variable that the image names does not exist.
+        `progress` is called as (bytes read, bytes in all). Raises UsageError if a file or environment variable does not
+        exist.
         """
         self._node_setup.pack(progress)
 
@@ -105,13 +89,7 @@ class Connector:
     async def reach(self, node: int) -> None:
         """Ask the driver how to reach the machine of a node, and wait until the machine answers.
 
-        Report the result to the state machine (see `lifecycle`), as `Reached` or `Failed`. A failure is not raised.
-
-        Args:
-            node: the number of the node.
-
-        Raises:
-            LookupError: the node has no machine.
+        Report `Reached` or `Failed` to `lifecycle`. A failure is not raised.
         """
         instance = self._state().instance_of(node)
         try:
@@ -128,14 +106,7 @@ class Connector:
         self._apply(states.Reached(node))
 
     async def _access(self, node: int) -> Access:
-        """Ask the driver how to reach the machine of a node, and return the answer. The driver runs in another thread.
-
-        A TPU slice is several hosts that are rented together. The driver is asked about the first host before the
-        others. The requests for the others wait until the first request was answered or has failed.
-
-        Raises:
-            ProviderError: the driver cannot say how to reach the machine.
-        """
+        """Ask the driver how to reach a node's machine. In a slice, the driver is asked for the first host first."""
         instance = self._state().instance_of(node)
         came = self._came.setdefault(instance.slice or str(node), asyncio.Event())
         if self._state().nodes[node].host:
@@ -146,16 +117,9 @@ class Connector:
             came.set()
 
     async def bootstrap(self, node: int) -> None:
-        """Set up a machine that was reached: run the image's script, connect to the machine and check its hardware.
+        """Set up a machine that `reach` has reached: run the image's script, connect to it and check its hardware.
 
-        Report the result to the state machine (see `lifecycle`), as `Bootstrapped` or `Failed`. A failure is not
-        raised.
-
-        Args:
-            node: the number of the node.
-
-        Raises:
-            KeyError: `reach` did not succeed for the node before, or `drop` has closed the connection of `reach`.
+        Report `Bootstrapped` or `Failed` to `lifecycle`. A failure is not raised.
         """
         access, setup, stream = self._reached.pop(node)
         instance = self._state().instance_of(node)
@@ -179,12 +143,9 @@ class Connector:
         self._apply(states.Bootstrapped(node))
 
     async def _check_devices(self, node: int) -> None:
-        """Wait until the devices of a node were read for the first time, at most 15 s.
+        """Wait until the devices of a node were read, at most 15 s. Raise BootstrapError if one must not be used.
 
         Devices that cannot be read do not keep the node from getting calls; an event tells that they are unknown.
-
-        Raises:
-            BootstrapError: a device must not be used.
         """
         found = await self._health.first(node)
         if found.state == "unhealthy":
@@ -203,28 +164,21 @@ class Connector:
             )
 
     async def _give_up(self, instance: Instance, error: Exception) -> None:
-        """Report to the rental and to the state machine that an instance (a rented machine) could not become a node.
-
-        The state machine gets a `Failed` event, and decides what follows. The instance is not ended by this method.
-        """
+        """Report to the rental and to `lifecycle` that an instance could not become a node. This does not end it."""
         await asyncio.to_thread(self._rental.rejected, instance, error)
         self._apply(states.Failed(instance.node, error))
 
     async def open(
         self, instance: Instance, access: Access, python: str, stream: CommandStream | None = None, attach: bool = False
     ) -> Welcome:
-        """Connect to the agent of an instance: the process on the machine that starts and watches the calls.
+        """Connect to the agent of an instance, and return its first message.
 
         Args:
-            instance: the machine.
             access: the driver's description of how to reach the machine.
             python: the path of the Python interpreter on the node; "" to look for one.
             stream: an open connection to the loader, the program on the machine that starts the agent. Default None: a
                 new connection is made.
             attach: True requires that the agent runs already. False (the default) starts the agent.
-
-        Returns:
-            The first message of the agent. `welcomes` has this message, too, and `links` has the connection.
 
         Raises:
             ConnectionLost: the agent cannot be reached, is gone, or serves another client.
@@ -262,11 +216,7 @@ class Connector:
         return welcome
 
     async def _agent_config(self, instance: Instance, access: Access) -> AgentConfig:
-        """Return the configuration for the agent of an instance: the process on the node that starts the calls.
-
-        The configuration has the environment variables and secrets of the image, among other things. It also says if
-        the results of the node may be unpickled. The driver may be asked about that, which may take long.
-        """
+        """Return the configuration for the agent of an instance. May take long, as it may ask the driver for offers."""
         terms = self._terms
         state = self._state()
         slots: SlotsAsked | tuple[SlotPlan, ...] = terms.need.slots
@@ -298,14 +248,7 @@ class Connector:
         )
 
     def _place(self, instance: Instance) -> SlicePlace:
-        """Return the place of a node in its slice: one machine, or the hosts of a TPU that are rented together.
-
-        Functions on the node see the place in `runtime.InstanceInfo`.
-
-        Returns:
-            The node's position `host` (from 0) and the number of `hosts`: 0 and 1 for one machine. Also the number of
-            TPU `chips` of this node, and of the whole slice (`slice_chips`); both are 0 without a TPU.
-        """
+        """Return the place of a node in its slice, for `runtime.InstanceInfo`. Without a TPU, it has 0 chips."""
         state = self._state()
         node = state.nodes.get(instance.node)
         accelerator = instance.offer.accelerator if instance.offer else None
@@ -318,10 +261,7 @@ class Connector:
         )
 
     async def drop(self, node: int) -> None:
-        """Close the connection that `reach` opened to a machine.
-
-        Do nothing if `reach` opened no connection, or if `bootstrap` uses the connection already.
-        """
+        """Close the connection that `reach` opened to a machine, unless `bootstrap` uses it already."""
         reached = self._reached.pop(node, None)
         if reached is None:
             return
@@ -331,7 +271,7 @@ class Connector:
 
 
 def _believed(welcome: Welcome, config: AgentConfig, instance: Instance) -> Welcome:
-    """Return the first message of a stranger's node without slots that it cannot have."""
+    """Return the first message of a stranger's node, without the slots in it that such a machine cannot have."""
     offer = instance.offer
     bought = offer.accelerator if offer else None
     vcpus = offer.vcpus if offer else None

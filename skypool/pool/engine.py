@@ -1,7 +1,7 @@
 """`PoolEngine`: runs a pool. It rents, connects, sets up, replaces and ends nodes, as `lifecycle` decides.
 
-`lifecycle` is a pure state machine: it gets events, and returns actions. The engine performs the actions. It runs in
-the thread of `skypool.event_loop`.
+`lifecycle` is a pure state machine: it gets events, and returns actions. The engine performs the actions in the
+thread of `skypool.event_loop`.
 """
 
 from __future__ import annotations
@@ -107,30 +107,17 @@ _GROW_AGAIN_AT_MOST = 300.0
 class PoolEngine:
     """The engine of one pool: it performs the actions of the state machine `lifecycle`, and reports the results back.
 
-    The engine has the rented machines, the links (connections) to the nodes, and the dispatch, which sends calls to
-    nodes. A method runs in the engine's thread (the thread of `skypool.event_loop`) unless its description says
-    otherwise.
+    A method runs in the thread of `skypool.event_loop` unless its description says otherwise.
 
     Args:
-        terms: the checked arguments of the pool.
         stream: receives the events for the user.
-        exporters: bring the numbers of the pool to monitoring systems; () for none.
+        exporters: send the metrics of the pool to monitoring systems.
 
     Attributes:
-        state: the current state of the pool.
-        dispatch: sends calls to nodes.
-        rental: rents and ends machines.
         departures: follows each node whose provider has announced that it takes the machine back, until it is gone.
         inherited: the futures of the calls of a former client, after an attach; otherwise empty.
-        forwards: the ports of this computer that lead to ports of nodes.
-        services: the services that run on nodes beside all calls.
-        health: judges the nodes by their samples, and keeps the samples.
         figures: returns costs and newest samples for the live view. Any thread may call it.
         info: returns the state of the pool and its nodes as values for JSON. Any thread may call it.
-        idle: records for how long nodes are idle.
-        linger: ends the pool when it has had no work for its `linger` time.
-        metering: reads the numbers of the pool for its exporters.
-        history: writes what happens in the pool to disk.
     """
 
     def __init__(self, terms: Terms, stream: events.EventStream, exporters: Sequence[Exporter] = ()) -> None:
@@ -251,25 +238,22 @@ class PoolEngine:
         self._network_lock = threading.Lock()
 
     def is_stranger(self, node: int) -> bool:
-        """Return True if the results of a node are read as plain data only. Any thread may call this."""
+        """Return True if the results of a node are not unpickled, but read as plain data. Any thread may call this."""
         return self._trust_levels.is_stranger(node)
 
     def devices(self) -> dict[int, int]:
-        """Return the number of accelerators of each node that has been reached, by its number.
-
-        Any thread may call this.
-        """
+        """Return the number of accelerators of each node that was reached, by its number. Any thread may call this."""
         return {node: welcome.devices for node, welcome in sorted(self._welcomes.copy().items())}
 
     def words(self) -> dict[int, str]:
-        """Return a dict from node numbers to the state of each node, a word such as "ready". Any thread may call this.
+        """Return the state of each node by its number, as a word such as "ready". Any thread may call this.
 
         A ready node whose connection is down is "unreachable since" a time of day. Nodes that have ended are included.
         """
         return {node: self._word(state) for node, state in sorted(self._performed.nodes.items())}
 
     def trusts(self) -> set[Trust]:
-        """Return the trust in the results of the pool's nodes, so far as it is known. Any thread may call this."""
+        """Return "full", "data" or both: the trust in results of the nodes known so far. Any thread may call this."""
         return self._trust_levels.trusts()
 
     def _word(self, node: states.Node) -> str:
@@ -283,8 +267,8 @@ class PoolEngine:
     async def start(self) -> None:
         """Rent the machines and set them up, or take over those of another process. Return when the pool is ready.
 
-        If the task that runs this method is cancelled, rented machines are ended before CancelledError is raised.
-        Machines that were to be taken over keep running.
+        If this is cancelled, rented machines are ended before CancelledError is raised. Machines that were to be taken
+        over keep running.
 
         Raises:
             SkypoolError: the pool could not become ready. Rented machines were ended; if the end of some is not
@@ -318,7 +302,6 @@ class PoolEngine:
         self._watch()
 
     def _begin_tasks(self) -> None:
-        """Begin what runs beside the nodes for as long as the pool lives."""
         closing.prepare()
         self._spawn(self._serve_observers(), "the service for other terminals")
         self._spawn(self._tend())
@@ -339,7 +322,7 @@ class PoolEngine:
 
     @property
     def network(self) -> NetworkCheck:
-        """The check whether nodes reach each other. It remembers which do. Any thread may use this."""
+        """The check that nodes can connect to each other. It remembers which can. Any thread may use this."""
         from skypool.pool.network import NetworkCheck  # imported here: few pools need it, and it would delay each start
 
         with self._network_lock:
@@ -348,26 +331,21 @@ class PoolEngine:
             return self._network
 
     async def _check_network(self) -> None:
-        """Check that the nodes reach each other. If a node is lost meanwhile, the first call on several nodes does it.
-
-        Raises:
-            NetworkError: a node cannot connect to another one.
-        """
+        """Check that the nodes reach each other. If one is lost, the first call on several nodes checks it instead."""
         with contextlib.suppress(ConnectionLost):
             await asyncio.to_thread(lambda: self.network.ensure(self.dispatch.nodes()))
 
     def _network_advice(self, node: int) -> str:
-        """Return a sentence that says what the user can open if this node cannot be reached by others."""
+        """Return a sentence of advice to the user for the case that other nodes cannot connect to this node."""
         from skypool.pool.network import advice_for
 
         driver = self.rental.driver_of(self.state.instance_of(node))
         return advice_for(driver, self.terms.need.private_network)
 
     async def _why_it_ended(self) -> BaseException:
-        """End what is left of a pool that ended before it was ready, and return the error that ended the pool.
+        """End what is left of a pool that ended before it was ready, and return the error that ended it.
 
-        The error gets a note for each node that failed for another reason, and a note if the end of a machine is not
-        confirmed. If the pool has no error, the user stopped it; then a PoolClosed is returned.
+        Notes of the error name other failures, and machines whose end is not confirmed.
         """
         error = self.state.error or PoolClosed(f"pool {self.terms.name!r} was stopped while it started")
         nodes = [node for node in self.state.nodes.values() if node.error is not None]
@@ -390,10 +368,8 @@ class PoolEngine:
     async def stop(self, reason: BaseException | None = None) -> None:
         """End all calls and machines, and wait until the provider confirms that the machines have ended.
 
-        If the pool is ending or has ended already, only wait until all has ended.
-
-        Args:
-            reason: the error for the calls that have not ended. Default None: a PoolClosed error.
+        If the pool is ending or has ended already, only wait. `reason` is the error for the calls that have not ended;
+        None for a PoolClosed error.
 
         Raises:
             StillRunning, ErrorGroup: the end of some machines is not confirmed.
@@ -424,10 +400,7 @@ class PoolEngine:
     def close_streams(self, reason: BaseException | None = None) -> list[PendingCall]:
         """Close the streams that have not ended, and return their calls. Tell the user of them. Do not wait.
 
-        Any thread may call this.
-
-        Args:
-            reason: the error for who reads on. Default None: a PoolClosed error.
+        Any thread may call this. `reason` is the error that readers of these streams get; None for a PoolClosed error.
         """
         closed = self.dispatch.close_streams(
             reason
@@ -453,19 +426,17 @@ class PoolEngine:
             await asyncio.sleep(0.01)
 
     async def _end_calls(self, end: Callable[[BaseException], None], reason: BaseException) -> None:
-        """End calls in a thread of its own, as callbacks of the user run there. They are waited for, at most 5 s."""
+        """Call `end(reason)` in another thread, as it runs callbacks of the user. Wait for its return, at most 5 s."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_TO_END_CALLS):
                 await beside(partial(end, reason), "skypool end of calls")
 
     async def leave(self, seconds: float) -> None:
-        """End all calls and services, and leave the ready nodes to a process that takes the pool over, for a while.
+        """End all calls and services, and leave the ready nodes for `seconds` to a process that takes the pool over.
 
-        A separate process ends their machines when the time is over. Machines that are not ready, or cannot be told,
-        end now. If the pool is ending or has ended, or if no machine can stay, do as `stop` does.
-
-        Args:
-            seconds: the time for which the machines stay. Budget and lifetime may end them earlier.
+        A separate process ends their machines when the time is over. Budget and lifetime may end them earlier. The
+        machines of nodes that are not ready, or cannot be told to stay, end now. If no machine can stay, or the pool is
+        ending already, this does the same as `stop`.
 
         Raises:
             StillRunning, ErrorGroup: the end of some machines is not confirmed.
@@ -505,18 +476,16 @@ class PoolEngine:
         await self.stop()
 
     def abandon(self, hush: Callable[[], None] | None) -> None:
-        """End a pool whose user has no way left to end it, as soon as its calls have ended. Return at once.
+        """End a pool, which its user cannot end any more, as soon as its calls have ended. This does not wait.
 
-        Any thread may call this, with any lock held, as it happens while garbage is collected.
-
-        Args:
-            hush: ends the output about the pool; None for none.
+        Any thread may call this, with any lock held, as it happens while garbage is collected. `hush` is called at the
+        end, and stops the output about the pool.
         """
         if (loop := Loop.running()) is not None:
             loop.call_soon_threadsafe(lambda: self._spawn(self._end_abandoned(hush)))
 
     async def _end_abandoned(self, hush: Callable[[], None] | None) -> None:
-        """Wait until all calls have ended, and stop the pool. Tell the user what nobody can be told otherwise."""
+        """Wait until all calls have ended, and stop the pool. Errors become notices, as there is no caller to tell."""
         if not self._is_ending:
             self._notice(
                 f"pool {self.terms.name!r} was never stopped, and the program cannot use it any more: it ends when its "
@@ -533,10 +502,7 @@ class PoolEngine:
             await beside(hush, "skypool closing")
 
     def _unproved(self) -> list[StillRunning]:
-        """Return the errors of machines whose end is not confirmed; [] if there are none.
-
-        An error that several machines share is returned only once.
-        """
+        """Return the errors of machines whose end is not confirmed. An error that several machines share comes once."""
         errors = [node.error for node in self.state.nodes.values()]
         return list({id(e): e for e in errors if isinstance(e, StillRunning)}.values())
 
@@ -565,17 +531,13 @@ class PoolEngine:
             )
 
     def hand_over_now(self) -> None:
-        """Let a process in the background end the machines. Any thread may call this.
-
-        Raises:
-            SkypoolError: the process could not be started.
-        """
+        """Let a new process end the machines. Raise SkypoolError if it cannot be started. Any thread may call this."""
         self._notice(self.rental.terminate_in_background())
 
     def close_now(self) -> None:
-        """Close what is left of the pool, after its machines have ended: its calls, and what watches it.
+        """End the calls and close what watches the pool, such as logs and metrics, at the interpreter's exit.
 
-        This is used at the interpreter's exit. Any thread may call this.
+        Any thread may call this.
         """
         error = PoolClosed(f"pool {self.terms.name!r} ended when Python exited")
         closing.close_all([("its calls", partial(self.dispatch.close, error))], _TO_END_CALLS)
@@ -590,13 +552,9 @@ class PoolEngine:
     # --- size ------------------------------------------------------------------------------------------------
 
     def resize(self, minimum: int, maximum: int) -> None:
-        """Change the number of nodes (or slices, for hosts that are rented only together). Return at once.
+        """Change how many nodes (or slices) the pool must have, and how many it may grow to. This does not wait.
 
         Any thread may call this.
-
-        Args:
-            minimum: the number of nodes that the pool must have.
-            maximum: the number of nodes that the pool may grow to.
 
         Raises:
             UsageError: the pool was taken over from another process and lacks the requirements of new nodes, or its
@@ -623,13 +581,13 @@ class PoolEngine:
             self._watch()
 
     def retire(self, node: int) -> None:
-        """Retire a node, with all hosts of its slice (hosts that are rented together). Do not wait for its end.
+        """Retire a node, with all hosts of its slice. Do not wait for its end.
 
-        Any thread may call this. When it returns, no new call is sent to the node, and the next request counts the node
-        as gone.
+        Any thread may call this. When it returns, no new call is sent to the node, and a further `retire` or `resize`
+        counts the node as gone.
 
         Raises:
-            UsageError: the pool has no such node, the node is a part of a slice, or no other node would be left.
+            UsageError: the pool has no such node, it is a later host of a slice, or no other node would be left.
         """
         Loop.shared().call(lambda: self._retire(node))
 
@@ -638,10 +596,9 @@ class PoolEngine:
         self.apply(states.Retire(node))
 
     async def wait_ready(self, count: int | None, timeout: float | None) -> None:
-        """Wait until this many nodes are ready, or slices for hosts that are rented only together.
+        """Wait until this many nodes (or slices) are ready; None for the smallest number that the pool must have.
 
         Args:
-            count: the number of nodes; None for the smallest number that the pool must have at that time.
             timeout: seconds to wait at most; None for no limit.
 
         Raises:
@@ -660,14 +617,7 @@ class PoolEngine:
                 await asyncio.wait_for(self._changed.wait(), left)
 
     def _has(self, count: int | None) -> bool:
-        """Return True if this many nodes (or slices, for hosts that are rented only together) are ready.
-
-        Args:
-            count: the number; None for the smallest number that the pool must have.
-
-        Raises:
-            UsageError, LaunchError, SkypoolError: there will not be as many, as `wait_ready` says.
-        """
+        """Return True if this many nodes (or slices) are ready. If they never will be, raise as `wait_ready` does."""
         state = self.state
         if state.phase in (Phase.DRAINING, Phase.ENDED):
             raise state.error or PoolClosed(f"pool {self.terms.name!r} has ended")
@@ -693,15 +643,9 @@ class PoolEngine:
         return max(1, self.state.minimum * self.state.hosts)
 
     def check_least(self, name: str, least: int | None, named: int | None) -> None:
-        """Check the option `min_nodes` of a call. Any thread may call this.
+        """Raise UsageError if a call named `name` cannot run on `least` nodes (its option `min_nodes`).
 
-        Args:
-            name: the name of the call.
-            least: the option.
-            named: the number of nodes that the call names; None for all nodes of the pool.
-
-        Raises:
-            UsageError: the call runs on fewer nodes.
+        `named` is the number of nodes that the call names; None for all nodes of the pool. Any thread may call this.
         """
         most = max(self._whole, len(self.dispatch.nodes())) if named is None else named
         if least is not None and least > most:
@@ -711,7 +655,7 @@ class PoolEngine:
         """Wait until the pool has as many nodes for calls as it is to have. Any thread but the engine's may call this.
 
         Args:
-            name: the name of the call that needs them.
+            name: the name of the call that needs them, for messages.
             least: the number of nodes that is enough when the pool's `wait` is over, or if no more are being launched.
                 None for all.
             every: False if `least` nodes are enough at once.
@@ -765,9 +709,9 @@ class PoolEngine:
     # --- decisions and actions -------------------------------------------------------------------------------
 
     def apply(self, event: states.Event) -> None:
-        """Pass an event to the state machine, and perform the actions that follow.
+        """Pass an event to the state machine, and perform the actions that follow. Tell the user of changed phases.
 
-        This does not wait: actions that take time run as tasks. Changed phases are reported to the user as events.
+        This does not wait: actions that take time run as tasks.
         """
         before = self.state
         self.state, actions = lifecycle.step(self.state, event)
@@ -864,11 +808,8 @@ class PoolEngine:
     def advise_map(self, on_cpu: bool) -> None:
         """Tell the user, once per pool, that `slots="per-device"` would let `map` run more calls at once.
 
-        Nothing is said if the user set `slots`, if no node has several devices, or if several hosts are rented together
-        as a slice. Any thread may call this.
-
-        Args:
-            on_cpu: True if the mapped function needs no device; then nothing is said either.
+        Do nothing if the user set `slots`, if no node has several devices, for slices of several hosts, or if the
+        mapped function needs no device (`on_cpu`). Any thread may call this.
         """
         if self._advised or on_cpu or self.terms.need.slots is not None or self.state.hosts > 1:
             return
@@ -885,25 +826,17 @@ class PoolEngine:
     def advise_stopped(self, text: str) -> None:
         """Tell the user, once per pool, that parts of a call were stopped because another part failed.
 
-        Any thread may call this.
-
-        Args:
-            text: what was stopped and why, and how to let such parts go on.
+        Any thread may call this. The text says what was stopped and why, and how to let such parts go on.
         """
         if not self._told_of_stopped_parts:
             self._told_of_stopped_parts = True
             self._notice(text)
 
     def _packing(self) -> Callable[[int, int], None]:
-        """Return a function that tells the user how many bytes of the image's files have been packed.
-
-        The returned function is called as (bytes done, bytes in all). It emits an event at most once a second, and one
-        at the end.
-        """
+        """Return a function that is called with (bytes read, bytes in all), and shows them to the user each second."""
         said = time.monotonic()
 
         def tell(done: int, total: int) -> None:
-            """Emit a progress event. Do nothing if bytes are left and the last event was less than a second ago."""
             nonlocal said
             if done == total or time.monotonic() - said >= _SAY_EVERY:
                 said = time.monotonic()
@@ -916,12 +849,10 @@ class PoolEngine:
         self.emit(events.Notice(pool=self.terms.name, text=text))
 
     def _spawn(self, work: Coroutine[Any, Any, None], aside: str = "") -> asyncio.Task[None]:
-        """Start a coroutine as a task, and return the task. `stop` cancels all such tasks.
+        """Start a coroutine as a task, which `stop` cancels, and return the task.
 
-        Args:
-            work: the coroutine.
-            aside: what the task does, if the pool can do without it; then the user is told when the task fails.
-                Otherwise the pool ends then, because a node or a call would wait for the task forever.
+        `aside` names a task that the pool can do without: the user is told when it fails. If `aside` is "", a failure
+        ends the pool, because a node or a call would wait for the task forever.
         """
         with tracebacks.heard_by(self.rental.tell):
             task = asyncio.get_running_loop().create_task(work)
@@ -982,10 +913,10 @@ class PoolEngine:
         return not self.state.nodes[node].retiring
 
     def _note_growth(self, error: Exception | None) -> None:
-        """Note the result of an attempt to launch nodes of a ready pool: the error, or None after a success.
+        """Note the result of an attempt to launch nodes of a ready pool: its error, or None after a success.
 
-        A failure delays the next attempt to grow, by 5 s at first. Each further failure doubles the delay, up to 300 s;
-        a success resets the delay. The user is told of a failure, but not again while the same failure repeats.
+        The next attempt to grow is delayed by 5 s after an error, and by twice as much after each further error, up to
+        300 s. The user is told of an error, but not again while it repeats.
         """
         if error is None:
             self._grow_pause = _GROW_AGAIN
@@ -1008,21 +939,14 @@ class PoolEngine:
                 )
 
     async def _tend(self) -> None:
-        """Record regularly in the ledger and at the providers that this pool is alive, until the pool begins to end.
-
-        The ledger is the local database of rented machines. The pool also ends if another process has begun to end it,
-        such as `skypool down`.
-        """
+        """Tell the ledger and the providers regularly that this pool is alive, until it begins to end."""
         while not self._is_ending:
             with self._deciding():
                 await asyncio.to_thread(self.rental.tend)
             await self._pause(self.rental.pulse)
 
     async def _keep_limits(self) -> None:
-        """End the pool when its budget is spent, or its lifetime is over. Return when the pool begins to end.
-
-        No provider is asked meanwhile, as the answer may take long.
-        """
+        """End the pool when its budget is spent or its lifetime is over. No provider is asked."""
         while not self._is_ending:
             pause = LOOK
             with self._deciding():
@@ -1030,13 +954,16 @@ class PoolEngine:
             await self._pause(pause)
 
     async def _end_idle(self, error: PoolClosed) -> None:
-        """End the pool, as it has had no work for its linger time. Generators that nobody reads may clean up."""
+        """End the pool, as it has had no work for its linger time. Generators that nobody reads get 5 s to clean up."""
         await self._end_streams(error)
         self.apply(states.Stop(error))
 
     @contextlib.contextmanager
     def _deciding(self) -> Iterator[None]:
-        """Act on an error in the block that ends the pool. Tell the user of any other error, once for each text."""
+        """Handle errors of the block: a planned end ends the pool. The user is told of others, and the pool goes on.
+
+        The user is told of the same error only once.
+        """
         try:
             yield
         except TakenOver as e:
@@ -1055,7 +982,7 @@ class PoolEngine:
     # --- what is kept in files -------------------------------------------------------------------------------
 
     def _keep(self, event: events.Event) -> None:
-        """Keep an event. For output, the name of its call's function is kept, too, if the call has not ended."""
+        """Keep an event in the logs and the history. Printed output goes to the logs only, with its function's name."""
         if isinstance(event, events.Output):
             self._log.hear(event, self.dispatch.function_of(event.node, event.call))
         else:
@@ -1063,20 +990,15 @@ class PoolEngine:
             self.history.hear(event)
 
     def _close_log(self) -> None:
-        """Write what waits to be kept, and keep nothing from then on. Blocks. Any thread may call this."""
+        """Write to the logs what waits to be written, and close them. Blocks. Any thread may call this."""
         self._unlisten()
         self._log.close()
 
     async def _serve_observers(self) -> None:
-        """Begin to serve observers: other processes of the user."""
         await beside(self._open_to_observers, "skypool observers")
 
     def _open_to_observers(self) -> None:
-        """Begin to serve observers, unless the pool has ended meanwhile. This runs in a thread of its own.
-
-        Raises:
-            OSError: the socket cannot be made.
-        """
+        """Begin to serve observers, unless the pool has ended meanwhile. This runs in a thread of its own."""
         from skypool.observers.server import ObserverServer  # imported here, so that a pool's start need not wait
 
         self._observers = server = ObserverServer(self.terms.name, self._observed)
@@ -1085,13 +1007,10 @@ class PoolEngine:
             server.close()
 
     async def _close(self) -> None:
-        """Remove what the pool still has at its providers, such as keys, and close its record in the ledger.
+        """Remove keys and other leftovers at the providers. Close the pool's record in the ledger, and its watchers.
 
-        The ledger is the local database of rented machines. If the end of a machine is not confirmed, it is left open.
-        What watches the pool is closed after that, and nothing of it is waited for before.
-
-        Raises:
-            StillRunning, ErrorGroup: something could not be removed.
+        If the end of a machine is not confirmed, the record is left open. Raises StillRunning or ErrorGroup if
+        something could not be removed.
         """
         try:
             if self._given_away is None:  # otherwise, what is left is the new owner's
@@ -1101,10 +1020,7 @@ class PoolEngine:
             await beside(self._close_watchers, "skypool closing")
 
     def _close_watchers(self) -> None:
-        """Close all that watches the pool, and tell the user what failed. Blocks, for a bounded time.
-
-        The logs are closed last, so that they have what is told here.
-        """
+        """Close what watches the pool, the logs last, and tell the user what failed. Blocks, for at most 16 s."""
         parts: list[closing.Part] = [
             ("the connections of other terminals", self._close_observers),
             ("the forwards", self.forwards.close),
@@ -1120,7 +1036,7 @@ class PoolEngine:
             self._notice(f"the pool has ended, but {failure}")
 
     def close_metrics(self) -> None:
-        """Close the exporters of a pool that could not start. Blocks, for a bounded time. Any thread may call this."""
+        """Close the exporters of a pool that could not start. Blocks, for at most 8 s. Any thread may call this."""
         for failure in closing.close_all([("the metrics", self.metering.close)], _TO_CLOSE):
             self._notice(f"the pool could not start, and {failure}")
 
@@ -1131,9 +1047,10 @@ class PoolEngine:
     async def _terminate(self, nodes: tuple[int, ...]) -> None:
         """End the machines of these nodes, and report each to the state machine, as `Terminated` or `StillThere`.
 
-        Attempts are repeated every 5 s, until the provider confirms the end of all machines. Once the pool is ending,
-        only one attempt follows. A machine of the user's own that was lost and cannot be reached counts as ended;
-        the user is told. Nodes of a pool that was given away are left running.
+        Attempts are repeated every 5 s, until the provider confirms the end of all machines. An attempt that begins
+        while the pool is ending is the last. A machine of the user's own that was lost and cannot be reached counts as
+        ended; the user is told. Nodes that were given to another process are left running, but reported as
+        `Terminated`.
         """
         from tenacity import AsyncRetrying, retry_if_result
 
@@ -1150,7 +1067,7 @@ class PoolEngine:
         is_last = False
 
         async def end() -> Mapping[int, StillRunning]:
-            """Try once to end the machines that are left. Return a dict from node numbers to errors; {} if none."""
+            """Try once to end the machines in `left`. Return the errors of those that remain, by node number."""
             nonlocal is_last
             is_last = self.state.phase in (Phase.DRAINING, Phase.ENDED)
             return await self._end(left)
@@ -1172,7 +1089,7 @@ class PoolEngine:
                 self.apply(states.StillThere(node, error))
 
     async def _record_idle(self) -> None:
-        """Record the idle time of nodes until now, so far as that works within 5 s."""
+        """Record the idle time of nodes until now. After 5 s or an error, tell the user that this failed, and go on."""
         try:
             async with asyncio.timeout(_TO_RECORD):
                 await beside(self.idle.record, "skypool idle time")
@@ -1180,14 +1097,7 @@ class PoolEngine:
             self._notice(f"the idle time of nodes was not recorded: {blame.told(e)}")
 
     async def _end(self, left: dict[int, Instance]) -> Mapping[int, StillRunning]:
-        """Try once to end machines. Report each machine whose end is confirmed to the state machine, as `Terminated`.
-
-        Args:
-            left: a dict from node numbers to machines. Machines whose end is confirmed are removed from this dict.
-
-        Returns:
-            A dict from node numbers to errors, for the machines whose end is not confirmed. Empty if all have ended.
-        """
+        """Try once to end the machines in `left`. Remove those that ended, and return the errors of the rest."""
         now = time.monotonic()
         silent = {node: now - self._heard[node] for node in left if node in self._heard}
         try:
@@ -1218,17 +1128,13 @@ class PoolEngine:
             await link.close(bye=True)
 
     async def _pause(self, seconds: float) -> None:
-        """Sleep for this many seconds, or until the pool begins to end. Return at once if it is ending or has ended."""
+        """Sleep for this many seconds, but no longer than until the pool begins to end."""
         until = time.monotonic() + seconds
         while not self._is_ending and (left := until - time.monotonic()) > 0:
             await asyncio.sleep(min(0.05, left))
 
     async def _stop_reaching(self, node: int) -> None:
-        """Cancel the task that still connects to a node or sets it up. Wait for the task, and close the connection.
-
-        The task cannot start an agent (the process that runs calls on the node) afterwards. Does nothing if there is no
-        such task or connection.
-        """
+        """Cancel the task that sets a node up, wait for it so that it starts no agent, and close the connection."""
         task = self._reaching.pop(node, None)
         if task is not None and not task.done():
             task.cancel()
@@ -1238,11 +1144,8 @@ class PoolEngine:
     async def _adopt(self) -> None:
         """Connect to the nodes of a pool that another process started, and take them over. The pool is then ready.
 
-        If one node cannot be taken over, none is: the links (connections) are closed, and all nodes keep running.
-        Otherwise calls of generator functions are cancelled, because only the former process could read the items.
-
-        Raises:
-            SkypoolError: the pool is not found, another process runs or ends the pool, or a node cannot be reached.
+        If one node cannot be taken over, none is: the links are closed, and all nodes keep running. If all are taken
+        over, running calls of generator functions are cancelled, because only the former process could read the items.
         """
         instances = await asyncio.to_thread(self.rental.adopt)
         try:
@@ -1270,7 +1173,7 @@ class PoolEngine:
                 link.send(frame(Kind.CANCEL, {"id": call, "grace": self.terms.grace}))
 
     async def _give_back(self) -> None:
-        """Leave the nodes of a pool that could not be taken over as they were: they end when they would have ended."""
+        """Give nodes back, as the pool could not be taken over: they end when they would have ended without this."""
         try:
             seconds = await asyncio.to_thread(self.rental.give_back)
         except SkypoolError as e:
@@ -1283,15 +1186,7 @@ class PoolEngine:
                 await link.leave(seconds)
 
     def _on_welcome(self, node: int, welcome: Welcome) -> None:
-        """Take over the calls that a former process sent to a node. Called when a connection to the node begins.
-
-        The futures of the calls are added to `inherited`. Does nothing when the node connects again, and in a pool that
-        was not taken over with `attach`.
-
-        Args:
-            node: the number of the node.
-            welcome: the node's first message, which lists its calls.
-        """
+        """At the first connection to a node of a pool that is taken over, take over the calls of the former process."""
         if self.terms.attach and node not in self.dispatch.node_queues:
             self.inherited += self.dispatch.inherit(node, welcome, self._links[node])
             self.services.inherit(node)
@@ -1301,15 +1196,14 @@ class PoolEngine:
         return self.terms.replaces and self.state.maximum > self.state.minimum
 
     def _watch(self) -> None:
-        """Start the task that makes the pool grow while calls wait. Do nothing if the task runs already."""
+        """Start the task that makes the pool grow while calls wait, unless it runs already."""
         if self._watching is None or self._watching.done():
             self._watching = self._spawn(self._watch_pressure())
 
     async def _watch_pressure(self) -> None:
-        """Make the pool grow while calls wait: report `Pressure` to the state machine after each second of waiting.
+        """Let a pool that may grow do so while calls wait: report `Pressure` after each second of waiting.
 
-        Nothing is reported during the pause after a failed attempt to grow. Returns when the pool is no longer ready,
-        and at once if the pool has a fixed number of nodes.
+        Nothing is reported during the pause after a failed attempt to grow.
         """
         waited = 0
         while self.state.phase is Phase.READY and self._may_grow:
@@ -1322,7 +1216,6 @@ class PoolEngine:
     # --- messages from nodes ---------------------------------------------------------------------------------
 
     def _listener_of(self, node: int) -> NodeListener:
-        """Return a new listener for the link (connection) to a node. The listener handles the node's messages."""
         return NodeListener(
             node,
             self.terms.name,
@@ -1339,7 +1232,7 @@ class PoolEngine:
         )
 
     def _on_samples(self, node: int, samples: Sequence[NodeSample]) -> None:
-        """Pass measurements of a node on. Any thread may call this."""
+        """Pass measurements of a node to the watches of health and idle time. Any thread may call this."""
         try:
             self.health.arrived(node, samples)
             self.idle.arrived(node, samples)
@@ -1349,16 +1242,11 @@ class PoolEngine:
                 self._notice(f"samples of node {node} cannot be kept: {blame.told(e)}")
 
     def _on_notice(self, node: int, at: float) -> None:
-        """Handle a node's notice that its provider takes the machine back. Does not block.
+        """Handle a node's notice that its provider takes the machine back at `at`, in seconds since 1970.
 
-        Do nothing while the pool is being taken over: the node repeats the notice.
-
-        Any thread may call this. When this returns, the node and the other hosts of its slice (hosts that are rented
-        together) get no more calls. The engine's thread reports the notice to the state machine later.
-
-        Args:
-            node: the number of the node.
-            at: when the provider takes the machine, in seconds since 1970.
+        Any thread may call this. From then on, all hosts of the node's slice get no more calls. The engine's thread
+        reports the notice to the state machine later. While the pool is being taken over, do nothing: the node repeats
+        the notice.
         """
         if node not in self.state.nodes:
             return
@@ -1374,9 +1262,9 @@ class PoolEngine:
         self.dispatch.expect(-1)
 
     def _on_unhealthy(self, node: int, error: NodeUnhealthy) -> None:
-        """Handle an unhealthy node: it gets no more calls, and its driver may avoid the machine from now on.
+        """Stop sending calls to an unhealthy node, and let its driver avoid the machine from now on.
 
-        During the node's setup, the health check sees the same, so nothing happens here.
+        Do nothing during the node's setup: the setup has a health check of its own.
         """
         state = self.state.nodes.get(node)
         if state is None or state.phase is not Phase.READY or state.is_leaving:
@@ -1386,19 +1274,16 @@ class PoolEngine:
         self._spawn(asyncio.to_thread(self.rental.rejected, instance, error), "the report of an unhealthy machine")
 
     def _on_failed(self, pending: PendingCall, error: BaseException, node: int) -> None:
-        """Emit a `CallFailed` event for the user: a call has ended with an error. Any thread may call this.
-
-        Do nothing for a service, whose end `Services` tells.
-        """
+        """Tell the user that a call ended with an error. Do nothing for a service. Any thread may call this."""
         if pending.service:
             return
         name = self.terms.name
         self.emit(events.CallFailed(pool=name, node=node, call=pending.name, error=blame.told(error)))
 
     def _report(self, event: events.Event) -> None:
-        """Emit an event of a node. The gangs keep the end of what their processes print. Any thread may call this.
+        """Emit an event of a node. For errors of gangs, also keep the end of what their processes print.
 
-        Output that the user is not to see, as with `output="rank0"`, is only kept in files.
+        Output that the user is not to see, as with `output="rank0"`, is only kept in files. Any thread may call this.
         """
         gangs = self.dispatch.gangs
         if gangs is None or not isinstance(event, events.Output) or gangs.heard(event.call, event.text):
@@ -1407,7 +1292,7 @@ class PoolEngine:
             self._keep(event)
 
     def _counted(self, status: events.NodeStatus) -> events.NodeStatus:
-        """Return a status of a node with the counts of the tally, which all views show. Any thread may call this."""
+        """Return a node's status with the numbers of calls that this process counts. Any thread may call this."""
         counts = self.dispatch.tally.on(status.node)
         return replace(
             status,
@@ -1419,7 +1304,7 @@ class PoolEngine:
         )
 
     def _on_gang_failed(self, failure: GangFailure) -> None:
-        """Emit a `GangFailed` event for the user: a run of a gang has failed. Any thread may call this."""
+        """Tell the user that a gang has failed, and if it runs again. Any thread may call this."""
         event = events.GangFailed(
             pool=self.terms.name,
             node=failure.node,
@@ -1433,7 +1318,7 @@ class PoolEngine:
         self.emit(event)
 
     def _on_retry(self, pending: PendingCall, error: BaseException, node: int, attempt: int) -> None:
-        """Emit a `CallRetried` event for the user: a call runs again because of `error`. Any thread may call this."""
+        """Tell the user that a call runs again because of `error`. Any thread may call this."""
         name = self.terms.name
         self.emit(
             events.CallRetried(
@@ -1446,14 +1331,14 @@ class PoolEngine:
         )
 
     def _on_lost(self, node: int, error: ConnectionLost) -> None:
-        """Handle the loss of a node that its link (connection) has given up. Returns at once; a task does the rest."""
+        """Start a task that handles the loss of a node, which its link has given up. Do not wait for the task."""
         self._spawn(self._lose(node, error))
 
     async def _lose(self, node: int, error: ConnectionLost) -> None:
-        """Report a lost node to the state machine, unless its end was planned: then the pool ends.
+        """Report a lost node to the state machine. But if the loss is part of a planned end of the pool, end the pool.
 
-        If another process has taken the pool over, give the pool up. That a node says so counts only if it is trusted:
-        a stranger's machine could say so to be left running.
+        If another process has taken the pool over, give the pool up. A node that reports this is believed only if it is
+        trusted: a stranger's machine could claim it to be left running.
         """
         if node not in self.state.nodes:  # `_adopt` has not taken over all nodes yet
             self._lost_early = error
@@ -1474,11 +1359,8 @@ class PoolEngine:
     async def _hand_over(self, error: TakenOver) -> None:
         """Give the pool up, because another process owns it now. Ready nodes are left alone, and keep running.
 
-        Machines that are still being set up are ended, as the new owner does not have them. Does nothing if the pool is
-        ending or has ended.
-
-        Args:
-            error: the error of the calls that have not ended, and of later ones.
+        Machines that are still being set up are ended, as the new owner does not have them. Calls get the error. Does
+        nothing if the pool is ending or has ended.
         """
         if self._given_away is not None or self.state.phase in (Phase.DRAINING, Phase.ENDED):
             return
@@ -1495,7 +1377,7 @@ class PoolEngine:
         self._soon(self._drained, node)
 
     def _drained(self, node: int) -> None:
-        """Stop the services of a leaving node that has no call left. The node ends when they are gone."""
+        """Report a leaving node that has no call left as `Drained`. If services run on it, stop them before."""
         if self.dispatch.services_on(node):
             if node not in self._clearing:
                 self._clearing.add(node)
@@ -1508,12 +1390,9 @@ class PoolEngine:
         self.apply(states.Drained(node))
 
     def _on_feed(self, pending: PendingCall, arg: int, n: int) -> None:
-        """Have a thread send an item of an iterator to the node that asked for it. This does not wait for the item.
+        """Let a thread send item `n` (from 1) of an iterator to the node that asked for it. This does not wait.
 
-        Args:
-            pending: the call that has the iterator as an argument.
-            arg: the index of the iterator among the call's iterator arguments, from 0.
-            n: the number of the item, from 1.
+        `arg` is the index of the iterator among the call's iterator arguments, from 0.
         """
         feeder = self._feeders.get((pending.id, arg))
         if feeder is None:

@@ -1,4 +1,4 @@
-"""`Forwards`: the ports and sockets of this computer that lead to ports of a pool's nodes (its rented machines)."""
+"""`Forwards`: the ports and sockets of this computer that lead to ports of a pool's nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ class Forwards:
     """The open forwards of one pool. They are closed with their node, and with the pool. Any thread may use this.
 
     Args:
-        ways: how each node is reached, and the path of Python on it ("" if its setup found one), by the node's number.
+        ways: by node number, how each node is reached and the path of Python on it ("" if its setup wrote the path to a
+            file there).
         notice: shows a sentence to the user.
     """
 
@@ -27,10 +28,9 @@ class Forwards:
         self._closed = False
 
     def open(self, node: int, host: str, port: int, here: int | str) -> Forward:
-        """Make a forward to a port of a node, and return it when it can be used.
+        """Open a forward to a port of a node, and return it when it can be used.
 
         Args:
-            node: the number of the node.
             host: the host to connect to, as the node knows it.
             port: the port to connect to.
             here: the port of this computer, 0 for a free one; or the path of a Unix socket.

@@ -1,4 +1,7 @@
-"""`HealthWatch`: judges the nodes of a pool by their samples, keeps the samples, and says when a node is unhealthy."""
+"""`HealthWatch`: keeps the samples (measurements) of a pool's nodes, and finds unhealthy nodes by them.
+
+`Samples` is the object with which users read them.
+"""
 
 from __future__ import annotations
 
@@ -34,17 +37,15 @@ class HealthWatch:
     """The health of a pool's nodes. Samples may come from any thread.
 
     Args:
-        pool: the name of the pool.
         store: keeps the samples.
         is_stranger: returns True for a node that is not trusted.
         emit: called with an event when the health of a node changes.
-        on_unhealthy: called as (node, error) in the engine's thread when a node is unhealthy.
+        on_unhealthy: called as (node, error) in the engine's thread when a node becomes unhealthy.
 
     Attributes:
-        store: keeps the samples.
         known: the health of each node whose devices were read, by the node's number.
-        xids: the errors of NVIDIA's driver since the start of the pool: how often each XID code came to each device,
-            by the node's number.
+        xids: how often NVIDIA's driver has reported each error (XID code) of each device since the pool's start, by the
+            node's number.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class HealthWatch:
             Loop.shared().loop.call_soon_threadsafe(self._tell, node)
 
     def _count(self, node: int, device: DeviceSample, code: int) -> None:
-        """Count an error of NVIDIA's driver. A node with more different codes than any driver has is not counted on."""
+        """Count an error of NVIDIA's driver. Ignore new codes of a node that has sent more than any driver has."""
         counts = self.xids.setdefault(node, {})
         key = (device.kind, device.index, device.uuid, code)
         if key in counts or len(counts) < _MOST_CODES:
@@ -130,7 +131,7 @@ class HealthWatch:
         return self.known[node]
 
     def of(self, node: int) -> NodeHealth | None:
-        """Return the health of a node; None without devices, or if it has not told yet. Any thread may call this."""
+        """Return a node's health; None if it has no devices, or before they were read. Any thread may call this."""
         return self.known.get(node)
 
     async def keep(self) -> None:
@@ -141,7 +142,7 @@ class HealthWatch:
                 await beside(self.flush, "skypool samples")
 
     def flush(self) -> None:
-        """Write samples to the file now. A failure is told once as a notice, and does not end the pool."""
+        """Write samples to the file now. If that fails, tell the user once; the pool goes on."""
         try:
             self.store.flush()
         except Exception as e:  # noqa: BLE001 - what only watches must not end the pool
@@ -151,14 +152,17 @@ class HealthWatch:
 
 
 class _Identities:
-    """The devices of one node, and the causes of lower clocks, as far as its samples have named them."""
+    """The devices and the causes of lower clocks that a node's samples have named so far.
+
+    Their number is limited, as a stranger's node could send ever new names.
+    """
 
     def __init__(self) -> None:
         self._devices: set[tuple[str, int, str]] = set()
         self._causes: set[str] = set()
 
     def only(self, sample: NodeSample) -> NodeSample:
-        """Return a sample without devices and causes beyond the limits."""
+        """Return a sample without the devices that exceed the limits, or whose causes do."""
         if all(map(self._is_known, sample.devices)):  # as usual
             return sample
         return replace(sample, devices=tuple(filter(self._can_be_added, sample.devices)))
@@ -168,7 +172,7 @@ class _Identities:
         return is_known and (not device.throttled or self._causes.issuperset(device.throttled))
 
     def _can_be_added(self, device: DeviceSample) -> bool:
-        """Return True if there is room for the device and its causes, which are known from then on."""
+        """Return True if the limits allow to add the device and its causes, and add them."""
         identity = (device.kind, device.index, device.uuid)
         causes = self._causes.union(device.throttled or ())
         if (identity not in self._devices and len(self._devices) >= _MOST_DEVICES) or len(causes) > _MOST_CAUSES:
@@ -191,7 +195,8 @@ class Samples:
     def latest(self) -> dict[int, NodeSample]:
         """Return the newest sample of each node, by the node's number. Nodes that were not measured yet are left out.
 
-        A node is first measured about a second after its start; then each second if it has devices, or each 5 s.
+        A node is first measured about a second after its start. After that, it is measured each second if it has
+        devices, otherwise every 5 s.
         """
         return {} if self._watch is None else dict(sorted(self._watch.store.newest.items()))
 

@@ -1,6 +1,6 @@
-"""`IdleHints`: tells the user that a node with devices is idle, or that a call uses one of several, once each.
+"""`IdleHints`: tells the user that a node with devices is idle, or that a call uses only one of several devices.
 
-Devices are accelerators. The hints are events, which the console shows.
+Devices are accelerators. The hints are events, which the console shows. Each of the two is given once in a pool.
 """
 
 from __future__ import annotations
@@ -23,14 +23,7 @@ _GAP = 0.5
 
 
 class IdleHints:
-    """The hints about idle devices of one pool. Any thread may use it.
-
-    Args:
-        pool: the name of the pool.
-        welcomes: the first message of each node, with its slots and devices.
-        receipt: returns the receipt of the pool; None if it is not known. It may block.
-        emit: called with each hint.
-    """
+    """The hints about idle devices of one pool. Any thread may use them. The function `receipt` may block."""
 
     def __init__(
         self,
@@ -49,11 +42,7 @@ class IdleHints:
         self._told_idle = self._told_unused = False
 
     def look(self, idleness: Mapping[int, Idleness]) -> None:
-        """Tell the user if a node with devices has been idle for 5 minutes. Blocks then.
-
-        Args:
-            idleness: the idle time of each node that gets calls, until now.
-        """
+        """Tell the user if a node with devices has been idle for 5 minutes. Blocks to read its price if that is so."""
         if self._told_idle:
             return
         for node, now in idleness.items():
@@ -74,7 +63,7 @@ class IdleHints:
         return next((each.usd_per_hour for each in lines if each.node == node and not each.ended), None)
 
     def arrived(self, node: int, samples: Sequence[NodeSample]) -> None:
-        """Tell the user if a call has used one of its devices for two minutes, and the others were under 5 %."""
+        """Tell the user if a call has used one device for two minutes, while its others were under 5 % utilisation."""
         welcome = self._welcomes.get(node)
         if self._told_unused or welcome is None or welcome.devices < 2 or welcome.slots >= welcome.devices:
             return

@@ -1,6 +1,6 @@
 """`HistoryWatch`: writes what happens in a pool to disk, so that a report can be made of it, also after its end.
 
-`skypool.samples.journal` has the file. Threads that emit events only append to a list. All else is done every second
+`skypool.samples.journal` writes the file. Threads that emit events only append to a list. The rest is done every second
 or every 5 s in a thread of its own.
 """
 
@@ -68,11 +68,7 @@ class HistoryWatch:
     """The writer of a pool's history. Any thread may use it.
 
     Args:
-        pool: the name of the pool.
-        journal: keeps the history.
-        dispatch: knows the calls that ended, and for how long nodes were idle.
-        rental: has the plan.
-        welcomes: the first message of each node's agent (the process there that runs calls), by the node's number.
+        welcomes: the first message of each node's agent, by the node's number.
         is_stranger: returns True for a node that is not trusted.
         emit: called with a notice for the user if the history cannot be written.
         quota: limits what is kept of each node.
@@ -111,7 +107,7 @@ class HistoryWatch:
         self._no_room = ""
 
     def hear(self, event: events.Event) -> None:
-        """Keep an event, if it is one of `KEPT`. Does not wait."""
+        """Keep an event until `flush` writes it, if it is of a type in `KEPT`. Does not wait."""
         if not isinstance(event, KEPT):
             return
         size = events.weight(event)
@@ -121,11 +117,7 @@ class HistoryWatch:
             self._waiting.append(event)
 
     def open(self, secrets: Mapping[str, str]) -> None:
-        """Let `flush` write from now on. Before that, events only wait.
-
-        Args:
-            secrets: the values of secrets by their names, which are not written.
-        """
+        """Let `flush` write from now on, with these secrets masked. Events that came before are written, too."""
         self._masker = Masker(secrets)
 
     async def keep(self) -> None:
@@ -143,7 +135,7 @@ class HistoryWatch:
                 due = now + max(pause, min(_RESTS * took, _RESTS_AT_MOST))
 
     def flush(self) -> None:
-        """Write what is new. A failure is told once as a notice, and does not end the pool."""
+        """Write what is new. If that fails, tell the user once; the pool goes on."""
         with self._writing:
             if self._masker is None:
                 return
@@ -163,7 +155,6 @@ class HistoryWatch:
                 self._facts |= facts
 
     def _taken(self) -> events.Event:
-        """Return the event that has waited longest, which waits no more."""
         event = self._waiting.popleft()
         size = events.weight(event)
         self._quota.give_back(node_of(event), WAITING, size)
@@ -176,7 +167,7 @@ class HistoryWatch:
         return JournalEvent(event.time, type(event).__name__, node_of(event), data)
 
     def _cleaned(self, value: object) -> object:
-        """Return a value of an event without secrets, and not too long."""
+        """Return a value of an event with secrets masked, and cut if it is too long."""
         if isinstance(value, str):
             return self._text(value)
         return [self._cleaned(each) for each in value[:_LONGEST]] if isinstance(value, (list, tuple)) else value
@@ -187,7 +178,7 @@ class HistoryWatch:
         return text if len(text) <= longest else f"{text[: longest - 2]} …"
 
     def _work(self) -> list[WorkSpan]:
-        """Return the spans of working time that are new or longer than before."""
+        """Return spans of time with the seconds that nodes worked in them, so far as they are new or were extended."""
         changed = []
         for node, now in self._dispatch.idleness().items():
             if node in self._over:
@@ -209,7 +200,7 @@ class HistoryWatch:
         return changed
 
     def _known(self) -> dict[str, object]:
-        """Return the facts about the pool as they are now, by their names. Those of the plan come only if it is new."""
+        """Return the facts for the report, by name: counts of calls, hardware of nodes, and the plan if it is new."""
         facts: dict[str, object] = {"skypool": self._facts.get("skypool") or _version()}
         counts = self._dispatch.tally.now()
         ended = asdict(counts.ended)
@@ -237,11 +228,8 @@ class PriceOfOffer:
     """The price of an offer of a plan, and its date.
 
     Attributes:
-        provider: the name of the driver.
-        type: the machine type.
         place: the zone, or the region if no zone is known.
         market: "on-demand" or "spot".
-        usd_per_hour: the price in US dollars per hour.
         source: "provider" if the provider's API reported the price, "table" if it is from a table of the driver.
         as_of: the day of the price, such as "2026-03-02"; "" if it is not known.
     """
@@ -256,7 +244,7 @@ class PriceOfOffer:
 
 
 def prices_of(plan: Plan) -> list[PriceOfOffer]:
-    """Return the prices of the first 20 offers of a plan. A provider's price without a day is of the plan's day."""
+    """Return the prices of the first 20 offers of a plan. A provider's price without a day gets the day of the plan."""
     return [
         PriceOfOffer(
             each.provider,
@@ -272,7 +260,6 @@ def prices_of(plan: Plan) -> list[PriceOfOffer]:
 
 
 def _version() -> str:
-    """Return the version of skypool."""
     from importlib import metadata  # imported here, as it takes long
 
     return metadata.version("skypool")

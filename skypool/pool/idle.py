@@ -1,7 +1,6 @@
-"""`IdleWatch`: records for how long the nodes of a pool are idle, in the ledger, so that other processes know it, too.
+"""`IdleWatch`: records in the ledger for how long the nodes of a pool are idle, so that other processes know it, too.
 
-The dispatch counts the idle time of each node (see `skypool.calls.idle`). The ledger is the local database of rented
-machines.
+The dispatch measures the idle time of each node (see `skypool.calls.idle`).
 """
 
 from __future__ import annotations
@@ -25,14 +24,7 @@ _DRIFT = 0.2
 
 
 class IdleWatch:
-    """The watch over the idle time of a pool's nodes. Any thread may use it.
-
-    Args:
-        dispatch: counts the idle time.
-        rental: records it.
-        state: returns the current state of the pool, which has the machine of each node.
-        hints: tells the user of idle devices.
-    """
+    """The watch over the idle time of a pool's nodes. Any thread may use it."""
 
     def __init__(self, dispatch: Dispatch, rental: Rental, state: Callable[[], states.Pool], hints: IdleHints) -> None:
         self._hints = hints
@@ -60,7 +52,7 @@ class IdleWatch:
             await asyncio.to_thread(self._hints.look, there)
 
     def record(self) -> None:
-        """Record the idle time of the nodes until now. Nothing is written for a node whose record implies it.
+        """Record the idle time of the nodes until now, except where the last record implies it.
 
         A record says if the node is idle from then on. While that does not change, no further record is needed.
         """
@@ -80,8 +72,7 @@ class IdleWatch:
     def _differs(self, node: int, now: Idleness, most: float) -> bool:
         """Return True if the last record of a node implies an idle time that is wrong by more than `most` seconds.
 
-        Return True, too, if the node works now but the last record says that it is idle, or the other way round, and
-        that record is more than `most` seconds old.
+        Also True if the record is older than `most` seconds, and wrong about whether the node is idle now.
         """
         before = self._recorded.get(node)
         if before is None:
@@ -92,7 +83,7 @@ class IdleWatch:
 
 
 def is_low(sample: NodeSample) -> bool:
-    """Return True if all devices in a sample are known to be under 5 % of their use."""
+    """Return True if all devices in a sample are known to be under 5 % utilisation."""
     return all(
         each.utilization_percent is not None and each.utilization_percent < LOW and not each.lost
         for each in sample.devices

@@ -1,7 +1,7 @@
 """The state machine of a pool: (state, event) -> (state, actions). It uses no clock, no network and no asyncio.
 
-It decides when to launch, replace, drain (give no more calls) and end nodes, also when a provider takes a machine back,
-or when the user makes the pool smaller.
+It decides when to launch, replace, drain and end nodes. It does so also when a provider takes a machine back, or when
+the user makes the pool smaller.
 
     planned → launching → booting → bootstrapping → ready → draining → ended
 
@@ -64,19 +64,11 @@ from skypool.pool.states import (
 
 
 def step(pool: Pool, event: Event) -> tuple[Pool, list[Action]]:
-    """Decide what follows from an event. The function is pure: it returns a new state, and changes nothing.
+    """Decide what follows from an event: return the new state, and the actions that the engine must perform, in order.
 
-    Args:
-        pool: the state before the event.
-        event: what happened.
-
-    Returns:
-        (pool, actions): the state after the event, and the actions that the engine must perform, in order. For an event
-        that no longer matters, the state is unchanged and there are no actions. But a `Stop` with an error always
-        replaces the error of the pool.
-
-    Raises:
-        KeyError: the pool does not have the node of the event. `Launched` and `StillThere` add the node instead.
+    For an event that no longer matters, the state is unchanged and there are no actions. An exception is a `Stop` with
+    an error, which always replaces the error of the pool. Raises KeyError if the pool does not have the node of the
+    event, except for `Launched` and `StillThere`, which add the node.
     """
     match event:
         case Start(hosts):
@@ -117,15 +109,7 @@ def _with(pool: Pool, node: int, **changes: Any) -> Pool:
 
 
 def _start(pool: Pool, hosts: int) -> tuple[Pool, list[Action]]:
-    """Launch the first slices of a pool, `pool.minimum` of them. Do nothing if the pool was started before.
-
-    Args:
-        pool: the state before.
-        hosts: the number of nodes of each slice; more than 1 if a provider rents out several hosts only together.
-
-    Returns:
-        (pool, actions): the new state, and the actions that the engine must perform, in order.
-    """
+    """Launch the first `pool.minimum` slices. Do nothing if the pool was started before."""
     if pool.phase is not Phase.PLANNED:
         return pool, []
     numbers = tuple(range(0, pool.minimum * hosts, hosts))
@@ -135,18 +119,9 @@ def _start(pool: Pool, hosts: int) -> tuple[Pool, list[Action]]:
 
 
 def _launched(pool: Pool, head: int, instances: Sequence[Instance]) -> tuple[Pool, list[Action]]:
-    """Connect to the machines of a slice that was rented.
+    """Connect to the machines of a slice that was rented. `head` is the node number of its first host.
 
-    If the pool is ending or has ended, or if the slice was retired meanwhile, end the machines instead. A slice is one
-    machine, or several hosts that are rented together.
-
-    Args:
-        pool: the state before.
-        head: the node number of the first host.
-        instances: the machines of the slice, in order.
-
-    Returns:
-        (pool, actions): the new state, and the actions that the engine must perform, in order.
+    If the pool is ending or has ended, or if the slice was retired meanwhile, end the machines instead.
     """
     is_late = pool.phase in (Phase.DRAINING, Phase.ENDED) or (head in pool.nodes and pool.nodes[head].retiring)
     phase = Phase.DRAINING if is_late else Phase.BOOTING
@@ -157,12 +132,7 @@ def _launched(pool: Pool, head: int, instances: Sequence[Instance]) -> tuple[Poo
 
 
 def _bootstrapped(pool: Pool, node: int) -> tuple[Pool, list[Action]]:
-    """Mark a node as set up. When all hosts of its slice are set up, they become ready and get calls.
-
-    A slice is one machine, or several hosts that are rented together. A launching pool becomes ready when
-    `pool.minimum` slices are ready. Does nothing for a node that was not being set up. Returns the new state, and the
-    actions that the engine must perform.
-    """
+    """Mark a node as set up. When all hosts of its slice are set up, they become ready and get calls."""
     if pool.nodes[node].phase is not Phase.BOOTSTRAPPING:
         return pool, []
     pool = _with(pool, node, waits=True)
@@ -176,7 +146,7 @@ def _bootstrapped(pool: Pool, node: int) -> tuple[Pool, list[Action]]:
 
 
 def _complete(pool: Pool) -> tuple[Pool, list[Action]]:
-    """Mark a launching pool as ready if enough slices are ready. Otherwise return it unchanged, and no actions."""
+    """Mark a launching pool as ready if `minimum` of its slices are ready. Otherwise return it unchanged."""
     if pool.phase is Phase.LAUNCHING and pool.count(Phase.READY) >= pool.minimum:
         return replace(pool, phase=Phase.READY), [Announce(Phase.READY)]
     return pool, []
@@ -185,18 +155,9 @@ def _complete(pool: Pool) -> tuple[Pool, list[Action]]:
 def _failed(pool: Pool, node: int, error: BaseException) -> tuple[Pool, list[Action]]:
     """End what is left of a slice whose node failed or has drained. Launch another slice if one is missing.
 
-    A slice is one machine, or several hosts that are rented together. No slice is launched if enough are left, if too
-    many failed before, if another would probably fail too, or while the pool is ending. If the pool cannot go on
-    without the slice, the pool ends with this error or an earlier one. Does nothing for a node that is being ended or
-    has ended.
-
-    Args:
-        pool: the state before.
-        node: the number of the node that failed.
-        error: why the node failed. A `NodeRetired` says that the node was retired and has no call left.
-
-    Returns:
-        (pool, actions): the new state, and the actions that the engine must perform, in order.
+    No slice is launched if too many failed before, if another would probably fail too, or while the pool is ending. If
+    the pool cannot go on without the slice, the pool ends with this error or the first one. `error` is a `NodeRetired`
+    if the node was retired and has no call left. Does nothing for a node that is being ended or has ended.
     """
     state = pool.nodes[node]
     hosts = pool.slice_of(node)
@@ -241,18 +202,8 @@ def _failed(pool: Pool, node: int, error: BaseException) -> tuple[Pool, list[Act
 def _interrupted(pool: Pool, node: int, at: float, served: float) -> tuple[Pool, list[Action]]:
     """Give no more calls to a slice that the provider takes back. Launch another slice if the pool then has too few.
 
-    A slice is one machine, or several hosts that are rented together. Calls that run on the slice go on. If the pool is
-    not ready yet, no call runs, so the slice is ended at once. Does nothing in three cases: the node is not ready, the
-    provider announced this before, or the pool is ending.
-
-    Args:
-        pool: the state before.
-        node: the number of the node whose machine the provider takes back.
-        at: when the provider takes the machine, in seconds since 1970.
-        served: the seconds for which the node was ready.
-
-    Returns:
-        (pool, actions): the new state, and the actions that the engine must perform, in order.
+    Calls that run on the slice go on. If the pool is not ready yet, no call runs, so the slice is ended at once. `at`
+    is when the provider takes it, in seconds since 1970; `served` are the seconds for which the node was ready.
     """
     state = pool.nodes[node]
     if state.phase is not Phase.READY or state.taken is not None or pool.phase in (Phase.DRAINING, Phase.ENDED):
@@ -276,17 +227,7 @@ def _interrupted(pool: Pool, node: int, at: float, served: float) -> tuple[Pool,
 def _unhealthy(pool: Pool, node: int, error: BaseException) -> tuple[Pool, list[Action]]:
     """Give no more calls to the slice of an unhealthy node. Launch another slice if the pool then has too few.
 
-    A slice is one machine, or several hosts that are rented together. Calls that run on the slice go on. If the pool is
-    not ready yet, no call runs, so the slice is ended at once. Does nothing for a node that is not ready or leaves
-    already, and while the pool ends.
-
-    Args:
-        pool: the state before.
-        node: the number of the node.
-        error: what is wrong with it.
-
-    Returns:
-        (pool, actions): the new state, and the actions that the engine must perform, in order.
+    Calls that run on the slice go on. If the pool is not ready yet, no call runs, so the slice is ended at once.
     """
     state = pool.nodes[node]
     if state.phase is not Phase.READY or state.is_leaving or pool.phase in (Phase.DRAINING, Phase.ENDED):
@@ -304,11 +245,7 @@ def _unhealthy(pool: Pool, node: int, error: BaseException) -> tuple[Pool, list[
 
 
 def _drained(pool: Pool, node: int) -> tuple[Pool, list[Action]]:
-    """Note that no call is left on a node that was retired, or that the provider takes back.
-
-    When no call is left on any host of the node's slice (hosts that are rented together), end the slice. Does nothing
-    for other nodes. Returns the new state, and the actions that the engine must perform.
-    """
+    """Note that no call is left on a leaving node. When none is left on any host of its slice, end the slice."""
     state = pool.nodes[node]
     if not state.is_leaving:
         return pool, []
@@ -322,18 +259,7 @@ def _drained(pool: Pool, node: int) -> tuple[Pool, list[Action]]:
 
 
 def _resize(pool: Pool, load: Mapping[int, int]) -> tuple[Pool, list[Action]]:
-    """Launch the slices that a pool lacks now, or retire its surplus slices.
-
-    A slice is one machine, or several hosts that are rented together. Nothing happens before the pool has started, and
-    while it ends.
-
-    Args:
-        pool: the state before, but with the new numbers of slices.
-        load: a dict from node numbers to the number of calls that run on the node or wait for it.
-
-    Returns:
-        (pool, actions): the new state, and the actions that the engine must perform, in order.
-    """
+    """Launch the slices that a pool lacks after its size was changed, or retire its surplus slices."""
     if pool.phase not in (Phase.LAUNCHING, Phase.READY):
         return pool, []
     actions: list[Action] = []
@@ -346,12 +272,9 @@ def _resize(pool: Pool, load: Mapping[int, int]) -> tuple[Pool, list[Action]]:
 
 
 def _retire(pool: Pool, node: int) -> tuple[Pool, list[Action]]:
-    """Retire the slice of a node, and do without it from now on.
+    """Retire the slice of a node, and do without it from now on, unless it is the last one.
 
-    A slice is one machine, or several hosts that are rented together. A pool of fixed size has one slice less
-    afterwards. Of a pool that grows and shrinks, at most the smallest number of slices changes. Does nothing for a node
-    that leaves already or has ended, for the last one, and while the pool ends. Returns the new state, and the actions
-    that the engine must perform.
+    A pool of fixed size then has one slice less. In another pool, `minimum` falls if fewer slices than that are left.
     """
     state = pool.nodes[node]
     if state.is_leaving or state.phase not in LIVING or pool.phase not in (Phase.LAUNCHING, Phase.READY):
@@ -370,17 +293,10 @@ def _retire(pool: Pool, node: int) -> tuple[Pool, list[Action]]:
 
 
 def _leave(pool: Pool, head: int) -> tuple[Pool, list[Action]]:
-    """Begin to retire a slice: one machine, or several hosts that are rented together.
+    """Begin to retire the slice whose first host is node `head`.
 
     A ready slice drains: its calls end first. A slice that is being set up is ended at once. A slice that is still
     being rented is ended when `Launched` reports it.
-
-    Args:
-        pool: the state before.
-        head: the node number of the first host.
-
-    Returns:
-        (pool, actions): the new state, and the actions that the engine must perform, in order.
     """
     hosts = pool.slice_of(head)
     for each in hosts:
@@ -396,7 +312,7 @@ def _leave(pool: Pool, head: int) -> tuple[Pool, list[Action]]:
 
 
 def _more(pool: Pool, count: int = 1) -> tuple[Pool, list[Action]]:
-    """Launch further slices: machines, or groups of hosts that are rented together. Do nothing for 0 or less."""
+    """Launch `count` further slices. Do nothing if `count` is 0 or less."""
     if count < 1:
         return pool, []
     first = 1 + max(state.node + (pool.hosts - 1 if state.instance is None else 0) for state in pool.nodes.values())
@@ -407,12 +323,7 @@ def _more(pool: Pool, count: int = 1) -> tuple[Pool, list[Action]]:
 
 
 def _grow(pool: Pool) -> tuple[Pool, list[Action]]:
-    """Launch one more slice (one machine, or several hosts that are rented together) for a ready pool.
-
-    Does nothing if the pool is not ready or has its maximum of slices, or while a slice is being launched or set up.
-    Does nothing, too, if a new slice would probably fail or soon be taken back. Returns the new state, and the actions
-    that the engine must perform.
-    """
+    """Launch one more slice for a ready pool, unless one is being launched, or a new one would probably fail."""
     if pool.phase is not Phase.READY or pool.count(Phase.LAUNCHING, Phase.BOOTING, Phase.BOOTSTRAPPING):
         return pool, []
     if pool.count(Phase.READY) >= pool.maximum or is_hopeless(pool) or is_churning(pool):
@@ -421,11 +332,9 @@ def _grow(pool: Pool) -> tuple[Pool, list[Action]]:
 
 
 def _stop(pool: Pool) -> tuple[Pool, list[Action]]:
-    """Begin to end the pool: end the machines of all nodes.
+    """Begin to end the pool: end the machines of all nodes. A pool without living nodes has ended at once.
 
-    A machine that is still being launched is ended when `Launched` reports it. A pool without nodes, or whose nodes
-    have all ended, has ended at once. Does nothing if the pool is ending or has ended. Returns the new state, and the
-    actions that the engine must perform.
+    A machine that is still being launched is ended when `Launched` reports it.
     """
     if pool.phase in (Phase.DRAINING, Phase.ENDED):
         return pool, []

@@ -32,14 +32,7 @@ _LATE = 2.0
 
 
 class Limits:
-    """The limits of one pool. The methods run in the engine's thread.
-
-    Args:
-        terms: the checked arguments of the pool.
-        rental: knows the costs, and which process has the pool.
-        linger: knows for how long the pool has had no work.
-        links: the link (connection) to each node, by the node's number.
-    """
+    """The limits of one pool. `links` are the links to its nodes. The methods run in the engine's thread."""
 
     def __init__(self, terms: Terms, rental: Rental, linger: LingerWatch, links: Mapping[int, Link]) -> None:
         self._terms = terms
@@ -53,7 +46,7 @@ class Limits:
         self._told = float("-inf")
 
     async def check(self) -> float:
-        """Check the limits, and tell the nodes of them. Return the seconds after which to check again.
+        """Check the limits, and tell the nodes when they must end. Return the seconds after which to check again.
 
         Raises:
             BudgetExceeded, LifetimeExceeded: the budget is spent, or the lifetime is over.
@@ -80,17 +73,14 @@ class Limits:
 
     @property
     def is_due(self) -> bool:
-        """True if the pool ends as planned now or in the next 2 s. A connection that breaks then is a part of that end.
+        """True if the budget or lifetime ends the pool within 2 s. A connection that breaks then is a part of that end.
 
-        Machines end themselves at the same time, so either end may come first.
+        Machines end themselves at the same time, so their end may come before that of the pool.
         """
         return clock.elapsed() >= self._due - _EARLY
 
     async def watch_pauses(self) -> None:
-        """Note how long this process was paused, for as long as the task runs. Nodes hear nothing from it then.
-
-        A pause is one of the engine's thread, as when the computer was suspended.
-        """
+        """Note how long this process was paused, as on a suspended computer, so that nodes heard nothing from it."""
         while True:
             self._note_pause()
             await asyncio.sleep(LOOK)
@@ -102,7 +92,7 @@ class Limits:
         self._looked = now
 
     async def check_loss(self) -> None:
-        """Raise the reason of a planned end if a node was lost because of it. Return if the loss was not planned.
+        """Raise the reason of a planned end of the pool if a node may be lost because of it. Otherwise do nothing.
 
         Raises:
             BudgetExceeded, LifetimeExceeded: the budget is spent, or the lifetime is over.

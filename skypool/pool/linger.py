@@ -1,7 +1,7 @@
 """`LingerWatch`: ends a pool that has had no work for a while, and tells its nodes for how long they live without work.
 
-Work is a call that waits or runs, or a service with `busy=True`. The nodes hear again and again for how long they may
-live without work. So they end themselves, too, if this process is killed.
+Work is a call that waits or runs, or a service with `busy=True`. The nodes are told regularly for how long they may
+live without work, so that they end themselves even if this process is killed.
 """
 
 from __future__ import annotations
@@ -35,16 +35,9 @@ _LOOK = 1.0
 
 
 class LingerWatch:
-    """The watch over a pool that ends if it has no work for `linger` seconds. It does nothing if `linger` is None.
+    """The watch over a pool that ends after `linger` seconds without work. If `linger` is None, it does nothing.
 
-    The time counts from the last work, but at the earliest from when the pool was ready.
-
-    Args:
-        terms: the checked arguments of the pool.
-        dispatch: knows the work.
-        rental: knows the costs.
-        state: returns the current state of the pool.
-        end: ends the pool with an error.
+    The time counts from the end of the last work, or from when the pool became ready if that is later.
     """
 
     def __init__(
@@ -63,9 +56,10 @@ class LingerWatch:
         self._since = clock.now()
 
     def told(self) -> tuple[float, float] | None:
-        """Return what nodes are told: after how many seconds they end, and how long after their own last work.
+        """Return what nodes are told: (seconds until they end if no work comes, seconds after their own last work).
 
-        Returns None if the pool has no such limit. Any thread may call this.
+        A node ends when both times are over, or its lease. Returns None if the pool has no such limit. Any thread may
+        call this.
         """
         full = self._terms.linger
         return None if full is None else (max(0.0, full - self.idle) + SLACK, full)
@@ -80,7 +74,7 @@ class LingerWatch:
         return max(0.0, now - max(self._since, worked or 0.0))
 
     async def keep(self) -> None:
-        """End the pool once it has had no work for its whole time. Return then, or at once if it has no such limit."""
+        """Wait until the pool has had no work for its whole linger time, and end it. Return at once without a limit."""
         linger = self._terms.linger
         if linger is None:
             return
@@ -102,7 +96,7 @@ class LingerWatch:
                 raise error
 
     def _why(self, idle: float) -> str:
-        """Return the message of the end: how long the pool had no work, what its machines cost, and what to do."""
+        """Return the message for the user: how long the pool had no work, what its machines cost, and what to do."""
         said = f"pool {self._terms.name!r} ends itself, as it has had no work for {duration_words(idle)} (linger)"
         receipt = self._rental.known_receipt
         if receipt is not None and receipt.usd_per_hour:
@@ -115,11 +109,7 @@ class LingerWatch:
 
 
 def linger_asked(linger: Duration | None) -> float | None:
-    """Return the `linger` argument of a pool in seconds; None for no limit.
-
-    Raises:
-        UsageError: it is not a duration above 0.
-    """
+    """Return the `linger` argument of a pool in seconds; None for no limit. Raise UsageError if it is not above 0."""
     if linger is None:
         return None
     if linger == 0 and not isinstance(linger, (bool, str)):
@@ -128,7 +118,7 @@ def linger_asked(linger: Duration | None) -> float | None:
 
 
 def in_notebook() -> bool:
-    """Return True if this program is a notebook: its code runs in a kernel of Jupyter."""
+    """Return True if this program runs in a Jupyter kernel."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None) is not None

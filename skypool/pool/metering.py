@@ -1,4 +1,4 @@
-"""`Metering`: reads the numbers of a pool for its exporters. An exporter brings them to a monitoring system."""
+"""`Metering`: reads the metrics of a pool, which its exporters send to monitoring systems such as Prometheus."""
 
 from __future__ import annotations
 
@@ -23,23 +23,13 @@ from skypool.samples.values import NodeSample
 
 
 class Metering:
-    """The metering of one pool. Nothing is read, and no thread runs, without an exporter that asks.
+    """The metering of one pool. It has no thread, and reads metrics only when an exporter asks for them.
 
     Args:
-        terms: the checked arguments of the pool.
-        exporters: the exporters; () for none.
-        state: returns the current state of the pool.
         words: returns the state of each node as a word, by the node's number.
-        welcomes: the first message of each node's agent (the process there that runs calls), by the node's number.
-        dispatch: knows the calls.
-        rental: knows the costs, and the orders of machines.
-        idle: records for how long nodes are idle.
-        health: knows the health of the nodes, and their samples.
+        welcomes: the first message of each node's agent, by the node's number.
         is_stranger: returns True for a node that is not trusted.
         notice: shows a sentence to the user.
-
-    Attributes:
-        exporters: the exporters.
     """
 
     def __init__(
@@ -74,8 +64,8 @@ class Metering:
     def open(self) -> None:
         """Begin to export. Blocks. Any thread may call this.
 
-        Raises:
-            UsageError: an exporter cannot work, for example because its port is in use. None is open then.
+        Raises UsageError if an exporter cannot work, for example because its port is in use. All exporters are closed
+        then.
         """
         source = Source(self._terms.name, time.time(), self.read, self._notice)
         try:
@@ -88,13 +78,7 @@ class Metering:
             raise
 
     def close(self) -> None:
-        """Export the last values, and end all exporters. Blocks. Any thread may call this.
-
-        Do nothing if none is open.
-
-        Raises:
-            Exception: an exporter raised it. The others are ended all the same.
-        """
+        """Export the last values, and end all exporters, even if one fails. Blocks. Any thread may call this."""
         with self._lock:
             ends, self._ends = self._ends, []
         with contextlib.ExitStack() as stack:
@@ -102,7 +86,7 @@ class Metering:
                 stack.callback(end)
 
     def read(self) -> list[Measurement]:
-        """Return all measurements of the pool, at this moment. Any thread may call this. It may wait for the disk."""
+        """Return all metrics of the pool, as they are now. Any thread may call this. It may wait for the disk."""
         pool: Attributes = {"skypool.pool": self._terms.name}
         words = self._words()
         counts = self._dispatch.tally.now()
@@ -120,7 +104,7 @@ class Metering:
         return found
 
     def _costs(self, pool: Attributes) -> list[Measurement]:
-        """Return the costs of the pool; [] if they are not known, because the ledger cannot be read or written."""
+        """Return the metrics of the pool's costs; [] if the ledger cannot be read or written."""
         budget = self._terms.budget.max_usd if self._terms.budget else None
         try:
             self._idle.record()
@@ -137,11 +121,7 @@ class Metering:
         return {**attributes, "skypool.claimed": True} if self._is_stranger(node) else attributes
 
     def _measured(self, node: int, word: str, attributes: Attributes) -> list[Measurement]:
-        """Return the measurements of a node and its devices.
-
-        A node that has ended, or whose connection is down, has only the errors of its devices, because the last sample
-        is old.
-        """
+        """Return the metrics of a node and its devices. For an unreachable or ended node, only errors of devices."""
         welcome = self._welcomes.get(node)
         models = {(each.kind, each.index): each.name for each in welcome.health.devices} if welcome else {}
         sample = self._health.store.newest.get(node)

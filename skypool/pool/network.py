@@ -1,7 +1,7 @@
 """`NetworkCheck`: makes sure that the nodes of a pool reach each other, before a call needs that.
 
-A node is a rented machine that runs calls. Each node listens on a free TCP port and connects to all others. The check
-is one call on each node, which needs no device.
+Each node listens on a free TCP port and connects to all others. The check is one call on each node, which needs no
+device.
 """
 
 from __future__ import annotations
@@ -46,12 +46,7 @@ MEASURING = Options(procs="per-device", output="silent", timeout=300.0)
 
 
 def advice_for(driver: Driver, private_network: bool) -> str:
-    """Return a sentence without a full stop: what a user can do if machines of a driver cannot reach each other.
-
-    Args:
-        driver: the driver that rented the machine that cannot be reached.
-        private_network: True if the pool asks for a private network.
-    """
+    """Return advice, without a full stop at its end, for the case that machines of a driver cannot reach each other."""
     can = abilities(driver)
     ports = "TCP on all ports between the machines of this pool, because libraries choose free ports"
     if can.network_advice:
@@ -72,11 +67,7 @@ def advice_for(driver: Driver, private_network: bool) -> str:
 
 
 class Unanswered(Exception):
-    """Nodes did not answer in time, for example because they are busy with other calls.
-
-    Args:
-        nodes: the numbers of the nodes that have not answered.
-    """
+    """Raised if nodes did not answer in time, for example because they are busy with other calls."""
 
     def __init__(self, nodes: Collection[int]) -> None:
         self.nodes = sorted(nodes)
@@ -87,13 +78,8 @@ class Unanswered(Exception):
 class NetworkCheck:
     """The network check of one pool. It remembers which nodes reach each other.
 
-    Any thread may call the methods, except the thread of the event loop, which carries the answers.
-
-    Args:
-        dispatch: sends calls to the nodes.
-        check: what to check; None for nothing.
-        advice: called with the number of a node that cannot be reached. Returns a sentence that says what to open.
-        tell: called with each notice for the user, one sentence.
+    Any thread may call the methods, except the thread of the event loop, which carries the answers. `advice` takes the
+    number of a node that cannot be reached, and returns a sentence of advice. `tell` shows a sentence to the user.
     """
 
     def __init__(
@@ -112,20 +98,13 @@ class NetworkCheck:
     def ensure(self, nodes: Collection[int]) -> NetworkReport | None:
         """Raise a NetworkError unless each of these nodes can connect to each other one. Blocks until that is known.
 
-        Pairs that were found to be good are not tried again, so that most calls return at once. A notice warns the
-        user of possible problems, such as different MTUs. If a node is busy for 10 s, a notice says so, and the next
-        call of this method tries again.
-
-        Args:
-            nodes: the numbers of the nodes.
-
-        Returns:
-            The report, or None if there was nothing to check.
+        Pairs that could connect before are not tried again, so most calls return at once. A notice warns the user of
+        possible problems, such as different MTUs. If a node is busy for 10 s, a notice says so, and the check is left
+        to the next call, as after a NetworkError. Returns None if nothing was checked.
 
         Raises:
-            NetworkError: a node cannot connect to another one. The next call of this method tries again.
-            ConnectionLost: a node was lost.
-            PoolClosed: the pool has ended.
+            NetworkError: a node cannot connect to another one.
+            ConnectionLost, PoolClosed: a node was lost, or the pool has ended.
             UsageError: the pool does not have one of the nodes.
         """
         group = frozenset(nodes)
@@ -160,32 +139,21 @@ class NetworkCheck:
             return measures
 
     def tell_bandwidth(self, answers: Sequence[object]) -> None:
-        """Tell the user the bandwidth of an all-reduce, or why it was not measured.
+        """Tell the user the bandwidth of an all-reduce, by the results of its processes, or why it was not measured.
 
-        Args:
-            answers: the result of `skypool.gangs.all_reduce.all_reduce` of each process.
-
-        Raises:
-            ProtocolError: an answer has another form.
+        Raises ProtocolError if a result has another form than that of `skypool.gangs.all_reduce.all_reduce`.
         """
         measured = bandwidth_of(answers)
         self._tell(f'check="nccl" measured nothing: {measured}' if isinstance(measured, str) else str(measured))
 
     def _tell_once(self, text: str) -> None:
-        """Tell the user a sentence, unless this was done before."""
         if text not in self._told:
             self._told.add(text)
             self._tell(text)
 
 
 class _Answers:
-    """The running check on one node: the answers that it sends, and the items that it gets.
-
-    Args:
-        dispatch: sends the call.
-        node: the number of the node.
-        address: its address; "" if unknown.
-    """
+    """The running check on one node: the lists of nodes that are sent to it, and the answers that it sends."""
 
     def __init__(self, dispatch: Dispatch, node: int, address: str) -> None:
         self._targets: queue.SimpleQueue[Sequence[Target] | None] = queue.SimpleQueue()
@@ -212,18 +180,17 @@ class _Answers:
 def check_network(
     dispatch: Dispatch, addresses: Mapping[int, str], known: Collection[tuple[int, int]] = ()
 ) -> NetworkReport:
-    """Let nodes connect to each other, and return the report. Blocks for at most about 18 s, mostly far less.
+    """Let nodes connect to each other, and return a report. Blocks for at most about 18 s, mostly far less.
 
     Args:
-        dispatch: sends calls to the nodes.
         addresses: the address of each node, by its number; "" if unknown.
-        known: pairs (source, target) that need not be tried.
+        known: pairs of node numbers (source, target) that need not be tried.
 
     Raises:
         Unanswered: a node was busy with other calls for 10 s, or did not answer in time.
-        ConnectionLost: a node was lost.
-        PoolClosed: the pool has ended.
-        SkypoolError: the check failed on a node for another reason, such as a firewall that stops this machine itself.
+        ConnectionLost, PoolClosed: a node was lost, or the pool has ended.
+        SkypoolError: the check failed on a node for another reason, such as a firewall that keeps the node from
+            connecting to itself.
     """
     calls: dict[int, _Answers] = {}
     facts: dict[int, NodeNetwork] = {}
@@ -253,13 +220,7 @@ def check_network(
 
 
 class _Deadline:
-    """A time limit for a `with` block that reads answers. When it is over, reading raises an error.
-
-    Args:
-        seconds: the limit.
-        calls: the calls whose answers are read.
-        error: makes the error.
-    """
+    """A time limit, in seconds, for a `with` block that reads answers. When it is over, reading raises an error."""
 
     def __init__(self, seconds: float, calls: Mapping[int, _Answers], error: Callable[[], Exception]) -> None:
         self._calls = calls
@@ -273,9 +234,7 @@ class _Deadline:
             call.items.fail(error)
 
     def __enter__(self) -> None:
-        """Start the timer."""
         self._timer.start()
 
     def __exit__(self, *_: object) -> None:
-        """Stop the timer."""
         self._timer.cancel()

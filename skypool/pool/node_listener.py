@@ -22,22 +22,15 @@ _NOTICED_AGAIN = 0.1
 
 
 class NodeListener:
-    """The listener of the link (connection) to one node: it passes each message to the object that handles the message.
+    """The listener of the link to one node: it passes each message to the object that handles the message.
 
     Args:
-        node: the number of the node.
-        pool: the name of the pool.
-        dispatch: handles messages about calls.
-        reports: handles output and status reports.
-        links: the links of the pool, by the number of the node.
         lenders: the senders of the user's modules, by the number of the node.
-        emit: called with each event.
         on_welcome: called as (node, welcome) with the first message of each connection.
         on_notice: called as (node, time) when the provider announces that it takes the machine back at this time, in
-            seconds since 1970. The call may come from any thread.
+            seconds since 1970. The call may come from any thread, like that of `on_samples`.
         on_lost: called as (node, error) when the link has given up the node.
-        on_samples: called as (node, samples) with measurements of the node. The call may come from any thread.
-        is_due: returns True if the pool ends as planned about now. No event tells then that the connection broke.
+        is_due: returns True if the pool ends as planned about now. The user is then not told that the connection broke.
     """
 
     def __init__(
@@ -71,14 +64,11 @@ class NodeListener:
         self._told_down = False
 
     def on_arrivals(self, arrivals: list[Arrival], connection: int) -> None:
-        """Pass messages of the node on, each to the object that handles it.
+        """Pass messages of the node, in the order they came, to the objects that handle them.
 
         This is called in the engine's thread, or in a thread that waits for the result of a call. Messages about calls
-        are passed on together, after all others. Requests for the source of a module are answered at once.
-
-        Args:
-            arrivals: the messages, in the order they came.
-            connection: the number of the connection over which they came.
+        are passed on together, after all others. Requests for the source of a module are answered here. `connection` is
+        the number of the connection over which the messages came.
         """
         about_calls = []
         for arrival in arrivals:
@@ -101,11 +91,7 @@ class NodeListener:
             self._dispatch.arrived(self._node, about_calls, connection)
 
     def _on_pong(self, said: Pong) -> None:
-        """Pass a status report of the node on.
-
-        If the report says that the provider takes the machine back, `on_notice` is called first, but at most once in
-        0.1 s.
-        """
+        """Pass a status report of the node on. If it has a spot notice, call `on_notice` first, at most every 0.1 s."""
         now = time.monotonic()
         if said.interruption is not None and now - self._noticed > _NOTICED_AGAIN:
             self._noticed = now

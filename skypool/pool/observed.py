@@ -1,4 +1,4 @@
-"""`Observed`: what observers (other processes of the same user) can see and do of a pool of this process."""
+"""`Observed`: lets observers, such as `skypool ps`, see a pool of this process and run commands on its nodes."""
 
 from __future__ import annotations
 
@@ -33,19 +33,8 @@ _MOST_REASONS = 16
 class Observed:
     """The side of a pool that observers see. They can neither send calls nor rent or end machines through it.
 
-    The methods are called in the threads of `skypool.observers.server`.
-
-    Args:
-        terms: the checked arguments of the pool.
-        stream: the events of the pool.
-        state: returns the current state of the pool.
-        words: returns the state of each node as a word, by the node's number.
-        welcomes: the first message of each node's agent (the process there that runs calls), by the node's number.
-        ways: how each node is reached, by the node's number.
-        rental: knows the costs.
-        dispatch: knows the nodes that run calls.
-        forwards: makes forwards.
-        health: knows the health of the nodes, and their samples.
+    The methods are called in the threads of `skypool.observers.server`. By node number, `words` returns the state of
+    each node as a word, and `ways` has how to reach each node and the path of Python on it.
     """
 
     def __init__(
@@ -86,7 +75,7 @@ class Observed:
         return Calls(counts.ended.done, counts.ended.failed, {node: each.done for node, each in counts.nodes.items()})
 
     def info(self) -> dict[str, object]:
-        """Return the state of the pool and its nodes, as values for JSON. Costs are None if they are not known."""
+        """Return the state, costs, calls and nodes of the pool, as values for JSON. Unknown costs are None."""
         try:
             receipt = self._rental.receipt
         except LedgerError:
@@ -137,24 +126,17 @@ class Observed:
         }
 
     def forward(self, node: int, host: str, port: int, here: int | str) -> Forward:
-        """Make a forward to a port of a node, and return it when it can be used.
-
-        Raises:
-            UsageError: the pool does not have the node, or the port `here` of this computer is not free.
-            ConnectionLost: the node cannot be reached.
-            PoolClosed: the pool has ended.
-        """
+        """Open a forward to a port of a node, and return it when it can be used. Raises as `ComputePool.forward`."""
         self._dispatch.nodes([node])  # raises UsageError for a node that does not exist
         return self._forwards.open(node, host, port, here)
 
     def command(self, node: int, script: str, terminal: bool, ports: Sequence[tuple[int, str, int]]) -> list[str]:
-        """Return a local command that runs a shell script on a node, with the node's folders as variables.
+        """Return a command for this computer that runs a shell script on a node.
 
         Args:
-            node: the number of the node.
-            script: the script. It can use the variables `folder` (that of the agent) and `cwd` (that of calls).
+            script: the script. It can use the variables `folder` (the folder of the agent) and `cwd` (that of calls).
             terminal: True if the command is to run in a terminal.
-            ports: triples (port of this computer, host, port) that are forwarded meanwhile.
+            ports: triples (port of this computer, host, port) to forward while the command runs.
 
         Raises:
             UsageError: the pool does not have the node, or ports cannot be forwarded to it in this way.
@@ -179,12 +161,7 @@ def _machine(instance: Instance | None) -> dict[str, object]:
 
 
 def _cost(node: int, lines: Sequence[Line]) -> dict[str, object]:
-    """Return the costs of a node's machines as values for JSON; None if they are not known.
-
-    Args:
-        node: the number of the node.
-        lines: the lines of the pool's receipt.
-    """
+    """Return the costs of a node's machines, from the lines of the receipt, as values for JSON; None if not known."""
     theirs = Receipt("", tuple(each for each in lines if each.node == node), 0.0)
     if not theirs.lines:
         return {"usd": None, "usd_per_hour": None, "idle_usd": None}

@@ -107,9 +107,9 @@ class ComputePool(Executor):
 
     Making the object rents nothing. The pool starts when it is entered with `with` or `async with`, by `start`, or
     when the first call is sent to it. Leaving the `with` block waits for the calls and then ends every machine. If the
-    block raised, the calls are ended at once. Streams that were not read to their end are closed. A pool that has ended
-    cannot be started again. A pool that is garbage-collected without a stop ends when its calls have ended, with a
-    ResourceWarning.
+    block raised, the calls are ended at once. Streams of generator functions that were not read to their end are closed
+    in any case. A pool that has ended cannot be started again. A pool that is garbage-collected before it was stopped
+    gives a ResourceWarning, and ends when its calls have ended.
 
     A pool is also a `concurrent.futures.Executor`. Any thread may call its methods.
 
@@ -126,20 +126,20 @@ class ComputePool(Executor):
             together), this is the number of slices, and each host is a node.
         slots: the number of calls that a node runs at once with its devices (accelerators). The devices are divided
             among the calls. Default None: one call with all devices. "per-device": one call for each device. A node
-            with devices also has a slot for each CPU, for functions marked `@compute(devices=0)`. A node without
-            devices runs one call for each CPU, unless `slots` is a number. See docs/slots.md.
+            with devices also runs one call for each CPU at once, of functions marked `@compute(devices=0)`. A node
+            without devices runs one call for each CPU, unless `slots` is a number. See docs/slots.md.
         name: the name of the pool in logs, in the tags of its machines, and for `attach`. It has 1 to 40
             letters, digits, "-", "_" and ".". Clouds know it in lower case and with "-" only, and so does the attribute
             `name`: `my_pool` is `my-pool`. Default None: a random name.
         lease: the time after which a node ends itself if no message from this process arrives. Default "10m".
         max_lifetime: the time after which the pool ends with all of its machines, also while calls run. It begins when
-            the first machine is billed. Calls that have not ended raise LifetimeExceeded. Each machine ends itself
-            then, too. Default None: no limit.
+            the first machine is billed. Calls that have not ended raise LifetimeExceeded. Each machine also ends itself
+            at that time, even if this process is gone. Default None: no limit.
         linger: the time after which the pool ends itself if it has had no work: no call that waits or runs, and no
-            service with `busy=True`. If this process is killed, each node ends itself that long after its last work,
-            or when its lease is over if that is sooner. After a `with` block, the machines stay (and cost) for that
-            time, so that `attach` can take them over. Default None: no limit, except for one hour in a notebook; after
-            a `with` block, the machines end at once.
+            service with `busy=True`. After a `with` block, the machines stay (and cost) for the same time, so that
+            `attach` can take them over. If this process is killed, each node ends itself that long after its last work,
+            or when its lease is over if that is sooner. Default None: machines end at once after a `with` block, and an
+            open pool has no such limit, except one hour in a notebook.
         liveness: the time without any message from a node after which the node is given up. The node's calls then raise
             ConnectionLost, unless the calls may run again on another node. Default 90 s.
         grace: the time between SIGTERM and SIGKILL for a call that exceeded its `timeout` and has no `grace` of its
@@ -149,8 +149,8 @@ class ComputePool(Executor):
         console: the form of the output about the pool. "live" is a view that updates itself, "plain" is lines, and
             "off" is nothing. Default "auto": live on a terminal, otherwise plain. The output of functions is shown
             in any case.
-        order_by: which offer is best. "cheapest" (the default) compares prices. "per-device", "per-tflop"
-            (dense BF16) and "per-gb" (device memory) compare the price divided by that amount.
+        order_by: which offer is best. "cheapest" (the default) compares prices. "per-device", "per-tflop" and "per-gb"
+            compare the price divided by the number of devices, dense BF16 TFLOPs and GB of device memory.
         budget: the US dollars that the pool may cost, or a `Budget`. When they are spent, every machine ends, and the
             remaining calls raise BudgetExceeded. Default None: no limit.
         trust: "full" unpickles the results of nodes, so a malicious machine could run code here. "data" accepts plain
@@ -158,14 +158,15 @@ class ComputePool(Executor):
             for strangers, "full" for all others. See docs/trust.md.
         allow_results: classes that results may contain with `trust="data"`: classes, or names such as "mypkg.Point" and
             "mypkg.*". Default (): none.
-        check: what is checked before nodes need each other: when a pool with `private_network=True` starts, and before
-            the first gang. "network" (the default) makes a TCP connection from each node to each other one. "nccl"
-            also measures an all-reduce of 64 MB among the GPUs of the first gang's nodes, and is experimental. None
-            checks nothing.
+        check: the check that nodes reach each other. It runs when a pool with `private_network=True` starts, and before
+            the first gang (a call with the option `procs`). "network" (the default) makes a TCP connection from each
+            node to each other one. "nccl" also measures an all-reduce of 64 MB among the GPUs of the first gang's
+            nodes, and is experimental. None checks nothing.
         metrics: exports the pool's metrics to a monitoring system: `Prometheus()`, `OTLP("http://…")` or a list of
             such objects. See docs/guides/metrics.md. Default None: they are not exported.
         node: further requirements for each node, as keywords:
-            `market`: "on-demand" (the default), "spot", "spot-if-available" or "cheapest".
+            `market`: "on-demand" (the default), "spot" (machines that the provider may take back), "spot-if-available"
+                (spot offers are tried first) or "cheapest" (both kinds, by price).
             `max_usd_per_hour`: the highest price of one node (or TPU slice), in US dollars. Default None: no limit.
             `region`: a provider's name of a region, a pattern such as "eu-*", or a list. Default None: any.
             `vcpus`: the least number of CPUs. Default None: any.
@@ -178,7 +179,7 @@ class ComputePool(Executor):
         events: the stream of events, such as changed phases and printed output; see `skypool.events`.
 
     Raises:
-        UsageError: an argument is not valid. The message has the nearest valid spelling.
+        UsageError: an argument is not valid. For a misspelt one, the message suggests the nearest valid spelling.
     """
 
     def __init__(
@@ -249,8 +250,8 @@ class ComputePool(Executor):
     def start(self) -> ComputePool:
         """Rent the machines, set them up, and return this pool when it is ready for calls.
 
-        For example, a pool with `nodes=(2, 8)` is ready when 2 nodes are ready. Blocks until then. Returns at once if
-        the pool was started before. If the wait is interrupted, as by Ctrl-C, the machines are ended.
+        Blocks until then: a pool with `nodes=(2, 8)` is ready when 2 nodes are. Returns at once if the pool was started
+        before. If the wait is interrupted, as by Ctrl-C, the machines are ended.
 
         Raises:
             PoolClosed: the pool has ended. Make a new pool.
@@ -266,10 +267,9 @@ class ComputePool(Executor):
         return self
 
     def _begin(self) -> None:
-        """Make the engine (the part that rents and runs the machines), and wait until the pool is ready.
+        """Make the engine, and wait until the pool is ready. If that fails or is interrupted, end everything and raise.
 
-        If that fails or is interrupted, end everything, mark the pool as ended, and raise the error. Machines of
-        another process that could not be taken over (see `attach`) keep running.
+        Machines of another process that could not be taken over (see `attach`) keep running.
         """
         from skypool import console
 
@@ -297,10 +297,10 @@ class ComputePool(Executor):
     def attach(
         cls, name: str, provider: Driver | str | Sequence[Driver | str] | None = None, **options: Unpack[PoolOptions]
     ) -> ComputePool:
-        """Take over a running pool whose former process is gone, and return the pool.
+        """Take over a running pool whose former process is gone, and return the pool when it is ready.
 
-        Blocks until the pool is ready. The property `inherited` has the futures of the calls that the former process
-        sent. If the pool cannot be taken over, its machines keep running.
+        The property `inherited` has the futures of the calls that the former process sent. If the pool cannot be taken
+        over, its machines keep running.
 
         Args:
             name: the name of the pool.
@@ -312,8 +312,8 @@ class ComputePool(Executor):
         Raises:
             UsageError: the ledger does not know the pool, an argument is not valid, or the former process still runs.
             ConnectionLost: a node cannot be reached, or the former process is still connected to it. Also raised if a
-                machine ends itself in the next seconds, so that this cannot be stopped any more. The others end when
-                they would have ended.
+                machine is about to end itself and cannot be stopped any more. In each case, the other machines end when
+                they would have ended without this call.
             SkypoolError: the provider has no machine of that pool.
         """
         if provider is None:
@@ -329,9 +329,9 @@ class ComputePool(Executor):
     def stop(self) -> None:
         """End every call and every machine now, and wait until the provider confirms that the machines have ended.
 
-        Calls that have not ended raise PoolClosed. A pool that was not started is only marked as ended, so that it
-        cannot be started. Does nothing if the pool has ended already. In a forked child process, the machines of the
-        parent are not ended. If this is interrupted, as by Ctrl-C, a separate process goes on ending the machines.
+        Calls that have not ended raise PoolClosed. A pool that was not started cannot be started afterwards. Does
+        nothing if the pool has ended already. In a forked child process, the machines of the parent are not ended. If
+        this is interrupted, as by Ctrl-C, a separate process goes on ending the machines.
 
         Raises:
             StillRunning: the end of some machines is not confirmed, so they may still cost money. The message names
@@ -350,18 +350,14 @@ class ComputePool(Executor):
             self._end(engine)
 
     def _end(self, engine: PoolEngine) -> None:
-        """Stop an engine (the part that rents and runs the machines), and wait until its machines have ended.
+        """Stop an engine, and wait until its machines have ended; see `stop`.
 
-        If the wait is interrupted by KeyboardInterrupt or SystemExit, start a process that ends the machines, and raise
-        the interruption.
-
-        Raises:
-            StillRunning, ErrorGroup: the end of some machines is not confirmed, so they may still cost money.
+        If KeyboardInterrupt or SystemExit interrupts the wait, a process is started that ends the machines.
         """
         self._run_out(engine, engine.stop())
 
     def _run_out(self, engine: PoolEngine, work: Coroutine[Any, Any, None]) -> None:
-        """Run the coroutine that stops or leaves an engine, and forget the engine. See `_end`."""
+        """Run `work`, a coroutine that stops or leaves the engine. Forget the engine. For interrupts, see `_end`."""
         is_interrupted = False
         try:
             with tracebacks.heard_by(engine.rental.tell):
@@ -379,14 +375,14 @@ class ComputePool(Executor):
         engine.dispatch.callbacks.wait()
 
     def _quiet(self) -> None:
-        """Stop the output about this pool on the terminal. Do nothing if there is none."""
+        """Stop the output about this pool on the terminal, if there is any."""
         hush = self._hush
         self._hush = None
         if hush is not None:
             hush()
 
     def __del__(self) -> None:
-        """End a pool that nobody can use any more, once its calls have ended. Does not wait, and gives a warning."""
+        """Warn, and end a pool that nobody can use any more as soon as its calls have ended. This does not wait."""
         engine = getattr(self, "_engine", None)
         if engine is None or shutdown.is_over() or shutdown.is_elsewhere(engine):
             return
@@ -426,7 +422,7 @@ class ComputePool(Executor):
 
     @staticmethod
     def _await_calls(engine: PoolEngine) -> None:
-        """Wait until all calls have ended. Close streams meanwhile, as nobody may read them any more."""
+        """Close streams, as nobody may read them any more, and wait until all calls have ended."""
         engine.close_streams()
         while engine.dispatch.unfinished:
             threading.Event().wait(0.02)
@@ -454,23 +450,19 @@ class ComputePool(Executor):
     ) -> None:
         """Wait for the calls, then end the pool. If the `with` block raised, end the calls at once. See `shutdown`.
 
-        Streams that were not read to their end are closed. The exception of the block is raised further. With
+        Streams that were not read to their end are closed. An exception of the block is not suppressed. With
         `linger=`, the machines stay for that time, except after Ctrl-C and SystemExit.
         """
         self._left()
         self._leave(kind)
 
     def _left(self) -> None:
-        """Note that the block of this pool is left: `await call` uses it no more."""
+        """Note that the block of this pool is left, so that `await call` no longer uses the pool."""
         if self._entries:
             entered.leave(self._entries.pop())
 
     def _leave(self, kind: type[BaseException] | None) -> None:
-        """End the pool, or leave its machines for the time `linger=`, if the user gave one.
-
-        Args:
-            kind: the exception that the `with` block raised; None if it raised none.
-        """
+        """End the pool, or leave its machines for the time `linger=`. `kind` is the type of the block's exception."""
         engine = self._engine
         stays = engine is not None and self._terms.stay and (kind is None or issubclass(kind, Exception))
         if engine is None or not stays or shutdown.is_elsewhere(engine):
@@ -509,8 +501,7 @@ class ComputePool(Executor):
     ) -> None:
         """Wait for the calls, then end the pool. If the `async with` block raised, end the calls at once.
 
-        Another thread does this, so that the event loop is not blocked. The exception of the block is raised further.
-
+        Another thread does this, so that the event loop is not blocked. An exception of the block is not suppressed.
         If the task is cancelled while it waits for the calls, end them and the pool at once.
 
         Raises:
@@ -526,13 +517,9 @@ class ComputePool(Executor):
             raise
 
     def _working(self) -> PoolEngine:
-        """Return the engine of the pool: the part that rents and runs the machines.
+        """Return the engine. If the pool was not started, start it, which blocks until the pool is ready.
 
-        If the pool was not started, start it, which blocks until the pool is ready.
-
-        Raises:
-            PoolClosed: the pool has ended, or belongs to the process that this one was forked from.
-            SkypoolError: the error that ended the pool, or with which its start failed.
+        Raises PoolClosed if the pool has ended or belongs to the parent of a fork, or the error that ended it.
         """
         if self._engine is None:
             self.start()
@@ -580,30 +567,17 @@ class ComputePool(Executor):
         return self._send_to(call, named)
 
     def _send_to(self, call: Call[T], node: int | tuple[int, ...] | None) -> CallFuture[T]:
-        """Send a call to one node, and return its future without waiting for the result.
-
-        Args:
-            call: the call.
-            node: the number of the node, the numbers of the nodes of which any may run the call, or None for any node.
-
-        Raises:
-            PickleError, UsageError, PoolClosed: as `send`.
-        """
+        """Send a call to a node, to any of several nodes, or to any node (None), and return its future."""
         _refuse_generator(call)
         future: CallFuture[T] = CallFuture(call.function.name)
         self._submit(call, future, node)
         return future
 
     def _send_parts(self, call: Call[T], named: NamedNodes) -> ListFuture[T]:
-        """Send a call to several nodes, and return the future of the list of values.
+        """Send a call to the named nodes (None: every node), and return the future of the list of values.
 
-        Args:
-            call: the call.
-            named: the nodes that the call names: a number, a tuple of numbers, or None or "all" for every node.
-
-        Raises:
-            PickleError, UsageError, PoolClosed: as `send`. Parts that were sent already are cancelled.
-            LaunchError: nodes are missing, and no more are being launched in their place.
+        Raises as `send`, and also LaunchError if nodes are missing and no more are being launched. Nodes that already
+        got the call then stop it.
         """
         _refuse_generator(call)
         engine = self._working()
@@ -619,16 +593,10 @@ class ComputePool(Executor):
     def _on_several(
         self, call: Call[Any], named: NamedNodes, outlets_of: Callable[[Sequence[int]], tuple[V, Sequence[Outlet]]]
     ) -> V:
-        """Send a call to several nodes, and return what `outlets_of` returns first. If a node leaves, choose again.
+        """Send a call to several nodes, and return the first item of the pair that `outlets_of` returns.
 
-        Args:
-            call: the call.
-            named: the nodes that the call names.
-            outlets_of: called with the numbers of the nodes. Returns the value to return, and what gets the result of
-                each part.
-
-        Raises:
-            PickleError, UsageError, PoolClosed, LaunchError: as `_send_parts`. Parts that were sent are stopped.
+        `outlets_of` gets the node numbers. The second item of the pair has an outlet for the result of each node. If a
+        node leaves before the call is sent, nodes are chosen again, unless the call names them.
         """
         payload, feeds = call.payload()
         code, options = call.function.code(), call.options
@@ -656,24 +624,12 @@ class ComputePool(Executor):
                 return value
 
     def _send_gang(self, call: Call[Any], named: NamedNodes, every: bool, is_own: bool = False) -> GangFuture[Any]:
-        """Send a call that runs as a gang (as several processes, on one or more nodes), and return its future.
+        """Send a call with the option `procs`, which runs as several processes, and return its future.
 
-        If the pool was not started, start it, which blocks until the pool is ready.
-
-        Args:
-            call: the call, with the option `procs`.
-            named: the nodes that the call names: a number, a tuple of numbers, "all" or None.
-            every: True to run the gang on all these nodes, with the list of values by rank as the result. False to run
-                it on one of them, with the value of rank 0 as the result.
-            is_own: True for a check of skypool's own, which is no call of the user.
-
-        Raises:
-            PickleError: the function or an argument cannot be pickled.
-            UsageError: the pool does not have a node that is named, a node is not trusted, an argument is an iterator,
-                or `min_nodes` is more than the nodes of the call.
-            NetworkError: the nodes cannot reach each other.
-            LaunchError: nodes are missing, and no more are being launched in their place.
-            PoolClosed: the pool has ended.
+        With `every`, the gang runs on all named nodes, and the result is the list of values by rank. Otherwise it runs
+        on one of them, and the result is the value of rank 0. `is_own` is True for a check of skypool's own, which is
+        no call of the user. Besides the errors of `send`, raises UsageError if a node is not trusted, an argument is an
+        iterator, or `min_nodes` is too large.
         """
         name = call.function.name
         payload, feeds = call.payload()
@@ -701,12 +657,8 @@ class ComputePool(Executor):
     def _check_gang_nodes(self, nodes: Sequence[int]) -> None:
         """Check that the nodes of a gang reach each other. With `check="nccl"`, measure an all-reduce the first time.
 
-        Args:
-            nodes: the numbers of the nodes.
-
-        Raises:
-            NetworkError: a node cannot connect to another one.
-            Exception: the all-reduce failed, for example because the GPUs cannot connect. The exception has a note.
+        Raises NetworkError if a node cannot connect to another one. If the all-reduce fails, its error is raised with a
+        note.
         """
         network = self._working().network
         network.ensure(nodes)
@@ -723,7 +675,7 @@ class ComputePool(Executor):
             raise
 
     def _run_gang(self, call: Call[Any], every: bool, is_own: bool = False) -> Any:
-        """Run a call as a gang, wait for it, and return its result. Stop the gang if the wait is interrupted."""
+        """Run a call as a gang (see `_send_gang`), and return its result. Stop the gang if the wait is interrupted."""
         future = self._send_gang(call, call.options.node, every, is_own)
         try:
             return future.result()
@@ -737,23 +689,7 @@ class ComputePool(Executor):
         outlet: Outlet,
         node: int | tuple[int, ...] | None,
     ) -> tuple[PendingCall, Dispatch]:
-        """Pickle a call, and queue it for the nodes. Does not wait for the result.
-
-        If the pool was not started, start it, which blocks until the pool is ready.
-
-        Args:
-            call: the call.
-            outlet: the object that gets the result, such as a future.
-            node: the number of the node that must run it, the numbers of the nodes that may run it, or None for any.
-
-        Returns:
-            (pending call, dispatch): the queued call, and the object that sends the pool's calls to nodes.
-
-        Raises:
-            PickleError: the function or an argument cannot be pickled.
-            UsageError: the pool does not have the node.
-            PoolClosed: the pool has ended.
-        """
+        """Pickle a call, and queue it to run on one of these nodes (None: any node). `outlet` gets the result later."""
         payload, feeds = call.payload()
         options = call.options
         pending = PendingCall(
@@ -791,15 +727,7 @@ class ComputePool(Executor):
         return self._run_on(call, options.pinned)
 
     def _run_on(self, call: Call[T], node: int | tuple[int, ...] | None) -> T:
-        """Run a call on one node, wait for it, and return its value. For a generator function, return a `Stream`.
-
-        Args:
-            call: the call.
-            node: the number of the node, the numbers of the nodes of which any may run the call, or None for any node.
-
-        Raises:
-            PickleError, UsageError, ConnectionLost, WorkerDied, CallTimeout, PoolClosed: as `run`.
-        """
+        """Run a call on one of these nodes (None: any node), and return its value, or a `Stream` for a generator."""
         if call.function.is_generator:
             return cast(T, self._stream(call, Items(call.function.name), node))
         cell: ResultCell[T] = ResultCell()
@@ -813,18 +741,7 @@ class ComputePool(Executor):
             raise
 
     def _stream(self, call: Call[Any], items: Items[Any], node: int | tuple[int, ...] | None) -> Stream[Any]:
-        """Send a call of a generator function, and return the stream of its items at once.
-
-        Args:
-            call: the call.
-            items: the queue that gets the items.
-            node: the number of the node that must run it, the numbers of the nodes that may run it, or None for any.
-
-        Raises:
-            PickleError: the function or an argument cannot be pickled.
-            UsageError: the pool does not have the node.
-            PoolClosed: the pool has ended.
-        """
+        """Send a call of a generator function, and return the stream of its items at once."""
         self._submit(call, items, node)
         return Stream(items, Loop.shared().loop.call_soon_threadsafe)
 
@@ -834,24 +751,25 @@ class ComputePool(Executor):
         The list is ordered by node number. If the call's option `node` is a number or a list of numbers, only these
         nodes run the call. For a generator function, return a list of `Stream` objects at once.
 
-        Unless it names nodes, the call waits until the pool has as many nodes as it is to have: one that the provider
-        takes back, or that was lost, is being replaced. A notice says for which nodes it waits. A gang with `min_nodes`
-        waits at most for the time of the pool's `wait`.
+        Unless it names nodes, the call waits until the pool has as many nodes as it is to have. Nodes that were lost or
+        taken back by the provider are replaced meanwhile. A notice says for which nodes the call waits. A gang (a call
+        with the option `procs`) that has `min_nodes` waits at most for the time of the pool's `wait`.
 
-        If the call fails for good on one node, the other parts are stopped: their processes get SIGTERM, and SIGKILL
-        when the call's `grace` is over. Then the exception that came first is raised, and its attribute `others` is the
-        list of the further exceptions. A node that died counts before a node whose function raised at the same time.
-        The other streams of a generator function raise that exception in place of their next item.
+        If the call fails on one node and is not retried, it is stopped on the others: its processes get SIGTERM, and
+        SIGKILL when the call's `grace` is over. Then the exception that came first is raised, and its attribute
+        `others` is the list of the further exceptions. If a node died and a function on another node raised at the same
+        time, the node's error comes first. The other streams of a generator function raise that exception in place of
+        their next item.
 
-        With the option `independent`, the parts do not stop each other. Exceptions are raised when the call has ended
-        on all nodes. With the option `procs`, the call runs as a gang, and the list has the values of all its processes
-        by rank.
+        With the option `independent`, the call goes on where it has not failed. Exceptions are raised when it has ended
+        on all nodes. A gang's list has the values of all its processes, ordered by rank.
 
         Raises:
             ExceptionGroup: the call has the option `independent`, and failed on several nodes.
             UsageError: the argument is not a call, or the pool does not have a node that the call names.
             PickleError: the function or an argument cannot be pickled.
-            LaunchError: the pool lacks nodes, and no more are being launched. `pool.resize` lets it do without them.
+            LaunchError: the pool lacks nodes, and no more are being launched. A pool made smaller by `resize` does not
+                wait for them.
             PoolClosed: the pool has ended.
         """
         if call_asked(call).options.procs is not None:
@@ -889,26 +807,14 @@ class ComputePool(Executor):
         check: Callable[[Sequence[int]], None] | None = None,
         every: bool = True,
     ) -> dict[int, str]:
-        """Choose the nodes of a call that runs on several nodes. Start the pool if it was not started.
+        """Return the addresses of the nodes that a call on several nodes runs on, by ascending node number.
 
-        If the call names no node, block until the pool has as many nodes as it is to have: a node that is being
-        replaced counts. If a node leaves while `check` runs, choose again.
+        If the call names no node, block until the pool has as many nodes as it is to have, including replacements. When
+        the time of the pool's `wait` is over, `least` nodes are enough; None for all. With `every=False`, one node is
+        enough at once. `check` gets the node numbers, and if a node leaves while it runs, choose again.
 
-        Args:
-            name: the name of the call, for messages.
-            named: the checked `node` of the call: a number, a tuple of numbers, or None or "all" for every node.
-            least: the number of nodes that is enough when the time of the pool's `wait` is over. Default None: all.
-            check: called with the numbers of the nodes. Raises an error if they cannot run the call.
-            every: False if one of the nodes is enough.
-
-        Returns:
-            A dict from the number of each chosen node to its address, in ascending order of the numbers.
-
-        Raises:
-            UsageError: the pool does not have a node that is named.
-            NetworkError: the nodes cannot reach each other.
-            LaunchError: nodes are missing, and no more are being launched in their place.
-            PoolClosed: the pool has ended.
+        Raises UsageError if the pool does not have a named node, and LaunchError if nodes are missing and no more are
+        being launched.
         """
         numbers = (named,) if isinstance(named, int) else named if isinstance(named, tuple) else None
         while True:
@@ -943,7 +849,7 @@ class ComputePool(Executor):
         return run_group(group, self.send)
 
     def send_group(self, group: Group[R]) -> CallFuture[R]:
-        """Send the calls of a group, and return the future of all without waiting. `group > pool` does the same.
+        """Send the calls of a group, and return one future for all, without waiting. `group > pool` does the same.
 
         The result of the future is the tuple of the values, in the order of the calls, when all have ended. Cancelling
         the future stops all of the calls. If a call cannot be sent, the others are stopped, too.
@@ -958,7 +864,7 @@ class ComputePool(Executor):
 
     @property
     def _callbacks(self) -> Callbacks:
-        """What calls the functions that users add to futures. If the pool was not started, start it first."""
+        """The runner of the callbacks that users add to futures. If the pool was not started, start it first."""
         return self._working().dispatch.callbacks
 
     @overload
@@ -971,7 +877,7 @@ class ComputePool(Executor):
         If the pool was not started, this starts it, and blocks until it is ready.
 
         Args:
-            fn: the function. It may be decorated with `@compute`, and need not be.
+            fn: the function, with or without `@compute`.
             args, kwargs: the arguments of the function.
 
         Raises:
@@ -1020,7 +926,7 @@ class ComputePool(Executor):
         raised, the remaining calls are cancelled.
 
         Args:
-            fn: the function. It may be decorated with `@compute`, and need not be.
+            fn: the function, with or without `@compute`.
             iterables: the items. With several iterables, `fn` gets one argument from each, and the shortest ends the
                 map.
             timeout: seconds from now within which all results must arrive. Default None: no limit.
@@ -1059,11 +965,8 @@ class ComputePool(Executor):
     def _function(self, fn: ComputeFunction[..., T] | Callable[..., T]) -> ComputeFunction[..., T]:
         """Return a function as a `ComputeFunction`: unchanged if it is decorated, otherwise with default options.
 
-        Undecorated functions are remembered, so that each is pickled only once. After 257 functions, all are forgotten
-        when a further one comes. Bound methods and other callable objects are not remembered.
-
-        Raises:
-            UsageError: the argument is a call, or not callable.
+        The results for plain functions are remembered (at most 257), so that each is pickled once. Those for bound
+        methods and other callable objects are not. Raises UsageError for a call, and for what is not callable.
         """
         if isinstance(fn, ComputeFunction):
             return fn
@@ -1092,8 +995,8 @@ class ComputePool(Executor):
         too. Use this for a large value that many calls need. `drop` frees the value. If the pool was not started, this
         starts it first.
 
-        Each call gets a copy of a value of up to about 32 KiB. The calls of a worker process share a larger value: its
-        arrays are read-only, and no call should change other parts of it.
+        Each call gets its own copy of a value of up to about 32 KiB. A larger value is shared by the calls of a worker
+        process: its arrays are read-only, and no call should change the rest of it either.
 
         Raises:
             PickleError: the value cannot be pickled.
@@ -1156,20 +1059,19 @@ class ComputePool(Executor):
             with pool.service(sky.cmd("python", "-m", "http.server", "8000")) as server:
                 server.wait_ready(8000)
 
-        A service has a process of its own and takes no slot (the part of a node that runs one call at a time). It sees
-        all devices of its node, unless the call has the option `devices=0`. What it prints is shown like the output of
-        calls. It does not hold the end of the pool: the pool closes it. If it ends before, the console says so, and the
-        service's `result` raises its error. If the pool was not started, this starts it first. This does not wait until
-        the process runs.
+        A service has a process of its own and takes no slot. It sees all devices of its node, unless the call has the
+        option `devices=0`. What it prints is shown like the output of calls. A service does not keep the pool open: the
+        pool closes it at its own end. If the service ends earlier, the console says so, and its `result` raises its
+        error. If the pool was not started, this starts it first. This does not wait until the process runs.
 
         Args:
             call: the call, such as `serve(8)` or `sky.cmd("ray", "start", "--head", "--block")`. Its options timeout,
                 output, grace, devices and on_interruption count.
             node: the number of the node. "all" or a list of numbers starts a service on each of these nodes. Default
                 None: the call's own `node` option; without one, node 0.
-            restart: True starts the service again whenever it has ended, also if its function returned. A number says
-                how often. The pause before grows from 0.5 s to 30 s. If its node is lost, the service starts on a node
-                that joins in its place. Default False.
+            restart: True starts the service again whenever it has ended, also if its function returned. A number limits
+                the restarts. The pause before a restart grows from 0.5 s to 30 s. If its node is lost, the service
+                starts on a node that joins in the lost node's place. Default False: no restart.
             name: the name of the service in messages. Default None: that of the function or program.
             busy: True counts the service as work, like a call: while it runs, `linger=` does not end the pool, and its
                 node is idle only if all devices are below 5 % utilisation. Default False.
@@ -1181,7 +1083,7 @@ class ComputePool(Executor):
             UsageError: an argument is not valid, the call cannot be a service, or the pool does not have the node. Also
                 raised for nodes with `trust="data"`, on which services do not run.
             PickleError: the function or an argument cannot be pickled.
-            NodeInterrupted, NodeRetired: the node gets no new calls.
+            NodeInterrupted, NodeRetired: the node gets no new calls, as the provider takes it back or it was retired.
             PoolClosed: the pool has ended.
         """
         call_asked(call).sent = True
@@ -1217,22 +1119,22 @@ class ComputePool(Executor):
     # --- the number of nodes ---------------------------------------------------------------------------------
 
     def resize(self, nodes: int | tuple[int, int]) -> None:
-        """Change the number of nodes of the pool, and return at once. `wait_ready` waits for new nodes.
+        """Change the number of nodes of the pool, without waiting for new nodes. `wait_ready` waits for them.
 
-        The pool then keeps the new number, as if it had been made with it. Missing nodes are rented as those of the
-        start were, within the budget. Surplus nodes are retired as `retire` does: first those that are not ready yet,
-        then those with the fewest calls, and of these the ones with the highest numbers.
+        The pool then keeps the new number, as if it had been made with it. Missing nodes are rented like those at the
+        start, within the budget. Surplus nodes are retired as `retire` does: first those that are not ready yet, then
+        those with the fewest calls, and of these the ones with the highest numbers.
 
-        If some nodes cannot be rented, the pool goes on with those that it has, and says so. Calling this again, also
-        with the same number, tries again. A pool that was not started yet starts with the new number.
+        If some nodes cannot be rented, the pool goes on with those that it has, and tells the user. Calling this again,
+        also with the same number, tries again. A pool that was not started yet starts with the new number.
 
         Args:
-            nodes: the number of nodes, or a pair of the smallest and the largest number, as for `ComputePool`. If the
-                accelerator is a TPU slice (several hosts rented together), this is the number of slices.
+            nodes: the number of nodes, or a pair of the smallest and the largest number. If the accelerator is a TPU
+                slice, slices are counted.
 
         Raises:
-            UsageError: `nodes` is not valid, the alternatives of the accelerator have different numbers of hosts, or
-                the pool was taken over by `attach` without the requirements of new nodes.
+            UsageError: `nodes` is not valid, or the alternatives of the accelerator have different numbers of hosts.
+                Also raised if the pool was taken over by `attach` without the requirements of new nodes.
             BudgetExceeded: the first hour of the new nodes costs more than is left of the budget.
             PoolClosed: the pool has ended.
         """
@@ -1245,7 +1147,7 @@ class ComputePool(Executor):
         self._running(engine).resize(minimum, maximum)
 
     def retire(self, node: int) -> None:
-        """End a node once its calls have ended, and do without it from now on. Return at once.
+        """Let a node end once its calls have ended, and do without it from now on. This does not wait for its end.
 
         The node gets no new calls. Calls that it has not begun run on other nodes; those that only this node may run
         raise NodeRetired. When no call runs on the node any more, its machine is ended, and the provider must confirm
@@ -1255,8 +1157,7 @@ class ComputePool(Executor):
         Does nothing if the node leaves already.
 
         Args:
-            node: the number of the node. If the accelerator is a TPU slice (several hosts rented together), the number
-                of the first host; the whole slice ends.
+            node: the number of the node. For a TPU slice, the number of its first host; the whole slice ends.
 
         Raises:
             UsageError: the pool has no such node, the node is a later host of a slice, or the node is the last one.
@@ -1271,15 +1172,15 @@ class ComputePool(Executor):
         """Wait until at least `n` nodes are ready for calls. If the pool was not started, start it first.
 
         Args:
-            n: the number of nodes. If the accelerator is a TPU slice (several hosts rented together), the number of
-                slices. Default None: the number that the pool is to have, or the smallest number of a pair.
-            timeout: the time to wait at most, in seconds or as a duration such as "10m". Default None: no limit. The
-                start of a pool that was not started is not counted.
+            n: the number of nodes. If the accelerator is a TPU slice, slices are counted. Default None: the number that
+                the pool is to have, or the smallest number of a pair.
+            timeout: the time to wait at most, in seconds or as a duration such as "10m". Default None: no limit. If the
+                pool was not started, the time counts from the end of its start.
 
         Raises:
             TimeoutError: the time is over. The message has the state of the nodes that are not ready.
             UsageError: an argument is not valid, or `n` is more than the pool may have.
-            LaunchError: too few nodes are left, and no more are being rented, because that failed.
+            LaunchError: too few nodes are left, and no more are being rented, because renting them failed.
             PoolClosed: the pool has ended.
             SkypoolError: the error that ended the pool.
         """
@@ -1291,15 +1192,7 @@ class ComputePool(Executor):
         Loop.shared().run(self._running(self._begun).wait_ready(n, left))
 
     def _running(self, engine: PoolEngine | None) -> PoolEngine:
-        """Return the engine of a pool that runs or is being started.
-
-        Args:
-            engine: the engine; None if the pool ended without having one.
-
-        Raises:
-            PoolClosed: the pool has ended, or belongs to the process that this one was forked from.
-            SkypoolError: the error that ended the pool.
-        """
+        """Return the engine of a pool that runs or starts; else raise PoolClosed or the error that ended the pool."""
         if engine is not None and shutdown.is_elsewhere(engine):
             raise PoolClosed(f"pool {self.name!r} belongs to the process that this one was forked from")
         if (
@@ -1328,14 +1221,9 @@ class ComputePool(Executor):
     __iter__ = None  # otherwise Python would iterate over a pool by `__getitem__`, without an end
 
     def _node_numbers(self, named: Sequence[int] | None = None) -> tuple[int, ...]:
-        """Return the numbers of the nodes, in ascending order. If the pool was not started, start it first.
+        """Return the numbers of the named nodes, or of all nodes that get calls, in ascending order.
 
-        Args:
-            named: the numbers to check and return. Default None: all nodes that get calls.
-
-        Raises:
-            UsageError: the pool does not have one of the named nodes.
-            PoolClosed: the pool has ended.
+        If the pool was not started, start it first. Raises UsageError if the pool does not have a named node.
         """
         return tuple(self._working().dispatch.nodes(named))
 
@@ -1350,13 +1238,13 @@ class ComputePool(Executor):
         here: int = 0,
         socket: str | os.PathLike[str] | None = None,
     ) -> Forward:
-        """Let connections to a port of this computer lead to a port of a node, such as that of a dashboard.
+        """Forward connections from a port of this computer to a port of a node, such as that of a dashboard.
 
             with pool.forward(8265, node=0) as forward:
                 webbrowser.open(forward.url)
 
-        The port of this computer listens on 127.0.0.1 only. Every user of this computer can connect to it; with
-        `socket`, nobody else can. It works until the block is left, `forward.close()` is called, the node leaves the
+        The port of this computer listens on 127.0.0.1 only. Every user of this computer can connect to it, but with
+        `socket` only you can. The forward ends when the block is left, `forward.close()` is called, the node leaves the
         pool, or the pool ends. If the pool was not started, this starts it first. Blocks until the port can be used.
 
         Args:
@@ -1364,9 +1252,9 @@ class ComputePool(Executor):
             node: the number of the node.
             host: the host to connect to, as the node knows it. Default "localhost": the node itself.
             here: the port of this computer. Default 0: a free one, which `forward.port` names.
-            socket: the path of a Unix socket that is made in place of a port, to which only you can connect. Browsers
-                cannot use it; `curl --unix-socket` and many other programs can. Its folder must be yours alone to
-                change. Default None: a port.
+            socket: the path of a Unix socket that is made in place of the port. `curl --unix-socket` and many other
+                programs can use it, but browsers cannot. No other user may be able to change its folder. Default None:
+                a port.
 
         Raises:
             UsageError: an argument is not valid, the pool does not have the node, the port `here` is not free, or the
@@ -1391,19 +1279,11 @@ class ComputePool(Executor):
     __array_ufunc__ = None  # makes numpy leave `array @ pool` to `__rmatmul__`
 
     def __rrshift__(self, value: object) -> NoReturn:
-        """Raise a UsageError: the left operand of `>> pool` is not a call.
-
-        Python uses this method only if the left operand does not handle `>>`, as a call does. The message advises what
-        to write.
-        """
+        """Raise a UsageError: the left operand of `>> pool` is not a call. The message advises what to write."""
         raise calls.no_call(value, ">>")
 
     def __rmatmul__(self, value: object) -> NoReturn:
-        """Raise a UsageError: the left operand of `@ pool` is not a call.
-
-        Python uses this method only if the left operand does not handle `@`, as a call does. The message advises what
-        to write.
-        """
+        """Raise a UsageError: the left operand of `@ pool` is not a call. The message advises what to write."""
         raise calls.no_call(value, "@")
 
     def __lt__(self, value: object) -> NoReturn:
@@ -1436,15 +1316,15 @@ class ComputePool(Executor):
             "booting": the machine was rented, but cannot be reached yet.
             "bootstrapping": the machine is being set up as the image says.
             "ready": the node runs calls.
-            "unreachable since 12:03:04": the connection is down. Calls go on there, but the node gets no new ones. The
-                time is the local time of the node's last sign of life.
+            "unreachable since 12:03:04": the connection to a ready node is down. Calls go on there, but the node gets
+                no new ones. The time is the local time of the node's last sign of life.
             "leaving": the node was retired, or the provider takes the machine back. Calls go on there, but the node
                 gets no new ones.
+            "unhealthy": a device of the node must not be used any more. The node gets no new calls.
             "draining": the machine is being ended.
             "ended": the machine has ended, or could not be rented.
 
-        A TPU slice (several hosts rented together) is one entry until its machines are launched, and then one for each
-        host.
+        A TPU slice is one entry until its machines are launched, and then one for each host.
         """
         return {} if self._engine is None else self._engine.words()
 
@@ -1475,17 +1355,16 @@ class ComputePool(Executor):
 
     @property
     def trust(self) -> Trust | None:
-        """ "data" if results of some node may be plain data only, because its machine belongs to a stranger.
+        """ "data" if the results of at least one node are read as plain data only, otherwise "full"; see docs/trust.md.
 
-        Otherwise "full". Before nodes are known, this is the argument `trust` of the pool, which may be None. See
-        docs/trust.md.
+        Before nodes are known, this is the argument `trust` of the pool, which may be None.
         """
         known = () if self._engine is None else self._engine.trusts()
         return self._terms.trust if not known else "data" if "data" in known else "full"
 
     @property
     def inherited(self) -> list[CallFuture[object]]:
-        """The futures of the calls that the former process had sent to a pool that was taken over with `attach`.
+        """The futures of the calls that a former process had sent, before `attach` took the pool over from it.
 
         `future.name` is the name of the function. The list is a copy. It is empty for a pool that was not taken over,
         and after the pool was stopped.
@@ -1493,10 +1372,10 @@ class ComputePool(Executor):
         return [] if self._engine is None else list(self._engine.inherited)
 
     def explain(self) -> str:
-        """Return a text about the plan of what to rent: each offer with its price or the reason against it.
+        """Return the pool's last plan as text: the offers that it tries, with prices, and why it rejects the others.
 
-        Attempts to rent that failed are listed below the offers. If the pool has no plan, the text says only that. A
-        pool has no plan before it starts, and while it waits for machines that are out of stock.
+        Attempts to rent that failed are listed below the offers. Before the start, and while the pool waits for
+        machines that are out of stock, there is no plan, and the text says so.
         """
         rental = self._begun.rental if self._begun else None
         if rental is None or rental.plan is None:
@@ -1508,8 +1387,8 @@ class ComputePool(Executor):
     def receipt(self) -> Receipt:
         """The costs of the pool so far, in US dollars, with a line for each machine that was rented.
 
-        `receipt.idle_usd` is the part of them that was paid while no call ran. See `Receipt`.
-        Before the pool is started, the receipt has no lines.
+        `receipt.idle_usd` is the part that was paid for idle time. See `Receipt`. Before the pool is started, the
+        receipt has no lines.
         """
         if self._begun is None:
             return Receipt(self.name, (), time.time())
@@ -1517,14 +1396,14 @@ class ComputePool(Executor):
         return self._begun.rental.receipt
 
     def report(self) -> Report:
-        """Return a report of what the pool has done and cost until now, as an HTML page that loads nothing.
+        """Return a report of what the pool has done and cost until now, as an HTML page that needs no other files.
 
         `pool.report().save("report.html")` writes it to a file, and a notebook shows it. It can be made while the pool
         runs and after its end. `skypool report` makes the same report in another process.
 
         Raises:
             UsageError: the pool was not started.
-            LedgerError: the ledger, the local database of rented machines, cannot be read.
+            LedgerError: the ledger cannot be read.
             sqlite3.Error: the file of the measurements is damaged.
         """
         from skypool.report.report import report_of  # imported here, as few programs need it
@@ -1544,8 +1423,8 @@ class ComputePool(Executor):
 
             print(pool.stack())
 
-        prints what `skypool stack` prints. A pool that was not started has no processes. Blocks until all nodes have
-        answered; a node that does not answer within 60 s is in `errors` of the result.
+        prints what `skypool stack` prints. For a pool that was not started, the result is empty. Blocks until all nodes
+        have answered; a node that does not answer within 60 s is in `errors` of the result.
 
         Args:
             node: the number of a node. Default None: all nodes.
@@ -1580,8 +1459,7 @@ class ComputePool(Executor):
     def _ipython_display_(self) -> None:
         """Show the state of the pool below the cell of a notebook, and change it each second until the pool has ended.
 
-        Raises:
-            NotImplementedError: IPython runs in a terminal, where it shows the text of `repr` instead.
+        Raises NotImplementedError if IPython runs in a terminal, where it shows the text of `repr` instead.
         """
         from skypool.report.widget import Widget
 
@@ -1611,7 +1489,6 @@ class ComputePool(Executor):
 
 
 def _refuse_generator(call: Call[Any]) -> None:
-    """Raise UsageError if the function of a call is a generator function, which has no future."""
     if call.function.is_generator:
         raise UsageError(
             f"{call.function.name} is a generator function: decorate it with @sky.compute and iterate over "

@@ -1,7 +1,4 @@
-"""Decides if a lost slice is replaced. All functions are pure: they depend only on the pool's state (see `lifecycle`).
-
-A slice is one machine, or several hosts that a provider rents out only together.
-"""
+"""Decides if a lost slice is replaced. The functions are pure: they depend only on the pool's state."""
 
 from __future__ import annotations
 
@@ -30,55 +27,39 @@ LIVING = (Phase.LAUNCHING, Phase.BOOTING, Phase.BOOTSTRAPPING, Phase.READY)
 
 
 def may_replace(pool: Pool, lost: Node) -> bool:
-    """Return True if a lost slice (one machine, or several hosts rented together) may be replaced.
+    """Return True if a lost slice, of which `lost` is a node, may be replaced.
 
-    A slice that its provider took back may be replaced, unless providers took back too many slices in a row (see
-    `is_churning`). A slice that was lost otherwise may be replaced if the pool has had fewer than 3 × `pool.maximum`
-    replacements.
-
-    Args:
-        pool: the state of the pool.
-        lost: a node of the lost slice.
+    A slice that its provider took back may be replaced, unless too many were taken back in a row (see `is_churning`).
+    Any other slice may be replaced if the pool has had fewer than 3 × `pool.maximum` replacements.
     """
     return not is_churning(pool) if lost.taken is not None else pool.replaced < REPLACEMENTS * pool.maximum
 
 
 def is_churning(pool: Pool) -> bool:
-    """Return True if the provider took back too many slices in a row, each within 300 s after it was ready.
-
-    A slice is one machine, or several hosts rented together. Too many means more than 3 × `pool.maximum`.
-    """
+    """Return True if more than 3 × `pool.maximum` slices in a row were taken back within 300 s of being ready."""
     return pool.hasty > REPLACEMENTS * pool.maximum
 
 
 def alike(error: BaseException) -> str:
-    """Return the type and text of an error, with "#" for each word that has a digit.
-
-    A word is a run of characters without spaces. Errors of the same cause on different machines then have equal texts.
-    """
+    """Return the type and text of an error with "#" for words with digits, so that the same cause has one text."""
     return re.sub(r"\S*\d\S*", "#", f"{type(error).__name__}: {error}")
 
 
 def is_hopeless(pool: Pool) -> bool:
     """Return True if another machine would probably fail too, because too many have failed before they were ready.
 
-    Too many means two slices with the same error text (see `alike`), or more than 3 × `pool.maximum` slices in all. A
-    slice is one machine, or several hosts rented together.
+    Too many means two slices with the same error text (see `alike`), or more than 3 × `pool.maximum` slices in all.
     """
     times = pool.failures.values()
     return max(times, default=0) >= SAME_FAILURE_LIMIT or sum(times) > REPLACEMENTS * pool.maximum
 
 
 def can_go_on(pool: Pool, hopeless: bool) -> bool:
-    """Return True if a pool can go on after the loss of a slice (one machine, or hosts rented together).
+    """Return True if a pool can go on after the loss of a slice that is not replaced.
 
-    The lost slice is not replaced. A ready pool can go on if a node is ready, or is being launched or set up. A pool
-    that is not ready yet can go on if at least `pool.minimum` slices are left.
-
-    Args:
-        pool: the state after the loss.
-        hopeless: True if further launches are expected to fail. Then a pool can go on only if the pool is ready and has
-            a ready node.
+    A ready pool can go on if a node is ready. It can also go on if a node is being launched or set up, unless this is
+    expected to fail (`hopeless`). A pool that is not ready yet can go on if at least `pool.minimum` slices are left,
+    and if it is not `hopeless`.
     """
     if pool.phase is Phase.READY and any(node.phase is Phase.READY for node in pool.nodes.values()):
         return True

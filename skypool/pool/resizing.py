@@ -1,7 +1,6 @@
 """Decides which slices of a pool to retire when it becomes smaller, and which requests are not valid.
 
-The functions are pure. A slice is one machine, or several hosts that a provider rents out only together. Each host is
-a node.
+The functions are pure.
 """
 
 from __future__ import annotations
@@ -14,19 +13,14 @@ from skypool.pool.states import Node, Pool
 
 
 def surplus(pool: Pool, load: Mapping[int, int]) -> list[int]:
-    """Return the slices to retire so that a pool has at most `pool.maximum`, by the numbers of their first hosts.
+    """Return the slices to retire so that a pool has at most its new `maximum`, by the numbers of their first hosts.
 
-    Slices that are not ready come first: they run no calls. Of the ready ones, those with the fewest calls come first.
-    Of several such slices, that with the highest number comes first.
-
-    Args:
-        pool: the state of the pool, with the new `maximum`.
-        load: a dict from node numbers to the number of calls that run on the node or wait for it.
+    Slices that are not ready come first: they run no calls. Then come those with the fewest calls, and of several with
+    equally many, the one with the highest number. `load` is the number of calls that run on each node or wait for it.
     """
     heads = [state for state in pool.nodes.values() if not state.host and _is_staying(state)]
 
     def rank(head: Node) -> tuple[int, int, int]:
-        """Return the sort key of a slice. Slices with smaller keys are retired first."""
         calls = sum(load.get(each.node, 0) for each in pool.slice_of(head.node))
         return LIVING.index(head.phase), calls, -head.node
 
@@ -35,15 +29,9 @@ def surplus(pool: Pool, load: Mapping[int, int]) -> list[int]:
 
 
 def check_retirement(pool: Pool, name: str, node: int) -> None:
-    """Raise UsageError if a node of a pool cannot be retired. A node that leaves already is accepted.
+    """Raise UsageError if a node does not exist, is a later host of a slice, or is the last one of the pool.
 
-    Args:
-        pool: the state of the pool.
-        name: the name of the pool, for the message.
-        node: the number of the node.
-
-    Raises:
-        UsageError: the pool has no such node, the node is a part of a slice, or no other node would be left.
+    A node that leaves already is accepted.
     """
     state = pool.nodes.get(node)
     if state is None or state.phase not in LIVING:

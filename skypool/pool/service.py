@@ -1,4 +1,4 @@
-"""`Service`: a long-lived call or program on a node (a rented machine), such as a daemon or a web server."""
+"""`Service`: a long-lived call or program on a node, such as a daemon or a web server."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _LATE = 10.0
 
 
 class Keeper(Protocol):
-    """A protocol for the object that runs the services of one pool. `Services` is this object."""
+    """A protocol for the methods of `Services` that a `Service` uses."""
 
     def address(self, node: int) -> str:
         """Return the address of a node; "" if it is not known, or if the pool does not have the node."""
         ...
 
     def test_port(self, node: int, port: int, timeout: float) -> CallFuture[bool]:
-        """Have a node wait up to `timeout` seconds until one of its ports accepts connections."""
+        """Let a node wait for one of its ports to accept connections. The result is False after `timeout` s without."""
         ...
 
     def stop(self, service: Service[Any], grace: float | None = None) -> None:
@@ -40,9 +40,7 @@ class Keeper(Protocol):
 class Run(CallFuture[Any]):
     """The future of one run of a service, from a start of its process to the end of that process.
 
-    Args:
-        service: the service.
-        on_end: called as (run, end) with the value, still encoded, or the exception.
+    `on_end` is called as (run, end). `end` is the value, still encoded, or the exception.
     """
 
     def __init__(self, service: Service[Any], on_end: Callable[[Run, BaseException | Returned], None]) -> None:
@@ -57,8 +55,8 @@ class Service(Generic[T]):
         with pool.service(sky.cmd("ray", "start", "--head", "--block")) as ray:
             ray.wait_ready(6379)
 
-    A service has a process of its own and takes no slot (the part of a node that runs one call at a time). It sees all
-    devices of its node. It does not keep the pool open: the pool closes it at its end. Any thread may call the methods.
+    A service has a process of its own and takes no slot. It sees all devices of its node. It does not keep the pool
+    open: the pool closes it when the pool ends. Any thread may call the methods.
 
     Attributes:
         name: the name of the service in messages.
@@ -100,7 +98,7 @@ class Service(Generic[T]):
 
     @property
     def output(self) -> str:
-        """The end of what the service has printed, of all its runs: at most 64 Ki characters."""
+        """The last 64 Ki characters, at most, of what the service has printed in all of its runs."""
         with self._changed:
             return "".join(self._pieces)[-KEPT:]
 
@@ -122,27 +120,27 @@ class Service(Generic[T]):
         return bool(wait([self._future], timeout).done)
 
     def result(self, timeout: float | None = None) -> T:
-        """Wait until the service has ended for good, and return the value of its function, or raise its exception.
+        """Wait until the service has ended and will not start again. Return its function's value or raise its error.
 
         Args:
             timeout: seconds to wait; None waits without a limit.
 
         Raises:
-            TimeoutError: it has not ended within `timeout` seconds. It goes on.
-            CancelledError: it was closed, or its pool has ended.
+            TimeoutError: the service has not ended within `timeout` seconds. It goes on.
+            CancelledError: the service was closed, or its pool has ended.
             CommandFailed, WorkerDied, ConnectionLost: its program failed, its process died, or its node was lost.
         """
         return self._future.result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait until the service has ended for good, and return the exception that `result` would raise, or None.
+        """Wait like `result`, and return the exception that `result` would raise, or None if it would return a value.
 
         Args:
             timeout: seconds to wait; None waits without a limit.
 
         Raises:
-            TimeoutError: it has not ended within `timeout` seconds. It goes on.
-            CancelledError: it was closed, or its pool has ended.
+            TimeoutError: the service has not ended within `timeout` seconds. It goes on.
+            CancelledError: the service was closed, or its pool has ended.
         """
         return self._future.exception(timeout)
 
@@ -182,13 +180,7 @@ class Service(Generic[T]):
         )
 
     def _answers(self, run: PendingCall, port: int, timeout: float) -> bool:
-        """Wait until a port answers while one run of the service goes on. Return False if it does not.
-
-        Args:
-            run: the run of the service.
-            port: the number of the port.
-            timeout: seconds to wait.
-        """
+        """Return True if a port answers within `timeout` seconds. Return False at once if this run ends before."""
         assert isinstance(run.outlet, CallFuture)
         test = self._keeper.test_port(self._node, port, timeout)
         try:
@@ -230,7 +222,7 @@ class Service(Generic[T]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the service. The exception of the block is raised further."""
+        """Close the service. An exception of the block is not suppressed."""
         self.close()
 
     def _printed(self, text: str) -> None:

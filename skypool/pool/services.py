@@ -1,7 +1,4 @@
-"""`Services`: starts the services of one pool, starts them again after they ended, and closes them with the pool.
-
-A service is a call that runs on a node (a rented machine) beside all others, and takes no slot.
-"""
+"""`Services`: starts the services of one pool, starts them again after they ended, and closes them with the pool."""
 
 from __future__ import annotations
 
@@ -40,11 +37,7 @@ _LOCALHOST = "localhost"
 
 
 def call_of_service(call: Call[T]) -> Call[T]:
-    """Return the call itself, after checking that it can run as a service.
-
-    Raises:
-        UsageError: the function is a generator function, or the call has options that a service cannot have.
-    """
+    """Return the call itself. Raise UsageError if its options or its generator function do not fit a service."""
     options = call.options
     if call.function.is_generator:
         raise UsageError(
@@ -62,11 +55,7 @@ def call_of_service(call: Call[T]) -> Call[T]:
 
 
 def restarts_asked(restart: object) -> int:
-    """Check the argument `restart` of `pool.service`, and return how often a service may start again.
-
-    Raises:
-        UsageError: it is neither a bool nor a whole number from 0.
-    """
+    """Return how often a service may start again, by its argument `restart`. Raise UsageError if that is not valid."""
     if isinstance(restart, bool):
         return ALWAYS if restart else 0
     if not isinstance(restart, int) or restart < 0:
@@ -77,14 +66,10 @@ def restarts_asked(restart: object) -> int:
 class Services:
     """The services of one pool. Any thread may use this.
 
-    A service that may start again does so on its node, after a pause. If its node is lost, it waits for a node to join:
-    the services of the node that was lost first move to the next node that joins. Services of a retired node end.
-
-    Args:
-        pool: the name of the pool.
-        dispatch: sends services to nodes.
-        stream: the events of the pool. It brings the output of services, and gets a `ServiceEnded` event for each end.
-        is_stranger: takes a node's number and returns True if the node is not trusted.
+    A service that may start again does so on its node, after a pause. If its node is lost, it waits for a node to join.
+    All services of a lost node move to the same new node. If several nodes are lost, the next new node gets those of
+    the first lost one. Services of a retired node end. `is_stranger` returns True for the number of a node that is not
+    trusted.
     """
 
     def __init__(
@@ -130,18 +115,16 @@ class Services:
 
         Args:
             call: the call, checked by `call_of_service`.
-            node: the number of the node.
             restart: how often the service may start again.
             name: the name of the service; None for that of the function.
-            world: for one of several services that were started together: its position among them, and the addresses of
-                their nodes.
+            world: for one of several services that were started together: its position, and the addresses of their
+                nodes.
             busy: True if the service counts as work.
 
         Raises:
             PickleError: the function or an argument cannot be pickled.
             UsageError: the pool does not have the node, the node is not trusted, or an argument is an iterator.
-            NodeInterrupted, NodeRetired: the node gets no new calls.
-            PoolClosed: the pool has ended.
+            NodeInterrupted, NodeRetired, PoolClosed: the node gets no new calls, or the pool has ended.
         """
         self._dispatch.nodes([node])  # raises UsageError for a node that does not exist
         if self._is_stranger(node):
@@ -162,11 +145,7 @@ class Services:
         return service
 
     def _begin(self, service: Service[Any]) -> None:
-        """Send a service to its node, for a first or further run. Do nothing if it is being closed.
-
-        Raises:
-            UsageError, NodeInterrupted, NodeRetired, PoolClosed: the service cannot start on its node.
-        """
+        """Send a service to its node, for a first or further run. Do nothing if it is being closed."""
         pending = replace(service._call, outlet=Run(service, self._on_end), node=service._node)
         with service._changed:
             if service._closing:
@@ -192,12 +171,12 @@ class Services:
                 service._printed(event.text)
 
     def _service_of(self, node: int, call: int) -> Service[Any] | None:
-        """Return the service whose process runs as the call of this id; None if there is none."""
+        """Return the service whose process on a node has this call id; None if there is none."""
         pending = self._dispatch.service(node, call)
         return pending.outlet.service if pending is not None and isinstance(pending.outlet, Run) else None
 
     def name_of(self, node: int, call: int) -> str:
-        """Return the name of the service whose process runs as the call of this id; "" if there is none."""
+        """Return the name of the service whose process on a node has this call id; "" if there is none."""
         service = self._service_of(node, call)
         return "" if service is None else service.name
 
@@ -216,14 +195,9 @@ class Services:
         return "" if node_queue is None else node_queue.address
 
     def test_port(self, node: int, port: int, timeout: float) -> CallFuture[bool]:
-        """Have a node wait until one of its ports accepts connections. The future says if one did in time.
+        """Let a node wait for one of its ports to accept connections. The result is False if none comes in `timeout` s.
 
         The test takes no slot. If it cannot start, the future has the error.
-
-        Args:
-            node: the number of the node.
-            port: the number of the port.
-            timeout: seconds to wait.
         """
         address = self.address(node)
         hosts = (_LOCALHOST, address) if address else (_LOCALHOST,)
@@ -241,10 +215,7 @@ class Services:
     # --- ends and restarts -----------------------------------------------------------------------------------
 
     def _on_end(self, run: Run, end: BaseException | Returned) -> None:
-        """Handle the end of a service's process: let the service start again, or end for good. Tell the user of it.
-
-        This may be called while the dispatch holds its lock.
-        """
+        """Let a service whose process has ended start again, or end for good. The dispatch's lock may be held."""
         service = run.service
         end = self._left.pop(run, end)
         with service._changed:
@@ -273,20 +244,14 @@ class Services:
             loop.call_soon_threadsafe(loop.call_later, pause, self._again, service, target)
 
     def _successor(self, node: int) -> int | None:
-        """Return the node on which a service of this node starts again: the node itself, or the one that replaced it.
-
-        Returns None if the node is lost or leaving, and no node has replaced it yet.
-        """
+        """Return where services of this node start again: the node itself or its replacement, None if there is none."""
         for each in (node, self._successors.get(node, node)):
             if self._dispatch.can_start_on(each):
                 return each
         return None
 
     def _again(self, service: Service[Any], node: int) -> None:
-        """Start a service again on a node. If that node is gone meanwhile, let it wait for another one.
-
-        Runs in the engine's thread.
-        """
+        """Start a service again on a node. If that node is gone, wait for a new one. Runs in the engine's thread."""
         if service._future.done():
             return
         self._move(service, node)
@@ -310,7 +275,7 @@ class Services:
             service._call = replace(service._call, world=(place, addresses))
 
     def _await_node(self, service: Service[Any]) -> None:
-        """Let a service whose node is lost wait for a node to join. Runs in the engine's thread."""
+        """Start a service of a lost node as soon as a node has joined in its place. Runs in the engine's thread."""
         node = self._successor(service._node)
         if node is not None:
             self._again(service, node)
@@ -320,7 +285,7 @@ class Services:
     def admitted(self, node: int) -> None:
         """Start the services of a lost node on a node that has joined. Runs in the engine's thread.
 
-        If no service waits, the node is kept for the services of a node that its provider takes back.
+        If no service waits, the new node is reserved for the services of a node that its provider takes back.
         """
         lost = next(iter(self._homeless), None)
         served = {service.node for service in self.there}
@@ -337,12 +302,10 @@ class Services:
         self._leaving.append(node)
 
     async def leave(self, node: int) -> None:
-        """Stop the services of a leaving node, and wait until they are gone, for a little longer than their `grace`.
+        """Stop the services of a leaving node that has no call left, and wait until they are gone.
 
-        Those that may start again do so on a node that joins in its place, unless the node was retired.
-
-        Args:
-            node: the number of a node that gets no new calls, and has none left.
+        This waits at most 2 s longer than the longest `grace` of them. Those that may start again do so on a node that
+        joins in place of this node, unless this node was retired.
         """
         runs: list[Run] = []
         patience = _LATE
@@ -372,7 +335,6 @@ class Services:
 
     @staticmethod
     def _finish(service: Service[Any], end: BaseException | Returned) -> None:
-        """End a service for good."""
         if service._future.done():
             return
         if service._closing:
@@ -387,9 +349,7 @@ class Services:
     def stop(self, service: Service[Any], grace: float | None = None) -> None:
         """Stop a service for good, without waiting for its end. Do nothing if it has ended or is being stopped.
 
-        Args:
-            service: the service.
-            grace: seconds between SIGTERM and SIGKILL. Default None: the option `grace` of its call.
+        `grace` is the number of seconds between SIGTERM and SIGKILL; None for the option `grace` of its call.
         """
         with service._changed:
             service._closing = True
@@ -402,7 +362,7 @@ class Services:
         self._dispatch.stop(pending)
 
     async def close(self) -> None:
-        """Stop all services, and wait until they are gone, for a little longer than the longest `grace` of them."""
+        """Stop all services, and wait until they are gone, at most 2 s longer than the longest `grace` of them."""
         self._ending = True
         ending = self.there
         for service in ending:
@@ -416,9 +376,10 @@ class Services:
             self._unlisten = None
 
     def end(self, error: BaseException) -> None:
-        """End the services that wait to start again, and let none start again: the pool ends.
+        """End the services that wait to start again, and let none start again, because the pool ends.
 
-        Services that run end with the dispatch, and their processes with their nodes.
+        This does not stop services that run: they end when the dispatch is closed, and their processes with their
+        nodes.
         """
         self._ending = True
         for service in self.there:

@@ -2,9 +2,9 @@
 
 A child process that was forked does not end the pools of its parent.
 
-Python runs the handler of a signal between any two steps of the main thread, also within `__del__` or a callback of a
-weak reference, as while garbage is collected. Python prints and ignores what the handler raises there. The program
-would go on as if nothing had happened, so the signal is sent once more.
+Python runs the handler of a signal between any two steps of the main thread. That may be within `__del__` or a callback
+of a weak reference, as while garbage is collected. Python prints and ignores an exception that the handler raises
+there. The program would go on as if nothing had happened, so the signal is sent once more.
 """
 
 from __future__ import annotations
@@ -24,13 +24,10 @@ from skypool.errors import together
 
 
 class Living(Protocol):
-    """A protocol for objects that must be ended before the interpreter exits, such as the engine of a pool."""
+    """An object that must be ended before the interpreter exits, such as the engine of a pool."""
 
     def end_now(self) -> None:
-        """End everything of this object that costs money, in the calling thread, without starting other threads.
-
-        If this raises an error, the other objects are ended all the same.
-        """
+        """End everything of this object that costs money, in the calling thread, without starting other threads."""
         ...
 
     def hand_over_now(self) -> None:
@@ -38,7 +35,7 @@ class Living(Protocol):
         ...
 
     def close_now(self) -> None:
-        """Close all that is left of this object. This is called when `end_now` of all objects is through."""
+        """Close all that is left of this object. This is called after `end_now` was called for all objects."""
         ...
 
 
@@ -56,7 +53,7 @@ def watch(each: Living) -> None:
     """Call `each.end_now` and `each.close_now` when the interpreter exits, unless `forget(each)` is called before.
 
     In the main thread, also make SIGTERM and SIGHUP exit the interpreter in the usual way, so that `end_now` is called
-    then, too. From the first call on, neither they nor Ctrl-C are lost.
+    for them, too. From the first call on, these signals and Ctrl-C are not lost (see the module's docstring).
     """
     _living.add(each)
     if not _at_exit.is_set():
@@ -68,31 +65,21 @@ def watch(each: Living) -> None:
 
 
 def _exit_on_signals() -> None:
-    """Let SIGTERM and SIGHUP exit the interpreter in the usual way, instead of killing it at once.
-
-    Call this in the main thread. A signal that the program handles or ignores already is left alone. For example,
-    `nohup` makes a program ignore SIGHUP.
-    """
+    """Let SIGTERM and SIGHUP exit the interpreter normally, unless the program handles them. Main thread only."""
     for number in _ENDING:
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, _exit)
 
 
 def _exit(number: int, _frame: object) -> NoReturn:
-    """Handle a signal: raise SystemExit with the status 128 + the number of the signal.
-
-    After SIGHUP, further SIGHUPs are ignored.
-    """
+    """Handle a signal: raise SystemExit with the status 128 + its number. After SIGHUP, ignore further SIGHUPs."""
     if number == signal.SIGHUP:  # it often comes twice, from the shell and from the kernel
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     sys.exit(128 + number)
 
 
 def _lose_no_signals() -> None:
-    """Let `sys.unraisablehook` send a signal once more if the exception of its handler is ignored.
-
-    All other exceptions go to the hook that was there before.
-    """
+    """Let `sys.unraisablehook` send a signal once more if Python ignores the exception of the signal's handler."""
     earlier = sys.unraisablehook
 
     def on_unraisable(lost: sys.UnraisableHookArgs) -> None:
@@ -119,16 +106,16 @@ def _signal_of(error: BaseException | None) -> signal.Signals | None:
 
 
 def _send_again(thread: int, number: signal.Signals) -> None:
-    """Send a signal to a thread, so that it wakes if it waits."""
+    """Send a signal to a thread once more. This also wakes the thread if it waits."""
     time.sleep(_PAUSE)
     signal.pthread_kill(thread, number)
 
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Ignore Ctrl-C, SIGTERM and SIGHUP in the block, so that one more of them does not undo what another has begun.
+    """Ignore Ctrl-C, SIGTERM and SIGHUP in the block, so that a second signal does not undo what the first has begun.
 
-    Do nothing in threads but the main one, where no signal is handled.
+    Do nothing outside of the main thread, because other threads handle no signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -149,7 +136,7 @@ def _ignore(_number: int, _frame: object) -> None:
 
 
 def forget(each: Living) -> None:
-    """Undo `watch`: do not end this object when the interpreter exits. Do nothing if the object is not watched."""
+    """Do not end this object when the interpreter exits. Do nothing if it is not watched."""
     _living.discard(each)
 
 
@@ -159,18 +146,12 @@ def is_over() -> bool:
 
 
 def is_elsewhere(each: Living) -> bool:
-    """Return True if an object was watched in the parent process, from which this process was forked; otherwise False.
-
-    Such an object must not be ended in this process.
-    """
+    """Return True if an object belongs to the parent process of a fork, so that it must not be ended here."""
     return each in _elsewhere
 
 
 def _forked() -> None:
-    """Mark all watched objects as those of the parent process, so that this process does not end them.
-
-    Each forked child process runs this.
-    """
+    """Mark all watched objects as those of the parent process. Each forked child process runs this."""
     _elsewhere.update(_living)
     _living.clear()
 
@@ -179,11 +160,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def _end_all() -> None:
-    """End all watched objects one after the other. The interpreter calls this when it exits.
-
-    After an error, the other objects are ended all the same. A single error is then raised unchanged; several errors
-    are raised as an ErrorGroup.
-    """
+    """End all watched objects one after the other, at the interpreter's exit. Then raise all their errors together."""
     global _is_over
     _is_over = True
     errors: list[Exception] = []

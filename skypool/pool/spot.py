@@ -24,16 +24,10 @@ _ANSWER = 10.0
 
 
 class Departures:
-    """An observer of those nodes of a pool whose machines are taken back by their providers.
+    """An observer of the nodes whose machines are taken back by their providers.
 
-    It reports two things as events to the state machine: that a machine will be taken back, and that a machine is gone.
-
-    The methods run in the engine's thread.
-
-    Args:
-        state: returns the current state of the pool.
-        driver_of: returns the driver that rented an instance.
-        apply: passes a state machine event to `lifecycle`.
+    It reports to the state machine that a machine will be taken back, and later that the machine is gone. The methods
+    run in the engine's thread.
     """
 
     def __init__(
@@ -48,18 +42,14 @@ class Departures:
         self._since: dict[int, float] = {}
 
     def admitted(self, node: int) -> None:
-        """Note that a node is ready from now on, to know later for how long the node was ready."""
+        """Note that a node became ready now. `noticed` reports for how long the node was ready."""
         self._since[node] = time.monotonic()
 
     def noticed(self, node: int, at: float) -> None:
         """Report the first spot notice of a node as an `Interrupted` event. Ignore further notices of that node.
 
-        A spot notice is the provider's announcement that it takes the machine back. The event also says how long the
-        node was ready. For a node that was taken over from another process, that time is infinite.
-
-        Args:
-            node: the number of the node.
-            at: when the machine goes, in seconds since 1970.
+        `at` is when the machine goes, in seconds since 1970. The event also says how long the node was ready:
+        infinitely long if it was taken over from another process.
         """
         if self._state().nodes[node].taken is None:
             served = time.monotonic() - self._since.get(node, -math.inf)  # who took a pool over knows no beginning
@@ -69,13 +59,8 @@ class Departures:
         """Wait until a node that its provider takes back is gone, then report to the state machine that it has failed.
 
         The provider is asked every 5 s if the machine has ended. The requests begin when the announced time has passed,
-        or when the connection is down. Returns when the node is no longer ready, for whatever reason. There is no time
-        limit.
-
-        Args:
-            node: the number of the node.
-            at: when the machine goes, in seconds since 1970.
-            is_up: returns True while the connection to the node works.
+        or when `is_up` returns False, as the connection is down. Returns when the node is no longer ready, for whatever
+        reason. There is no time limit.
         """
         asked = 0.0
         while self._state().nodes[node].phase is states.Phase.READY:
@@ -88,12 +73,8 @@ class Departures:
     async def lost(self, node: int, error: ConnectionLost) -> None:
         """Report to the state machine that a node has failed, because the connection to the node was given up.
 
-        If the node is a rented machine, ask the provider first. If a spot machine has ended or is ending, first report
-        that the provider took it back. Of another machine that has ended, the error says so.
-
-        Args:
-            node: the number of the node.
-            error: why the connection was given up.
+        If the machine costs something, ask the provider first if it has ended or is ending. A spot machine that has is
+        first reported as taken back by its provider. For any other machine that has, the error says that it has ended.
         """
         instance = self._state().instance_of(node)
         offer = instance.offer
@@ -105,7 +86,7 @@ class Departures:
         self._apply(states.Failed(node, error))
 
     async def _is_gone_soon(self, node: int) -> bool:
-        """Ask the provider if the machine of a node has ended. Return False if no answer comes within 10 s."""
+        """Return the result of `_is_gone` for a node, or False if the provider does not answer within 10 s."""
         try:
             async with asyncio.timeout(_ANSWER):
                 return await self._is_gone(node)
@@ -113,11 +94,7 @@ class Departures:
             return False
 
     async def _is_gone(self, node: int) -> bool:
-        """Ask the provider if the machine of a node has ended, is ending, or is not listed any more.
-
-        Return True if so, and False if the machine still runs or the provider cannot be asked. The request runs in
-        another thread.
-        """
+        """Return True if the provider says that the machine of a node is ending or has ended, or does not list it."""
         instance = self._state().instance_of(node)
         try:
             found = await asyncio.to_thread(self._driver_of(instance).instances, pool=instance.pool)
@@ -127,7 +104,7 @@ class Departures:
 
 
 def _ended(instance: Instance, error: ConnectionLost) -> ConnectionLost:
-    """Return (not raise) the error for a node whose machine has ended, although its provider does not take it back."""
+    """Return (not raise) the error for a node whose machine has ended, but was not taken back by its provider."""
     lost = ConnectionLost(
         f"node {instance.node} was lost, because its machine {instance.id} has ended, as {instance.provider} says: it "
         f"has failed, or was ended by somebody, as `skypool down {instance.pool}` does on another computer",

@@ -16,12 +16,7 @@ from skypool.trust import Reader
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """The decision about the results of one node.
-
-    Attributes:
-        trust: "full" to unpickle the results, "data" to read them as plain data only.
-        why: the reason, in words for the user.
-    """
+    """The decision to unpickle the results of one node ("full") or not ("data"), and why, in words for the user."""
 
     trust: Trust
     why: str
@@ -30,17 +25,9 @@ class Word:
 def trust_word(asked: Trust | None, instance: Instance, driver: Driver) -> Word:
     """Decide if the results of a machine may be unpickled, or are read as plain data only.
 
-    The pool's `trust` setting decides. Without this setting, the machine's offer decides, or the driver if the offer is
-    not known. A driver that has no general answer is asked for its offers, which may block.
-
-    Args:
-        asked: the `trust` setting of the pool; None if the user left it out.
-        instance: the machine. Its offer is not known if the pool was taken over from another process.
-        driver: the driver that rented the machine.
-
-    Returns:
-        The decision and its reason. If the driver is asked for its offers, the decision is "full" if all offers say so.
-        If one says "data", if there are no offers, or if the request fails, the decision is "data".
+    The pool's `trust` setting (`asked`) decides. If it is None, the machine's offer decides, or the driver if the offer
+    is not known because the pool was taken over. A driver that has no general answer is asked for its offers, which may
+    block. If one of these says "data", if there are none, or if the request fails, the decision is "data".
     """
     if asked is not None:
         return Word(asked, f'the pool has trust="{asked}"')
@@ -91,19 +78,11 @@ class TrustLevels:
         return said.trust
 
     def reader(self, node: int) -> Reader | None:
-        """Return the object that reads the results of a node as plain data; None if the results are unpickled instead.
-
-        Raises:
-            KeyError: `judge` was not called for the node.
-        """
+        """Return the reader for a node's results; None if they are unpickled. Call `judge` for the node before."""
         return self._readers[node]
 
     def is_stranger(self, node: int) -> bool:
-        """Return True if the results of a node are read as plain data only, as for a machine of a stranger.
-
-        Raises:
-            KeyError: `judge` was not called for the node.
-        """
+        """Return True if the results of a node are read as plain data only. Call `judge` for the node before."""
         return self._readers[node] is not None
 
     def is_known_stranger(self, node: int) -> bool:
@@ -117,8 +96,7 @@ class TrustLevels:
     def announce(self) -> None:
         """Tell the user for which providers results are read as plain data only, and why. No message is repeated.
 
-        Each message has the number of nodes, so call this after `judge` was called for all new nodes. If the results of
-        all nodes may be unpickled, the user is told nothing.
+        Each message has the number of nodes, so call this after `judge` was called for all new nodes.
         """
         for about in dict.fromkeys(self._words.values()):
             provider, said = about

@@ -1,7 +1,4 @@
-"""`PoolView`: some nodes of a pool, such as `pool[0]` and `pool[0:4]`, to which calls can be sent.
-
-A node is a rented machine of a pool. Nodes are numbered from 0.
-"""
+"""`PoolView`: some nodes of a pool, such as `pool[0]` and `pool[0:4]`, to which calls can be sent."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ Selection = int | slice | tuple[int, ...]
 
 
 class Pool(Protocol):
-    """A protocol for the pool of a view: the members of `ComputePool` that a view uses. That class describes them."""
+    """A protocol for the members of `ComputePool` that a view uses. `ComputePool` describes them."""
 
     name: str
 
@@ -73,10 +70,10 @@ class PoolView:
     when a call is sent. A node that replaces another one gets a new number, so it may be outside the range. Making a
     view sends nothing and starts nothing. A view cannot start or stop the pool.
 
-    Operators and methods do the same as those of the pool: `call >> view` runs a call on one node of the view,
-    `call @ view` on each of them, `call > view` returns a future, and `(a & b) >> view` runs several calls at once. If
-    the option `node` of a call is a number or a list, these nodes must be in the view; "all" means every node of the
-    view.
+    Operators and methods do the same as those of the pool, on the nodes of the view. `call >> view` runs a call on one
+    of them, and `call @ view` on each. `call > view` returns a future, and `(a & b) >> view` runs several calls at
+    once. If the option `node` of a call is a number or a list, these nodes must be in the view. "all" means every node
+    of the view.
     """
 
     def __init__(self, pool: Pool, selection: Selection) -> None:
@@ -121,12 +118,7 @@ class PoolView:
         return numbers
 
     def _chosen(self, call: Call[Any]) -> tuple[int, ...]:
-        """Return the numbers of the nodes that may run a call: those of the view that the option `node` names.
-
-        Raises:
-            UsageError: the argument is not a call, or the call names a node that is not in the view.
-            PoolClosed: the pool has ended.
-        """
+        """Return the nodes of the view that the call's option `node` names. Raise UsageError for nodes outside it."""
         named = call_asked(call).options.node
         call.sent = True  # also if it is refused here: the error is enough, without a warning
         numbers = self.numbers()
@@ -141,7 +133,7 @@ class PoolView:
         return asked
 
     def _narrowed(self, call: Call[T]) -> Call[T]:
-        """Return a copy of a call that names the nodes that may run it, as `_chosen` says. It counts as sent."""
+        """Return a copy of a call that names the nodes of the view that may run it. The original counts as sent."""
         numbers = self._chosen(call)
         copy = Call(call.function, call.args, call.kwargs, call.options.but({"node": numbers}))
         copy.sent = True
@@ -165,7 +157,7 @@ class PoolView:
         return self._pool._run_on(call, _one_of(self._chosen(call)))
 
     def run_all(self, call: Call[T]) -> list[T]:
-        """Run a call on every node of the view, wait for all, and return the list of values. So does `call @ view`.
+        """Run a call on every node of the view, wait, and return the list of values. `call @ view` does the same.
 
         `ComputePool.run_all` says more, and lists the errors.
 
@@ -191,24 +183,24 @@ class PoolView:
         return self._pool._send_to(call, _one_of(numbers))
 
     def run_group(self, group: Group[R]) -> R:
-        """Run the calls of a group at the same time on nodes of the view, and wait for all. So does `group >> view`.
+        """Run a group's calls at the same time on the view's nodes, and wait for all. `group >> view` does the same.
 
         `ComputePool.run_group` says more, and lists the errors.
 
         Raises:
-            UsageError: the argument is not a group, the pool does not have a node of the view, or a call names a node
-                that is not in the view.
+            UsageError: the argument is not a group, or the pool does not have a node of the view. Also raised if a call
+                names a node that is not in the view.
         """
         return run_group(group, self.send)
 
     def send_group(self, group: Group[R]) -> CallFuture[R]:
-        """Send the calls of a group to nodes of the view, and return the future of all. So does `group > view`.
+        """Send a group's calls to nodes of the view, and return one future for all. `group > view` does the same.
 
         `ComputePool.send_group` says more, and lists the errors.
 
         Raises:
-            UsageError: the argument is not a group, the group has `stream=True`, the pool does not have a node of the
-                view, or a call names a node that is not in the view.
+            UsageError: the argument is not a group, the group has `stream=True`, or the pool does not have a node of
+                the view. Also raised if a call names a node that is not in the view.
         """
         return send_group(group, self.send, self._pool._callbacks)
 
@@ -279,9 +271,9 @@ class PoolView:
         here: int = 0,
         socket: str | os.PathLike[str] | None = None,
     ) -> Forward:
-        """Let connections to a port of this computer lead to a port of a node of the view.
+        """Forward connections from a port of this computer to a port of a node of the view.
 
-        `ComputePool.forward` describes the other arguments and the errors.
+        `ComputePool.forward` says more, and lists the errors.
 
         Args:
             port: the port on the node.
@@ -341,16 +333,10 @@ def _one_of(numbers: tuple[int, ...]) -> int | tuple[int, ...]:
 
 
 def selection_asked(pool: str, key: object) -> Selection:
-    """Check what a user wrote in `pool[…]`, and return it in its usual form. Lists become tuples in ascending order.
+    """Return what a user wrote in `pool[…]` in its usual form; a list becomes a tuple in ascending order.
 
-    Whether the pool has the nodes is not checked.
-
-    Args:
-        pool: the name of the pool, for the message.
-        key: a number, a slice such as `0:4`, or a list or tuple of numbers.
-
-    Raises:
-        UsageError: the key is something else, has a negative number, or is an empty range or list.
+    Whether the pool has the nodes is not checked. Raises UsageError for anything but a number, slice or list, for
+    negative numbers, and for an empty range or list.
     """
     if isinstance(key, slice):
         for name, value, least in (("start", key.start, 0), ("stop", key.stop, 1), ("step", key.step, 1)):

@@ -1,7 +1,7 @@
 """Sets up a machine over SSH: connects, sends the script, the files and the secrets, and follows the steps to the end.
 
-All of this uses one connection. At the end, the shell that ran the steps becomes the loader, the program that starts
-the agent (the process that runs calls). `skypool_images.steps.assemble` describes the lines that the script prints.
+All of this uses one connection. At the end, the shell that ran the steps becomes the loader.
+`skypool_images.steps.assemble` describes the lines that the script prints.
 """
 
 from __future__ import annotations
@@ -70,14 +70,13 @@ class SetupBundle:
     """The script, files, settings and secrets that turn one machine into a node.
 
     Attributes:
-        script: setup script of the image.
-        payload: archive of the files that the script needs; None if the script needs no files.
+        payload: archive of the files that the script needs; None if it needs none.
         home: folder on the machine where the image's software is installed.
         settings: environment variables of the script.
         secrets: more environment variables of the script. They are sent over the connection, and are never in a file or
             a command line.
-        guest: text with name and owner of the pool, if the pool takes the machine for itself. Other pools that want the
-            machine get this text as an answer. "" if several pools may share the machine.
+        guest: text with name and owner of the pool, if the pool takes the machine for itself. Other pools that try to
+            use the machine get this text as an answer. "" if several pools may share the machine.
         guard: path of a file on a machine that ends itself. Each write to the file postpones that end. "" if the
             machine does not end itself in this way.
         lease: seconds from each such write until the machine ends itself.
@@ -93,12 +92,10 @@ class SetupBundle:
     lease: float = 0.0
 
     def stage(self) -> bytes:
-        """Return the shell program that is sent to the machine first. The program reads all else from its stdin.
+        """Return the shell program that is sent to the machine first. It reads everything that follows from its stdin.
 
-        The program contains the settings, but no secrets and no files. It is padded with newlines to a fixed length.
-
-        Raises:
-            UsageError: the program is too long, for example because of long settings.
+        It contains the settings, but no secrets and no files, and is padded with newlines to a fixed length. UsageError
+        is raised if it is longer than that, for example because of long settings.
         """
         blocks = _blocks(_encoded(self.script))
         told = {
@@ -127,7 +124,7 @@ class SetupBundle:
 
     @property
     def words(self) -> bytes:
-        """The bytes that the first shell program reads: the script, then the secrets as shell code.
+        """The bytes that the first shell program reads from stdin: the script, then the secrets as shell code.
 
         Each of the two is padded with newlines to whole blocks of 4096 bytes.
         """
@@ -141,17 +138,13 @@ class SetupBundle:
     def alive(self) -> int:
         """Whole seconds between two signs of life that the machine prints.
 
-        The value is 5. For a machine with a guard, it is at most a third of `lease`, but at least 1. The guard is a
-        process that ends the machine when its lease is over.
+        The value is 5. For a machine with a guard, it is at most a third of `lease`, but at least 1.
         """
         return min(_ALIVE, max(1, int(self.lease / 3))) if self.guard else _ALIVE
 
 
 def _script(name: str) -> str:
-    """Return the text of the shell program `name` (without ".sh") in the folder `scripts` of this package.
-
-    Lines that are comments are left out, as what is sent at the start of a connection has a largest size.
-    """
+    """Return a shell program of this package without comments, because the first message has a limited size."""
     lines = (files("skypool.provision") / "scripts" / f"{name}.sh").read_text("utf-8").splitlines(keepends=True)
     return "".join(line for line in lines if not line.startswith("#"))
 
@@ -161,7 +154,7 @@ def _exports(env: Mapping[str, str]) -> str:
 
 
 def _encoded(text: str) -> bytes:
-    """Return text for a shell. Python has made surrogates of bytes that are not UTF-8; the machine gets these bytes."""
+    """Return text as bytes for a shell. Bytes that were not UTF-8, which Python keeps as surrogates, are restored."""
     return text.encode("utf-8", "surrogateescape")
 
 
@@ -176,13 +169,7 @@ async def reach(access: Access, setup: SetupBundle | None, node: int) -> Command
     """Connect to a machine that may still be booting, and return the stream when a shell on the machine answers.
 
     Failed attempts are repeated with random pauses of up to 3 s, within the limits below. The limits count from the
-    first attempt.
-
-    Args:
-        access: how the machine is reached.
-        setup: what is sent to the machine. Each attempt sends the first shell program of `setup`. None: nothing is to
-            be set up, and the loader, the program that starts the agent, runs at the other end of the stream.
-        node: number of the node, for error messages.
+    first attempt. If `setup` is None, nothing is to be set up, and the loader runs at the other end of the stream.
 
     Raises:
         LoginRefused: the login was still refused after `access.settling` seconds.
@@ -244,13 +231,7 @@ async def _knock(transport: Transport, stage: bytes, node: int) -> CommandStream
 
 
 async def _line(stream: CommandStream) -> str:
-    """Read one line from the stream, and no byte beyond it. Return it decoded as UTF-8, without newlines at its end.
-
-    Waits without a time limit. A line that is too long is cut.
-
-    Raises:
-        EOFError: the stream ended before the line was complete. The error's text is the incomplete line.
-    """
+    """Read one line, and no byte beyond it. Cut a line that is too long. Raise EOFError if the stream ends early."""
     loop = asyncio.get_running_loop()
     got = bytearray()
     while not got.endswith(b"\n"):
@@ -269,16 +250,9 @@ async def _line(stream: CommandStream) -> str:
 async def bootstrap(stream: CommandStream, setup: SetupBundle, pool: str, node: int, silence: float, tell: Tell) -> str:
     """Run the setup script on a machine that `reach` connected, and return the path of the Python for the agent.
 
-    The agent is the process that runs calls on the machine. Afterwards the loader, the program that starts the agent,
-    runs at the other end of the stream. If the setup fails or is cancelled, the stream is closed.
-
-    Args:
-        stream: the stream that `reach` returned.
-        setup: what is sent to the machine.
-        pool: name of the pool, for events.
-        node: number of the node, for events and errors.
-        silence: seconds without output after which the machine is given up. Less than 15 counts as 15.
-        tell: called with an event for each step and each line of output, and during the sending of files.
+    Afterwards the loader runs at the other end of the stream. If the setup fails or is cancelled, the stream is closed.
+    After `silence` seconds without output, at least 15, the machine is given up. `tell` gets an event for each step and
+    each line of output, and during the sending of files.
 
     Raises:
         BootstrapError: a step failed.
@@ -306,11 +280,7 @@ async def bootstrap(stream: CommandStream, setup: SetupBundle, pool: str, node: 
 
 
 async def _send(stream: CommandStream, data: bytes, course: _Course, node: int) -> None:
-    """Send `data` to the machine. Return when the connection has accepted all bytes.
-
-    Raises:
-        ConnectionLost: the connection broke.
-    """
+    """Send `data` to the machine. Return when the connection has accepted all bytes."""
     try:
         await asyncio.get_running_loop().sock_sendall(stream.socket, data)
     except OSError as e:
@@ -321,14 +291,7 @@ async def _send(stream: CommandStream, data: bytes, course: _Course, node: int) 
 
 
 async def _send_files(stream: CommandStream, files: Packed, course: _Course, pool: str, node: int, tell: Tell) -> None:
-    """Send the archive of the image's files piece by piece. Return when all is sent.
-
-    `tell` gets a FilesProgress event (in bytes) about once a second, and one at the end.
-
-    Raises:
-        ConnectionLost: the connection broke.
-        OSError: the archive cannot be read on this machine.
-    """
+    """Send the archive of the image's files. `tell` gets an event each second, and one at the end."""
     sent = 0
     said = time.monotonic()
     while part := await asyncio.to_thread(files.read, sent):
@@ -344,18 +307,8 @@ async def _lines(
 ) -> AsyncIterator[str]:
     """Send the script and the secrets, then yield the lines that the machine prints until the stream ends.
 
-    Lines are decoded as UTF-8, without the newline. A line of more than 64 KiB is yielded in parts. Many lines of
-    output that come at once are yielded together. An incomplete last line is dropped.
-
-    Args:
-        stream: the stream to the machine.
-        setup: has the script and the secrets.
-        course: names the current step in errors.
-        silence: seconds without output after which the machine is given up.
-        node: number of the node, for errors.
-
-    Raises:
-        ConnectionLost: the machine was silent for `silence` seconds, or the connection broke.
+    Long lines are yielded in parts. If many lines come at once, `_apart` joins those of output. Raises ConnectionLost
+    after `silence` seconds without a byte.
     """
     loop = asyncio.get_running_loop()
     got = bytearray()
@@ -388,7 +341,7 @@ async def _lines(
 
 
 def _apart(whole: bytes) -> Iterator[bytes]:
-    """Yield the lines of a text, without newlines; if there are many, those of output between two others together."""
+    """Yield the lines of a text, without newlines. If there are many, join lines of output between two "@" lines."""
     if whole.count(b"\n") < _MANY:
         yield from whole.removesuffix(b"\n").split(b"\n") if whole else ()
     else:
@@ -398,15 +351,7 @@ def _apart(whole: bytes) -> Iterator[bytes]:
 class _Course:
     """The progress of one bootstrap, read from the lines that the setup script prints. Each step causes an event.
 
-    Args:
-        pool: name of the pool, for events.
-        node: number of the node, for events and errors.
-        tell: called with each event.
-
-    Attributes:
-        began: True once the script has begun.
-        python: path of the interpreter for the agent (the process that runs calls) once all steps are done; None
-            before.
+    `python` is the path of the interpreter for the agent once all steps are done; None before.
     """
 
     def __init__(self, pool: str, node: int, tell: Tell) -> None:
@@ -429,18 +374,13 @@ class _Course:
 
     @property
     def last(self) -> str:
-        """The last lines that the current step printed, at most 30, joined by newlines; "" if there are none."""
+        """The last lines that the current step printed, at most 30, joined by newlines."""
         return "\n".join(self._tail)
 
     def hear(self, line: str) -> str:
-        """Process one line that the setup script printed, and return its first word, such as "@done".
+        """Process one line that the setup script printed, and return its first word, such as "@done"; "|" for output.
 
-        Emits an event when a step begins, is skipped, is retried or is done, and for a line of output. A line is output
-        if its first word is "|" or an unknown word. Several lines of output may come at once.
-
-        Raises:
-            BootstrapError: the line says that a step failed.
-            ProtocolError: the line is not one that the script prints, or there are too many.
+        Raises BootstrapError if a step failed, and ProtocolError for lines that the script never prints.
         """
         if not line.startswith("@"):
             self._print(_MARK.sub("", printable(line)))
@@ -514,11 +454,7 @@ class _Course:
 
 
 def _number(text: str) -> int:
-    """Return a number that the setup script prints.
-
-    Raises:
-        ValueError: it is not such a number.
-    """
+    """Return a number that the setup script prints. Raises ValueError if it is none."""
     if not (text.isdecimal() and len(text) < 6):
         raise ValueError(f"{text[:80]!r} instead of a number")
     return int(text)

@@ -25,14 +25,9 @@ _MOST_CPUS = 1024
 def faults(bought: Accelerator | None, report: NodeHealth, now: float, disk_gib: float = 1.0) -> list[str]:
     """Return the reasons why a node must not be used, each as text. The list is empty if the node is good.
 
-    The free disk space and the clock are checked. If an accelerator other than a CPU was rented, the devices and their
-    driver's version are checked, too. The clock may differ from the client's by `CLOCK_SKEW` (30) seconds.
-
-    Args:
-        bought: accelerator that the offer promised; None if the offer promised no accelerator.
-        report: what the agent (the process on the node that runs calls) found on the node.
-        now: the client's time when the report came, in seconds since 1970.
-        disk_gib: disk space that must be free, in GiB.
+    The free disk space (at least `disk_gib`) and the clock are checked. The clock may differ by `CLOCK_SKEW` (30)
+    seconds from `now`, the client's time when the report came. If an accelerator other than a CPU was rented, the
+    devices and their driver's version are checked, too.
     """
     found: list[str] = []
     if bought is not None and bought.kind != "cpu":
@@ -56,9 +51,9 @@ def faults(bought: Accelerator | None, report: NodeHealth, now: float, disk_gib:
 def most_slots(
     asked: int | str | Sized | None, bought: Accelerator | None, vcpus: float | None, devices: int
 ) -> tuple[int, int]:
-    """Return the most slots that a node can have, and the most CPU slots beside slots with devices.
+    """Return (the most slots that a node can have, the most CPU slots that it can have beside slots with devices).
 
-    A node that claims more would get calls that other nodes could run.
+    A node that claims more slots, and cannot be trusted, would get calls that other nodes could run.
 
     Args:
         asked: the slots that the node was asked to have: their number, "per-device", the plan of each, or None.

@@ -1,7 +1,4 @@
-"""Prepares the setup that is sent to each rented machine of a pool: the image's script, files, settings and secrets.
-
-A pool is a group of machines; an image describes the software that they need.
-"""
+"""Prepares the setup that is sent to each rented machine of a pool: the image's script, files, settings and secrets."""
 
 from __future__ import annotations
 
@@ -18,13 +15,7 @@ from skypool_images.payload import Packed, Progress
 class NodeSetup:
     """The image's files, secrets and scripts for the machines of one pool. Local files are read once for all machines.
 
-    Call `pack` first, and then `bundle_for` for each machine.
-
-    Args:
-        terms: the pool's request: its image, name and lease.
-
-    Attributes:
-        secrets: a dict from the name of each secret of the image to its value; empty before `pack`.
+    Call `pack` first, and then `bundle_for` for each machine. `secrets` is empty before `pack`.
     """
 
     def __init__(self, terms: Terms) -> None:
@@ -34,27 +25,18 @@ class NodeSetup:
         self._scripts: dict[tuple[str, int, tuple[str, ...]], str] = {}
 
     def pack(self, progress: Progress | None = None) -> None:
-        """Read the files and secrets that the image names. Call it before anything is rented.
+        """Read the files and secrets that the image names, before anything is rented.
 
-        Returns when all are read.
-
-        Args:
-            progress: called with the number of bytes read so far and the total. Default None: nothing is called.
-
-        Raises:
-            UsageError: a local file or an environment variable is missing, or has an invalid value.
+        Blocks until all are read. `progress` and errors are those of `skypool.rental.request.packed`.
         """
         self._payload, self.secrets = packed(self._terms.image, progress)
 
     def bundle_for(self, access: Access, instance: Instance) -> SetupBundle | None:
-        """Return what a machine needs before its agent (the process that runs calls) can start.
+        """Return what a machine needs before its agent can start.
 
         Returns None if nothing is needed: the machine has a known Python, the image asks for nothing else, and several
-        pools may share the machine. A secret is included only if the installation of packages needs it.
-
-        Args:
-            access: how the machine is reached.
-            instance: the machine. The accelerator in its offer decides which drivers and libraries are installed.
+        pools may share the machine. A secret is included only if the installation of packages needs it. The accelerator
+        in the machine's offer decides which drivers and libraries are installed.
         """
         image = self._terms.image
         sold = instance.offer.accelerator if instance.offer else None
@@ -91,12 +73,5 @@ class NodeSetup:
 
 
 def _installs(name: str, script: str) -> bool:
-    """Return True if a secret is needed while packages are installed.
-
-    Such a secret is named UV_INDEX_…_USERNAME or UV_INDEX_…_PASSWORD, or the script uses it as ${NAME}.
-
-    Args:
-        name: name of the secret.
-        script: setup script of the image.
-    """
+    """Return True if a secret is needed for the installation: by a package index or by the image's script."""
     return bool(re.fullmatch(r"UV_INDEX_\w+_(USERNAME|PASSWORD)", name)) or f"${{{name}}}" in script

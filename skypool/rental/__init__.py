@@ -1,21 +1,32 @@
 """Rented machines from the order to the proof that they ended, and their cost.
 
-An order is a request to a provider to create machines.
-
 - `request`: the checked arguments of a pool.
 - `launch`: rents machines on the best offer, or on the next one if the best is out of stock.
 - `rental`: rents for one pool, keeps the lease in the tags of its machines, and watches the budget.
-- `planning`: what a pool would rent now.
-- `holdings`: the machines that a pool has.
+- `planning`: finds the offers that a pool would rent now.
+- `holdings`: records the machines that a pool has.
 - `ledger`: the local database of pools, orders and machines. It records each order before the order is sent.
 - `ledger_file`: the SQLite file of the ledger.
 - `ledger_schema`: the tables of the ledger.
 - `records`: the objects that are read from these tables.
 - `ledger_damage`: detects a damaged ledger file and gives it a new name.
-- `budget`: costs, budgets and receipts.
+- `budget`: calculates costs, budgets and receipts.
 - `reaper`: terminates all machines of a pool, and proves that they have ended.
 - `reaper_process`: runs the reaper in a process of its own.
 - `gc`: finds and terminates machines and other resources that pools left behind.
+
+The words of this package:
+
+- order: a request to a provider to create machines. Its token identifies it. An order without an answer is open: it may
+  have made machines.
+- instance: a rented machine. Its node number is its index in the pool.
+- slice: several machines that are rented together at one price, such as a TPU slice. Orders, plans and budgets count
+  it as one machine.
+- session: the id of one run of a pool. Several pools may have the same name one after the other.
+- client: the process that runs a pool.
+- lease: the time for which machines live on without a sign of life of their client. Most then end themselves.
+- receipt: what each instance of a pool cost.
+- leftover: a resource of a pool other than an instance, such as a key pair.
 """
 
 __all__ = [

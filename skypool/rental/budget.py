@@ -1,4 +1,4 @@
-"""Costs of a pool: one `Line` for each machine, the `Receipt` of a pool, and the `Budget`.
+"""The costs of a pool: `Line` for one machine, `Receipt` for all of them, and `Budget`, which limits them.
 
 No function here does I/O.
 """
@@ -23,8 +23,8 @@ class IdleSpan:
 
     Attributes:
         since: the beginning of the span.
-        until: its end.
-        seconds: the idle seconds in it. They count as spread evenly over the span.
+        until: the end of the span.
+        seconds: the idle seconds in the span. They count as spread evenly over it.
         is_idle: True if the machine is idle from `until` on, as far as is known.
     """
 
@@ -38,16 +38,13 @@ class IdleSpan:
 class Line:
     """A line of a receipt: one instance and its cost.
 
-    Each machine of a slice (several machines that are rented together at one price) has a line with its share of the
-    price. Times are in seconds since 1970.
+    Each machine of a slice has a line with its share of the price. Times are in seconds since 1970.
 
     Attributes:
         provider: name of the driver.
         id: the provider's identifier of the instance.
-        type: machine type.
         place: zone, or region if no zone is known.
         market: "on-demand" or "spot".
-        node: number of the node.
         usd_per_hour: price now, or the last price of an instance that has ended, in US dollars per hour.
         least_billed: minimum time that is charged for as soon as the instance is billed, in seconds.
         launched: time when the instance was requested.
@@ -56,12 +53,11 @@ class Line:
         billed_from: time since when the provider bills the instance; None if billing has not begun, as for a machine
             that waits in a queue.
         earlier: earlier prices, each as (time until which the price was valid, US dollars per hour), the oldest first.
-        idle_at: time until which idle time was recorded; None for an instance of a skypool that did not record it.
+        idle_at: time until which idle time was recorded; None for an instance of an older skypool without such records.
         idle_seconds_then: idle seconds until `idle_at`.
         idle_usd_then: cost of the idle time until `idle_at`, in US dollars.
         is_idle: True if the instance counts as idle from `idle_at` on.
-        start_usd: estimated cost of the instance's start, in US dollars, which counts as soon as the instance is
-            billed.
+        start_usd: estimated cost of the instance's start, in US dollars. It is charged when billing begins.
     """
 
     provider: str
@@ -107,14 +103,13 @@ class Line:
         """Return the part of the instance's cost, in US dollars, for the time from `start` to `end`.
 
         Both times are in seconds since 1970. Each moment is charged at the price that was valid then. The minimum
-        billed time is charged in full, even if the instance ended earlier. The cost of the start is charged at the
-        beginning. Returns 0 if nothing is charged between `start` and `end`.
+        billed time is charged in full, even if the instance ended earlier. `start_usd` is charged when billing begins.
         """
         starts = self.billed_from is not None and start <= self.begins < end
         return self._usd_of_time(start, end) + (self.start_usd if starts else 0.0)
 
     def _usd_of_time(self, start: float, end: float) -> float:
-        """Return what is charged for the time from `start` to `end`, without the cost of the start."""
+        """Return the US dollars that are charged for the time from `start` to `end`, without `start_usd`."""
         start = max(start, self.begins)
         end = min(end, self.begins + self.seconds)
         usd = 0.0
@@ -125,10 +120,10 @@ class Line:
 
     @property
     def idle_seconds(self) -> float | None:
-        """Seconds that are charged for in which the instance was idle; None if idle time was not recorded.
+        """The seconds that are charged for and were idle; None if idle time was not recorded.
 
-        An instance is idle while no call runs on it, or while all of its devices (accelerators) are under 5 % of their
-        use. What is left of the minimum billed time when the instance has ended is idle, too.
+        An instance is idle while no call runs on it, or while all of its devices are under 5 % utilisation. If it ended
+        before the minimum billed time was over, the rest of that time is idle, too.
         """
         if self.idle_at is None:
             return None
@@ -145,7 +140,7 @@ class Line:
 
     @property
     def _counted_until(self) -> float:
-        """The time until which the instance may have been idle: now, or the end of what is charged for it."""
+        """The end of the time that may be idle: `until`, or the end of the charged time if the instance has ended."""
         if self.billed_from is None:
             return self.until
         return self.begins + self.seconds if self.ended else self.until
@@ -167,10 +162,7 @@ class Line:
         )
 
     def at(self, now: float) -> Line:
-        """Return a copy of this line with the instance's cost until the time `now`, in seconds since 1970.
-
-        The line of an instance that has ended is returned unchanged.
-        """
+        """Return a copy of this line with the cost until the time `now`. If the instance has ended, return the line."""
         return self if self.ended else replace(self, until=now)
 
 
@@ -182,8 +174,8 @@ class Receipt:
         pool: name of the pool.
         lines: the instances and their costs.
         at: time until which costs are counted, in seconds since 1970.
-        unanswered: number of orders (requests for machines) that the provider did not answer. Machines that these
-            orders may have made are not included in the cost.
+        unanswered: number of requests for machines that the provider did not answer. The cost does not include machines
+            that these requests may have made.
     """
 
     pool: str
@@ -200,18 +192,15 @@ class Receipt:
     def idle_usd(self) -> float | None:
         """The part of `usd` that was paid for idle time, in US dollars; None if it is not known for each instance.
 
-        An instance is idle while no call runs on it, or while all of its devices (accelerators) are under 5 % of their
-        use. The time from the beginning of its billing to its first call is idle, too, and so is that after its last.
+        An instance is idle while no call runs on it, or while all of its devices (accelerators) are under 5 %
+        utilisation. The time before its first call and after its last call is idle, too, as far as it is billed.
         """
         known = [each.idle_usd for each in self.lines]
         return None if None in known else sum(each for each in known if each is not None)
 
     @property
     def usd_per_hour(self) -> float:
-        """The sum of the current prices, in US dollars per hour.
-
-        Instances that have ended, or are not billed yet, do not count.
-        """
+        """The sum of the current prices, in US dollars per hour, of the instances that are billed now."""
         return sum(each.usd_per_hour for each in self.lines if not each.ended and each.billed_from is not None)
 
     def __str__(self) -> str:
@@ -267,7 +256,7 @@ class Budget:
 
     Args:
         max_usd: the limit in US dollars, above 0.
-        warn: share of the limit at which the pool warns, above 0 and at most 1.
+        warn: share of the limit at which the pool warns the user, above 0 and at most 1. Default 0.8.
         best_effort: if False (the default), machines that cost something and cannot end themselves are not rented. If
             True, they may be rented, too. If the client is then killed or loses its network, such machines are billed
             beyond the budget until `skypool gc` ends them.
@@ -295,26 +284,21 @@ class Budget:
         return max(0.0, self.max_usd - spent)
 
     def warns(self, spent: float) -> bool:
-        """Return True if `spent` US dollars reach or exceed the share `warn` of the budget.
-
-        The pool then warns the user.
-        """
+        """Return True if `spent` US dollars reach the share `warn` of the budget. The pool then warns the user."""
         return spent >= self.warn * self.max_usd
 
     def lasts(self, lines: Iterable[Line], now: float, more: Iterable[Offer] = ()) -> float:
         """Return the seconds until these instances, and new machines on the offers in `more`, have spent the budget.
 
-        The minimum time that each machine is charged for counts as spent at once. Prices are assumed to stay as they
-        are.
+        The minimum billed time of each machine counts as spent at once. Prices are assumed to stay as they are.
 
         Args:
             lines: the instances and their costs.
             now: the time from which the seconds count, in seconds since 1970.
-            more: offers on each of which one more machine is rented now, or one more slice (several machines that are
-                rented together at one price).
+            more: offers on each of which one more machine, or one more slice, is rented now.
 
         Returns:
-            The seconds: 0 if the budget is spent and a machine costs more from now on, `math.inf` if no machine costs
+            The seconds: 0 if the budget is spent and a machine goes on to cost money, `math.inf` if no machine costs
             anything.
         """
         open_lines = []
@@ -332,10 +316,9 @@ class Budget:
         return _spent_at(self.left(spent), now, open_lines) - now
 
     def check_first_hour(self, offers: Sequence[Offer], spent: float = 0.0, lifetime: float | None = None) -> None:
-        """Raise BudgetExceeded if one machine on each of these offers costs more in its first hour than is left.
+        """Raise BudgetExceeded if renting one machine (or slice) on each offer for an hour costs more than is left.
 
-        A slice (several machines that are rented together at one price) counts as one machine. If the minimum time that
-        an offer is charged for is longer than an hour, the minimum time counts instead of the hour.
+        If the minimum billed time of an offer is longer than an hour, it counts instead of the hour.
 
         Args:
             offers: the offers. An offer may be given several times, for several machines.
@@ -360,15 +343,9 @@ class Budget:
 
 
 def _spent_at(left: float, now: float, costs: list[tuple[float, float]]) -> float:
-    """Return the time when the amount `left` is spent, in seconds since 1970; `math.inf` if this never happens.
+    """Return the time when `left` US dollars are spent, in seconds since 1970; `math.inf` if this never happens.
 
-    Returns `now` if nothing is left and a machine costs money now.
-
-    Args:
-        left: US dollars that are left.
-        now: the time now, in seconds since 1970.
-        costs: a pair for each machine: the price in US dollars per hour, and the time from which the machine is
-            charged. The pairs may have any order.
+    `costs` has a pair for each machine, in any order: US dollars per hour, and the time from which it is charged.
     """
     rate = 0.0
     at = now
@@ -384,14 +361,10 @@ def _spent_at(left: float, now: float, costs: list[tuple[float, float]]) -> floa
 
 
 def by_day(lines: Iterable[Line], start: float = 0.0) -> dict[str, float]:
-    """Return a dict from days (UTC), such as "2026-08-20", to the US dollars charged on that day, the earliest first.
+    """Return the US dollars charged on each day (UTC), such as "2026-08-20", the earliest first.
 
-    A day on which nothing was charged is missing, or has 0. Instances that are not billed yet are ignored. Returns {}
-    if no instance is billed.
-
-    Args:
-        lines: the instances and their costs.
-        start: time before which charges are left out, in seconds since 1970.
+    A day on which nothing was charged is missing, or has 0. Charges before `start`, in seconds since 1970, are left
+    out.
     """
     days: dict[str, float] = {}
     for line in lines:

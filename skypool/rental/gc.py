@@ -1,7 +1,7 @@
 """Finds machines and other resources that pools left behind at all providers, and ends them (`skypool gc`).
 
-Machines and other resources, here called things, are found by their tags. The ledger (the local database of rented
-machines) is not needed. If there is a ledger, it helps to decide what is still in use, and the ends are recorded there.
+Instances and leftovers, here called things, are found by their tags. The ledger is not needed. If there is one, it
+helps to decide what is still in use, and the ends of instances are recorded there.
 
 - `survey`: finds the things, and decides for each if it is in use.
 - `terminate_found`: ends things.
@@ -43,11 +43,9 @@ Thing = Instance | Leftover
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A thing (machine or other resource) that a pool of this user has at a provider, and if the thing is in use.
+    """A thing that a pool of this user has at a provider, the driver that found it, and if it is in use.
 
     Attributes:
-        thing: the instance or other resource.
-        driver: driver that found the thing.
         verdict: "live" if the thing is in use, "lost" if it is not, "unknown" if that cannot be told.
         why: reason for the verdict, as text.
     """
@@ -60,10 +58,10 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The result of asking all providers what pools of this user have there.
+    """The answers of all providers: what pools of this user have there.
 
     Attributes:
-        found: the things (machines and other resources) that were found.
+        found: the things, sorted by provider and pool.
         asked: drivers that were asked, including those that could not answer.
         failures: pairs of a driver that could not answer and its error.
         at: time when the drivers were asked, in seconds since 1970.
@@ -76,19 +74,13 @@ class Survey:
 
 
 def everyone(ledger: Ledger | None, names: Sequence[str] = ()) -> tuple[list[Driver], dict[str, Exception]]:
-    """Return every driver that can be asked for what pools left behind.
+    """Return every driver that can be asked for what pools left behind, and the errors of those that cannot be made.
 
-    These are the drivers that need no settings, and the drivers of the ledger's pools with their recorded settings.
-    Pools that ended more than 30 days ago are left out.
+    These are the drivers that need no settings, and those of the ledger's pools with their recorded settings. Pools
+    that ended more than 30 days ago are left out. `names` are the providers to ask; empty for all.
 
-    Args:
-        ledger: the ledger (the local database of rented machines); None to use no ledger.
-        names: names of the providers to ask; empty for all.
-
-    Returns:
-        The drivers, and the errors of drivers that cannot be made. The key of an error is the provider's name or, for
-        the driver of a recorded pool, text such as "aws of pool mine". If another driver of the provider could be made,
-        there is no error under the provider's name.
+    An error of a recorded pool's driver has a key such as "aws of pool mine". Other errors have the provider's name as
+    key, and are left out if another driver of that provider could be made.
 
     Raises:
         SkypoolError, ImportError: no driver can be made for one of `names`. The error of the first such name is raised.
@@ -123,18 +115,8 @@ def _text(note: registry.DriverNote) -> str:
 def survey(drivers: Sequence[Driver], ledger: Ledger | None = None) -> Survey:
     """Ask all drivers at once what pools of this user have at the providers, and decide what is in use. End nothing.
 
-    Blocks until all drivers have answered. The things (machines and other resources) are sorted by provider and pool. A
-    thing that several drivers found is listed once.
-
-    Args:
-        drivers: drivers to ask, each in a thread of its own.
-        ledger: helps to decide what is in use; None to use no ledger.
-
-    Returns:
-        The survey. A driver that fails is in its `failures`.
-
-    Raises:
-        LedgerError: the ledger cannot be read.
+    Blocks until all drivers have answered, each in a thread of its own. The things are sorted by provider and pool. A
+    thing that several drivers found is listed once. A driver that fails is in `failures`. May raise LedgerError.
     """
     at = clock.now()
     records = ledger.pools() if ledger is not None else []
@@ -154,10 +136,7 @@ def survey(drivers: Sequence[Driver], ledger: Ledger | None = None) -> Survey:
 
 
 def _asked(driver: Driver) -> list[Thing] | Exception:
-    """Return all instances and other resources that this user's pools have at a provider. Does not raise.
-
-    Instances that have ended are left out. If the provider cannot be asked, the error is returned instead.
-    """
+    """Return all things that this user's pools have at a provider, or the error if the provider cannot be asked."""
     try:
         there: list[Thing] = [each for each in driver.instances() if each.state != "ended"]
         return [*there, *(driver.leftovers() if isinstance(driver, Tidies) else ())]
@@ -166,11 +145,7 @@ def _asked(driver: Driver) -> list[Thing] | Exception:
 
 
 def _key(thing: Thing) -> tuple[str, ...]:
-    """Return a key that identifies a thing (machine or other resource), for sorting and for removing duplicates.
-
-    The key begins with the provider and the pool. Instances of a pool are sorted before the pool's other resources. If
-    two drivers of a provider find the same thing, the keys are the same.
-    """
+    """Return what identifies a thing, whichever driver found it. Instances of a pool are sorted before leftovers."""
     if isinstance(thing, Instance):
         return thing.provider, thing.pool, "", f"{thing.node:06d}", thing.id, thing.token
     return thing.provider, thing.pool, thing.kind, thing.region, thing.id
@@ -179,18 +154,10 @@ def _key(thing: Thing) -> tuple[str, ...]:
 def judged(
     things: Sequence[Thing], renews: bool, records: Sequence[Record], now: float
 ) -> list[tuple[Thing, Verdict, str]]:
-    """Decide for each thing if it is in use, and return the things with the reasons. No provider is asked.
+    """Decide for each thing at one provider if it is in use, with the reason. No provider is asked.
 
-    Args:
-        things: things (machines and other resources) at one provider.
-        renews: True if the expiry time in a thing's tag is renewed while the client lives. If False, a thing may be in
-            use after that time.
-        records: the ledger's records of pools; empty if there is no ledger.
-        now: the time in seconds since 1970.
-
-    Returns:
-        A tuple (thing, verdict, reason) for each thing, in the given order. The verdict is "live" if the thing is in
-        use, "lost" if it is not, and "unknown" if that cannot be told.
+    `renews` is True if this provider's tags with the expiry time of a thing are renewed while its client lives. If
+    False, a thing may be in use after that time.
     """
     made = [(thing, *_judged(thing, renews, _record_of(thing, records), now)) for thing in things]
     at_stake: dict[str, set[Verdict]] = {}
@@ -201,16 +168,9 @@ def judged(
 
 
 def _with_instances(thing: Thing, verdict: Verdict, why: str, instances: set[Verdict]) -> tuple[Thing, Verdict, str]:
-    """Return a thing with its verdict ("live", "lost" or "unknown") and reason, adjusted to the instances of its pool.
+    """Return a thing with its verdict and reason, adjusted to the verdicts of the instances of its pool.
 
-    A resource that is no instance becomes live if an instance of its pool is live. If none is live and an instance is
-    unknown, a lost resource becomes unknown. Instances are returned unchanged.
-
-    Args:
-        thing: the machine or other resource.
-        verdict: the verdict of the thing alone.
-        why: the reason for that verdict.
-        instances: the verdicts of the instances of the thing's pool.
+    A leftover is live if one of the `instances` is live. Otherwise, a lost leftover becomes unknown if one is unknown.
     """
     if isinstance(thing, Leftover) and "live" in instances and verdict != "live":
         return thing, "live", "its pool has live machines"
@@ -220,11 +180,7 @@ def _with_instances(thing: Thing, verdict: Verdict, why: str, instances: set[Ver
 
 
 def _record_of(thing: Thing, records: Sequence[Record]) -> Record | None:
-    """Return the ledger's record of the pool of a thing (machine or other resource); None if there is no record.
-
-    An instance with a token belongs to the pool that rented the instance. Any other thing belongs to the newest pool of
-    its pool name.
-    """
+    """Return the record of a thing's pool, or None. A thing without token is of the newest pool with its pool name."""
     same = [each for each in records if each.pool == thing.pool]
     if not isinstance(thing, Instance) or not thing.token:
         return newest(same)
@@ -253,15 +209,10 @@ def _clock(time: float) -> str:
 
 
 def terminate_found(found: Sequence[Found], *, patience: float = PATIENCE, say: Say = silently) -> None:
-    """Terminate these things, and prove that they have ended. Blocks until then, or until the time is over.
+    """Terminate these things, and prove that they have ended. Blocks until then, or until `patience` is over.
 
-    All providers are asked at the same time. At each, instances are terminated before other resources. If a provider
-    fails, the other providers are still tried. Does nothing if `found` is empty.
-
-    Args:
-        found: the things (machines and other resources).
-        patience: seconds for which a provider that fails is tried again. Default 120.
-        say: called with each error before the next attempt.
+    All providers are asked at the same time; at each, instances end before leftovers. A provider that fails does not
+    stop the others, and is tried again for `patience` seconds. `say` is called with each error before the next attempt.
 
     Raises:
         ErrorGroup: the errors of the providers at which not everything could be ended.
@@ -292,18 +243,8 @@ def reconcile(ledger: Ledger, seen: Survey, ended: Sequence[Found] = ()) -> list
     """Close the ledger's records of pools that have no process and no resource left, and delete these pools' ssh keys.
 
     A record stays open if one of the pool's providers was not asked or did not answer. A record also stays open if
-    machines may still appear, or may run without being listed to this computer.
-
-    Args:
-        ledger: the ledger (the local database of rented machines).
-        seen: the result of `survey`.
-        ended: things (machines and other resources) of `seen` that were ended after the survey.
-
-    Returns:
-        The names of the closed pools, the oldest first; [] if there are none.
-
-    Raises:
-        LedgerError: the ledger cannot be read.
+    machines may still appear, or may run without being listed to this computer. `ended` are the things of the survey
+    `seen` that were ended since. Returns the names of the closed pools, the oldest first. May raise LedgerError.
     """
     gone = {_key(each.thing) for each in ended}
     there = {each.thing.pool for each in seen.found if _key(each.thing) not in gone}

@@ -1,7 +1,4 @@
-"""Records the machines of one pool in the ledger, from the order of each machine to the proof of its end.
-
-The ledger is the local database of rented machines. An order is a request to a provider to create machines.
-"""
+"""Records the machines of one pool in the ledger, from the order of each machine to the proof of its end."""
 
 from __future__ import annotations
 
@@ -37,23 +34,18 @@ OrderKey = tuple[str, str, Outcome]
 
 
 def _key(instance: Instance) -> _Key:
-    """Return the key of an instance: the provider's name and the instance's id."""
     return instance.provider, instance.id
 
 
 class Holdings:
     """The record of the machines that one pool has rented. Any thread may call the methods, which may block.
 
-    The pool's launcher and the drivers report to this object what becomes of each order: a request to a provider to
-    create machines. Before the pool begins, there is no ledger, and nothing is written to disk.
-
-    Args:
-        terms: checked arguments of the pool.
-        tell: shows notices to the user.
+    The pool's launcher and the drivers report to this object what becomes of each order. Before the pool begins, there
+    is no ledger, and nothing is written to disk. Once an order was sent, it is no error if the ledger cannot be
+    written.
 
     Attributes:
-        session: id of this run of the pool in the ledger.
-        ledger: the ledger (the local database of rented machines); None before the pool begins.
+        ledger: None before the pool begins.
         tried: names of the providers that may have machines of the pool.
         orders: the number of orders that were answered or given up. An order that is sent again, as after a reply that
             was lost, counts once.
@@ -81,7 +73,7 @@ class Holdings:
 
     @property
     def unclear(self) -> set[str]:
-        """Names of the providers that may have machines of orders to which no answer came; empty if there are none."""
+        """Names of the providers that may have machines of open orders."""
         return set(self._open.values())
 
     @property
@@ -92,11 +84,7 @@ class Holdings:
         return self.ledger.receipt(self.session)
 
     def driver_of(self, instance: Instance) -> Driver:
-        """Return the driver of the provider that an instance is rented from.
-
-        Raises:
-            StopIteration: the pool has no driver of that provider.
-        """
+        """Return the driver of the provider that an instance is rented from. Raises StopIteration if there is none."""
         return next(each for each in self._terms.drivers if each.name == instance.provider)
 
     def take_over(self, instances: Sequence[Instance]) -> None:
@@ -105,24 +93,16 @@ class Holdings:
         self._there |= {_key(each): each for each in instances}
 
     def record_in(self, ledger: Ledger, session: str) -> None:
-        """Set the ledger that is used from now on, and the id of this run of the pool in that ledger.
-
-        What was recorded in memory before is not written to the ledger.
-        """
+        """Set the ledger and session to use from now on. What was recorded before is not written to this ledger."""
         self.ledger = ledger
         self.session = session
 
     # --- orders of a launch ----------------------------------------------------------------------------------
 
     def intend(self, order: Order, offer: Offer) -> None:
-        """Record that an order (a request for machines) is about to be sent. If this raises, do not send the order.
+        """Record that an order is about to be sent. Tell the user if machines of this offer cannot end themselves.
 
-        The user gets a notice if machines of this offer go on costing money when the client is killed. Without a
-        ledger, the order is noted in memory only.
-
-        Raises:
-            LedgerError: the ledger cannot be written.
-            PoolClosed: the pool has ended, or another process is ending it.
+        Raises LedgerError if the ledger cannot be written, or PoolClosed if the pool ends. Do not send the order then.
         """
         self.tried.add(offer.provider)
         if not self._terms.ends_itself(offer):
@@ -137,10 +117,9 @@ class Holdings:
             self.ledger.intend(self.session, order.token, offer, order.nodes)
 
     def asking(self, order: Order, nodes: Sequence[int]) -> None:
-        """Note that the request for each node's machine is sent now. Some providers bill from that time on.
+        """Note that the request for each node's machine is sent now, unless that was noted before.
 
-        A node for which such a time was noted before keeps the earlier time. The times are kept in memory. They are
-        written to the ledger when the machines are made.
+        Some providers bill from that time on.
         """
         asked = self._asked.setdefault(order.token, {})
         now = clock.now()
@@ -148,11 +127,7 @@ class Holdings:
             asked.setdefault(node, now)
 
     def made(self, order: Order, instances: Sequence[Instance]) -> None:
-        """Record machines of an order (a request for machines) that is not answered yet.
-
-        These machines cost something even if the launch fails later. This may be called several times for an order.
-        Without a ledger, the machines are noted in memory only.
-        """
+        """Record machines of an open order, which cost money even if the launch fails. May be called several times."""
         self._made.setdefault(order.token, {}).update({_key(each): each for each in instances})
         if self.ledger is not None:
             self.ledger.made(
@@ -164,19 +139,13 @@ class Holdings:
             )
 
     def undone(self, order: Order, instances: Sequence[Instance]) -> None:
-        """Record that an unfinished launch has terminated machines that it had made.
-
-        The order (the request for the machines) stays open.
-        """
+        """Record that an unfinished launch has terminated machines that it had made. The order stays open."""
         for each in instances:
             self._made.get(order.token, {}).pop(_key(each), None)
         self._write_ends(instances)
 
     def rented(self, order: Order, instances: Sequence[Instance]) -> None:
-        """Record that an order succeeded with these instances. Other machines of the order are recorded as ended.
-
-        Without a ledger, the instances are noted in memory only. Does not raise if the ledger cannot be written.
-        """
+        """Record that an order succeeded with these instances. Other machines of the order are recorded as ended."""
         self._there |= {_key(each): each for each in instances}
         self._count(order, "rented")
         self._open.pop(order.token, None)
@@ -188,10 +157,9 @@ class Holdings:
         self._write_ends([each for key, each in made.items() if key not in kept])
 
     def refused(self, order: Order, error: Exception) -> None:
-        """Record that the provider refused an order. The text of the error is kept as the reason.
+        """Record that the provider refused an order, and why.
 
-        For nodes without a machine, the time of the request is forgotten, so that a later attempt sets a new one. Does
-        not raise if the ledger cannot be written.
+        For nodes without a machine, the time that `asking` noted is deleted, so that a later attempt sets a new one.
         """
         made = {each.node for each in self._made.get(order.token, {}).values()}
         for node in self._asked.get(order.token, {}).keys() - made:
@@ -201,7 +169,7 @@ class Holdings:
             self.ledger.refused(self.session, order.token, str(error))
 
     def failed(self, order: Order) -> None:
-        """Terminate the machines of an order (a request for machines) that is given up.
+        """Terminate the machines of an order that is given up.
 
         If the order got no answer, its machines are looked for now, and again by later calls of `terminate_lost`. If
         the end of a machine is not proved, nothing is raised: the machine is then in `there`, and its provider in
@@ -235,23 +203,19 @@ class Holdings:
     def runs(self, instance: Instance) -> None:
         """Record that an instance runs. If its provider bills machines from the moment they run, its cost begins now.
 
-        Only the first call for an instance has an effect. If the provider bills machines from another moment, no call
-        has an effect.
+        Only the first call for an instance has an effect.
         """
         self._run([instance])
 
     def _run(self, instances: Iterable[Instance]) -> None:
-        """Record that these instances run. If their provider bills machines once they run, their cost begins now."""
+        """Record that these instances run; see `runs`."""
         new = [each for each in instances if _key(each) not in self._billed and self._waits_of([each])]
         self._billed |= {_key(each) for each in new}
         if new and self.ledger is not None:
             self.ledger.billed(self.session, new)
 
     def _waits_of(self, instances: Iterable[Instance]) -> bool:
-        """Return True if a provider of these instances bills a machine only once it runs.
-
-        Return False for no instances.
-        """
+        """Return True if a provider of these instances bills a machine only once it runs."""
         return any(abilities(self.driver_of(each)).billed_from == "running" for each in instances)
 
     # --- the end of machines ---------------------------------------------------------------------------------
@@ -261,20 +225,16 @@ class Holdings:
     ) -> Mapping[int, StillRunning]:
         """Terminate instances and prove that they ended. Blocks until the providers have answered.
 
-        All providers are asked at the same time, so that none waits for another. Instances of providers that the pool
-        has no driver for are ignored.
+        All providers are asked at the same time. Instances of providers that the pool has no driver for are ignored. If
+        an end cannot be recorded, that error is raised when all providers were asked.
 
         Args:
-            instances: instances to terminate.
-            silent: a dict from node numbers to the seconds since the node's last sign of life. If the machine of such a
-                node no longer exists, this last sign of life is recorded as its end, and its cost stops there. Silence
-                of at most 5 s is ignored.
+            silent: by node number, the seconds since the node's last sign of life. If the provider no longer lists the
+                node's machine, its end is recorded at that time, and it costs nothing after that. Values up to 5 are
+                ignored.
 
         Returns:
-            A dict from node numbers to the errors of instances whose end could not be proved. Empty if all have ended.
-
-        Raises:
-            Exception: what has ended at a provider could not be recorded. The other providers were asked all the same.
+            The errors of instances whose end could not be proved, by the numbers of their nodes.
         """
         providers = {each.provider for each in instances}
         drivers = [driver for driver in self._terms.drivers if driver.name in providers]
@@ -298,7 +258,6 @@ class Holdings:
     def _terminate_at(
         self, driver: Driver, ours: Sequence[Instance], silent: Mapping[int, float]
     ) -> dict[int, StillRunning]:
-        """Terminate instances of one provider, as `terminate` does."""
         errors: dict[int, StillRunning] = {}
         self._settle(driver, ours, silent)
         try:
@@ -310,11 +269,10 @@ class Holdings:
         return errors
 
     def terminate_lost(self) -> None:
-        """Look for machines of orders that were given up without an answer, and terminate them.
+        """Look for machines of orders that were given up without an answer, and terminate them. Does not raise.
 
-        Call this repeatedly, as a provider may list new machines late. Each order is looked for until its machines have
-        ended, or 120 s have passed. If a provider cannot be asked, the user is told, and its orders are looked for
-        again at the next call. Does not raise.
+        Call this repeatedly, as a provider may list new machines late or fail to answer. Each order is looked for until
+        its machines have ended, or 120 s have passed.
         """
         for token, (provider, at) in list(self._lost.items()):
             driver = next(each for each in self._terms.drivers if each.name == provider)
@@ -333,23 +291,17 @@ class Holdings:
                 del self._lost[token]
 
     def note_ended(self, instance: Instance) -> None:
-        """Record that an instance has ended.
-
-        Call this if its end is proved, or if it costs nothing and cannot be reached.
-        """
+        """Record that an instance has ended. Call this only if that is proved, or if it is free but not reachable."""
         self._note_ended([instance])
 
     def _note_ended(self, instances: Sequence[Instance]) -> None:
-        """Record that these instances have ended. Do not call this while an instance may still cost something."""
+        """Record that these instances have ended. Do not call this while one may still cost something."""
         for each in instances:
             self._there.pop(_key(each), None)
         self._write_ends(instances)
 
     def _write_ends(self, instances: Iterable[Instance]) -> None:
-        """Record in the ledger that these instances have ended now. Do nothing without a ledger.
-
-        There is one transaction for each provider, because every transaction waits for the disk.
-        """
+        """Record in the ledger that instances have ended now, in one transaction for each provider."""
         if self.ledger is None:
             return
         ids: dict[str, list[str]] = {}
@@ -359,15 +311,9 @@ class Holdings:
             self.ledger.ended(self.session, provider, *some)
 
     def _settle(self, driver: Driver, instances: Sequence[Instance], silent: Mapping[int, float]) -> None:
-        """Record which instances died earlier, and which have begun to be billed. Call this before the termination.
+        """Record which instances ended earlier (see `silent` of `terminate`), and which are billed by now.
 
-        If the provider cannot be asked, the user is told, and nothing is recorded. Does nothing without a ledger.
-
-        Args:
-            driver: driver of the instances.
-            instances: instances that are about to be terminated.
-            silent: a dict from node numbers to the seconds since the node's last sign of life. Silence of at most 5 s
-                is ignored.
+        Call this before instances are terminated.
         """
         now = clock.now()
         quiet = {each.id: silent[each.node] for each in instances if silent.get(each.node, 0.0) > _QUIET}

@@ -1,7 +1,4 @@
-"""Rents machines: tries the ranked offers one after the other until enough machines are made.
-
-An order is a request to a provider to create machines.
-"""
+"""Rents machines: tries the ranked offers one after the other until enough machines are made."""
 
 from __future__ import annotations
 
@@ -52,10 +49,10 @@ Attempts = list[tuple[Offer, ProviderError]]
 
 
 class Book(Protocol):
-    """A record of orders (requests for machines): each is written down before it is sent, and then what became of it.
+    """A protocol for the record of orders, such as `Holdings`.
 
-    `intend` is called before each attempt to send an order. `rented` or `refused` is called when the order is answered.
-    `failed` is called when the order is given up.
+    `intend` is called before each attempt to send an order, `rented` or `refused` when the order is answered, and
+    `failed` when it is given up.
     """
 
     def intend(self, order: Order, offer: Offer) -> None: ...
@@ -66,22 +63,14 @@ class Book(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rented:
-    """The result of a launch: what was rented, and why no more.
-
-    Attributes:
-        instances: instances that were rented; () for none.
-        error: the error that says why fewer instances than asked for were rented; None if none is missing.
-    """
+    """The instances that a launch has rented. `error` says why some are missing; None if none is missing."""
 
     instances: tuple[Instance, ...]
     error: Exception | None = None
 
     @property
     def slices(self) -> list[list[Instance]]:
-        """The instances grouped by slice (several machines that are rented together at one price), sorted by node.
-
-        A machine that belongs to no slice is a group of its own. The list is empty if there are no instances.
-        """
+        """The instances grouped by slice, sorted by node. A machine that belongs to no slice is a group of its own."""
         ranked = sorted(self.instances, key=lambda each: each.node)
         return [list(hosts) for _, hosts in groupby(ranked, key=lambda each: (each.provider, each.slice or each.node))]
 
@@ -91,14 +80,11 @@ class Launcher:
     """A launcher that rents the best offers that are in stock, for the nodes of one pool. Its methods block.
 
     Attributes:
-        drivers: drivers of the offers' providers.
-        order: called with an offer and node numbers. It returns the order (the request for these machines), with a new
-            token each time.
-        book: record of the orders.
+        order: called with an offer and node numbers. It returns the order, with a new token each time.
         attempts: offers that were refused so far, each with its error.
         stopping: event that is set when nothing more is to be rented.
-        lacking: the places that accepted an order and then had no machine; these places are not tried. Keys are as
-            returned by the function `place`; values are the errors.
+        lacking: the errors of places that accepted an order and then had no machine. These places are not tried. The
+            keys are those that the function `place` returns.
         together: True if one order must make the machines of all nodes, because the nodes need a private network.
     """
 
@@ -113,14 +99,10 @@ class Launcher:
     def launch(self, offers: Sequence[Offer], nodes: Sequence[int]) -> Rented:
         """Rent machines for these nodes on the best offers that are in stock. All errors are returned, not raised.
 
-        The offers are tried in order. After a refusal, other offers that the same refusal covers are skipped. If an
+        The offers are tried in order. After a refusal, offers to which the same refusal applies are skipped. If an
         offer has machines for some of the nodes only, the other nodes are tried on the next offer, unless `together` is
-        True. An order without an answer stays open in `book`, because the order may have made machines.
-
-        Args:
-            offers: the offers, in the order in which to try them.
-            nodes: node numbers. For a slice (several machines rented together at one price), the number of its first
-                machine; its other machines get the numbers that follow.
+        True. An order without an answer stays open in `book`, because the order may have made machines. For a slice,
+        `nodes` has the number of its first machine; its other machines get the numbers that follow.
 
         Returns:
             The instances, and an error if fewer were rented than asked for. The error is a LaunchError if all offers
@@ -154,18 +136,10 @@ class Launcher:
         return Rented(tuple(launched), _nothing_left(offers, self.attempts[before:], barred, len(launched)))
 
     def _rent_what_fits(self, offer: Offer, nodes: tuple[int, ...]) -> Iterator[list[Instance]]:
-        """Rent machines for these nodes on one offer, or for as many of them as the quota and the stock allow.
+        """Rent machines for as many of these nodes as the quota and the stock of one offer allow.
 
-        After a QuotaError, half as many machines are ordered at a time, down to one, unless `together` is True. When
-        the provider makes fewer machines than were ordered, no more are ordered.
-
-        Yields:
-            The instances of each order, so that they are known even if a later order is refused.
-
-        Raises:
-            QuotaError: the quota does not allow one more machine. With `together`: the quota does not allow all
-                machines.
-            ProviderError: the provider refused for another reason.
+        After a QuotaError, half as many machines are ordered at a time, down to one, unless `together` is True. The
+        instances of each order are yielded at once, so that they are known even if a later order is refused.
         """
         most = len(nodes)
         while nodes:
@@ -182,19 +156,11 @@ class Launcher:
             nodes = nodes[most:]
 
     def _rent(self, offer: Offer, nodes: tuple[int, ...]) -> list[Instance]:
-        """Send one order (a request for machines), and return its instances.
+        """Send one order, and return its instances, which may be fewer than ordered.
 
-        The order is recorded in `book` before it is sent, and again when it is answered. If the provider asks to wait,
-        or if its reply was lost, the order is sent again with the same token. After a lost reply, a refusal is not
-        recorded: the lost attempt may have made machines, so the order stays open. Fewer instances than ordered may be
-        returned.
-
-        Raises:
-            LaunchError: the driver returned other machines than ordered; they were terminated.
-            StillRunning: the driver returned other machines than ordered, and their end could not be proved.
-            PoolClosed: the pool is stopped, or another process is ending it.
-            LedgerError: the order could not be recorded, so it was not sent.
-            ProviderError: the provider refused, or did not answer.
+        The order is sent again, with the same token, if the provider asks to wait or its reply was lost. After a lost
+        reply, a refusal is not recorded: the lost attempt may have made machines, so the order stays open. If the
+        driver returns other machines than ordered, they are terminated, and LaunchError or StillRunning is raised.
         """
         driver = next(each for each in self.drivers if each.name == offer.provider)
         order = self.order(offer, tuple(node + host for node in nodes for host in range(offer.hosts)))
@@ -232,10 +198,9 @@ class Launcher:
 
 
 def _patiently(stopping: threading.Event) -> Retrying:
-    """Return a tenacity retry object that repeats an order (a request for machines) after RateLimitError and NoAnswer.
+    """Return a tenacity retry object that repeats an order after RateLimitError and NoAnswer, up to 6 times in 60 s.
 
-    There are up to 6 attempts in up to 60 s; then the last error is raised. Pauses are random and grow up to 30 s, or
-    are as long as the provider asks, up to 60 s. A pause ends when `stopping` is set.
+    Pauses grow up to 30 s, or are as long as the provider asks. A pause ends when `stopping` is set.
     """
     from tenacity import (
         Retrying,
@@ -263,13 +228,7 @@ def _patiently(stopping: threading.Event) -> Retrying:
 
 
 def _launched(driver: Driver, offer: Offer, order: Order) -> list[Instance]:
-    """Send an order with the driver's `launch`, and return the instances.
-
-    Raises:
-        NoAnswer: the driver raised an ErrorGroup. Drivers do so if several regions fail while they look for the
-            machines that they made.
-        Exception: any other error of the driver, unchanged.
-    """
+    """Send an order with the driver's `launch`. Raise an ErrorGroup of it, such as of several regions, as NoAnswer."""
     try:
         return driver.launch(offer, order)
     except ErrorGroup as e:
@@ -277,10 +236,10 @@ def _launched(driver: Driver, offer: Offer, order: Order) -> list[Instance]:
 
 
 def _wrong(order: Order, offer: Offer, instances: Sequence[Instance]) -> str:
-    """Return text that says how the instances of a launch differ from the order; "" if they agree with the order.
+    """Return how the instances of a launch differ from the order; "" if they agree.
 
-    The machines must be those of the first nodes of the order. There must be at least one, and with a private network
-    as many as were ordered. Slices (several machines rented together at one price) must be complete and separate.
+    The machines must be those of the first nodes of the order, and at least one. With a private network, no node may be
+    missing. Slices must be complete and separate.
     """
     ranked = sorted(instances, key=lambda each: each.node)
     got = [each.node for each in ranked]
@@ -298,10 +257,7 @@ def _wrong(order: Order, offer: Offer, instances: Sequence[Instance]) -> str:
 
 
 def place(offer: Offer) -> tuple[str, ...]:
-    """Return the key of an offer's place, under which a shortage at this place is remembered.
-
-    The key is (provider, machine type, accelerator, region, zone, market).
-    """
+    """Return the key under which a shortage of this machine type in this place is remembered."""
     return offer.provider, offer.instance_type, str(offer.accelerator), offer.region, offer.zone, offer.market
 
 
@@ -311,21 +267,12 @@ of one offer bars a key, no offer of this group is tried."""
 
 
 def _bars(offer: Offer) -> list[_Bar]:
-    """Return the keys under which other offers' refusals may bar this offer.
-
-    The keys stand for all offers of the provider, for the provider's offers in the same region, and for the provider's
-    offers of the same quota.
-    """
+    """Return the keys under which refusals of other offers may bar this one: by provider, region and quota."""
     return [(offer.provider, "", ""), (offer.provider, offer.region, ""), (offer.provider, "", offer.quota)]
 
 
 def _covers(offer: Offer, error: ProviderError) -> _Bar | None:
-    """Return the key of all offers that a refusal covers; None if the refusal is for this offer alone.
-
-    A quota error covers the offers of the same quota. An error of credentials or funds, or a failed connection, covers
-    all offers of the provider. AccessError, RateLimitError and any other NoAnswer cover the provider's offers in the
-    same region. All other errors, such as CapacityError, are for this offer alone.
-    """
+    """Return the key of all offers that a refusal covers; None if the refusal is for this offer alone."""
     match error:
         case QuotaError():
             return offer.provider, "", offer.quota
@@ -352,10 +299,7 @@ def _nothing_left(offers: Sequence[Offer], tried: Attempts, barred: Mapping[_Bar
 
 
 def _kind(attempt: tuple[Offer, ProviderError]) -> tuple[str, ...]:
-    """Return what two refused attempts must have in common to be reported in one line.
-
-    The result is (provider, machine type, accelerator, market, name of the error's class, error code).
-    """
+    """Return a key of a refused attempt. Attempts with the same key are reported in one line."""
     offer, error = attempt
     return offer.provider, offer.instance_type, str(offer.accelerator), offer.market, type(error).__name__, error.code
 

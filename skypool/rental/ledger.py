@@ -1,13 +1,12 @@
 """The ledger: a local SQLite file that records every rented machine, its price, and its end.
 
-Each order (a request to a provider to create machines) is recorded before it is sent. So after a crash at any moment
-the file still has what was ordered, where, under which token, and at what price. The machines can then be found, and
-their cost is known.
+Each order is recorded before it is sent. So after a crash at any moment the file still has what was ordered, where,
+under which token, and at what price. The machines can then be found, and their cost is known.
 
 Every method of `Ledger` is a short transaction of its own, and may be called from any thread or process. Methods that
 are called before renting raise `LedgerError` if the file cannot be written. Methods that are called after renting do
-not raise, because nothing may keep a machine from being terminated. They tell the user, keep the change in memory, and
-write it together with the next one.
+not raise, because nothing may keep a machine from being terminated. If they cannot write a change, they tell the user,
+keep it in memory, and write it together with the next one.
 
 `ledger_file` has the file and its transactions, `ledger_schema` its tables, and `records` the objects that are read
 from it.
@@ -60,10 +59,10 @@ _OPEN = """(p.ended IS NULL
 
 
 class Ledger:
-    """The ledger in one file: the local database of pools, orders and rented machines.
+    """The ledger in one file: pools, their orders and their machines.
 
-    An order is a request to a provider to create machines; its token identifies it. A session is the id of one run of a
-    pool, as several pools may have the same name one after the other.
+    The argument `session` of the methods is the id of one run of a pool, and `token` identifies an order. Points in
+    time are in seconds since 1970.
 
     Args:
         file: path of the SQLite file. It is made when it is first used.
@@ -81,14 +80,7 @@ class Ledger:
 
     @classmethod
     def here(cls, tell: Callable[[str], None] = tracebacks.warn) -> Ledger:
-        """Return the ledger of this user on this machine. Its file is in the user's state folder.
-
-        The file is not opened or made before the ledger is used.
-
-        Args:
-            tell: called with a notice for the user if a change cannot be written. By default it issues a
-                RuntimeWarning.
-        """
+        """Return the ledger of this user on this machine, in the user's state folder. Nothing is opened yet."""
         return cls(places.state() / "ledger" / "ledger.sqlite3", tell)
 
     # --- before renting: methods that raise if nothing can be written ------------------------------------------
@@ -105,15 +97,11 @@ class Ledger:
     ) -> None:
         """Record that this process begins a pool. Call this before anything is rented.
 
-        Records of pools that ended more than a year ago are deleted.
+        Records of pools that ended more than a year ago are deleted. Secrets of drivers are not recorded.
 
         Args:
-            pool: name of the pool.
-            session: id of this run of the pool.
             lease: seconds for which the pool's machines live on without this process.
-            budget: limit of the pool's cost; None for no limit.
-            lifetime: seconds after the beginning of its costs at which the pool ends; None for no limit.
-            drivers: drivers of the pool's providers. Their secrets are not recorded.
+            lifetime: seconds from the beginning of the pool's costs to its end; None for no limit.
 
         Raises:
             LedgerError: the ledger cannot be written; rent nothing.
@@ -141,12 +129,8 @@ class Ledger:
         """Record that this process takes over the newest pool of this name that has not ended.
 
         If another process had begun to end the pool and is gone, the pool no longer counts as being ended. The process
-        that runs the pool must be gone, or stopped by a signal.
-
-        Args:
-            pool: name of the pool.
-            lease: seconds for which the pool's machines live on without this process. None or 0 keeps the recorded
-                lease.
+        that runs the pool must be gone, or suspended, as by Ctrl-Z. `lease` is a new lease in seconds; None or 0 keeps
+        the old one.
 
         Returns:
             The pool's record before the change; None if there is no such pool.
@@ -179,11 +163,7 @@ class Ledger:
         return self._file.write(work, holds=lambda record: record.session if record else "")
 
     def give_back(self, record: Record) -> None:
-        """Undo `adopt`, as the pool could not be taken over. Does not raise if the ledger cannot be written.
-
-        Args:
-            record: what `adopt` has returned.
-        """
+        """Undo `adopt`, as the pool could not be taken over. `record` is what `adopt` has returned. Does not raise."""
         former = record.client
         values = former.host, former.pid, former.birth, record.beat, record.lease, record.ending, record.stays
         me = Process.this()
@@ -193,16 +173,10 @@ class Ledger:
         self._file.let_go(record.session)
 
     def intend(self, session: str, token: str, offer: Offer, nodes: Sequence[int]) -> None:
-        """Record that an order (a request for machines) is about to be sent. Call this before each attempt to send it.
+        """Record that an order is about to be sent. Call this before each attempt to send it.
 
-        An order that is recorded already counts as unanswered again. Such an order keeps the time when it was first
-        sent, unless the provider had refused it.
-
-        Args:
-            session: id of the run of the pool.
-            token: token of the order.
-            offer: offer on which the machines are ordered.
-            nodes: node numbers of the machines.
+        An order that is recorded already counts as unanswered again. It keeps the time when it was first sent, unless
+        the provider had refused it.
 
         Raises:
             LedgerError: the ledger cannot be written, or does not have the session; do not send the order.
@@ -244,18 +218,14 @@ class Ledger:
         asked: Mapping[int, float] | None = None,
         waits: bool = False,
     ) -> None:
-        """Record that the provider carried out an order (a request for machines), and the machines that it made.
+        """Record that the provider carried out an order, and the machines that it made. Does not raise.
 
-        Machines that are recorded already keep their records. The price of a slice (several machines that are rented
-        together at one price) is divided equally among its machines in `instances`. Does not raise if the ledger's file
-        cannot be written.
+        Machines that are recorded already keep their records. The price of a slice is divided equally among its
+        machines.
 
         Args:
-            session: id of the run of the pool.
-            token: token of the order.
-            instances: the machines.
-            asked: a dict from node numbers to the time when the request for that node was sent, in seconds since 1970.
-                Other nodes get the time when the order was first sent.
+            asked: the time when the request for each node was sent, by its number. Other nodes get the time when the
+                order was first sent.
             waits: True if the provider bills a machine only once it runs.
         """
         self._note(_answered(session, token, "rented", ""), *self._made(session, token, instances, asked or {}, waits))
@@ -269,37 +239,13 @@ class Ledger:
         asked: Mapping[int, float] | None = None,
         waits: bool = False,
     ) -> None:
-        """Record machines of an order (a request for machines) that is not answered yet.
-
-        The order stays open. Machines that are recorded already keep their records. Does not raise if the ledger
-        cannot be written.
-
-        Args:
-            session: id of the run of the pool.
-            token: token of the order.
-            instances: the machines.
-            asked: a dict from node numbers to the time when the request for that node was sent, in seconds since 1970.
-                Other nodes get the time when the order was first sent.
-            waits: True if the provider bills a machine only once it runs.
-        """
+        """Record machines of an order that is not answered yet, as `rented` does. Does not raise."""
         self._note(*self._made(session, token, instances, asked or {}, waits))
 
     def _made(
         self, session: str, token: str, instances: Sequence[Instance], asked: Mapping[int, float], waits: bool
     ) -> list[Statement]:
-        """Return the SQL statements that record machines of an order. Nothing is written.
-
-        There is one statement for each instance, in the given order. A statement does nothing if the instance is
-        recorded already, or if the order is not recorded.
-
-        Args:
-            session: id of the run of the pool.
-            token: token of the order.
-            instances: the machines.
-            asked: a dict from node numbers to the time when the request for that node was sent, in seconds since 1970.
-                Other nodes get the time when the order was first sent.
-            waits: True if the provider bills a machine only once it runs.
-        """
+        """Return an SQL statement for each machine of an order. It records the machine if it is new; see `rented`."""
         now = clock.now()
         todo = list[Statement]()
         told = ", ".join(f"COALESCE(?, {fact})" for fact in _FACTS)
@@ -322,16 +268,10 @@ class Ledger:
         return todo
 
     def billed(self, session: str, instances: Sequence[Instance], *, since_request: bool = False) -> None:
-        """Record since when these instances are billed: the time that their provider says, or else now.
+        """Record since when these instances are billed: since `billed_from`, or now if it is None. Does not raise.
 
-        Instances that are billed already, or have ended, are not changed. Does not raise if the ledger cannot be
-        written.
-
-        Args:
-            session: id of the run of the pool.
-            instances: the instances. Their `billed_from` is the time that the provider says.
-            since_request: which time counts if the provider does not say since when it bills an instance. True means
-                the time of the request. False (the default) means now.
+        Instances that are billed already, or have ended, are not changed. With `since_request`, an instance without
+        `billed_from` is billed since the time of the request.
         """
         now = clock.now()
         unsaid = "launched" if since_request else "?"
@@ -345,15 +285,9 @@ class Ledger:
         )
 
     def sent(self, session: str, token: str, at: float) -> None:
-        """Correct the time when an order (a request for machines) was sent. Does nothing if the order was answered.
+        """Correct the time when an open order was sent. Does not raise.
 
-        Machines of the order that are found later get this time as the time of their launch. Does not raise if the
-        ledger cannot be written.
-
-        Args:
-            session: id of the run of the pool.
-            token: token of the order.
-            at: time when the order was sent, in seconds since 1970.
+        Machines of the order that are found later get this time as the time of their launch.
         """
         self._note(
             ("UPDATE orders SET at = ? WHERE session = ? AND token = ? AND state = 'intended'", (at, session, token))
@@ -362,17 +296,11 @@ class Ledger:
     def found(
         self, session: str, instances: Sequence[Instance], waits: Collection[str], *, since_request: bool = True
     ) -> None:
-        """Record machines that were found at providers by their tags, and since when the running ones are billed.
+        """Record machines that were found by their tags, and since when the running ones are billed. Does not raise.
 
-        Such machines may belong to orders (requests for machines) without an answer. Machines that are recorded already
-        are not added again. Does not raise if the ledger cannot be written.
-
-        Args:
-            session: id of the run of the pool.
-            instances: the machines.
-            waits: names of the providers that bill a machine only once it runs.
-            since_request: which time counts if a provider in `waits` does not say since when it bills a running
-                machine. True means the time of the request, False means now.
+        They may belong to orders without an answer. `waits` has the providers that bill a machine only once it runs. If
+        such a provider does not tell since when it bills, the time of the request counts, or now if `since_request` is
+        False.
         """
         orders: dict[tuple[str, str], list[Instance]] = {}
         for each in instances:
@@ -383,14 +311,9 @@ class Ledger:
         self.billed(session, running, since_request=since_request)
 
     def repriced(self, session: str, prices: Mapping[tuple[str, str], float]) -> None:
-        """Record new prices of instances, valid from now on. Earlier prices are kept with the time of the change.
+        """Record new prices of instances, valid from now on, in US dollars per hour by (provider, id). Does not raise.
 
-        Instances that have ended or already have this price are not changed. Does not raise if the ledger cannot be
-        written.
-
-        Args:
-            session: id of the run of the pool.
-            prices: a dict from (provider, id of the instance) to US dollars per hour.
+        Earlier prices are kept with the time of the change. Instances that have ended are not changed.
         """
         now = clock.now()
         todo = list[Statement]()
@@ -402,14 +325,10 @@ class Ledger:
         self._note(*todo)
 
     def idle(self, session: str, spans: Mapping[tuple[str, str], IdleSpan]) -> None:
-        """Record for how long instances were idle in a span of time, and if they are idle from its end on.
+        """Record for how long instances were idle in a span of time, and if they are idle afterwards. Does not raise.
 
-        Time before the span that was not recorded counts as the last record says. Instances that are not known, or were
-        recorded by an older skypool, are not changed. Does not raise if the ledger cannot be read or written.
-
-        Args:
-            session: id of the run of the pool.
-            spans: a dict from (provider, id of the instance) to the span.
+        `spans` has the keys (provider, id of the instance). The time between the last record and the span counts as
+        idle if that record says so. Instances that are not known, or are of an older skypool, are not changed.
         """
         if not spans:
             return
@@ -430,42 +349,19 @@ class Ledger:
             self._note(*todo)
 
     def refused(self, session: str, token: str, error: str) -> None:
-        """Record that the provider refused an order (a request for machines), so that no machine of it exists.
-
-        Does not raise if the ledger cannot be written.
-
-        Args:
-            session: id of the run of the pool.
-            token: token of the order.
-            error: the reason, as text.
-        """
+        """Record that the provider refused an order, so that no machine of it exists. Does not raise."""
         self._note(_answered(session, token, "refused", error))
 
     def ended(self, session: str, provider: str, *ids: str) -> None:
-        """Record that these instances have ended now. Instances on record as ended are not changed.
-
-        Does not raise if the ledger cannot be written.
-
-        Args:
-            session: id of the run of the pool.
-            provider: name of the driver.
-            ids: ids of the instances; without any, nothing is recorded.
-        """
+        """Record that these instances have ended now. Instances on record as ended are not changed. Does not raise."""
         now = clock.now()
         self.ended_at(session, provider, dict.fromkeys(ids, now))
 
     def ended_at(self, session: str, provider: str, times: Mapping[str, float]) -> None:
-        """Record when these instances have ended. Instances on record as ended are not changed.
+        """Record when instances have ended, by their ids. Instances on record as ended are not changed. Does not raise.
 
         A time in the future counts as now. A time before the beginning of billing counts as that beginning. If billing
-        has not begun, a time before the launch counts as the time of the launch. Does not raise if the ledger cannot be
-        written.
-
-        Args:
-            session: id of the run of the pool.
-            provider: name of the driver.
-            times: a dict from instance ids to the time of the end, in seconds since 1970. If empty, nothing is
-                recorded.
+        has not begun, a time before the launch counts as the time of the launch.
         """
         now = clock.now()
         sql = "UPDATE instances SET ended = max(COALESCE(billed_from, launched), min(?, ?))"
@@ -476,14 +372,9 @@ class Ledger:
     def cleared(self, pool: str, provider: str, seen: Sequence[str] = ()) -> None:
         """Record that a provider has no machines of the pools of this name any more, whichever process ran the pools.
 
-        All instances of these pools at this provider count as ended. Orders (requests for machines) without an answer
-        count as refused. Does not raise if the ledger cannot be written.
-
-        Args:
-            pool: name of the pools.
-            provider: name of the driver.
-            seen: ids of instances that existed just now. They count as ended now. All other instances must have ended
-                before. They count as ended when their pool's lease was over, or now if the lease is not over yet.
+        All instances of these pools at this provider count as ended. `seen` has the ids of those that existed just now:
+        they ended now. All others ended when their pool's lease was over, or now if it is not over yet. Open orders
+        count as refused. Does not raise.
         """
         now = clock.now()
         marks = ", ".join("?" * len(seen))
@@ -500,14 +391,14 @@ class Ledger:
         )  # fmt: skip
 
     def beat(self, session: str) -> None:
-        """Record that the process that runs the pool is alive. Does not raise if the ledger cannot be written."""
+        """Record that the process that runs the pool is alive. Does not raise."""
         self._note(("UPDATE pools SET beat = ? WHERE session = ?", (time.time(), session)))
 
     def standing(self, session: str) -> tuple[bool, Process | None]:
-        """Return whether a process has begun to end the pool, and otherwise the process that has taken it over.
+        """Return (True if a process has begun to end the pool, the process that has taken the pool over or None).
 
-        That process is None if none has. Returns (False, None) if the ledger cannot be read or does not have the pool.
-        Does not raise.
+        The second is None also if the first is True. Returns (False, None) if the ledger cannot be read or does not
+        have the pool. Does not raise.
         """
         sql = "SELECT ending, ended, host, pid, birth FROM pools WHERE session = ?"
         try:
@@ -521,31 +412,27 @@ class Ledger:
         return ending is not None, None if ending is not None or ended is not None or is_own else Process(*owner)
 
     def ending(self, pool: str) -> None:
-        """Record that this process begins to end the pools of this name, so that no process rents more for these pools.
+        """Record that this process begins to end the pools of this name, so that no process rents more for them.
 
         From now on, this process is on record as the pools' process. If a process has begun to end a pool already, the
-        recorded time of that beginning is kept. Pools that have ended are not changed. Does not raise if the ledger
-        cannot be written.
+        recorded time of that beginning is kept. Pools that have ended are not changed. Does not raise.
         """
         me = Process.this()
         sql = "UPDATE pools SET ending = COALESCE(ending, ?), host = ?, pid = ?, birth = ?"
         self._note((f"{sql} WHERE pool = ? AND ended IS NULL", (time.time(), me.host, me.pid, me.birth, pool)))
 
     def leave(self, session: str, until: float) -> None:
-        """Record that this process leaves a pool, whose machines stay until this time (in seconds since 1970).
+        """Record that this process leaves a pool, whose machines stay until this time. Does not raise.
 
-        Another process may take the pool over at once. Does not raise if the ledger cannot be written.
+        Another process may take the pool over at once.
         """
         sql = "UPDATE pools SET stays = ? WHERE session = ? AND ending IS NULL AND ended IS NULL"
         self._note((sql, (until, session)))
 
     def end_stay(self, session: str) -> bool:
-        """Record that this process begins to end a pool whose machines stayed. Return False if it must not end it.
+        """Record that this process begins to end a pool whose machines stayed. May raise LedgerError.
 
-        That is so if another process has taken the pool over, or ends it, or has ended it.
-
-        Raises:
-            LedgerError: the ledger cannot be written.
+        Return False, and record nothing, if another process has taken the pool over, is ending it or has ended it.
         """
         me = Process.this()
         sql = "UPDATE pools SET ending = ?, host = ?, pid = ?, birth = ? WHERE session = ?"
@@ -554,14 +441,10 @@ class Ledger:
         return self._file.write(lambda book: book.execute(sql, values).rowcount == 1)
 
     def end(self, session: str, error: str = "") -> None:
-        """Record that a pool is over. Instances that were not recorded as ended stay on record as running.
+        """Record that a pool is over. Does not raise.
 
-        If the pool is recorded as over already, its time of end is kept. Does not raise if the ledger cannot be read or
-        written.
-
-        Args:
-            session: id of the run of the pool.
-            error: the error that ended the pool. "" means none, and keeps an error that was recorded before.
+        Instances that were not recorded as ended stay on record as running. If the pool has a recorded end, its time is
+        kept. A recorded error is kept if `error` is "".
         """
         sql = "UPDATE pools SET ended = COALESCE(ended, ?), error = COALESCE(NULLIF(?, ''), error) WHERE session = ?"
         self._note((sql, (clock.now(), error, session)))
@@ -571,10 +454,10 @@ class Ledger:
             self._file.let_go(session)
 
     def _note(self, *todo: Statement) -> None:
-        """Write these SQL statements, together with earlier ones that could not be written. Does not raise LedgerError.
+        """Write these SQL statements, after earlier ones that could not be written. Does not raise LedgerError.
 
-        Statements that cannot be written are kept in memory for the next call, at most the newest 20,000. The user is
-        told at the first failure. A later failure is told only if a write succeeded in between.
+        At most the newest 20,000 are kept in memory for the next call. The user is told at the first failure, and again
+        only after a write has succeeded in between.
         """
         with self._lock:
             owed = [*self._owed, *todo]
@@ -595,33 +478,24 @@ class Ledger:
     # --- reading ---------------------------------------------------------------------------------------------
 
     def pools(self, name: str | None = None) -> list[Record]:
-        """Return the recorded pools of this name, or all pools for None, the oldest first; [] if there are none.
+        """Return the recorded pools of this name, or all pools for None, the oldest first. May raise LedgerError.
 
         Pools that ended over a year ago may be missing.
-
-        Raises:
-            LedgerError: the ledger cannot be read.
         """
         now = clock.now()
         return self._file.read(lambda book: read(book, now) if name is None else read(book, now, "p.pool = ?", name))
 
     def open_pools(self) -> list[Record]:
-        """Return the pools that have not ended, or of which machines or orders may be left, the oldest first.
+        """Return the pools that have not ended, or have machines or open orders left, the oldest first.
 
-        Pools that ended long ago are not read, so this is quick also with a long history.
-
-        Raises:
-            LedgerError: the ledger cannot be read.
+        Pools that ended long ago are not read, so this is quick also with a long history. May raise LedgerError.
         """
         return self._file.read(lambda book: read(book, clock.now(), _OPEN))
 
     def record(self, session: str) -> Record | None:
-        """Return the record of a pool by its session; None if the ledger does not have it.
+        """Return the record of a pool by its session; None if the ledger does not have it. May raise LedgerError.
 
         If the ledger's file was replaced while this process runs the pool, the pool is first written into the new file.
-
-        Raises:
-            LedgerError: the ledger cannot be read, or the pool cannot be written into the new file.
         """
         found = self._file.read(lambda book: newest(read(book, clock.now(), "p.session = ?", session)))
         if found is None and self._file.holds(session):
@@ -630,18 +504,11 @@ class Ledger:
         return found
 
     def receipt(self, session: str, now: float | None = None) -> Receipt:
-        """Return what a pool's instances cost so far, as a `Receipt`; without lines if the pool is not known.
+        """Return what a pool's instances cost until the time `now`, or until this moment for None.
 
-        If the ledger cannot be read or written, what this process has in memory is used. So budgets work without the
-        file, too.
-
-        Args:
-            session: id of the run of the pool.
-            now: time until which costs are counted, in seconds since 1970; None is now.
-
-        Raises:
-            LedgerError: the ledger cannot be read, and this process neither runs the pool nor has read its receipt
-                before.
+        The receipt has no lines if the pool is not known. If the ledger cannot be read or written, what this process
+        has in memory is used, so budgets work without the file. Raises LedgerError if there is nothing in memory
+        either.
         """
         at = clock.now() if now is None else now
         try:
@@ -657,52 +524,30 @@ class Ledger:
         return found.receipt(at) if found else Receipt("", (), at)
 
     def _unwritten(self, session: str) -> Record | None:
-        """Return the record of a pool, from memory, with changes that could not be written to the ledger's file yet.
-
-        Returns None if there are no such changes, or if this process does not run the pool. Does not read the ledger's
-        file.
-        """
+        """Return the record of a pool, from memory, if there are changes that could not be written to the file yet."""
         with self._lock:
             return self._known(session) if self._owed else None
 
     def _known(self, session: str) -> Record | None:
-        """Return the record of a pool that this process runs, from memory and without the ledger's file.
-
-        Changes that could not be written yet are included. Returns None if this process does not run the pool.
-        """
+        """Return the record of a pool that this process runs, from memory, with changes that are not written yet."""
         with self._lock, self._file.remembered() as book:
             for sql, values in self._owed:
                 book.execute(sql, values)
             return newest(read(book, clock.now(), "p.session = ?", session))
 
     def spent(self, session: str) -> float:
-        """Return what a pool has cost so far, in US dollars; 0 if the pool is not known.
-
-        Raises:
-            LedgerError: the ledger cannot be read, and this process neither runs the pool nor has read its receipt
-                before.
-        """
+        """Return what a pool has cost so far, in US dollars; 0 if the pool is not known. Raises as `receipt`."""
         return self.receipt(session).usd
 
     def rate(self, session: str) -> float:
-        """Return the current price of a pool in US dollars per hour; 0 if the pool is not known.
+        """Return the current price of a pool in US dollars per hour; 0 if the pool is not known. Raises as `receipt`.
 
         Instances that have ended, or are not billed yet, do not count.
-
-        Raises:
-            LedgerError: the ledger cannot be read, and this process neither runs the pool nor has read its receipt
-                before.
         """
         return self.receipt(session).usd_per_hour
 
     def open_orders(self, session: str) -> tuple[Intent, ...]:
-        """Return a pool's open orders: requests for machines for which it is unknown if the provider carried them out.
-
-        The orders are sorted by time. Returns () if there are none, or if the ledger does not have the pool.
-
-        Raises:
-            LedgerError: the ledger cannot be read.
-        """
+        """Return a pool's open orders, sorted by time; () if the pool is not known. May raise LedgerError."""
         found = self.record(session)
         return found.intents if found else ()
 
@@ -727,21 +572,15 @@ class Ledger:
         return tuple(map(registry.made, found.notes))
 
     def check(self) -> None:
-        """Check the whole ledger file for damage, and that it can be written. No pool is added or changed.
+        """Check the whole ledger file for damage. Raise LedgerError if it cannot be written.
 
         A damaged file is renamed, a fresh file takes its place, and the user is told.
-
-        Raises:
-            LedgerError: the ledger cannot be written, or is damaged and cannot be renamed.
         """
         self._file.write(lambda book: book.execute("DELETE FROM pools WHERE session = ''"), thoroughly=True)
 
 
 def _facts(offer: Offer) -> tuple[object, ...]:
-    """Return the columns of a ledger row that describe an offer, in the order of `_FACTS`.
-
-    These are machine type, region, zone, market, US dollars per hour, and the least time that is billed, in seconds.
-    """
+    """Return the columns of a ledger row that describe an offer, in the order of `_FACTS`."""
     price = float(offer.usd_per_hour)
     least = float(offer.least_billed)
     return offer.instance_type, offer.region, offer.zone, offer.market, price, least
@@ -752,14 +591,10 @@ def _answered(session: str, token: str, state: str, error: str) -> Statement:
 
 
 def _refuse_taken(record: Record, now: float) -> None:
-    """Raise UsageError if the name of this recorded pool is taken. Otherwise do nothing.
+    """Raise UsageError if a recorded pool that has not ended still occupies its name: a process runs or ends it.
 
-    The name is taken while a process runs or ends the pool. It is also taken while the lease of a lost process lasts
-    and machines may still run, because somebody may take the machines over.
-
-    Args:
-        record: a pool that is not recorded as ended.
-        now: the time in seconds since 1970.
+    A pool whose process is lost occupies its name while its lease lasts and machines may still run, because another
+    process may take it over.
     """
     if record.client_lives(now):
         doing = "already exists and is run by" if record.ending is None else "is being ended by"
@@ -776,10 +611,9 @@ def _refuse_taken(record: Record, now: float) -> None:
 
 
 def _prune(book: sqlite3.Connection, before: float) -> None:
-    """Delete pools that ended before this time (seconds since 1970), with their orders, instances and prices.
+    """Delete pools that ended before this time and of which nothing may run, with all that belongs to them.
 
-    For a pool without a recorded end, the last sign of life of its process counts. A pool with instances that may still
-    run is never deleted.
+    For a pool without a recorded end, the last sign of life of its process counts.
     """
     for table in ("earlier_prices", "instances", "orders", "pools"):
         book.execute(

@@ -1,4 +1,4 @@
-"""Detects a damaged file of the ledger (the local database of rented machines), and gives it a new name.
+"""Detects a damaged file of the ledger, and gives it a new name.
 
 The ledger is a SQLite database in WAL mode, so up to two more files belong to it.
 """
@@ -42,10 +42,7 @@ Schema = list[tuple[str, str, str, str | None]]
 
 
 def _passes(error: BaseException) -> bool:
-    """Return True if an error says nothing about the file's content, as when the file is locked or the disk is full.
-
-    Return False if the error may come from damage: `Damaged`, UnicodeDecodeError, and all other errors of SQLite.
-    """
+    """Return True if an error says nothing about the file's content, as when the file is locked or the disk is full."""
     if isinstance(error, sqlite3.Error):
         return getattr(error, "sqlite_errorname", "").startswith(_PASSING)
     return not isinstance(error, (Damaged, UnicodeDecodeError))
@@ -54,8 +51,7 @@ def _passes(error: BaseException) -> bool:
 def version(book: sqlite3.Connection) -> int:
     """Return the version of a ledger's tables, a number from 1. A newer skypool may have written a higher version.
 
-    Raises:
-        Damaged: the version and its second copy (see `MARK`) do not match, or the file has no version.
+    Raises Damaged if the version and its second copy (see `MARK`) do not match, or the file has no version.
     """
     said: int = book.execute("PRAGMA user_version").fetchone()[0]
     mark: int = book.execute("PRAGMA application_id").fetchone()[0]
@@ -75,7 +71,6 @@ def examine(file: Path, shape: int, schema: Schema, patience: float) -> str | No
     A file of a newer skypool counts as good, without a check of its content. An empty file counts as damaged.
 
     Args:
-        file: the ledger file.
         shape: newest version of the tables that this skypool reads.
         schema: tables and indexes of that version.
         patience: seconds to wait while another process locks the file.
@@ -107,7 +102,6 @@ def verify(book: sqlite3.Connection, schema: Schema | None) -> None:
     """Check a ledger for damage: every page and index with SQLite, and every value. Raise an error if there is any.
 
     Args:
-        book: connection to the ledger.
         schema: the expected tables and indexes; None to accept those of an earlier version.
 
     Raises:
@@ -125,22 +119,17 @@ def verify(book: sqlite3.Connection, schema: Schema | None) -> None:
 
 
 def schema_of(book: sqlite3.Connection) -> Schema:
-    """Return the tables and indexes of a database, each as (type, name, table, SQL statement that made it).
+    """Return the tables and indexes of a database, sorted by type and name.
 
-    The list is sorted by type and name. The SQL is None for an index that SQLite made by itself.
+    The SQL statement in an item is None for an index that SQLite made by itself.
     """
     return book.execute("SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type, name").fetchall()
 
 
 def connected(file: Path, patience: float) -> sqlite3.Connection:
-    """Return a connection to an existing database, in autocommit mode. A missing file is not made.
+    """Return a connection to an existing database, in autocommit mode. Raise sqlite3.Error if it is missing.
 
-    Args:
-        file: the database file.
-        patience: seconds for which an SQL statement waits while another process locks the file.
-
-    Raises:
-        sqlite3.Error: the file does not exist or cannot be opened.
+    A statement waits for `patience` seconds while another process locks the file.
     """
     return sqlite3.connect(
         f"{file.absolute().as_uri()}?mode=rw", uri=True, timeout=patience, isolation_level=None, factory=Book
@@ -148,13 +137,9 @@ def connected(file: Path, patience: float) -> sqlite3.Connection:
 
 
 def set_aside(file: Path) -> Path:
-    """Rename a damaged database and its log files, and return the new path.
+    """Rename a damaged database and its log files, and return the new path. No process may use it meanwhile.
 
-    The new name is like "ledger.damaged-20261121T152800Z.sqlite3". If a file has that name already, a number is added.
-    The caller must make sure that no process uses the database meanwhile.
-
-    Raises:
-        OSError: a file cannot be renamed.
+    The new name is like "ledger.damaged-20261121T152800Z.sqlite3", with a number if a file has that name already.
     """
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     names = (f"{file.stem}.damaged-{stamp}{f'-{n}' if n else ''}{file.suffix}" for n in itertools.count())

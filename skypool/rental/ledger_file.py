@@ -1,4 +1,4 @@
-"""The file of the ledger (the local SQLite database of rented machines): transactions, locking, recovery from damage.
+"""`LedgerFile`: reads and writes the ledger's file in transactions, with locks and recovery from damage.
 
 A damaged file gets a new name, and a fresh one takes its place. Each process that runs pools then writes what it knows
 of its pools into the fresh file.
@@ -53,10 +53,8 @@ class LedgerFile:
         """Call `work` with a connection to the file, in a read transaction, and return the result of `work`.
 
         If the file is damaged, a fresh one takes its place, and `work` runs again on the fresh file. Waits up to 30 s
-        while another process locks the file. An exception of `work` that the file did not cause is raised unchanged.
-
-        Raises:
-            LedgerError: the file cannot be read.
+        while another process locks the file. An exception of `work` that the file did not cause is raised unchanged. If
+        the file cannot be read, LedgerError is raised.
         """
         return self._healed(lambda: self._transaction(work, "BEGIN", PATIENCE), PATIENCE)
 
@@ -78,9 +76,8 @@ class LedgerFile:
             work: function that makes the changes on a connection. It may be called twice.
             patience: seconds to wait while another process locks the file; None means 30.
             thoroughly: True checks the whole file for damage first.
-            holds: function that takes the result of `work`, and returns the session (id of one run of a pool) that this
-                process runs from now on. The rows of this session are then kept in memory. "" means no session; this is
-                what the default returns.
+            holds: takes the result of `work`, and returns the session that this process runs from now on, whose rows
+                are then kept in memory. "" (the default) means no session.
 
         Raises:
             LedgerError: the file cannot be written, or is locked for longer than `patience`.
@@ -101,24 +98,18 @@ class LedgerFile:
         return done
 
     def holds(self, session: str) -> bool:
-        """Return True if this process keeps the rows of this session in memory, because it runs the session's pool.
-
-        A session is the id of one run of a pool. Returns False for any other session.
-        """
+        """Return True if this process keeps the rows of this session in memory, because it runs the session's pool."""
         return session in self._held
 
     def let_go(self, session: str) -> None:
-        """Delete the rows of a session (one run of a pool) from memory. The file is not changed.
-
-        Call this when this process does not run the pool any more. Does nothing for a session that is not in memory.
-        """
+        """Delete the rows of a session, which this process does not run any more, from memory but not from the file."""
         self._held.pop(session, None)
 
     @contextmanager
     def remembered(self) -> Iterator[sqlite3.Connection]:
         """Return a context manager for a temporary ledger in memory, with the rows of the pools that this process runs.
 
-        The file is not used. Changes in this temporary ledger are lost when the context ends.
+        The file is not used. Changes are lost when the context ends.
         """
         with closing(sqlite3.connect(":memory:", isolation_level=None, factory=Book)) as book:
             bring_up(book, 0)
@@ -126,26 +117,12 @@ class LedgerFile:
             yield book
 
     def _restore(self, book: sqlite3.Connection) -> None:
-        """Copy the rows of this process's pools from memory into the ledger `book`, for pools that the ledger lacks.
-
-        Pools that the ledger has are not changed.
-        """
+        """Copy the rows of this process's pools from memory into a ledger, for pools that it lacks."""
         for session, rows in list(self._held.items()):
             put_back(book, session, rows)
 
     def _healed(self, attempt: Callable[[], T], patience: float) -> T:
-        """Run `attempt`, and return its result. If the file causes an error, run `attempt` once more.
-
-        Before the second run, the file is checked, and replaced if it is damaged. There is no second run if the error
-        says that another process locks the file. Exceptions that the file did not cause are raised unchanged.
-
-        Args:
-            attempt: function that uses the file.
-            patience: seconds to wait for exclusive use of the file, to check and replace it.
-
-        Raises:
-            LedgerError: the file cannot be used.
-        """
+        """Run `attempt`. If the file, but not a lock, causes an error, replace it if damaged, and run it once more."""
         try:
             try:
                 return attempt()
@@ -160,16 +137,7 @@ class LedgerFile:
     def _set_aside(self, patience: float) -> None:
         """Check the file and, if it is damaged, rename it, make a fresh one in its place, and tell the user.
 
-        Does nothing if there is no file, or if the file is good. For example, another process may have replaced the
-        damaged file already.
-
-        Args:
-            patience: seconds to wait for other processes that use the file.
-
-        Raises:
-            LedgerError: the file is damaged and cannot be renamed.
-            TimeoutError: another process uses the file for longer than `patience`.
-            sqlite3.Error, OSError: the file cannot be checked or made now.
+        Raises TimeoutError if other processes use the file for longer than `patience` seconds.
         """
         with self._locked(patience) as lock:
             _take(lock, fcntl.LOCK_EX, patience)
@@ -200,17 +168,9 @@ class LedgerFile:
 
     @contextmanager
     def _opened(self, patience: float) -> Iterator[sqlite3.Connection]:
-        """Return a context manager for a connection to the file. The file is made if it does not exist.
+        """Return a context manager for a connection to the file, which is made or brought up to date if needed.
 
-        Tables of an earlier version are brought up to date. A shared lock keeps other processes from replacing the file
-        while the context lasts.
-
-        Args:
-            patience: seconds to wait for locks of other processes.
-
-        Raises:
-            LedgerError: the file was written by a newer skypool.
-            TimeoutError: another process holds the lock for longer than `patience`.
+        A shared lock keeps other processes from replacing the file meanwhile. Waits up to `patience` seconds for it.
         """
         with self._locked(patience) as lock:
             _take(lock, fcntl.LOCK_SH, patience)
@@ -237,12 +197,8 @@ class LedgerFile:
     def _locked(self, patience: float) -> Iterator[int]:
         """Return a context manager for the open lock file, as a file descriptor that is not locked yet.
 
-        The caller locks the descriptor with `_take`: shared to use the ledger, exclusive to make or replace the ledger.
-        At its end, the context closes the descriptor, which releases the lock. The lock file and its folder are made if
-        they do not exist.
-
-        Raises:
-            NotPrivate: another user can change the folder, or has put one of the files there.
+        The caller locks it with `_take`: shared to use the ledger, exclusive to make or replace it. At its end, the
+        context releases the lock.
         """
         private.folder(self.file.parent, private.STATE)
         lock = private.opened(self.file.with_name(self.file.name + ".lock"), os.O_CREAT | os.O_RDWR)
@@ -254,16 +210,7 @@ class LedgerFile:
 
 
 def _take(lock: int, kind: int, patience: float) -> None:
-    """Lock the open lock file, and wait until that succeeds. A lock that this descriptor already has is released first.
-
-    Args:
-        lock: file descriptor of the lock file.
-        kind: `fcntl.LOCK_SH` (shared) or `fcntl.LOCK_EX` (exclusive).
-        patience: seconds to wait. The wait is limited, as a process that hangs may hold the lock for ever.
-
-    Raises:
-        TimeoutError: the lock was not free within that time.
-    """
+    """Lock the lock file, shared or exclusive, in place of an earlier lock. Raise TimeoutError after `patience` s."""
     fcntl.flock(lock, fcntl.LOCK_UN)
     until = time.monotonic() + patience
     while True:
@@ -281,7 +228,7 @@ def _take(lock: int, kind: int, patience: float) -> None:
 def _make(file: Path) -> None:
     """Make an empty ledger file with all tables. The caller must hold the exclusive lock.
 
-    The file is made under a temporary name, and renamed when it is complete. So no process sees a half-made ledger.
+    The file is made under a temporary name, and then renamed. So no process sees a half-made ledger.
     """
     new = file.with_name(f"{file.name}.new")
     for end in ("", "-wal", "-shm"):
@@ -307,14 +254,9 @@ def _is_locked(error: BaseException) -> bool:
 
 
 def _is_full(file: Path, error: BaseException) -> bool:
-    """Return True if the error says that the disk of the file is full, or if less than 64 KiB of the disk are free.
+    """Return True if the error or the free space (below 64 KiB) says that the disk is full.
 
-    The free space is checked because SQLite may report a full disk as an I/O error. If the free space cannot be read,
-    only the error counts.
-
-    Args:
-        file: the ledger file.
-        error: the error that using the file caused.
+    SQLite may report a full disk as an I/O error.
     """
     if getattr(error, "sqlite_errorname", "").startswith("SQLITE_FULL"):
         return True
@@ -326,11 +268,7 @@ def _is_full(file: Path, error: BaseException) -> bool:
 
 
 def _trouble(file: Path, error: BaseException) -> str:
-    """Return the message for an error of the file: what is wrong, and what to do.
-
-    There are four messages: others can change the file, another process locks it, the disk is full, or the file cannot
-    be written for another reason.
-    """
+    """Return the message for an error of the file: what is wrong, and what to do."""
     if isinstance(error, NotPrivate):
         return f"the ledger {file} is not used, and nothing is rented without it: {error}"
     if _is_locked(error):

@@ -1,4 +1,4 @@
-"""Tables of the ledger (the local SQLite database of rented machines), and steps that update older files."""
+"""The tables of the ledger, steps that update older files, and functions that copy the rows of a session."""
 
 from __future__ import annotations
 
@@ -77,9 +77,6 @@ def bring_up(book: sqlite3.Connection, version: int) -> None:
     """Change the tables of a ledger from this version to the current one. Version 0 is an empty file.
 
     Each step is a transaction of its own. Does nothing if the version is the current one or a newer one.
-
-    Raises:
-        sqlite3.Error: the file cannot be written.
     """
     for n in range(version, SHAPE):
         marks = f"PRAGMA user_version = {n + 1}; PRAGMA application_id = {ledger_damage.MARK + n + 1};"
@@ -88,32 +85,19 @@ def bring_up(book: sqlite3.Connection, version: int) -> None:
 
 @functools.cache
 def schema() -> ledger_damage.Schema:
-    """Return the tables and indexes that a ledger of the current version has.
-
-    Each is (type, name, table, SQL statement that made it). The list is computed at the first call; later calls return
-    the same list.
-    """
+    """Return the tables and indexes that a ledger of the current version has. The list is computed once."""
     with closing(sqlite3.connect(":memory:", isolation_level=None, factory=Book)) as book:
         bring_up(book, 0)
         return ledger_damage.schema_of(book)
 
 
 def rows_of(book: sqlite3.Connection, session: str) -> Rows:
-    """Return all rows of one session (one run of a pool) in the ledger, as a dict from table names to lists of rows.
-
-    Every table is a key. The list is empty if the table has no rows of the session.
-    """
+    """Return all rows of one session in the ledger, by the name of their table. Every table is a key."""
     return {each: book.execute(f"SELECT * FROM {each} WHERE session = ?", (session,)).fetchall() for each in KEPT}
 
 
 def put_back(book: sqlite3.Connection, session: str, rows: Rows) -> None:
-    """Write the rows of a session (one run of a pool) into the ledger. Do nothing if the ledger has the session.
-
-    Args:
-        book: connection to the ledger, in a transaction.
-        session: id of the run of the pool.
-        rows: a dict from table names to lists of rows.
-    """
+    """Write the rows of a session into the ledger, within a transaction, unless the ledger has the session."""
     if book.execute("SELECT 1 FROM pools WHERE session = ?", (session,)).fetchone() is not None:
         return
     for table, lines in rows.items():

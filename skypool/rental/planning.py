@@ -33,17 +33,13 @@ Pause = Callable[[float], Awaitable[None]]
 class Planning:
     """The plan of one pool: the offers that meet the pool's requirements, in the order in which they are tried.
 
-    A new plan is made when the last one is 5 minutes old, or when too few machines were in stock.
-
-    Args:
-        terms: checked arguments of the pool.
-        tell: shows notices to the user.
-        stopping: event that is set when the pool is stopped.
+    A new plan is made when the last one is 5 minutes old, or when too few machines were in stock. The event `stopping`
+    is set when the pool is stopped.
 
     Attributes:
         plan: the last plan; None before the first one, and after a shortage until a new one is made.
-        lacking: the places that accepted an order and then had no machine; the launcher skips these places. Keys are as
-            returned by `launch.place`; values are the errors. A new plan clears the dict.
+        lacking: the errors of places that accepted an order and then had no machine, by `launch.place`. The launcher
+            skips them. A new plan clears the dict.
     """
 
     def __init__(self, terms: Terms, tell: Tell, stopping: threading.Event) -> None:
@@ -83,13 +79,9 @@ class Planning:
         return self.plan
 
     def _within_budget(self, plan: Plan) -> Plan:
-        """Return the plan without the offers that cannot keep the budget, and with a note that they are left out.
+        """Return the plan without offers whose machines cost money and cannot end themselves, if there is a budget.
 
-        The machines of such offers cost something and cannot end themselves. The plan is returned unchanged without a
-        budget, with a `best_effort` budget, or if there are no such offers.
-
-        Raises:
-            UsageError: no offer is left.
+        With `best_effort`, no offer is left out. Raises UsageError if every offer would be left out.
         """
         budget = self._terms.budget
         if budget is None or budget.best_effort:
@@ -115,10 +107,8 @@ class Planning:
 
         A shortage is an error for which `is_short` is True. The function may raise this error, or return a `Rented`
         with this error and no instances. When the time is over, the last result is returned, or the last error raised.
-        The pauses grow from about 2 s to about 2 minutes. Before each pause, the user is told, and the plan is dropped.
-
-        Args:
-            pause: function that sleeps between two attempts. It is called with the number of seconds.
+        Before each pause, the user is told, and the plan is dropped. The function `pause` is called with the seconds to
+        sleep, from about 2 s to about 2 minutes.
         """
         from tenacity import (
             AsyncRetrying,
@@ -140,10 +130,9 @@ class Planning:
         )
 
     def is_short(self, error: BaseException | None) -> bool:
-        """Return True if an error says that machines are out of stock, so that waiting may help. False for None.
+        """Return True if an error says that machines are out of stock, so that waiting may help.
 
-        Once the pool has begun to wait, the result is also True for other errors of a provider that may pass by
-        themselves.
+        Once the pool has begun to wait, other errors of a provider that may pass by themselves count, too.
         """
         if isinstance(error, NoOffers) and isinstance(error.plan, Plan):
             failures = error.plan.failures

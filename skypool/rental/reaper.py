@@ -1,7 +1,7 @@
 """Terminates all machines of a pool, and proves that they have ended.
 
-The machines are found by their tags, and never from the ledger (the local database of rented machines). The ends of
-machines are recorded in the ledger. `reaper_process` runs this module in a process of its own.
+The machines are found by their tags, and never from the ledger. The ends of machines are recorded in the ledger.
+`reaper_process` runs this module in a process of its own.
 """
 
 from __future__ import annotations
@@ -53,12 +53,10 @@ def terminate_all(
     """Terminate everything that a pool has at these providers, and prove that it has ended.
 
     Machines are found by their tags. A pool without machines is no error. At the end, all runs of the pool are closed
-    in the ledger, and the pool's ssh keys are deleted. The function blocks. All providers are asked at the same time;
-    while the interpreter exits, which starts no threads, one after the other.
+    in the ledger, and the pool's ssh keys are deleted. The function blocks. All providers are asked at the same time.
+    But while the interpreter exits, they are asked one after the other, as no thread can be started.
 
     Args:
-        drivers: providers that may have machines of the pool.
-        pool: name of the pool.
         ledger: records what has ended; None for no record.
         session: id of this run of the pool; None if unknown. This run is closed even if the ledger cannot be read.
         patience: seconds for which a failed attempt is repeated, with pauses of up to a minute. Default 120.
@@ -78,13 +76,11 @@ def terminate_all(
 
 
 def again(work: Callable[[], None], patience: float, stubborn: bool, say: Say) -> None:
-    """Call `work` until it succeeds. Give up if the time is over, or if the error of `work` cannot pass by itself.
+    """Call `work` until it succeeds. Raise its last error if the time is over, or if the error cannot pass by itself.
 
-    On giving up, the last error is raised. The pauses between two calls double from half a second up to an eighth of
-    the time limit, but at most a minute.
+    The pauses between two calls double from half a second up to an eighth of the time limit, but at most a minute.
 
     Args:
-        work: the function.
         patience: time limit in seconds. An attempt that has begun is not cut short.
         stubborn: if True, another attempt follows every error; if False, only an error for which `may_pass` is True.
         say: called with a line about each error before the next attempt.
@@ -119,15 +115,7 @@ def may_pass(error: BaseException) -> bool:
 
 @dataclass
 class _Errand:
-    """The termination of one pool at all of its providers. `run` is one attempt and may be called again.
-
-    Attributes:
-        drivers: providers that may have machines of the pool.
-        pool: name of the pool.
-        ledger: records what has ended; None for no record.
-        say: called with each line of progress.
-        seen: a dict from provider names to the ids of the instances that were seen there in any attempt.
-    """
+    """The termination of one pool at all of its providers. `seen` has the ids of the pool's instances by provider."""
 
     drivers: tuple[Driver, ...]
     pool: str
@@ -138,11 +126,7 @@ class _Errand:
     def run(self) -> None:
         """Make one attempt at every provider to end all machines of the pool, and record what has ended.
 
-        All providers are asked at the same time. If one fails, the others are still tried.
-
-        Raises:
-            StillRunning: instances may still run.
-            ErrorGroup: every instance has ended, but other resources of the pool are left.
+        All providers are asked at the same time. If one fails, the others are still tried. Raises as `terminate_all`.
         """
         running: list[tuple[Driver, Exception]] = []
         left: list[Exception] = []
@@ -189,15 +173,7 @@ class _Errand:
             )
 
     def _write_down_found(self, driver: Driver, instances: Sequence[Instance]) -> None:
-        """Record these instances in the ledger, unless they are there already, so that the pool's cost includes them.
-
-        The ledger may lack instances of orders without an answer. Instances of pools that the ledger does not have are
-        ignored.
-
-        Args:
-            driver: driver of the instances.
-            instances: instances that were found at the provider.
-        """
+        """Record these instances in the ledger, which may lack them, so that the pool's cost includes them."""
         waits = {driver.name} if abilities(driver).billed_from == "running" else set[str]()
         for record in self.records():
             if self.ledger is not None and (its := [each for each in instances if record.has(each)]):
@@ -209,10 +185,7 @@ class _Errand:
             driver.tidy(left)
 
     def records(self) -> list[Record]:
-        """Return the ledger's records of pools of this name; [] without a ledger, or if it cannot be read.
-
-        If the ledger cannot be read, the error is reported with `say`.
-        """
+        """Return the ledger's records of pools of this name; [] without a ledger, or if it cannot be read."""
         try:
             return self.ledger.pools(self.pool) if self.ledger is not None else []
         except LedgerError as e:
@@ -220,24 +193,16 @@ class _Errand:
             return []
 
     def _late(self, provider: str) -> list[str]:
-        """Return what is so new that the provider may not have listed it yet: tokens of open orders, ids of instances.
-
-        An open order is a request for machines that got no answer. Only orders and running instances of the last 30 s
-        are returned. Instances that the provider has listed are left out.
-        """
+        """Return tokens of orders and ids of instances that are so new (30 s) that the provider may not list them."""
         seen = self.seen.get(provider, ())
         new = [each for record in self.records() for each in record.since(clock.now() - SETTLING)]
         return [name for where, name in new if where == provider and name not in seen]
 
     def _write_down(self, failed: Sequence[tuple[Driver, Exception]]) -> None:
-        """Record in the ledger what is proved to have ended. Do nothing without a ledger.
+        """Record in the ledger what is proved to have ended.
 
-        At a provider that did not fail, everything has ended. At a provider that failed, the error names instances that
-        may still run; all other instances that were seen there have ended. If the error names no instance, nothing is
-        recorded for that provider.
-
-        Args:
-            failed: the drivers of this attempt that failed, and their errors.
+        At a provider that did not fail, everything has ended. At a provider whose error names instances that may still
+        run, all other instances have ended. If an error names none, nothing is recorded for its provider.
         """
         if self.ledger is None:
             return
@@ -262,19 +227,13 @@ class _Errand:
         )
 
     def _known(self, provider: str) -> list[Instance]:
-        """Return the pool's machines at a provider for which the ledger has no end.
-
-        Returns [] without a ledger, or if it cannot be read.
-        """
+        """Return the pool's machines at a provider whose end is not recorded in the ledger."""
         lines = [line for record in self.records() for line in record.running if line.provider == provider]
         return [Instance(provider, line.id, self.pool, line.node) for line in lines]
 
 
 def _named(error: Exception) -> set[str]:
-    """Return the ids of the instances that an error says are still there.
-
-    The set is empty if the error is not StillRunning, or names no instances.
-    """
+    """Return the ids of the instances that an error says are still there; empty if it names none."""
     return {str(getattr(each, "id", "")) for each in error.instances} if isinstance(error, StillRunning) else set()
 
 

@@ -1,6 +1,6 @@
 """Terminates all machines of a pool in a process of its own, which outlives the client and its terminal.
 
-The process may first wait until the time is over for which the machines stay after a `with` block.
+If machines stay for a while after a `with` block (see `linger` of `ComputePool`), the process first waits that long.
 
 `terminate_in_background` starts the process, and `main` is what the process runs.
 """
@@ -37,14 +37,11 @@ _READY = b"ready\n"
 def terminate_in_background(drivers: Sequence[Driver], pool: str, session: str, *, staying: bool = False) -> int:
     """Start a process that terminates all machines of a pool, and return its pid once it is at work.
 
-    The new process outlives this process and its terminal. It tries for up to a day, and writes a log to
-    `log_of(pool, session)`. The drivers, with their secrets, are sent to it through a pipe, and never written to disk.
-    This function waits until the new process has read its task, but not for the end of the machines.
+    The new process outlives this process and its terminal. It tries for up to a day, and writes the log file `log_of`.
+    The drivers, with their secrets, are sent to it through a pipe, and never written to disk. This function waits until
+    the new process has read its task, but not for the end of the machines.
 
     Args:
-        drivers: providers that may have machines of the pool.
-        pool: name of the pool.
-        session: id of this run of the pool in the ledger (the local database of rented machines).
         staying: True if the machines stay until the time that the ledger has. The process then waits until that time,
             and does nothing if another process takes the pool over or ends it. Default False.
 
@@ -69,13 +66,9 @@ def _not_begun(pool: str, why: str) -> str:
 
 
 def _started(pool: str, file: Path) -> subprocess.Popen[bytes]:
-    """Start the process that ends a pool, and return the process at once.
+    """Start the process that ends a pool, and return it at once. Signals of the terminal do not reach it.
 
-    The process waits for its task on stdin, answers on stdout, and logs to `file`. It is detached from the terminal, so
-    signals of the terminal, as after Ctrl-C, do not reach the process.
-
-    Raises:
-        OSError: the process could not be started.
+    It waits for its task on stdin, answers on stdout, and logs to `file`.
     """
     path = os.pathsep.join(each or os.getcwd() for each in sys.path)
     log = _opened_log(file)
@@ -95,18 +88,7 @@ def _started(pool: str, file: Path) -> subprocess.Popen[bytes]:
 
 
 def _told(process: subprocess.Popen[bytes], errand: bytes) -> bytes:
-    """Send the task to the process, wait for its answer, and return the answer. Closes both pipes.
-
-    Args:
-        process: the process that `_started` returned.
-        errand: the pickled task: drivers, pool and session.
-
-    Returns:
-        The line that the process wrote: `_READY` if it is at work, or b"" if it ended without an answer.
-
-    Raises:
-        OSError: the process ended before it had read the task.
-    """
+    """Send the pickled task to the process, and return its answer: `_READY`, or b"" if it ended without one."""
     with cast(IO[bytes], process.stdin) as pipe, cast(IO[bytes], process.stdout) as answer:
         pipe.write(errand)
         pipe.close()
@@ -117,19 +99,12 @@ def _told(process: subprocess.Popen[bytes], errand: bytes) -> bytes:
 
 
 def log_of(pool: str, session: str) -> Path:
-    """Return the path of the log of the background process that ends a pool. The file may not exist.
-
-    The log is in the user's state folder. Its name has the pool's name and the session (id of this run of the pool).
-    """
+    """Return the path of the log of the process that ends a pool, in the user's state folder. It may not exist."""
     return places.state() / "reaper" / f"{pool}-{session}.log"
 
 
 def _opened_log(file: Path) -> int:
-    """Open a log file for appending, and return its file descriptor. If that fails, open the null device instead.
-
-    The folder is made if it does not exist. Logs in this folder that are older than 30 days are deleted. Only this user
-    can read a new log.
-    """
+    """Open a log file for appending, which only this user can read; the null device if that fails. Delete old logs."""
     try:
         private.folder(file.parent)
         for old in file.parent.glob("*.log"):
@@ -142,14 +117,12 @@ def _opened_log(file: Path) -> int:
 
 
 def main() -> int:
-    """Run the process that `terminate_in_background` starts. Return its exit status.
+    """Run the process that `terminate_in_background` starts, and return its exit status.
 
     The process reads its pickled task from stdin: the arguments of `terminate_in_background`. It then writes the line
     "ready" to stdout. After that, stdout goes to the log, as stderr does from the start. Blocks until the machines have
-    ended, or for up to a day. If the machines stay for a while, it first waits until that time is over.
-
-    Returns:
-        0 if every machine has ended or another process has the pool, otherwise 1.
+    ended, or for up to a day. If the machines stay for a while, it first waits until that time is over. The status is 0
+    if every machine has ended or another process has the pool, otherwise 1.
     """
     drivers, pool, session, staying = pickle.load(sys.stdin.buffer)
     ledger = Ledger.here(_log)
@@ -175,8 +148,8 @@ def main() -> int:
 def _stayed(ledger: Ledger, session: str) -> bool:
     """Wait until machines need not stay any longer. Return False if this process must not end them.
 
-    That is so if another process takes the pool over or ends it. If the ledger cannot be read, that is not known: then
-    the machines end themselves, or `skypool gc` ends them.
+    Another process may take the pool over or end it. If the ledger cannot be read, that is not known, so False is
+    returned, too: then the machines end themselves, or `skypool gc` ends them.
     """
     try:
         while (record := ledger.record(session)) is not None and record.is_staying:

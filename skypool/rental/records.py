@@ -1,6 +1,6 @@
-"""Reads pools, instances and open orders from the ledger (the local database of rented machines), as checked objects.
+"""Reads pools, instances and open orders from the ledger, as objects with checked values.
 
-Values that skypool never writes raise `Damaged`.
+A value that skypool never writes raises `Damaged`.
 """
 
 from __future__ import annotations
@@ -30,21 +30,12 @@ _NAME = re.compile(r"[\w-]+")
 
 
 class Damaged(Exception):
-    """Raised if the ledger contains a value that skypool never writes, so that the ledger's file must be damaged."""
+    """Raised if the ledger contains a value that skypool never writes, so that its file must be damaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """An open order: a request for machines of which it is unknown if the provider carried it out.
-
-    Attributes:
-        token: token that identifies the order.
-        provider: name of the driver.
-        type: machine type.
-        place: zone, or region if no zone is known.
-        nodes: node numbers of the machines.
-        at: time when the order was last sent, in seconds since 1970.
-    """
+    """An open order. `at` is when it was last sent, in seconds since 1970; `place` is the zone or region."""
 
     token: str
     provider: str
@@ -59,22 +50,18 @@ class Record:
     """A pool as it is recorded in the ledger. Times are in seconds since 1970.
 
     Attributes:
-        pool: name of the pool.
-        session: id of this run of the pool.
         client: process that runs or ends the pool, or that did so last.
-        started: time when the pool began.
         beat: time of the last sign of life of `client`.
         lease: seconds for which machines live on without `client`.
-        budget: limit of the cost; None for none.
         ending: time when a process began to end the pool; None before, and again after a process took the pool over.
-        ended: time when the pool's end was complete; None before.
+        ended: time when the pool's end was complete.
         error: the error that ended the pool; "" for none.
         lines: the pool's instances and their costs, ordered by launch.
-        intents: the pool's orders (requests for machines) without an answer, ordered by time.
+        intents: the pool's open orders, ordered by time.
         notes: the pool's drivers and their settings, as JSON objects.
         stays: the time until which the pool's machines stay without `client`, because its `with` block was left and it
             has `linger=`; None before that, and again after a process took the pool over.
-        lifetime: seconds after the beginning of its costs at which the pool ends; None for no such limit.
+        lifetime: seconds from the beginning of the pool's costs to its end; None for no such limit.
     """
 
     pool: str
@@ -95,15 +82,15 @@ class Record:
 
     @property
     def running(self) -> tuple[Line, ...]:
-        """The receipt lines of the pool's instances whose end is not proved; () if there are none."""
+        """The receipt lines of the pool's instances whose end is not proved."""
         return tuple(each for each in self.lines if not each.ended)
 
     @property
     def lasts(self) -> float:
         """The time, in seconds since 1970, when the lease is over if the client gives no further sign of life.
 
-        By then, machines that can end themselves have ended. For machines that stay without their client, it is the
-        end of that time.
+        Machines that can end themselves have ended by then. If the machines stay without a client, this is the time
+        `stays`.
         """
         return self.beat + self.lease if self.stays is None else self.stays
 
@@ -113,25 +100,15 @@ class Record:
         return self.stays is not None and self.ending is None and self.ended is None
 
     def client_lives(self, now: float) -> bool:
-        """Return True if a process still runs or ends the pool. Return False for a pool that has ended.
+        """Return True if a process still runs or ends the pool. False if its machines stay without one.
 
-        Also return False if the machines stay although the client has left them.
-
-        A process on another host cannot be checked. Such a process counts as alive until `lasts`, one lease after its
-        last sign of life.
-
-        Args:
-            now: the time in seconds since 1970.
+        A process on another host cannot be checked. It counts as alive until `lasts`.
         """
         lives = False if self.is_staying else self.client.lives()
         return self.ended is None and (now < self.lasts if lives is None else lives)
 
     def has(self, instance: Instance) -> bool:
-        """Return True if this pool rented the instance.
-
-        The pool rented the instance if the instance's token begins with the pool's session, or is the token of an open
-        order of the pool. The pool also rented it if a receipt line has the same provider and instance id.
-        """
+        """Return True if this pool rented the instance: by its token, or by the provider and id of a receipt line."""
         return (
             instance.token.rpartition("-")[0] == self.session
             or any(instance.token == each.token for each in self.intents)
@@ -139,53 +116,36 @@ class Record:
         )
 
     def since(self, time: float) -> list[tuple[str, str]]:
-        """Return the open orders that were sent, and the running instances that were launched, after `time`.
+        """Return open orders and running instances from after `time`, which their provider may not list yet.
 
-        A provider's list of machines may not have these machines yet. An open order is a request for machines that got
-        no answer.
-
-        Args:
-            time: the time in seconds since 1970.
-
-        Returns:
-            Pairs of the provider's name and the order's token or the instance's id, orders first; [] if there is
-            nothing.
+        These are pairs (provider, token) for the orders, followed by pairs (provider, id) for the instances.
         """
         orders = [(each.provider, each.token) for each in self.intents if each.at > time]
         return orders + [(each.provider, each.id) for each in self.running if each.launched > time]
 
     def state(self, now: float) -> State:
-        """Return the state of the pool at the time `now`, in seconds since 1970.
+        """Return the state of the pool at the time `now`: "live" if its client runs it, "ending" if a process ends it.
 
-        Returns:
-            "live" if its client runs the pool, "ending" if a process ends the pool. Otherwise "left" if machines may
-            still run, and "ended" if none may.
+        Otherwise it is "left" if machines may still run, and "ended" if none may.
         """
         if self.client_lives(now):
             return "live" if self.ending is None else "ending"
         return "left" if self.running or self.intents else "ended"
 
     def receipt(self, at: float) -> Receipt:
-        """Return the receipt of the pool's costs until the time `at`, in seconds since 1970.
-
-        Instances that have ended count until their end.
-        """
+        """Return the receipt of the pool's costs until the time `at`, in seconds since 1970."""
         return Receipt(self.pool, tuple(each.at(at) for each in self.lines), at, len(self.intents))
 
 
 def newest(records: Sequence[Record]) -> Record | None:
-    """Return the record of the pool that began last; None if there are no records.
-
-    A pool that has not ended is preferred to all pools that have ended, even if it began earlier.
-    """
+    """Return the record of the pool that began last. A pool that has not ended is preferred to all that have ended."""
     return max(records, key=lambda each: (each.ended is None, each.started), default=None)
 
 
 def read(book: sqlite3.Connection, now: float, where: str = "TRUE", *values: object) -> list[Record]:
-    """Return the records of the pools that match an SQL condition, the oldest first; [] if none does.
+    """Return the records of the pools that match an SQL condition, the oldest first.
 
     Args:
-        book: connection to the ledger.
         now: time until which running instances are charged, in seconds since 1970.
         where: the SQL condition, in which `p` is the table of pools. The default selects all pools.
         values: parameters of the condition.
@@ -210,19 +170,7 @@ def read(book: sqlite3.Connection, now: float, where: str = "TRUE", *values: obj
 def _earlier_prices(
     book: sqlite3.Connection, where: str, values: Sequence[object]
 ) -> dict[tuple[object, object, object], list[tuple[float, float]]]:
-    """Return the earlier prices of instances: a dict from (session, provider, id) to prices, the oldest first.
-
-    Each price is a pair (time until which the price was valid, US dollars per hour). Instances whose price never
-    changed are missing.
-
-    Args:
-        book: connection to the ledger.
-        where: an SQL condition that selects pools, in which `p` is the table of pools.
-        values: parameters of the condition.
-
-    Raises:
-        Damaged: a time or price is not a valid number.
-    """
+    """Return earlier prices by (session, provider, id), the oldest first, as (end of validity, USD per hour)."""
     found: dict[tuple[object, object, object], list[tuple[float, float]]] = {}
     sql = f"SELECT e.* FROM earlier_prices e JOIN pools p USING (session) WHERE {where} ORDER BY e.until"
     for session, provider, id_, until, price in book.execute(sql, values):
@@ -344,11 +292,7 @@ def _plain(value: object, kind: type[T]) -> T:
 
 
 def _note(value: object) -> DriverNote:
-    """Check that a value has the form in which the ledger records a driver, and return the value unchanged.
-
-    Raises:
-        Damaged: the value has another form.
-    """
+    """Check that a value has the form in which the ledger records a driver, and return it unchanged."""
     if isinstance(value, dict) and _texts(value.get("without", [])):
         match value:
             case {"provider": str(), "class": str(), "settings": dict()}:

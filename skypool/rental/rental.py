@@ -1,7 +1,4 @@
-"""Rents and terminates the machines of one pool, keeps their tags and the ledger current, and watches the budget.
-
-The ledger is the local database of rented machines.
-"""
+"""Rents and terminates the machines of one pool, keeps their tags and the ledger current, and watches the budget."""
 
 from __future__ import annotations
 
@@ -57,15 +54,10 @@ every small rise of the price.
 class Rental:
     """The rented instances of one pool, and their cost.
 
-    Any thread may call the methods. Methods that are not `async` may block.
-
-    Args:
-        terms: checked arguments of the pool.
-        emit: called with events for the user.
-        stopping: event that is set when nothing more is to be rented. If it is None, a new event is made.
+    Any thread may call the methods. Methods that are not `async` may block. When the event `stopping` is set, nothing
+    more is rented.
 
     Attributes:
-        stopping: event that is set when nothing more is to be rented.
         before_prices: called before new prices are recorded. It records the idle time until then at the old prices.
         attempts: offers that were refused, each with its error.
     """
@@ -100,15 +92,12 @@ class Rental:
 
     @property
     def session(self) -> str:
-        """The id of this run of the pool in the ledger (the local database of rented machines)."""
+        """The id of this run of the pool in the ledger."""
         return self._holdings.session
 
     @property
     def plan(self) -> Plan | None:
-        """The last plan: the offers that meet the pool's requirements, and why other offers do not.
-
-        None before the first plan. Also None after machines were out of stock, until a new plan is made.
-        """
+        """The last plan; None before the first, and after machines were out of stock, until a new one is made."""
         return self._planning.plan
 
     @property
@@ -118,16 +107,12 @@ class Rental:
 
     @property
     def receipt(self) -> Receipt:
-        """The cost of each instance, until its end or until now.
-
-        The receipt has no lines before `begin` or `adopt`. If `adopt` took over a pool that the ledger does not have,
-        the receipt has no lines either.
-        """
+        """The cost of each instance, until its end or until now. It has no lines without a record in the ledger."""
         return self._holdings.receipt
 
     @property
     def known_receipt(self) -> Receipt | None:
-        """The receipt; None if the ledger (the local database of rented machines) cannot be read."""
+        """The receipt; None if the ledger cannot be read."""
         try:
             return self.receipt
         except LedgerError:
@@ -135,15 +120,11 @@ class Rental:
 
     @property
     def orders(self) -> dict[OrderKey, int]:
-        """The number of orders (requests for machines) by provider, machine type and outcome. The dict is a copy."""
+        """The number of orders by provider, machine type and outcome. The dict is a copy."""
         return self._holdings.orders.copy()
 
     def driver_of(self, instance: Instance) -> Driver:
-        """Return the driver of the provider that an instance is rented from.
-
-        Raises:
-            StopIteration: the pool has no driver of that provider.
-        """
+        """Return the driver of the provider that an instance is rented from. Raises StopIteration if there is none."""
         return self._holdings.driver_of(instance)
 
     # --- before anything is rented ---------------------------------------------------------------------------
@@ -151,41 +132,24 @@ class Rental:
     async def look(self) -> Plan:
         """Return the plan: the offers on which machines would be rented now, in the order in which they are tried.
 
-        A plan that is at most 5 minutes old is returned again.
-
-        Raises:
-            NoOffers: no offer meets the requirements.
-            PoolClosed: the pool is stopped.
-            UsageError: no offer can keep the budget.
-            ProviderError: the pool's only provider could not be asked.
+        A plan that is at most 5 minutes old is returned again. Raises as `Planning.look`.
         """
         return await self._planning.look()
 
     async def look_out(self, pause: Pause) -> Plan:
-        """Return the plan: the offers on which machines would be rented now. Wait while machines are out of stock.
+        """Return the plan as `look` does. While machines are out of stock, try again for the pool's `wait` time.
 
-        The wait lasts until the pool's `wait` time is over.
-
-        Args:
-            pause: function that sleeps between two attempts. It is called with the number of seconds.
-
-        Raises:
-            NoOffers: no offer meets the requirements. It is raised at once if waiting cannot help, and otherwise when
-                the `wait` time is over.
-            ProviderError: the only provider could not be asked. It is raised at once, unless the pool has begun to wait
-                and the error may pass by itself.
-            PoolClosed: the pool is stopped.
-            UsageError: no offer can keep the budget.
+        `pause` sleeps between two attempts; it gets the seconds. Raises as `Planning.look`. NoOffers is raised at once
+        if waiting cannot help. ProviderError is raised at once, unless the pool has begun to wait and the error may
+        pass by itself.
         """
         plan: Plan = await self._planning.waiting(pause)(self.look)
         return plan
 
     def begin(self, minimum: int | None = None) -> None:
-        """Record the pool in the ledger, the local database of rented machines. Call this after a plan was made.
+        """Record the pool in the ledger. Call this after a plan was made.
 
-        Args:
-            minimum: the number of nodes with which the pool starts. For slices (several machines that are rented
-                together at one price), the number of slices. Default None: the number with which the pool was made.
+        `minimum` is the number of nodes (or slices) with which the pool starts; None for that of its arguments.
 
         Raises:
             UsageError: a pool of this name is running, or its machines may still run.
@@ -206,11 +170,7 @@ class Rental:
         self._holdings.record_in(ledger, self.session)
 
     def check_budget(self, more: int) -> None:
-        """Raise BudgetExceeded if `more` further machines cost more in their first hour than is left of the budget.
-
-        A slice (several machines that are rented together at one price) counts as one machine. Does nothing without a
-        budget or a plan.
-        """
+        """Raise BudgetExceeded if there is a budget, and the first hour of `more` machines costs more than is left."""
         budget = self._terms.budget
         if more > 0 and budget is not None and self.plan is not None and self.plan.best is not None:
             lifetime = None if self._terms.lifetime is None else self._lifetime_left
@@ -220,8 +180,8 @@ class Rental:
         """Take over the instances of the pool of this name that another process left, and return them.
 
         If this pool was made without a budget, it gets the budget that the ledger has for it. If the ledger has a
-        shorter lifetime, that counts. If the ledger on this computer does not have the pool, the pool is taken over all
-        the same, but its costs are not recorded.
+        shorter lifetime for it, that lifetime counts. If the ledger on this computer does not have the pool, the pool
+        is taken over all the same, but its costs are not recorded.
 
         Raises:
             SkypoolError: no provider has instances of the pool, or a provider could not be asked.
@@ -255,13 +215,10 @@ class Rental:
         return found
 
     def give_back(self) -> float | None:
-        """Undo `adopt`, as the nodes could not be taken over: the machines end when they would have ended without it.
+        """Undo `adopt`: the machines end when they would have ended without it. Return the seconds until then.
 
-        Returns:
-            The seconds until then; None if the ledger does not have the pool.
-
-        Raises:
-            SkypoolError: the process that ends machines which stay could not be started again.
+        Returns None if the ledger does not have the pool. Raises SkypoolError if the machines stay after a `with`
+        block, and the process that ends them after that could not be started again.
         """
         record, ledger = self._adopted, self._holdings.ledger
         if record is None or ledger is None:
@@ -278,27 +235,20 @@ class Rental:
     ) -> Rented:
         """Rent a machine for each of these nodes, on the best offers of the plan that are in stock.
 
-        A slice (several machines that are rented together at one price) counts as one machine here. If too few
-        machines are in stock, another attempt is made, until the pool's `wait` time is over. The machines of the
-        earlier attempt are terminated first, so that they cost nothing during the wait. If the end of a machine is not
-        proved, that machine is returned, and there is no other attempt. The machines of the last attempt are kept, even
-        if they are too few.
+        If too few machines are in stock, another attempt is made, until the pool's `wait` time is over. The machines of
+        the earlier attempt are terminated first, so that they cost nothing during the wait. If the end of a machine is
+        not proved, that machine is returned, and there is no other attempt. The machines of the last attempt are kept,
+        even if they are too few. Raises as `Planning.look`.
 
         Args:
             nodes: node numbers; for a slice, the node number of its first host.
             hosts: use only offers with this many hosts (1, or the size of a slice); None for any.
             pause: function that sleeps between two attempts. It is called with the number of seconds.
-            wanted: function that is called with a node number before each attempt. If it returns False, no machine is
-                rented for that node any more. Default: a machine is rented for each node.
+            wanted: called with a node number before each attempt. If it returns False, no machine is rented for that
+                node any more.
 
         Returns:
             The instances, and an error if fewer were rented than asked for.
-
-        Raises:
-            NoOffers: no offer meets the requirements.
-            PoolClosed: the pool is stopped.
-            UsageError: no offer can keep the budget.
-            ProviderError: the pool's only provider could not be asked.
         """
         until = time.monotonic() + self._terms.wait
 
@@ -343,14 +293,10 @@ class Rental:
         )
 
     def rejected(self, instance: Instance, why: Exception) -> None:
-        """Record that an instance was given up before it was ready, so that its driver may avoid such machines.
+        """Note that an instance was given up before it was ready, so that its driver may avoid such machines.
 
-        After a CapacityError, the same kind of machine in the same place is skipped until the next plan. If the driver
-        fails to record this, the user is told, and nothing is raised. The instance is not terminated.
-
-        Args:
-            instance: the instance.
-            why: the error for which it was given up.
+        After a CapacityError, such machines in the same place are skipped until the next plan. The instance is not
+        terminated. A failure of the driver is told to the user, and not raised.
         """
         if isinstance(why, CapacityError) and instance.offer is not None:
             self._planning.lacking[place(instance.offer)] = why
@@ -367,10 +313,7 @@ class Rental:
 
     @property
     def pulse(self) -> float:
-        """Recommended seconds between two calls of `tend`: a third of the lease, but at most 60.
-
-        The lease is the time for which machines live on without this process.
-        """
+        """Recommended seconds between two calls of `tend`: a third of the lease, but at most 60."""
         return min(self._terms.lease / 3, 60.0)
 
     def tend(self) -> None:
@@ -399,15 +342,10 @@ class Rental:
         self._holdings.terminate_lost()
 
     def check_limits(self, early: float = 0.0) -> float:
-        """Check the budget and the lifetime of the pool, without asking a provider. Blocks for a moment.
+        """Check budget and lifetime, and return the seconds for which the pool may go on; `math.inf` for no limit.
 
-        The user gets a warning when the share `warn` of the budget is spent.
-
-        Args:
-            early: seconds by which an end that is due later counts as due. Default 0.
-
-        Returns:
-            Seconds for which the pool may go on; `math.inf` without a budget and a lifetime.
+        No provider is asked. Blocks for a moment. The user gets a warning when the share `warn` of the budget is spent.
+        An end that is due within `early` seconds raises already.
 
         Raises:
             BudgetExceeded: the budget is spent.
@@ -430,10 +368,7 @@ class Rental:
 
     @property
     def _lifetime_left(self) -> float:
-        """Seconds until the pool's lifetime is over, at most 0 if it is; `math.inf` if it has none.
-
-        It begins with the costs of the pool: when its first machine is billed.
-        """
+        """Seconds until the lifetime, which begins with the first billing, is over; `math.inf` if there is none."""
         lifetime = self._terms.lifetime
         if lifetime is None:
             return math.inf
@@ -446,15 +381,12 @@ class Rental:
         return self._billed_since + lifetime - clock.now()
 
     def node_lifetime(self) -> float | None:
-        """Return the seconds after which a node that starts now must end itself; None for no such limit. Blocks.
-
-        It is a little later than the end of the pool.
-        """
+        """Return the seconds after which a new node ends itself, a bit later than the pool; None for never. Blocks."""
         left = self._lifetime_left
         return None if left == math.inf else max(0.0, left) + NODE_LATER
 
     def check_owner(self) -> None:
-        """Check in the ledger whether this process still has the pool. Do nothing if the ledger does not know. Blocks.
+        """Raise an error if the pool is no longer this process's. Do nothing if the ledger cannot tell. Blocks.
 
         Raises:
             PoolClosed: another process has begun to end the pool.
@@ -473,10 +405,7 @@ class Rental:
             )
 
     def _reprice(self) -> None:
-        """Ask for the current prices of the pool's spot machines, and record them. Do so at most every 600 seconds.
-
-        If a provider cannot be asked, the user is told, and its last prices stay valid. Does nothing without a ledger.
-        """
+        """Record current spot prices, at most once in 600 s. If a provider cannot be asked, old prices stay valid."""
         ledger = self._holdings.ledger
         if ledger is None or time.monotonic() - self._priced < REPRICE:
             return
@@ -503,13 +432,10 @@ class Rental:
             ledger.repriced(self.session, moved)
 
     def _left(self, more: Sequence[Offer] = ()) -> float:
-        """Return the seconds until the budget is spent, if one more machine is rented on each of the offers in `more`.
+        """Return the seconds until the budget is spent, with one more machine on each of the offers in `more`.
 
-        A slice (several machines that are rented together at one price) counts as one machine here. Returns `math.inf`
-        without a budget, or if no machine costs anything. Returns 0 if the budget is spent and costs go on.
-
-        Raises:
-            LedgerError: there is a budget, and the costs cannot be read from the ledger or from memory.
+        It is 0 if the budget is spent and costs go on, and `math.inf` without a budget, or if no machine costs
+        anything.
         """
         if self._terms.budget is None:
             return math.inf
@@ -530,18 +456,12 @@ class Rental:
         )
 
     def idle(self, spans: Mapping[tuple[str, str], IdleSpan]) -> None:
-        """Record in the ledger how long instances were idle, by (provider, id of the instance).
-
-        Do nothing before `begin` and `adopt`. Does not raise if the ledger cannot be written.
-        """
+        """Record in the ledger, if there is one, how long instances were idle, by (provider, id). Does not raise."""
         if self._holdings.ledger is not None:
             self._holdings.ledger.idle(self.session, spans)
 
     def runs(self, instance: Instance) -> None:
-        """Record that an instance runs. If its provider bills machines from the moment they run, its cost begins now.
-
-        Only the first call for an instance has an effect.
-        """
+        """Record that an instance runs. See `Holdings.runs`."""
         self._holdings.runs(instance)
 
     # --- the end ---------------------------------------------------------------------------------------------
@@ -549,34 +469,19 @@ class Rental:
     def terminate(
         self, instances: Sequence[Instance], silent: Mapping[int, float] | None = None
     ) -> Mapping[int, StillRunning]:
-        """Terminate instances and prove that they ended. Blocks until the providers have answered.
-
-        Args:
-            instances: instances to terminate.
-            silent: a dict from node numbers to the seconds since the node's last sign of life. If the machine of such a
-                node no longer exists, the machine is charged only until this last sign of life.
-
-        Returns:
-            A dict from node numbers to the errors of instances whose end could not be proved. Empty if all have ended.
-        """
+        """Terminate instances and prove that they ended. Blocks. See `Holdings.terminate`."""
         return self._holdings.terminate(instances, silent)
 
     def note_ended(self, instance: Instance) -> None:
-        """Record that an instance has ended.
-
-        Call this if its end is proved, or if it costs nothing and cannot be reached.
-        """
+        """Record that an instance has ended. See `Holdings.note_ended`."""
         self._holdings.note_ended(instance)
 
     def close(self, error: BaseException | None, *, proved: bool) -> None:
         """Remove resources that the pool still has at its providers, and close the pool's record in the ledger.
 
-        Call this after all known instances were terminated. This removes machines that orders without an answer may
-        have made, and leftovers such as key pairs. The pool's local ssh keys are deleted, too.
-
-        Args:
-            error: the error that ended the pool; None if it ended without one.
-            proved: True if the end of every known instance is proved. If False, nothing is done.
+        Call this after all known instances were terminated. This removes machines that open orders may have made,
+        leftovers such as key pairs, and the pool's local ssh keys. `proved` is True if the end of each known instance
+        is proved; if it is False, nothing is done.
 
         Raises:
             StillRunning, ErrorGroup: a machine or another resource is left. The record in the ledger then stays open.
@@ -600,10 +505,8 @@ class Rental:
     def terminate_in_background(self) -> str:
         """Start a process that terminates everything of this pool, and return a notice for the user with its pid.
 
-        The new process goes on if this one ends. This method returns once the new process has begun its work.
-
-        Raises:
-            SkypoolError: the process could not be started.
+        The new process has begun its work then, and goes on if this one ends. Raises SkypoolError if it could not be
+        started.
         """
         name = self._terms.name
         pid = reaper_process.terminate_in_background(self._terms.drivers, name, self.session)
@@ -612,16 +515,9 @@ class Rental:
     def leave(self, seconds: float) -> tuple[float, str]:
         """Record that this process leaves the pool, whose machines stay. Start a process that ends them afterwards.
 
-        Blocks. The nodes are not told.
-
-        Args:
-            seconds: the time for which the machines stay. It is cut to the rest of budget and lifetime.
-
-        Returns:
-            The seconds for which the machines stay, and a notice for the user.
-
-        Raises:
-            SkypoolError: the process could not be started, or the ledger does not have the pool.
+        Blocks. The nodes are not told. The machines stay for `seconds`, or less if budget or lifetime end before.
+        Returns that time in seconds, and a notice for the user. Raises SkypoolError if the process could not be
+        started, or the ledger does not have the pool.
         """
         name, ledger = self._terms.name, self._holdings.ledger
         if ledger is None:
@@ -649,7 +545,7 @@ class Rental:
     # --- notices for the user --------------------------------------------------------------------------------
 
     def tell(self, text: str, detail: str = "") -> None:
-        """Show the user a notice. Do nothing if the same text was shown before, even with another detail."""
+        """Show the user a notice. Do nothing if the same `text` was shown before, even with another `detail`."""
         if text not in self._told:
             self._told.add(text)
             self._emit(events.Notice(pool=self._terms.name, text=f"{text} ({detail})" if detail else text))

@@ -24,7 +24,7 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 
 
 class Tell(Protocol):
-    """A function that shows the user a notice about a pool: `text`, and a `detail` that may change.
+    """A function that shows the user a notice about a pool: a `text`, followed by a `detail` in parentheses.
 
     The same text is shown only once, even if the detail differs.
     """
@@ -34,35 +34,21 @@ class Tell(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The checked arguments with which a pool was made.
+    """The checked arguments with which a pool was made. `ComputePool` describes them. Durations are in seconds.
 
     Attributes:
-        name: name of the pool.
-        drivers: providers that may be used.
-        need: requirements of each node.
-        minimum: number of nodes with which the pool is ready. If the accelerator is a slice (several machines that are
-            rented together at one price), the number of slices.
-        maximum: largest number of nodes, or of slices.
-        lease: seconds for which a node lives on without hearing from this client.
-        lifetime: seconds after the beginning of its costs at which the pool ends in any case; None for no such limit.
-        liveness: seconds of silence after which a node is given up.
-        grace: seconds that a call has to stop after it was asked to.
-        image: software and files of the nodes.
-        wait: seconds for which offers that are out of stock are tried again.
+        minimum: number of nodes (or slices) with which the pool is ready.
+        maximum: largest number of nodes (or slices).
+        lifetime: time from the beginning of the pool's costs to its end, also while calls run; None for no such limit.
         attach: True if the pool exists already and is taken over.
         replaces: True if lost nodes are replaced.
-        order_by: criterion by which offers are ranked.
-        budget: limit of the pool's cost; None for none.
-        trust: "full" if results of nodes may be unpickled, "data" if they are read as plain data only. None: the offer
-            of each machine decides.
+        trust: None if the offer of each machine decides.
         allow_results: names of the classes that results may contain besides plain data, if they are read as data.
-        check: what is checked among the nodes: "network" for connections, "nccl" for these and an all-reduce,
-            or None for nothing.
-        linger: seconds for which the pool lives without work while it is open; None for no limit.
-        stay: seconds for which machines stay after a `with` block; 0 if they end with it.
+        linger: time for which the pool lives without work while it is open; None for no limit.
+        stay: time for which machines stay after a `with` block; 0 if they end with it.
 
     Raises:
-        UsageError: `maximum` is above 1, and the accelerators have different numbers of machines.
+        UsageError: `maximum` is above 1, and the alternatives of the accelerator have different numbers of hosts.
     """
 
     name: str
@@ -98,11 +84,10 @@ class Terms:
 
 
 def pool_name(name: str | None) -> str:
-    """Return a name in the form that a pool has it, see `spelt`. For None, return a random one such as "pool-1f0a9c3e".
+    """Return a pool's name in the form that clouds take (see `spelt`); for None, a random one like "pool-1f0a9c3e".
 
-    Raises:
-        UsageError: the name does not consist of 1 to 40 letters, digits, "-", "_" and ".", or does not begin and end
-            with a letter or digit.
+    Raises UsageError unless the name has 1 to 40 letters, digits, "-", "_" and ".", and begins and ends with a letter
+    or digit.
     """
     if name is None:
         return f"pool-{secrets.token_hex(4)}"
@@ -123,10 +108,7 @@ def spelt(name: str) -> str:
 def budget_asked(budget: Any) -> Budget | None:
     """Return the `budget` argument of a pool as a `Budget`. A number becomes a budget of that many US dollars.
 
-    None (no budget) and a `Budget` are returned unchanged.
-
-    Raises:
-        UsageError: `budget` is of another type, or is a number that is not positive and finite.
+    Raises UsageError for another type, and for a number that is not positive and finite.
     """
     if budget is None or isinstance(budget, Budget):
         return budget
@@ -138,11 +120,7 @@ def budget_asked(budget: Any) -> Budget | None:
 
 
 def check_asked(check: object) -> Check | None:
-    """Return the `check` argument of a pool if it is valid.
-
-    Raises:
-        UsageError: it is something else than "network", "nccl" or None.
-    """
+    """Return the `check` argument of a pool if it is valid. Otherwise raise UsageError."""
     if check is None or check in get_args(Check):
         return cast("Check | None", check)
     raise UsageError(
@@ -161,15 +139,8 @@ class TrustTerms(TypedDict):
 def trust_asked(trust: Any, allow_results: Any) -> TrustTerms:
     """Check the trust arguments of a pool, and return them as the fields `trust` and `allow_results` of `Terms`.
 
-    A class in `allow_results` becomes its full name. Names are not looked up, so the classes need not exist here.
-
-    Args:
-        trust: "full", "data", or None if the offer of each machine decides.
-        allow_results: classes that results may contain besides plain data: a class, a name such as "mypkg.Point", or
-            "mypkg.*" for all classes of a package. Several of these are given as a list, tuple or set.
-
-    Raises:
-        UsageError: `trust` has another value, or `allow_results` has something that names no class.
+    A class in `allow_results` becomes its full name. Names are not looked up, so the classes need not exist here. See
+    `ComputePool` for the values; all others raise UsageError.
     """
     said = None if trust is None else one_of("trust", trust, get_args(Trust))
     several = allow_results if isinstance(allow_results, (list, tuple, set, frozenset)) else [allow_results]
@@ -181,17 +152,10 @@ def trust_asked(trust: Any, allow_results: Any) -> TrustTerms:
 
 
 def packed(image: Any, progress: Any = None) -> tuple[Any, dict[str, str]]:
-    """Return an archive of the image's files, and the image's secrets as a dict from names to values.
+    """Return (an archive of the image's files, or None without files; the image's secrets by their names).
 
-    The archive is None if the image has no files. Files and environment variables are read now, before anything is
-    rented. The function blocks until all are read.
-
-    Args:
-        image: the image.
-        progress: function that is called as (bytes read so far, bytes in all). Default None: nothing is called.
-
-    Raises:
-        UsageError: a local file or an environment variable is missing, or has an invalid value.
+    Files and environment variables are read now, before anything is rented. Blocks until all are read. `progress` is
+    called as (bytes read so far, bytes in all). Raises UsageError if a file or variable is missing or not valid.
     """
     from skypool_images import ImageError
 
