@@ -1,4 +1,17 @@
-"""`Image`: packages, files, variables and commands for a node, and the script that sets up a machine."""
+"""`Image`: packages, files, variables and commands for a node, and the script that sets up a machine.
+
+Words of this package:
+
+- node: a rented machine of a pool.
+- base image: the provider's image of an operating system from which a machine boots.
+- place: a path on a node. Relative places are in the folder where calls run.
+- glob: a pattern of paths, such as "src/**".
+- secret: an environment variable whose value appears in no script, text or hash.
+- runtime: a family of accelerators, such as "cuda".
+- MIG profile: the size of one part of an NVIDIA card, such as "3g.40gb".
+- step: one named part of the setup of a machine (`Step`).
+- agent: skypool's process on the machine.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Converts an image's fields into the steps that set up a machine.
-
-`steps` does this for one machine, which `Target` describes.
-"""
+"""Converts an image's fields into the steps that set up a machine."""
 
 from __future__ import annotations
 
@@ -30,11 +27,11 @@ class Target:
 
     Attributes:
         runtime: software family of the accelerator, such as "cuda".
-        python: minor version of Python to use on the machine, such as (3, 11). None means the client's version.
-        mig: profiles of the MIG partitions (parts of one NVIDIA card) of every card; None leaves the cards as they are.
+        python: minor version of Python to use, such as (3, 11). None means the client's version.
+        mig: MIG profiles of every NVIDIA card; None leaves the cards as they are.
         count: number of accelerators that must be present.
-        payload: name of the archive with the image's files; "" if there is nothing to send. If None, the files are
-            packed to find the name.
+        payload: name of the archive with the image's files; "" if there is nothing to send. With None, `steps` packs
+            the files to find the name.
     """
 
     runtime: str = "none"
@@ -48,10 +45,6 @@ def steps(spec: Spec, node: Target) -> list[Step]:
     """Return the steps in order: apt, the accelerator's recipe, python, env, files, and the user's commands.
 
     Steps that the image does not need are left out, except "python". Local files are read; nothing runs.
-
-    Args:
-        spec: the image's fields.
-        node: the properties of the machine.
 
     Raises:
         ImageError: the image needs another Python than the client's, or a local file or a version cannot be used.
@@ -134,14 +127,7 @@ def _env(wanted: WantedPackages, minor: str, key: str) -> Step:
 
 
 def _texts(wanted: WantedPackages, minor: str) -> dict[str, str]:
-    """Return a dict from file name to text for the files that list the packages to install. Texts may be empty.
-
-    Some of the files are for uv. Others are for pip, which is used if a machine lacks uv.
-
-    Args:
-        wanted: the packages.
-        minor: minor version of Python on the node, such as "3.11".
-    """
+    """Return the texts, perhaps "", of the files that list packages for uv, or for pip without uv, by file name."""
     torch = [f"{TORCH}{wanted.torch}"] if wanted.torch else []
     toml = [_head(minor, wanted.named)]
     if wanted.indexes or wanted.links:
@@ -176,10 +162,7 @@ def _head(minor: str, dependencies: Iterable[str]) -> str:
 
 
 def _sources(wanted: WantedPackages) -> list[str]:
-    """Return the lines of a pyproject.toml that tell uv which index each package comes from.
-
-    The list is empty if the image names no index for any package.
-    """
+    """Return the lines of a pyproject.toml that tell uv which index each package comes from."""
     if not wanted.sources:
         return []
     named = {url: _slug(url) for _, url in wanted.sources}
@@ -206,8 +189,7 @@ def _list(texts: Iterable[str]) -> str:
 def _slug(url: str) -> str:
     """Return a name of a package index for uv, such as "a-org-whl" for "https://a.org/whl/".
 
-    The URL's scheme is removed, letters become lower case, and other characters between letters or digits become a
-    dash. uv's environment variables UV_INDEX_<NAME>_USERNAME and UV_INDEX_<NAME>_PASSWORD are derived from this name.
+    uv's environment variables UV_INDEX_<NAME>_USERNAME and UV_INDEX_<NAME>_PASSWORD are derived from this name.
     """
     return re.sub(r"[^a-z0-9]+", "-", url.partition("://")[2].lower()).strip("-")
 
@@ -233,14 +215,7 @@ def _files(name: str, roots: Iterable[str]) -> Step:
 
 
 def _runs(spec: Spec, before: list[str]) -> list[Step]:
-    """Return one step for each command of the user, in order; [] if the image has no commands.
-
-    A command runs again on a node if an earlier step has changed, or if the commands of another image have run.
-
-    Args:
-        spec: the image's fields.
-        before: texts that identify the earlier steps. If a text changes, the hash of every returned step changes.
-    """
+    """Return one step for each command of the user. A node runs all of them again if a text in `before` has changed."""
     made = []
     for number, command in enumerate(spec.run, 1):
         lines = [f"# after {' '.join(before)}", f"from_here {number}", 'cd "$SKYPOOL_WORK"', *_exports(spec.env)]

@@ -19,10 +19,9 @@ _TABLES = ("pip_indexes", "env", "files", "base")
 
 
 def given_fields(spec: Spec) -> dict[str, Any]:
-    """Return an image's fields that differ from the defaults, as a dict from name to value.
+    """Return an image's fields that differ from the defaults, as a user would write their values in Python.
 
-    The values are those that a user would write in Python: lists, dicts, texts. Names of secrets are kept, and values
-    of secrets are left out.
+    Names of secrets are kept, and values of secrets are left out.
     """
     empty = Spec()
     fields = {}
@@ -37,9 +36,9 @@ def given_fields(spec: Spec) -> dict[str, Any]:
 
 
 def json_fields(spec: Spec) -> dict[str, Any]:
-    """Return an image's fields that differ from the defaults, as a dict from name to JSON value.
+    """Return an image's fields that differ from the defaults, as JSON values. Values of secrets are left out.
 
-    Bytes in the field `files` become {"base64": "…"}. Names of secrets are kept, and values of secrets are left out.
+    Bytes in the field `files` become {"base64": "…"}.
     """
     fields = given_fields(spec)
     if "files" in fields:
@@ -51,11 +50,7 @@ def json_fields(spec: Spec) -> dict[str, Any]:
 
 
 def read_file(path: Path) -> str:
-    """Return the text of a file that contains an image.
-
-    Raises:
-        ImageError: the file cannot be read, or is not text.
-    """
+    """Return the text of a file that contains an image. Raise ImageError if it cannot be read, or is not text."""
     try:
         return path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -63,9 +58,7 @@ def read_file(path: Path) -> str:
 
 
 def from_toml(text: str) -> dict[str, Any]:
-    """Read an image from TOML text, and return the fields as a dict from name to value.
-
-    A value {base64 = "…"} in the field `files` becomes bytes. Other values are not checked.
+    """Read the fields of an image from TOML text. Only base64 texts, which become bytes in `files`, are checked.
 
     Raises:
         ImageError: the text is not valid TOML, or a base64 text is not valid.
@@ -79,9 +72,7 @@ def from_toml(text: str) -> dict[str, Any]:
 
 
 def from_json(text: str) -> dict[str, Any]:
-    """Read an image from JSON text, and return the fields as a dict from name to value.
-
-    A value {"base64": "…"} in the field `files` becomes bytes. Other values are not checked.
+    """Read the fields of an image from JSON text. Only base64 texts, which become bytes in `files`, are checked.
 
     Raises:
         ImageError: the text is not a valid JSON object, or a base64 text is not valid.
@@ -117,8 +108,7 @@ def _source(place: str, source: Any) -> Any:
 def to_toml(fields: Mapping[str, Any]) -> str:
     """Return the fields of an image as TOML text, with all tables at the end.
 
-    Args:
-        fields: a dict from name to value. A value is a string, a boolean, a list of strings, or a dict of such values.
+    Values are strings, booleans, lists of strings, or dicts of such values.
     """
     lines = [f"{key} = {_value(each)}" for key, each in fields.items() if not isinstance(each, dict)]
     for name, table in fields.items():

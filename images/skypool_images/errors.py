@@ -10,12 +10,7 @@ class ImageError(ValueError):
 
 
 def nearest(word: str, choices: Mapping[str, str]) -> str:
-    """Return "; did you mean NAME?" for a mistyped `word`, or "" if no choice is similar. Case is ignored.
-
-    Args:
-        word: the mistyped word.
-        choices: a dict from possible spelling to the name to suggest.
-    """
+    """Return "; did you mean NAME?" for a mistyped word, or "". `choices` has the NAME for each known spelling."""
     import difflib  # imported here because only a mistake needs it
 
     by_fold = {spelling.casefold(): meant for spelling, meant in choices.items()}

@@ -31,27 +31,26 @@ class Image:
         Image(pip=["torch>=2.5"], apt=["git"], env={"SEED": "1"})
         Image().pip("torch>=2.5").apt("git").env(SEED="1")
 
-    Each keyword is also a method. An image never changes: the methods return a new image, in which lists are
-    extended, mappings are merged, and other values are replaced. The checked fields are in the attribute `spec`. Images
-    with equal fields are equal.
+    Each keyword is also a method. An image never changes: the methods return a new image, in which lists are extended,
+    mappings are merged, and other values are replaced. The checked fields are in the attribute `spec`. Images with
+    equal fields are equal. The methods raise ImageError for values that are not valid.
 
     Args:
         python: minor version of Python. "auto" means the client's version. No other version is accepted, because
             functions are sent as bytecode.
         pip: requirements such as "torch>=2.5".
-        requirements: path of a requirements.txt, which is read when the setup script is made. None means no such file.
+        requirements: path of a requirements.txt, which is read when the setup script is made.
         pyproject: path of a pyproject.toml, or its folder. The project's dependencies are installed, in the versions of
-            uv.lock if there is such a file. None means no project.
+            uv.lock if there is such a file.
         lock: path of the project's uv.lock. None means the uv.lock beside the pyproject.toml, if there is one.
-        pip_indexes: a dict from URL of a package index to the requirements that are installed only from this index.
+        pip_indexes: the requirements that are installed only from a package index, by the index's URL.
         apt: Debian packages, as NAME or NAME=VERSION.
         env: environment variables for all calls and commands.
         secrets: environment variables whose values appear in no script, text or hash. For a list of names, the values
             are read from the client's environment when a pool starts. A mapping of name to value gives values directly.
-        files: a dict from place on the node to local path (of a file or a folder) or bytes. Relative places are in the
-            folder where calls run.
-        include: globs (patterns such as "src/**") of files in the project's folder to send. The files keep their
-            relative paths.
+        files: a local path (of a file or a folder) or bytes by place on the node. Relative places are in the folder
+            where calls run.
+        include: globs such as "src/**" of files in the project's folder to send. The files keep their relative paths.
         exclude: globs of files that are not sent, although `include` matches them.
         run: shell commands to run in the folder where calls run. Each command is a step of its own.
         base: the base image, or a mapping of provider to base image. None leaves the choice to the driver.
@@ -95,28 +94,17 @@ class Image:
         object.__setattr__(self, "spec", _checked({**fields, **unknown}))
 
     def python(self, version: str) -> Image:
-        """Return a new image with this minor version of Python.
-
-        Args:
-            version: the client's own version, such as "3.11", or "auto", which means the same.
-
-        Raises:
-            ImageError: the version is not the client's own.
-        """
+        """Return a new image with this minor version of Python, the client's own such as "3.11", or "auto"."""
         return self._with(python=version)
 
     def pip(self, *requirements: str) -> Image:
-        """Return a new image with these requirements added. Duplicates are dropped.
-
-        Raises:
-            ImageError: a text is not a requirement such as "torch>=2.5".
-        """
+        """Return a new image with these requirements added. Duplicates are dropped."""
         return self._with(pip=(*self.spec.pip, *spec.texts("pip", requirements, "'torch>=2.5'")))
 
     def requirements(self, path: PathLike) -> Image:
         """Return a new image with this requirements.txt in place of an earlier one.
 
-        A relative path starts from the project's folder. The file is not read yet and need not exist.
+        A relative path starts from the project's folder. The file need not exist yet.
         """
         return self._with(requirements=path)
 
@@ -139,46 +127,29 @@ class Image:
     def pip_indexes(self, indexes: Mapping[str, Texts]) -> Image:
         """Return a new image with these package indexes added.
 
-        Args:
-            indexes: a dict from URL of an index to the requirements that are installed only from this index. Earlier
-                requirements for the same URL are replaced.
-
-        Raises:
-            ImageError: a URL or requirement is not valid, or a package would come from two indexes.
+        `indexes` has the requirements that are installed only from an index, by the index's URL. Earlier requirements
+        for the same URL are replaced. A package must not come from two indexes.
         """
         return self._with(pip_indexes={**dict(self.spec.pip_indexes), **indexes})
 
     def apt(self, *packages: str) -> Image:
-        """Return a new image with these Debian packages added. Duplicates are dropped.
-
-        Raises:
-            ImageError: a text is not a package name such as "git" or "git=1:2.39.5".
-        """
+        """Return a new image with these Debian packages added, each NAME or NAME=VERSION. Duplicates are dropped."""
         return self._with(apt=(*self.spec.apt, *spec.texts("apt", packages, "'git'")))
 
     def env(self, variables: Mapping[str, str] | None = None, **more: str) -> Image:
         """Return a new image with these environment variables added. Variables of the same name are replaced.
 
-        Args:
-            variables: a dict from name to value. None means no variables.
-            more: further variables as keyword arguments, with precedence over `variables`.
-
-        Raises:
-            ImageError: a value is not a string, or a name is not valid. Names that begin with "SKYPOOL_" are refused.
+        Keyword arguments take precedence over `variables`. Names that begin with "SKYPOOL_" are refused.
         """
         return self._with(env={**dict(self.spec.env), **(variables or {}), **more})
 
     def secrets(self, *names: str, **values: str) -> Image:
-        """Return a new image with these secrets (environment variables with hidden values) added.
+        """Return a new image with these secrets added.
 
         Args:
-            names: names of variables that are read from the client's environment when a pool starts. The variables need
-                not be set yet.
-            values: variables with their values, as keyword arguments. A value replaces an earlier value of the same
-                name.
-
-        Raises:
-            ImageError: a name is not valid, or a value is not a string.
+            names: names of variables that are read from the client's environment when a pool starts. They need not be
+                set yet.
+            values: variables with their values, as keyword arguments. Earlier values of the same names are replaced.
         """
         asked, _ = spec.secrets_asked(names)
         more, given = spec.secrets_asked(values)
@@ -192,33 +163,19 @@ class Image:
     def files(self, files: Mapping[str, PathLike | bytes]) -> Image:
         """Return a new image with these files added. A file at the same place is replaced.
 
-        Args:
-            files: a dict from place on the node to local path (of a file or a folder) or contents as bytes. Local files
-                are not read yet.
-
-        Raises:
-            ImageError: a place on the node, or a local path, is not valid.
+        `files` has a local path (of a file or a folder) or contents as bytes, by place on the node. Local files are not
+        read yet.
         """
         return self._with(files={**dict(self.spec.files), **files})
 
     def include(self, *globs: str) -> Image:
-        """Return a new image that also sends files that match these globs (patterns such as "src/**").
-
-        The globs are compared with the paths of files in the project's folder.
-
-        Raises:
-            ImageError: a glob leads out of the folder, or is not valid.
-        """
+        """Return a new image that also sends the files in the project's folder that match these globs."""
         return self._with(include=(*self.spec.include, *globs))
 
     def exclude(self, *globs: str) -> Image:
-        """Return a new image that does not send files that match these globs (patterns such as "*.log").
+        """Return a new image that does not send files that match these globs, such as "*.log".
 
-        A file that matches a glob is not sent, even if `include` matches the file. Files that are given by `files` are
-        sent in any case.
-
-        Raises:
-            ImageError: a glob leads out of the folder.
+        They are not sent even if `include` matches them. Files that are given by `files` are sent in any case.
         """
         return self._with(exclude=(*self.spec.exclude, *globs))
 
@@ -226,56 +183,37 @@ class Image:
         """Return a new image with these shell commands added after the earlier commands.
 
         Nothing runs now. The commands run on the node, each as a step of its own, in the folder where calls run.
-
-        Raises:
-            ImageError: a command is empty or not text.
         """
         return self._with(run=(*self.spec.run, *commands))
 
     def base(self, image: str | Mapping[str, str]) -> Image:
-        """Return a new image with this base image, or with a mapping of provider to base image.
-
-        An earlier base image or mapping is replaced as a whole.
-
-        Raises:
-            ImageError: the value is not text, or a mapping of texts.
-        """
+        """Return a new image with this base image, or mapping of provider to base image, in place of an earlier one."""
         return self._with(base=image)
 
     def cuda(self, version: str) -> Image:
-        """Return a new image with this version of CUDA's toolkit, such as "12.8", in place of an earlier one.
-
-        Raises:
-            ImageError: the text is not a version.
-        """
+        """Return a new image with this version of CUDA's toolkit, such as "12.8", in place of an earlier one."""
         return self._with(cuda=version)
 
     def neuron(self, version: str) -> Image:
         """Return a new image with this version of the Neuron SDK, such as "2.29", in place of an earlier one.
 
-        Raises:
-            ImageError: the text is not a version. Whether the version exists is checked when the steps are made.
+        Whether the version exists is checked when the steps are made.
         """
         return self._with(neuron=version)
 
     def rocm(self, version: str) -> Image:
-        """Return a new image with this version of ROCm, such as "7.2", in place of an earlier one.
-
-        Raises:
-            ImageError: the text is not a version.
-        """
+        """Return a new image with this version of ROCm, such as "7.2", in place of an earlier one."""
         return self._with(rocm=version)
 
     def mirror_local(self, on: bool = True) -> Image:
         """Return a new image that installs the Python packages of the client's environment, in the same versions.
 
-        Args:
-            on: True (the default) installs these packages. False turns this off.
+        `on` = False turns this off.
         """
         return self._with(mirror_local=on)
 
     def folder(self, path: PathLike) -> Image:
-        """Return a new image with this folder of the project. Relative local paths and globs start from this folder.
+        """Return a new image with this folder of the project, from which relative local paths and globs start.
 
         The folder need not exist yet. Relative paths that the image already has start from the new folder, too.
         """
@@ -300,19 +238,19 @@ class Image:
     ) -> list[Step]:
         """Return the steps that set up a machine, in the order in which they run.
 
-        Local files are read now; nothing runs.
+        Nothing runs, but local files are read.
 
         Args:
             runtime: software family of the node's accelerator, such as "cuda".
             python: minor version of Python to use on the node, such as (3, 11). None means the client's version.
-            mig: profiles of the MIG partitions (parts of one NVIDIA card) of every card, such as "3g.40gb". None leaves
-                the cards as they are.
+            mig: profiles of the MIG partitions of every NVIDIA card, such as "3g.40gb". None leaves the cards as they
+                are.
             count: number of accelerators that must be present.
             packed: result of `pack`, so that files are not packed again. None packs them.
 
         Raises:
-            ImageError: a local file cannot be used, the node's Python is not the image's, or `runtime`, `mig` or a
-                version is not valid.
+            ImageError: a local file cannot be used, the node's Python is not the image's, or an argument or a version
+                is not valid.
         """
         name = None if packed is None else packed.name
         return bootstrap.steps(self.spec, bootstrap.Target(runtime, python, mig, count, name))
@@ -320,12 +258,7 @@ class Image:
     def bare(self, runtime: str = "none", packed: Packed | None = None) -> bool:
         """Return True if the image needs only a Python of the right minor version on a machine of this runtime.
 
-        Args:
-            runtime: software family of the node's accelerator. All but "none" need further steps.
-            packed: result of `pack`, so that files are not packed again. None packs them.
-
-        Raises:
-            ImageError: a local file cannot be used, or `runtime` or a version is not valid.
+        The arguments and errors are those of `steps`. All runtimes but "none" need further steps.
         """
         return [each.name for each in self.steps(runtime, packed=packed)] == ["python"]
 
@@ -342,18 +275,12 @@ class Image:
         """Return the shell script that sets up a node, for people to read. Nothing runs here.
 
         Args:
-            runtime: software family of the node's accelerator, such as "cuda".
-            python: minor version of Python to use on the node, such as (3, 11). None means the client's version.
-            mig: profiles of the MIG partitions (parts of one NVIDIA card) of every card, such as "3g.40gb". None leaves
-                the cards as they are.
-            count: number of accelerators that must be present.
-            packed: result of `pack`, so that files are not packed again. None packs them.
+            runtime, python, mig, count, packed: as for `steps`.
             title: comment in the script's second line, where line breaks become spaces. None means a comment with the
                 image's hash.
 
         Raises:
-            ImageError: a local file cannot be used, the node's Python is not the image's, or `runtime`, `mig` or a
-                version is not valid.
+            ImageError: as for `steps`.
         """
         made = self.steps(runtime, python=python, mig=mig, count=count, packed=packed)
         return assemble(made, (title or f"skypool: image {self.hash}").replace("\n", " "))
@@ -362,10 +289,7 @@ class Image:
         """Return the files of `files` and `include` as the bytes of a tar.gz archive; b"" if there is nothing to send.
 
         The setup script expects the archive in the folder $SKYPOOL_HOME/payload on the node, with the name that
-        `payload_name` returns. Equal contents give equal bytes.
-
-        Raises:
-            ImageError: a local file cannot be read, or a glob matches no file.
+        `payload_name` returns. Equal contents give equal bytes. The errors are those of `pack`.
         """
         packed = self.pack()
         return b"" if packed is None else bytes(packed)
@@ -376,7 +300,7 @@ class Image:
         Needs little memory, even for large files. The temporary file is deleted with the returned object.
 
         Args:
-            progress: function to call with the number of bytes read so far and the total number. None calls nothing.
+            progress: called with the number of bytes read so far and the total number.
 
         Raises:
             ImageError: a local file cannot be read, or a glob matches no file.
@@ -386,16 +310,14 @@ class Image:
     def payload_name(self) -> str:
         """Return the name that the archive of the image's files gets on a node; "" if there is nothing to send.
 
-        The name depends only on the contents. The files are read and compressed at each call.
-
-        Raises:
-            ImageError: a local file cannot be read, or a glob matches no file.
+        The name depends only on the contents. The files are read and compressed at each call. The errors are those of
+        `pack`.
         """
         packed = self.pack()
         return "" if packed is None else packed.name
 
     def secret_values(self) -> dict[str, str]:
-        """Return a dict from name to current value of all secrets; {} if there are none. Never log the values.
+        """Return the current values of all secrets by name. Never log them.
 
         A value that was given to the image takes precedence over the environment variable of the same name.
 
@@ -417,39 +339,27 @@ class Image:
         return found
 
     def base_for(self, provider: str) -> str | None:
-        """Return the base image for a provider, or None if the provider may choose one.
+        """Return the base image for a provider, such as "aws"; None if the driver may choose one.
 
-        Args:
-            provider: name of the provider, such as "aws". The name matters only if `base` is a mapping. If the mapping
-                lacks the name, None is returned.
+        If `base` is a string, it is for all providers. If it is a mapping that lacks the provider, None is returned.
         """
         base = self.spec.base
         return dict(base).get(provider) if isinstance(base, tuple) else base
 
     def to_toml(self) -> str:
-        """Return the image as TOML text, with the fields that were set.
-
-        Values of secrets are left out; their names are kept.
-        """
+        """Return the image as TOML text, with the fields that were set. Values of secrets are left out."""
         return document.to_toml(document.json_fields(self.spec))
 
     def to_json(self) -> str:
-        """Return the image as JSON text, with the fields that were set.
-
-        Values of secrets are left out; their names are kept.
-        """
+        """Return the image as JSON text, with the fields that were set. Values of secrets are left out."""
         return json.dumps(document.json_fields(self.spec), indent=2, ensure_ascii=False)
 
     @classmethod
     def from_toml(cls, source: PathLike) -> Image:
         """Return an image from TOML text or from a TOML file.
 
-        Relative local paths start from the folder of the TOML file. If `source` is text, they start from the current
-        folder.
-
-        Args:
-            source: a path or the text itself. A string of one line that ends with ".toml" is a path, and so is any path
-                object. Other strings are text.
+        A string of one line that ends with ".toml" is a path, and so is any path object. Other strings are text.
+        Relative local paths start from the folder of the TOML file, or for text from the current folder.
 
         Raises:
             ImageError: the file cannot be read, the text is not TOML, or a field is unknown or not valid.
@@ -462,7 +372,7 @@ class Image:
 
     @classmethod
     def from_json(cls, text: str) -> Image:
-        """Return an image from JSON text. The method `to_json` writes such texts, without values of secrets.
+        """Return an image from JSON text, as `to_json` writes it.
 
         Raises:
             ImageError: the text is not a JSON object, or a field is unknown or not valid.
@@ -480,10 +390,7 @@ class Image:
 
 
 def _fields(spec: Spec) -> dict[str, Any]:
-    """Return a dict from name to value of a spec's fields, in the form of the arguments of `Image`.
-
-    The dict also has the key "given", for the values of secrets.
-    """
+    """Return a spec's fields by name as arguments of `Image`, and under "given" the given values of secrets."""
     fields = {each.name: getattr(spec, each.name) for each in dataclasses.fields(spec)}
     for name in ("env", "files", "pip_indexes"):
         fields[name] = dict(fields[name])
@@ -503,11 +410,7 @@ def _from(fields: Mapping[str, Any]) -> Image:
 
 
 def _checked(fields: Mapping[str, Any]) -> Spec:
-    """Check the fields of an image, and return them normalized. Missing fields get their defaults.
-
-    Raises:
-        ImageError: a field is unknown or not valid. The first such field is reported.
-    """
+    """Check the fields of an image, and return them normalized. Missing fields get their defaults."""
     known = [each.name for each in dataclasses.fields(Spec) if each.name != "given"]
     for name in fields:
         if name not in known:

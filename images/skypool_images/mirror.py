@@ -15,17 +15,11 @@ _PARTS_OF_TORCH = re.compile(r"nvidia-.*-cu\d+|triton|pytorch-triton(-rocm)?")
 
 
 def here(but: Set[str]) -> tuple[list[str], list[str]]:
-    """Return the requirements that reproduce this environment, and notes on packages that exist only here.
+    """Return the requirements that reproduce this environment, and notes on packages that exist only here, both sorted.
 
-    An installed "torch 2.9.0+cpu" gives the requirement "torch==2.9.0", because the right build depends on the
-    node's accelerator. Three kinds of packages are left out: parts of CUDA that come with PyTorch, skypool itself, and
-    installers such as pip.
-
-    Args:
-        but: names of packages to leave out, in lower case with dashes.
-
-    Returns:
-        Two sorted lists of texts: the requirements, and a note for each local or editable package that is left out.
+    An installed "torch 2.9.0+cpu" gives the requirement "torch==2.9.0", because the right build depends on the node's
+    accelerator. Parts of CUDA that come with PyTorch, skypool itself and installers such as pip are left out. So are
+    the packages in `but`, which has names in lower case with dashes.
     """
     from importlib.metadata import distributions  # imported here because it takes long, and few images need it
 
@@ -44,16 +38,7 @@ def here(but: Set[str]) -> tuple[list[str], list[str]]:
 
 
 def _requirement(name: str, each: Distribution) -> tuple[str, str]:
-    """Return (requirement, note) for an installed package. One of the two texts is "".
-
-    The note says why a package cannot be installed on another machine. For a package
-    from version control, the requirement has the commit. For a package from a URL, the requirement has the URL. Other
-    requirements have the version, without a local part such as "+cpu".
-
-    Args:
-        name: the package's name, in lower case with dashes.
-        each: the installed package.
-    """
+    """Return (requirement, "") for an installed package, or ("", note) if it cannot be installed elsewhere."""
     origin = json.loads(each.read_text("direct_url.json") or "{}")
     if "vcs_info" in origin:
         return f"{name} @ {origin['vcs_info']['vcs']}+{origin['url']}@{origin['vcs_info']['commit_id']}", ""

@@ -32,13 +32,7 @@ _CHUNK = 1 << 20
 
 
 class Packed:
-    """An archive in a temporary file. The file is deleted together with this object.
-
-    `bytes(packed)` returns the whole contents.
-
-    Attributes:
-        size: number of bytes.
-    """
+    """An archive of `size` bytes in a temporary file, which is deleted together with this object."""
 
     def __init__(self) -> None:
         import tempfile  # this import and those of `pack` are here because most images have no files
@@ -49,17 +43,14 @@ class Packed:
 
     @classmethod
     def of(cls, data: bytes) -> Packed:
-        """Return a `Packed` with exactly these bytes as contents. The bytes are not compressed or checked."""
+        """Return a `Packed` with exactly these bytes as contents. They are not compressed or checked."""
         made = cls()
         made.write(data)
         return made
 
     @property
     def name(self) -> str:
-        """Return the archive's file name on a node: a hash of the contents and ".tar.gz".
-
-        The name changes with each `write`.
-        """
+        """Return the archive's file name on a node: a hash of the contents so far and ".tar.gz"."""
         return f"{self._hash.hexdigest()[:16]}.tar.gz"
 
     def write(self, data: bytes) -> int:
@@ -74,10 +65,7 @@ class Packed:
         """Do nothing, because each write is flushed. `gzip` calls this method."""
 
     def read(self, at: int, size: int = _CHUNK) -> bytes:
-        """Return at most `size` bytes from position `at` (in bytes from the start); b"" at the end.
-
-        Any thread may call this method, because the file position is not moved.
-        """
+        """Return at most `size` bytes from position `at`; b"" at the end. Any thread may call this."""
         return os.pread(self._file.fileno(), size, at)
 
     def __bytes__(self) -> bytes:
@@ -90,13 +78,8 @@ class Packed:
 def pack(spec: Spec, progress: Progress | None = None) -> Packed | None:
     """Return a tar.gz archive of the image's `files` and `include`, or None if there is nothing to send.
 
-    Files are read, compressed and written piece by piece, so that large files need little memory. The call blocks until
-    all files are packed.
-
-    Args:
-        spec: the image's fields.
-        progress: function to call with the number of bytes read so far and the total number, in the calling thread.
-            None calls nothing.
+    Blocks until all files are packed, piece by piece, so that large files need little memory. `progress` is called in
+    this thread with the number of bytes read so far and the total number.
 
     Raises:
         ImageError: a local file cannot be read or becomes shorter during reading, or a glob of `include` matches no
@@ -121,14 +104,7 @@ def pack(spec: Spec, progress: Progress | None = None) -> Packed | None:
 
 
 class _Counter:
-    """A reader of several files, one after the other, that reports the number of bytes read so far.
-
-    Each file must be assigned to the attribute `file` before it is read.
-
-    Args:
-        progress: function to call with the number of bytes read so far and the total number.
-        total: size of all files together, in bytes.
-    """
+    """A reader of several files, each assigned to `file` in turn, that reports the number of bytes read so far."""
 
     def __init__(self, progress: Progress, total: int) -> None:
         self._progress = progress
@@ -144,18 +120,7 @@ class _Counter:
 
 
 def _add(archive: tarfile.TarFile, place: str, source: Path | bytes, field: str, read: _Counter) -> None:
-    """Add one file to an archive.
-
-    Args:
-        archive: the archive that is being written.
-        place: path of the file in the archive.
-        source: path of the local file, or the contents.
-        field: name of the image's field that names the file, for the message.
-        read: the reader that counts the bytes.
-
-    Raises:
-        ImageError: the local file cannot be read, or became shorter while it was read.
-    """
+    """Add a local file, or contents, to an archive at a place. `field` is the image's field, for the message."""
     import tarfile
 
     member = tarfile.TarInfo(place)
@@ -183,10 +148,7 @@ def roots(spec: Spec) -> set[str]:
 
 
 def _inside(place: str) -> str:
-    """Return the path in the archive for a file that is sent to a place on the node.
-
-    "~/a" becomes "home/a", "/a" becomes "root/a", and a relative "a" becomes "work/a".
-    """
+    """Return the path in the archive for a place: "home/a" for "~/a", "root/a" for "/a", "work/a" for "a"."""
     if place.startswith("~/"):
         return f"home/{place[2:]}"
     return f"root{place}" if place.startswith("/") else f"work/{place}"
@@ -195,11 +157,7 @@ def _inside(place: str) -> str:
 def _entries(spec: Spec) -> Iterator[tuple[str, tuple[Path | bytes, str]]]:
     """Yield (path in the archive, (contents or local path, name of the field)) for each file to send.
 
-    Entries of `files` come after those of `include`. If two entries have the same path in the archive, the later one
-    counts. For a folder, the files below it are yielded.
-
-    Raises:
-        ImageError: a file cannot be read or has a line break in its path, or a glob of `include` matches no file.
+    Of entries with the same path, the later one counts: `files` come after `include`.
     """
     folder = Path(spec.folder)
     for pattern in spec.include:
@@ -230,30 +188,14 @@ def _entries(spec: Spec) -> Iterator[tuple[str, tuple[Path | bytes, str]]]:
 
 
 def _named(place: str, field: str) -> str:
-    """Return the path of a file in the archive unchanged, after a check that the path has no line break.
-
-    Args:
-        place: path of the file in the archive.
-        field: name of the image's field, for the message.
-
-    Raises:
-        ImageError: the path has a line break.
-    """
+    """Return the path of a file in the archive. Raise ImageError if it has a line break."""
     if "\n" in place:
         raise ImageError(f"{field}: {place.partition('/')[2]!r} has a line break in its name; rename the file")
     return place
 
 
 def _readable(path: Path, field: str) -> Path:
-    """Return the path of a local file unchanged, after a check that the file can be read.
-
-    Args:
-        path: path of the local file.
-        field: name of the image's field, for the message.
-
-    Raises:
-        ImageError: the file does not exist, cannot be read, or is not a regular file.
-    """
+    """Return the path of a local file. Raise ImageError if it is not a regular file that can be read."""
     try:
         if not path.is_file() and path.exists():
             raise ImageError(
@@ -266,13 +208,7 @@ def _readable(path: Path, field: str) -> Path:
 
 
 def _found(folder: Path, pattern: str, exclude: tuple[str, ...]) -> Iterator[Path]:
-    """Yield the files in a folder that match a glob, except those that match `exclude` or are never sent (.git).
-
-    Args:
-        folder: the project's folder.
-        pattern: a glob of `include`. If it matches a folder, all files below the folder are yielded.
-        exclude: globs of files to leave out.
-    """
+    """Yield the files in a folder that match a glob or are below a match, except those in `exclude` and `_NEVER`."""
     for path in sorted(folder.glob(pattern)) if Path(pattern).parts else (folder,):
         for each in _below(path) if path.is_dir() else (path,):
             if not any(_matches(each.relative_to(folder), glob) for glob in (*_NEVER, *exclude)):
@@ -280,10 +216,7 @@ def _found(folder: Path, pattern: str, exclude: tuple[str, ...]) -> Iterator[Pat
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """Yield the files below a folder, sorted by name in each folder. A link to a folder is followed only once.
-
-    Folders named .git, __pycache__ and .venv are left out.
-    """
+    """Yield the files below a folder, sorted by name in each folder. A link to a folder is followed only once."""
     seen: set[str] = set()
     for top, folders, files in os.walk(folder, followlinks=True):
         seen.add(os.path.realpath(top))
@@ -294,11 +227,10 @@ def _below(folder: Path) -> Iterator[Path]:
 
 
 def _matches(path: Path, glob: str) -> bool:
-    """Return True if a glob matches a relative path. Case matters.
+    """Return True if a glob matches a relative path. Case matters. A slash at the end of the glob is ignored.
 
-    A slash at the end of the glob is ignored. A glob without another slash matches if any part of the path matches:
-    "data" matches "a/data/b". A glob with a slash matches the path or a folder above it, and "/**" at its end is
-    ignored: "data/**" matches "data/b", but not "a/data/b".
+    A glob without another slash matches if any part of the path matches: "data" matches "a/data/b". A glob with a slash
+    matches the path or a folder above it: "data/**" matches "data/b", but not "a/data/b".
     """
     import fnmatch
 

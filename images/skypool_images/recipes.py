@@ -1,7 +1,7 @@
 """Recipes for each runtime: the steps that install driver and SDK and check that the accelerators work.
 
-A runtime is a family of accelerators, such as "cuda". `recipe` returns the setup steps for a runtime. `packages`
-returns pip's settings for a runtime. The steps' shell code is in the folder `scripts`, one file for each step.
+`recipe` returns the setup steps for a runtime. `packages` returns pip's settings for it. The steps' shell code is in
+the folder `scripts`, one file for each step.
 
 Environment variables of the machine can name mirrors of the vendors' package repositories: SKYPOOL_CUDA_APT,
 SKYPOOL_NEURON_APT, SKYPOOL_ROCM_APT and SKYPOOL_GAUDI_APT. docs/recipes.md has the source of each fact.
@@ -56,12 +56,12 @@ _PROFILE = re.compile(r"\d+g\.\d+gb([+-][a-z.]+)*")
 
 @dataclass(frozen=True, slots=True)
 class Packages:
-    """Settings of pip for a runtime (a family of accelerators, such as "cuda").
+    """Settings of pip for a runtime.
 
     Attributes:
         indexes: URLs of further package indexes beside PyPI.
         links: URLs of pages with wheels, for `--find-links`.
-        instead: a dict from package to the name with extras that replaces the package's name: {"jax": "jax[tpu]"}.
+        instead: the name with extras that replaces a package's name: {"jax": "jax[tpu]"}.
     """
 
     indexes: tuple[str, ...] = ()
@@ -70,15 +70,9 @@ class Packages:
 
 
 def packages(runtime: str, *, cuda: str | None = None, rocm: str | None = None) -> Packages:
-    """Return the settings of pip for a runtime (a family of accelerators). All fields are empty for "hpu" and "none".
+    """Return the settings of pip for a runtime. All fields are empty for "hpu" and "none".
 
-    Args:
-        runtime: "cuda", "rocm", "neuron", "tpu", "hpu" or "none".
-        cuda: version of CUDA; None means 12. Ignored for other runtimes than "cuda".
-        rocm: version of ROCm; None means 7.2. Ignored for other runtimes than "rocm".
-
-    Raises:
-        ValueError: there is no such runtime, or the version is not valid.
+    `cuda` None means 12, and `rocm` None means 7.2. ValueError is raised for an unknown runtime or an invalid version.
     """
     match _known(runtime):
         case "cuda":
@@ -106,25 +100,24 @@ def recipe(
     framework: str = "torch",
     python: str = "",
 ) -> list[Step]:
-    """Return the steps that set up a machine for a runtime (a family of accelerators), in order; [] for "none".
+    """Return the steps that set up a machine for a runtime, in order; [] for "none". Nothing runs here.
 
-    Nothing runs here. Versions for other runtimes are ignored.
+    Versions for other runtimes are ignored.
 
     Args:
         runtime: "cuda", "rocm", "neuron", "tpu", "hpu" or "none".
-        cuda: version of the CUDA toolkit to install, such as "12.8", with a driver that supports this version. None
-            installs no toolkit and accepts any working driver.
+        cuda: version of the CUDA toolkit to install, such as "12.8", with a driver that supports it. None installs no
+            toolkit and accepts any working driver.
         neuron: version of the Neuron SDK, such as "2.29" or "2.29.0". `NEURON` has the known versions. None takes the
             newest packages.
-        rocm: version of ROCm to install as a whole, such as "7.2". None installs only the parts that pip's wheels
-            need.
-        mig: the MIG partitions (parts of one card) of every card, as profiles: ["3g.40gb", "3g.40gb"] or
-            "3g.40gb,3g.40gb". None leaves the cards as they are. Only "cuda" uses this argument.
+        rocm: version of ROCm to install as a whole, such as "7.2". None installs only the parts that pip's wheels need.
+        mig: the MIG partitions of every card, as profiles: ["3g.40gb", "3g.40gb"] or "3g.40gb,3g.40gb". None leaves the
+            cards as they are. For "cuda" only.
         count: number of devices that must be present, as the vendor counts them: cards, chips, Neuron devices.
         framework: "torch" or "jax". AWS's Neuron image has a Python environment for each of these frameworks, of which
-            the named one is used. Only "neuron" uses this argument.
-        python: minor version of Python that the framework's environment must have, such as "3.11". "" accepts any. Only
-            "neuron" uses this argument.
+            the named one is used. For "neuron" only.
+        python: minor version of Python that the framework's environment must have, such as "3.11". "" accepts any. For
+            "neuron" only.
 
     Raises:
         ValueError: there is no such runtime, or a version or profile is not valid.
@@ -176,13 +169,7 @@ def _cuda(cuda: str | None, mig: str | Sequence[str] | None, count: int) -> list
 
 
 def _floor(cuda: str) -> str:
-    """Return the oldest version of NVIDIA's Linux driver that runs programs of a CUDA version, such as "525.60.13".
-
-    For a major version that is newer than the known ones, the version for the newest known one is returned.
-
-    Raises:
-        ValueError: the CUDA version is older than all known ones.
-    """
+    """Return the oldest NVIDIA Linux driver, such as "525.60.13", for a CUDA version. Versions after 13 count as 13."""
     major = int(cuda.partition(".")[0])
     if major < min(CUDA_FLOORS):
         raise ValueError(
@@ -192,14 +179,7 @@ def _floor(cuda: str) -> str:
 
 
 def _layout(mig: str | Sequence[str] | None) -> list[str]:
-    """Return MIG profiles (sizes of partitions of a card) in lower case, sorted by code point.
-
-    Args:
-        mig: a list of profiles, or one text with commas. None and an empty list give [].
-
-    Raises:
-        ValueError: a text is not a MIG profile such as "1g.10gb".
-    """
+    """Return MIG profiles in lower case, sorted by code point. `mig` is a list of profiles, or one text with commas."""
     profiles = mig.split(",") if isinstance(mig, str) else list(mig or ())
     layout = sorted(profile.strip().lower() for profile in profiles)
     for profile in layout:
@@ -219,10 +199,9 @@ def _neuron_packages(neuron: str | None) -> list[str]:
 
 
 def _amdgpu(rocm: str) -> str:
-    """Return the release of the amdgpu driver for a ROCm release, such as "30.10.2" for "7.0.2".
+    """Return the release of the amdgpu driver for a ROCm release: "30.10.2" for "7.0.2", "latest" after 7.2.
 
-    Up to ROCm 6, both have the same number. ROCm 7.0 goes with driver 30.10, 7.1 with 30.20 and 7.2 with 30.30. A third
-    number is the same for both. For later releases the result is "latest".
+    Up to ROCm 6, the driver has ROCm's number. ROCm 7.0 goes with driver 30.10, 7.1 with 30.20 and 7.2 with 30.30.
     """
     major, _, rest = rocm.partition(".")
     minor, _, patch = rest.partition(".")
@@ -236,12 +215,7 @@ def _amdgpu(rocm: str) -> str:
 def _step(name: str, settings: Mapping[str, object], *more: str, limit: int, retries: int = 3) -> Step:
     """Return a step made from `scripts/NAME.sh`: its shell function NAME does the work, and NAME_check verifies it.
 
-    Args:
-        name: name of the step, and of the script without ".sh".
-        settings: shell variables that are set before the script.
-        more: names of further scripts whose functions the step needs.
-        limit: maximum seconds for one attempt.
-        retries: number of further attempts after a network failure.
+    `settings` become shell variables. `more` names further scripts that the step needs. `limit` is in seconds.
     """
     values = "\n".join(f"{key}={shlex.quote(str(value))}" for key, value in settings.items())
     body = "\n".join([values, shell("machine"), *(shell(each) for each in (name, *more))])

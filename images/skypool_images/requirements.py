@@ -1,7 +1,6 @@
 """Determines the packages to install in a node's Python environment, from the image and from local files.
 
-The function `wanted` returns the packages as `WantedPackages`. The local files are requirements.txt, pyproject.toml and
-uv.lock.
+The local files are requirements.txt, pyproject.toml and uv.lock.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ class WantedPackages:
         named: requirements with names, for a generated pyproject.toml.
         lines: lines of a requirements.txt, including options of pip.
         constraints: lines that restrict versions and install nothing.
-        sources: pairs of a package's name and the URL of the only index from which the package is taken.
+        sources: pairs of a package's name and the URL of the only index from which it is taken.
         project: text of the user's pyproject.toml, "" if there is none.
         lock: text of the project's uv.lock, "" if there is none.
-        build_env: pairs of name and value of environment variables that builds and installers read.
+        build_env: pairs of name and value of the environment variables that builds and installers read.
         indexes: URLs of further package indexes beside PyPI.
         links: URLs of pages with wheels, for `--find-links`.
         torch: name of PyTorch's builds for the accelerator on PyTorch's index, such as "rocm6.4"; "" for the default.
@@ -65,22 +64,16 @@ class WantedPackages:
         return bool(self.named or self.lines or self.project)
 
     def key(self, *more: object) -> str:
-        """Return the name of the environment on a node: 12 hexadecimal digits of a hash.
+        """Return the name of the environment on a node: 12 hexadecimal digits of a hash of all fields except `notes`.
 
-        The hash depends on all fields except `notes`, and on `more`.
-
-        Args:
-            more: further values that the environment depends on, such as the version of Python: only JSON values.
+        `more` are further JSON values that the environment depends on, such as the version of Python.
         """
         parts = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "notes"}
         return hashlib.sha256(json.dumps([parts, more], sort_keys=True).encode()).hexdigest()[:12]
 
     @property
     def dependencies(self) -> list[str]:
-        """Return the dependencies that the user's pyproject.toml lists, in order. Empty without a pyproject.toml.
-
-        Optional dependencies are not included.
-        """
+        """Return the dependencies that the user's pyproject.toml lists, in order, without optional ones."""
         if not self.project:
             return []
         return list(_toml(self.project, "pyproject: the file")["project"].get("dependencies", []))
@@ -99,10 +92,7 @@ class WantedPackages:
 def wanted(spec: Spec, packages: Packages, minor: str) -> WantedPackages:
     """Return everything that an image asks to install. Local files, such as requirements.txt, are read now.
 
-    Args:
-        spec: the image's fields.
-        packages: settings of pip for the accelerator.
-        minor: minor version of Python on the node, such as "3.11".
+    `minor` is the version of Python on the node, such as "3.11".
 
     Raises:
         ImageError: a local file cannot be read, or contains something that does not work on a node.
@@ -144,10 +134,7 @@ def wanted(spec: Spec, packages: Packages, minor: str) -> WantedPackages:
 
 
 def _fitting(line: str, packages: Packages) -> str:
-    """Return a requirement with the extra that the accelerator needs, such as "jax[tpu]==0.5" for "jax==0.5".
-
-    A requirement that already has extras, or needs none, is returned unchanged.
-    """
+    """Return a requirement with the extra that the accelerator needs, such as "jax[tpu]==0.5" for "jax==0.5"."""
     found = _NAME.match(line)
     instead = packages.instead.get(distribution(line))
     return line if not found or not instead or found[2] else instead + line[found.end() :]
@@ -165,13 +152,7 @@ def _text(path: Path, field: str) -> str:
 
 
 def _project(spec: Spec, folder: Path, minor: str) -> tuple[str, str]:
-    """Return the texts of the user's pyproject.toml and uv.lock; "" for a file that the image does not use.
-
-    Raises:
-        ImageError: a file cannot be read, or the project has no name or does not allow the node's Python. Also if a
-            dependency exists only on this machine. Also if the dependencies are dynamic (known only when the project is
-            built) and there is no uv.lock.
-    """
+    """Return the texts of the user's pyproject.toml and uv.lock, "" if missing. Raise ImageError for unusable ones."""
     if spec.pyproject is None:
         return "", ""
     path = folder / spec.pyproject
@@ -210,11 +191,7 @@ def _toml(text: str, what: str) -> dict[str, Any]:
 
 
 def _elsewhere(path: Path, project: Mapping[str, Any], sources: Mapping[str, Any]) -> None:
-    """Raise ImageError if a dependency of a pyproject.toml exists only on this machine. Otherwise return nothing.
-
-    Such a dependency has a path or a workspace in [tool.uv.sources]. Dependencies with a marker (a condition after ";")
-    are not checked.
-    """
+    """Raise ImageError if [tool.uv.sources] takes a dependency without a marker from a local path or workspace."""
     by_name = {distribution(name): source for name, source in sources.items()}
     for name in (distribution(each) for each in project.get("dependencies", ()) if ";" not in each):
         source = by_name.get(name, {})
@@ -227,12 +204,7 @@ def _elsewhere(path: Path, project: Mapping[str, Any], sources: Mapping[str, Any
 
 
 def _agree(sources: Mapping[str, str], lock: str) -> None:
-    """Raise ImageError if `pip_indexes` names another index for a package than uv.lock does.
-
-    Args:
-        sources: a dict from package to the URL of the package's index, from `pip_indexes`.
-        lock: text of uv.lock; "" if there is no such file. A text that is not TOML gives an ImageError, too.
-    """
+    """Raise ImageError if `pip_indexes` names another index for a package than the text of uv.lock does."""
     for package in _toml(lock, "lock: uv.lock").get("package", []) if sources else []:
         url = sources.get(package["name"])
         locked = package.get("source", {}).get("registry")
@@ -247,11 +219,8 @@ def _agree(sources: Mapping[str, str], lock: str) -> None:
 def admits(asked: str, minor: str) -> bool:
     """Return True if some release of a minor version of Python satisfies a condition on Python's version.
 
-    Parts of the condition that this function does not understand are ignored. An empty text admits every version.
-
-    Args:
-        asked: the condition, which is the value of `requires-python` in pyproject.toml, such as ">=3.10,<3.13".
-        minor: minor version such as "3.11".
+    The condition is the value of `requires-python` in pyproject.toml, such as ">=3.10,<3.13". "" admits every version.
+    Parts of the condition that this function does not understand are ignored. `minor` is a version such as "3.11".
     """
     mine = tuple(map(int, minor.split(".")))
     for clause in asked.split(","):
@@ -276,17 +245,9 @@ def admits(asked: str, minor: str) -> bool:
 
 
 def _read(path: Path, within: Iterable[Path]) -> Iterator[tuple[str, str]]:
-    """Yield (kind, line) of a requirements file and of the files that it includes, in order.
+    """Yield ("requirement" or "constraint", line) of a requirements file and of the files that it includes, in order.
 
-    The kind is "requirement" or "constraint". All lines of a file that is included with `-c` are constraints. Comments
-    and empty lines are left out.
-
-    Args:
-        path: the requirements file.
-        within: the files that include this file; empty for the first file.
-
-    Raises:
-        ImageError: a file cannot be read or includes itself, or a line does not work on a node.
+    All lines of a file that is included with `-c` are constraints. `within` are the files that include this file.
     """
     within = (*within, path.resolve())
     joined = re.sub(r"\\\r?\n", " ", _text(path, "requirements"))
@@ -316,17 +277,7 @@ def _read(path: Path, within: Iterable[Path]) -> Iterator[tuple[str, str]]:
 
 
 def _option(line: str, option: str, value: str, where: str) -> str:
-    """Return a line with an option of pip unchanged, after a check that the option works on a node.
-
-    Args:
-        line: the line, which is returned.
-        option: the option in the line, such as "--index-url".
-        value: the value of the option, such as a URL; "" if the option has none.
-        where: file and line number, for the message.
-
-    Raises:
-        ImageError: the option has a URL with a password, or an address that exists only on this machine.
-    """
+    """Return the line of a pip option. Raise ImageError, naming `where`, if its URL is local or has a password."""
     if option in ("-i", "--index-url", "--extra-index-url", "-f", "--find-links"):
         public(where, value)
         if "://" not in value or value.startswith("file:"):
@@ -335,14 +286,6 @@ def _option(line: str, option: str, value: str, where: str) -> str:
 
 
 def _line(line: str, where: str) -> str:
-    """Return a line of a requirements file after a check that a node can install the requirement in the line.
-
-    Args:
-        line: the line: a requirement, and perhaps hashes (`--hash=…`).
-        where: file and line number, for the message.
-
-    Raises:
-        ImageError: a node cannot install the requirement.
-    """
+    """Return a requirement, perhaps with hashes. Raise ImageError, naming `where`, if a node cannot install it."""
     asked, dashes, options = line.partition(" --")
     return requirement(where, asked.strip()) + (f" --{options}" if dashes else "")

@@ -1,6 +1,7 @@
 """Functions that check an image's fields, and `Spec`, which holds the checked fields.
 
-Equal input gives an equal `Spec`.
+Equal input gives an equal `Spec`. The functions raise ImageError for values that are not valid. Their arguments `name`
+(the name of the field) and `such_as` (an example of a valid value) are for its message.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class Spec:
 
     Attributes:
         secrets: the names of all secrets, without values.
-        given: pairs of name and value for the secrets with directly given values. The values appear in no text and in
-            no hash.
+        given: pairs of name and value of the secrets whose values were given to `Image`, not read from the client's
+            environment. The values appear in no text and in no hash.
     """
 
     python: str = "auto"
@@ -70,16 +71,10 @@ class Spec:
 
 
 def text(name: str, value: object, such_as: str) -> str:
-    """Return a value without surrounding white space, after a check that the value is a text.
+    """Check that a value is a text, and return it without surrounding white space.
 
-    Args:
-        name: name of the field, for the message.
-        value: the value to check.
-        such_as: example of a valid value, for the message.
-
-    Raises:
-        ImageError: the value is not a string, is empty or blank, or contains a NUL character or another character that
-            no file on the node can hold.
+    A text must not be blank, nor contain a NUL or another character that no file on the node can hold. The message of
+    ImageError has `name`, the image's field, and `such_as`, an example of a valid value.
     """
     if not isinstance(value, str) or not value.strip() or "\0" in value:
         raise ImageError(f"{name} must be text such as {such_as}, not {value!r}")
@@ -88,12 +83,7 @@ def text(name: str, value: object, such_as: str) -> str:
 
 
 def _check_encodable(name: str, value: str) -> None:
-    """Raise ImageError for a surrogate, unless Python has made it of a byte that is not UTF-8: the node gets that byte.
-
-    Args:
-        name: name of the field, for the message.
-        value: the text to check.
-    """
+    """Raise ImageError for a surrogate character, unless Python made it from a byte of a file name that is no UTF-8."""
     try:
         value.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as e:
@@ -105,17 +95,9 @@ _BETWEEN = re.compile(r"\s*,\s*(?=[A-Za-z])|\s+")
 
 
 def texts(name: str, value: object, such_as: str) -> tuple[str, ...]:
-    """Return several texts in their order, each without surrounding white space. A single string is a list of one.
+    """Check a list of texts, and return them in their order without surrounding white space. Duplicates are kept.
 
-    An empty list gives (). Duplicates are kept.
-
-    Args:
-        name: name of the field, for the message.
-        value: the value to check.
-        such_as: example of a valid list, for the message.
-
-    Raises:
-        ImageError: the value is not a list of texts (bytes and mappings are refused, too), or a text is empty.
+    A single string is a list of one. Bytes, mappings and empty texts are refused. See `text` for the arguments.
     """
     if isinstance(value, str):
         value = (value,)
@@ -125,30 +107,12 @@ def texts(name: str, value: object, such_as: str) -> tuple[str, ...]:
 
 
 def once(name: str, value: object, such_as: str) -> tuple[str, ...]:
-    """Return several texts in their order, without duplicates. A single string counts as a list of one.
-
-    Args:
-        name: name of the field, for the message.
-        value: the value to check.
-        such_as: example of a valid list, for the message.
-
-    Raises:
-        ImageError: the value is not a list of texts, or a text is empty.
-    """
+    """Check a list of texts as `texts` does, and return them without duplicates."""
     return tuple(dict.fromkeys(texts(name, value, such_as)))
 
 
 def path(name: str, value: object, such_as: str) -> str | None:
-    """Return a path as text, or None for None. The path need not exist.
-
-    Args:
-        name: name of the field, for the message.
-        value: the value to check: a string or a path object.
-        such_as: example of a valid value, for the message.
-
-    Raises:
-        ImageError: the value is not a path, or is empty.
-    """
+    """Check a path, and return it as text, or None for None. The path need not exist. See `text` for the arguments."""
     if value is None:
         return None
     if isinstance(value, os.PathLike):
@@ -157,12 +121,9 @@ def path(name: str, value: object, such_as: str) -> str | None:
 
 
 def python_asked(value: object) -> str:
-    """Return the value of the field `python` after a check: "auto", or the client's minor version such as "3.11".
+    """Check the field `python`, and return "auto" or the client's minor version such as "3.11".
 
     No other version is accepted, because functions are sent to nodes as bytecode.
-
-    Raises:
-        ImageError: the value is neither "auto" nor the client's minor version.
     """
     mine = "{}.{}".format(*sys.version_info)
     if value == "auto":
@@ -181,14 +142,10 @@ def python_asked(value: object) -> str:
 
 
 def requirement(name: str, value: str) -> str:
-    """Return a requirement unchanged after a check that a node can install it: a name with a version range, or a URL.
+    """Check that a node can install a requirement, such as "torch>=2.5", and return it.
 
-    Args:
-        name: name of the field, for the message.
-        value: the requirement, such as "torch>=2.5".
-
-    Raises:
-        ImageError: the value is an option of pip, a local file, a URL with a password, or not a requirement at all.
+    A requirement is a name, perhaps with a version range, or a URL. Options of pip, local files and URLs with a
+    password are refused.
     """
     if value.startswith("-"):
         raise ImageError(
@@ -224,16 +181,9 @@ def distribution(line: str) -> str:
 
 
 def public(name: str, url: str) -> str:
-    """Return a URL unchanged after a check that the URL contains no password.
+    """Check that a URL, or a requirement "NAME @ URL", contains no password, and return it.
 
     A variable such as ${TOKEN} is accepted as a password.
-
-    Args:
-        name: name of the field, for the message.
-        url: the URL, or a requirement "NAME @ URL".
-
-    Raises:
-        ImageError: the URL contains a password.
     """
     parts = urlsplit(url.partition("@")[2].strip() if not _URL.match(url) else url)
     if parts.password and not parts.password.startswith("${"):
@@ -245,13 +195,9 @@ def public(name: str, url: str) -> str:
 
 
 def indexes_asked(value: object) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Return the value of the field `pip_indexes` as pairs of an index's URL and the requirements for this index.
+    """Check the field `pip_indexes`, and return pairs of an index's URL and the requirements for it, sorted by URL.
 
-    The pairs are sorted by URL.
-
-    Raises:
-        ImageError: the value is not a mapping of URLs to requirements, a URL contains a password, or one package has
-            two indexes.
+    Refused are URLs with a password, and one package from two indexes.
     """
     such_as = "{'https://download.pytorch.org/whl/cu128': ['torch']}"
     if not isinstance(value, Mapping):
@@ -273,11 +219,7 @@ def indexes_asked(value: object) -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 
 def packages_asked(value: object) -> tuple[str, ...]:
-    """Return the value of the field `apt`: names of Debian packages without duplicates, in the given order.
-
-    Raises:
-        ImageError: a text is not a Debian package as NAME or NAME=VERSION.
-    """
+    """Check the field `apt`, and return the packages, each NAME or NAME=VERSION, in order without duplicates."""
     packages = once("apt", value, "'git', 'ffmpeg=7:5.1.6-0+deb12u1'")
     for each in packages:
         if not _PACKAGE.fullmatch(each):
@@ -291,15 +233,10 @@ def packages_asked(value: object) -> tuple[str, ...]:
 
 
 def variables(name: str, value: object) -> Pairs:
-    """Return environment variables as pairs of name and value, sorted by name.
+    """Check environment variables, and return pairs of name and value, sorted by name.
 
-    Args:
-        name: name of the field, for the message. For "secrets" the message never shows a value.
-        value: the mapping to check.
-
-    Raises:
-        ImageError: the value is not a mapping of variable names to texts, a name begins with "SKYPOOL_", or a text
-            contains a NUL character or a surrogate, or is too long.
+    Refused are names that begin with "SKYPOOL_", and values that are too long or contain a NUL or a surrogate. For
+    `name` "secrets", no message shows a value.
     """
     if not isinstance(value, Mapping):
         raise ImageError(f"{name} must map variables to their values, such as {{'SEED': '1'}}, not {value!r}")
@@ -318,7 +255,7 @@ def variables(name: str, value: object) -> Pairs:
 
 
 def check_size(name: str, variable: str, value: str) -> None:
-    """Raise ImageError if an environment variable is too long for Linux to start programs."""
+    """Raise ImageError if an environment variable is so long that Linux starts no program with it."""
     size = len(f"{variable}={value}".encode(errors="surrogateescape"))
     if size > _LONGEST_VARIABLE:
         raise ImageError(
@@ -336,13 +273,9 @@ def _variable(name: str, key: object) -> str:
 
 
 def secrets_asked(value: object) -> tuple[tuple[str, ...], Pairs]:
-    """Return the sorted names of secrets, and pairs of name and value for the secrets whose values were given.
+    """Check the field `secrets`, and return the sorted names, and pairs of name and value for values that were given.
 
-    Args:
-        value: names of environment variables, or a mapping of names to values. Names alone give no pairs.
-
-    Raises:
-        ImageError: a name is not valid, or a value is not text.
+    `value` is a list of names, which gives no pairs, or a mapping of names to values.
     """
     if isinstance(value, Mapping):
         given = variables("secrets", value)
@@ -351,12 +284,9 @@ def secrets_asked(value: object) -> tuple[tuple[str, ...], Pairs]:
 
 
 def files_asked(value: object) -> tuple[tuple[str, str | bytes], ...]:
-    """Return the value of the field `files` as pairs of place on the node and local path or bytes, sorted by place.
+    """Check the field `files`, and return pairs of place on the node and local path or bytes, sorted by place.
 
     A place that ends with "/" is a folder: the local file's name is appended. Local files need not exist yet.
-
-    Raises:
-        ImageError: the value is not a mapping of places to paths or bytes, or a place is not valid.
     """
     such_as = "{'data/words.txt': 'words.txt', '~/.netrc': b'…'}"
     if not isinstance(value, Mapping):
@@ -381,8 +311,7 @@ def files_asked(value: object) -> tuple[tuple[str, str | bytes], ...]:
 def destination(place: str) -> str:
     """Return the normalized path of a place on the node. The place may be relative, absolute, or below `~`.
 
-    Raises:
-        ImageError: the path contains "..", names another user's home, names no file, or contains a line break.
+    Refused are "..", another user's home, a place that is no file, and line breaks.
     """
     parts = PurePosixPath(place).parts
     if ".." in parts:
@@ -395,15 +324,10 @@ def destination(place: str) -> str:
 
 
 def globs(name: str, value: object) -> tuple[str, ...]:
-    """Return glob patterns of paths in the project's folder, in the given order and without duplicates.
+    """Check the globs of "include" or "exclude", and return them in order without duplicates.
 
-    Args:
-        name: name of the field, "include" or "exclude".
-        value: the value to check.
-
-    Raises:
-        ImageError: a pattern leads out of the project's folder, or is not text. Also if a pattern of `include` has "**"
-            next to other text without a slash between them, such as "a**".
+    Globs must not lead out of the project's folder. In "include", "**" must stand alone between slashes: "a**" is
+    refused.
     """
     patterns = once(name, value, "'src', '*.py', 'data/**'")
     for each in patterns:
@@ -415,11 +339,7 @@ def globs(name: str, value: object) -> tuple[str, ...]:
 
 
 def base_asked(value: object) -> str | Pairs | None:
-    """Return the value of the field `base`: an image for all providers, sorted pairs of provider and image, or None.
-
-    Raises:
-        ImageError: the value is not text, a mapping of texts, or None.
-    """
+    """Check the field `base`: an image for all providers, a mapping (returned as sorted pairs) by provider, or None."""
     such_as = "'ubuntu-24.04' or {'aws': 'ami-0abc'}"
     if isinstance(value, Mapping):
         return tuple(sorted((text("base", k, such_as), text(f"base[{k!r}]", v, such_as)) for k, v in value.items()))
@@ -427,15 +347,9 @@ def base_asked(value: object) -> str | Pairs | None:
 
 
 def version(name: str, value: object, such_as: str) -> str | None:
-    """Return a version such as "12.8" unchanged, or None for None.
+    """Check a version of one to four numbers with dots, such as "12.8", and return it. None stays None.
 
-    Args:
-        name: name of the field, for the message.
-        value: the value to check.
-        such_as: example of a valid value, for the message.
-
-    Raises:
-        ImageError: the value is not a string of one to four numbers with dots.
+    See `text` for the arguments.
     """
     if value is None:
         return None

@@ -21,7 +21,7 @@ class Step:
     """One named part of the setup of a machine.
 
     Attributes:
-        name: name of the step, from a-z, 0-9 and "-". Two steps of a script must not have the same name.
+        name: letters a-z, 0-9 and "-". Two steps of a script must not have the same name.
         script: POSIX shell code that is safe to run twice. It runs with `set -eu`, and can use the shell functions of
             `scripts/prelude.sh` and `scripts/python.sh` in this package.
         check: shell code that succeeds if `script` has had its effect; "" if the exit status of `script` is enough.
@@ -39,26 +39,18 @@ class Step:
     def hash(self) -> str:
         """Return a hash of the step's script and check, as 16 hexadecimal digits.
 
-        A machine records finished steps by this hash. The step's name and limits do not affect the hash.
+        A machine records finished steps by this hash. The step's name and limits do not affect it.
         """
         return hashlib.sha256(f"{self.script}\0{self.check}".encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def program(name: str) -> str:
-    """Return the text of the file with this name in this package's folder `scripts`.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-    """
+    """Return the text of the file with this name in this package's folder `scripts`."""
     return (files("skypool_images") / "scripts" / name).read_text("utf-8")
 
 
 def shell(name: str) -> str:
-    """Return the text of the shell script `scripts/NAME.sh` in this package, where NAME is `name`.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-    """
+    """Return the text of the shell script `scripts/NAME.sh` in this package."""
     return program(f"{name}.sh")
 
 
@@ -75,7 +67,7 @@ def assemble(steps: Sequence[Step], title: str) -> str:
         @done env                   the step has succeeded
         @advice text                advice on the failure that follows
         @fail env 100 command       exit status and the command that failed; the script exits with 1
-        @python /usr/bin/python3    the Python that runs the agent (skypool's process on the machine)
+        @python /usr/bin/python3    the Python that runs the agent
         @ready                      all steps are done
 
     Args:

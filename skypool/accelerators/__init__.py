@@ -15,6 +15,16 @@ Each name is created at its first use, so importing this package is cheap.
 - `spelling`: parser for names as users, tools and clouds write them; `similarity`: suggestions for misspelt names.
 - `ranges`: `any` and `catalog`; `sizing`: `suggest`, the hardware that a machine-learning model of a given size needs.
 - `registry`: hardware that is not in the catalogue; `tables`: loader of the catalogue's data files.
+
+Words of this package:
+
+- device: a whole card, a partition of a card, or a chip.
+- profile: a kind of partition, such as NVIDIA's "2g.10gb", or "1of4" for a quarter of a card.
+- TPU slice: a number of TPU chips that are wired together and sold as one unit, such as "v5p-8".
+- form factor: how a device is built, such as "SXM" or "PCIe".
+- dialect: a source of names, such as a cloud or a tool.
+- alias: another name of an accelerator, such as a cloud's.
+- Flyte: a workflow tool, whose constants are accepted as names.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ MODULES = {
 
 
 def factories() -> dict[Path, str]:
-    """Return a dict from the path of every generated type stub (a `.pyi` file) to its text. No file is written."""
+    """Return the text of every generated type stub (a `.pyi` file) by its path. No file is written."""
     return {HERE / f"{module}.pyi": _module(module, what) for module, what in MODULES.items()}
 
 
@@ -98,10 +98,7 @@ def _literal(words: Iterable[str]) -> str:
 
 
 def written() -> Iterator[tuple[Path, str]]:
-    """Yield the path and the text of every generated file. No file is written.
-
-    docs/accelerators.md is included only in a checkout; an installed package does not have it.
-    """
+    """Yield the path and the text of every generated file. docs/accelerators.md is included only in a checkout."""
     yield from factories().items()
     if PAGE.exists():
         yield PAGE, page(PAGE.read_text())

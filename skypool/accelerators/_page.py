@@ -19,14 +19,7 @@ _CARD_HEADINGS = (
 
 
 def family(name: str) -> str:
-    """Return the name of the type stub (a `.pyi` file) that lists a model: "datacenter", "desktop", "tpu" or "others".
-
-    Args:
-        name: name of the model, such as "A100".
-
-    Raises:
-        IndexError: the model is not in the catalogue.
-    """
+    """Return the name of the type stub (`.pyi`) that lists a model: "datacenter", "desktop", "tpu" or "others"."""
     vendor = tables.variants(name)[0].vendor
     if vendor == "nvidia":
         return "desktop" if name.startswith(DESKTOP) else "datacenter"
@@ -34,16 +27,10 @@ def family(name: str) -> str:
 
 
 def page(text: str) -> str:
-    """Return the text of the page docs/accelerators.md with new tables from the catalogue.
+    """Return the text of the page docs/accelerators.md with new tables from the catalogue. No file is written.
 
-    Each text between two table markers is replaced by the table that the first marker names. Text outside the markers
-    is not changed, and no file is written.
-
-    Args:
-        text: the present text of the page.
-
-    Raises:
-        KeyError: a marker names an unknown table.
+    Each text between two table markers is replaced by the table that the first marker names. KeyError is raised if
+    there is no such table.
     """
     return _MARKED.sub(lambda found: found[1] + _TABLES[found[2]]() + found[3], text)
 

@@ -1,8 +1,7 @@
 """`accelerators.parse`: returns the accelerator that a text names.
 
-The module `spelling` reads every spelling, but importing that module takes some 30 ms. So `parse` first tries a quick
-reader that knows only bare catalogue names and the texts that `str(accelerator)` returns for whole cards. If that
-reader does not know a text, `parse` imports `spelling`.
+The module `spelling` reads every spelling, but importing it takes some 30 ms. So `parse` first tries a quick reader
+that knows only bare catalogue names and the texts that `str(accelerator)` returns for whole cards.
 """
 
 from __future__ import annotations

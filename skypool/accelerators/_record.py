@@ -24,13 +24,7 @@ class _Field:
 
 
 def field(*, default: Any = _MISSING, default_factory: Callable[[], Any] | None = None, compare: bool = True) -> Any:
-    """Return the description of a field for a class body, as `dataclasses.field` does.
-
-    Args:
-        default: default value. If neither this nor `default_factory` is given, the field is a required argument.
-        default_factory: called without arguments for each new object to make the default.
-        compare: False leaves the field out of comparisons and of the hash.
-    """
+    """Return the description of a field for a class body, as `dataclasses.field` does."""
     return _Field(default, default_factory, compare)
 
 
@@ -38,12 +32,7 @@ def dataclass(*, frozen: bool, slots: bool, repr: bool = True) -> Callable[[type
     """Return a class decorator that works as `dataclasses.dataclass(frozen=True, slots=True)` does.
 
     Only the features that the catalogue needs are supported. The decorator returns a new class; the decorated class is
-    not changed. Setting or deleting an attribute of an object raises FrozenInstanceError.
-
-    Args:
-        frozen: must be True.
-        slots: must be True.
-        repr: True to make a `__repr__` that shows all fields; False to keep the class's own `__repr__`.
+    not changed. `repr` = False keeps the class's own `__repr__`.
     """
     assert frozen
     assert slots
@@ -69,11 +58,7 @@ def dataclass(*, frozen: bool, slots: bool, repr: bool = True) -> Callable[[type
 
 
 def _init(fields: dict[str, _Field]) -> Any:
-    """Return a compiled constructor for a class with these fields.
-
-    The constructor accepts the fields by position or by name. Wrong arguments raise TypeError, as in any other class.
-    At its end the constructor calls `__post_init__` if the class has one.
-    """
+    """Return a compiled constructor for a class with these fields. At its end it calls `__post_init__`, if any."""
     scope: dict[str, Any] = {"_set": object.__setattr__, "_missing": _MISSING}
     arguments, lines = [], []
     for name, each in fields.items():
@@ -132,10 +117,7 @@ def _refuse(self: Any, name: str, *_value: object) -> None:
 
 
 class _Late:
-    """Descriptor that creates `__dataclass_fields__` and `__dataclass_params__` at the first access to either.
-
-    Both are then stored in the class in place of the descriptor.
-    """
+    """Descriptor that makes `__dataclass_fields__` and `__dataclass_params__` at the first access to either."""
 
     def __init__(self, fields: dict[str, _Field]) -> None:
         self.fields = fields
@@ -164,11 +146,7 @@ class _Late:
 
 
 def memo(function: Any) -> Any:
-    """Return a version of a function that caches all results of the function, as `functools.cache` does.
-
-    The returned function takes hashable positional arguments only. An exception is not cached: the next call with the
-    same arguments runs `function` again.
-    """
+    """Cache the results of a function, as `functools.cache` does. Arguments must be positional and hashable."""
     kept: dict[tuple[Any, ...], Any] = {}
 
     def look(*arguments: Any) -> Any:

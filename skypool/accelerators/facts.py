@@ -59,15 +59,7 @@ class Metadata:
 class Variant:
     """One row of the catalogue: a model with one memory size in one form factor.
 
-    Attributes:
-        name: name of the model, such as "A100".
-        memory_gb: nominal memory of one device in GB.
-        form_factor: how the device is built, such as "SXM"; "" for hardware that has no form factor, such as TPUs.
-        vendor: vendor in lower case, such as "nvidia".
-        kind: kind of device, such as "gpu" or "tpu".
-        architecture: the vendor's name of the architecture.
-        compute_capability: NVIDIA's compute capability, such as "9.0"; None for other vendors.
-        metadata: further facts.
+    `form_factor` is "" for hardware that has none, such as TPUs. `Accelerator` describes the other fields.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Factories of accelerators: `A100(memory="40GB", count=8)`, `A100.partition_2g_10gb`, `TPUv5p_8()`.
 
-Each factory is one object of `Model` or `SliceModel`. The two type parameters of `Model` are the memory sizes and form
-factors that exist. From them a type checker and an editor know the valid arguments. Importing this module is cheap: the
+Each factory is one object of `Model` or `SliceModel`. The type parameters of `Model` are the memory sizes and form
+factors that exist, so that type checkers and editors know the valid arguments. Importing this module is cheap: the
 values and the catalogue are loaded at the first call.
 """
 
@@ -21,10 +21,7 @@ else:
     M = F = None
 
     class _Typed:
-        """Base class that ignores its two type parameters, so that `Model[M, F]` may be written.
-
-        `typing.Generic` is not used, as it would double the time of the import.
-        """
+        """Base class that ignores its two type parameters. `typing.Generic` would double the time of the import."""
 
         __slots__ = ()
 
@@ -36,11 +33,7 @@ class Model(_Typed[M, F]):
     """The factory of one catalogue model, such as `A100`. Calling it returns an `Accelerator`.
 
     The attributes `partition_…`, such as `A100.partition_2g_10gb`, are accelerators: one partition of a card of the
-    model.
-
-    Attributes:
-        name: the model's name, as in the catalogue and in `skypool.accelerators`.
-        size: memory of one device in GB if the factory's name fixes it (`A100_80GB`), else None.
+    model. `size` is the memory of one device in GB if the factory's name fixes it (`A100_80GB`), else None.
     """
 
     __slots__ = ("name", "size")
@@ -57,8 +50,8 @@ class Model(_Typed[M, F]):
             count: number of devices in one node, at least 1.
 
         Raises:
-            UsageError: the model does not exist with this memory and form factor; the message lists the variants that
-                do. Also if an argument is unknown or given by position, or the count is below 1.
+            UsageError: the model does not exist with this memory and form factor, or an argument is unknown or given by
+                position, or the count is below 1. For a missing variant, the message lists those that exist.
         """
         from skypool.accelerators.value import build
 
@@ -68,10 +61,6 @@ class Model(_Typed[M, F]):
 
     def partitioned(self, profile: str, count: int = 1) -> Accelerator:
         """Return `count` partitions of one card of this model, as in `A100.partitioned("2g.10gb")`.
-
-        Args:
-            profile: profile such as "2g.10gb".
-            count: number of partitions, at least 1. They must fit on one card.
 
         Raises:
             UsageError: the card lacks the profile, or cannot hold so many partitions, or the count is below 1.
@@ -101,11 +90,7 @@ class Model(_Typed[M, F]):
 
 
 class SliceModel:
-    """The factory of one TPU slice (chips that are sold as one unit). Calling it returns an `Accelerator`.
-
-    Attributes:
-        type: Google's name, such as "v5litepod-16".
-    """
+    """The factory of one TPU slice, by Google's name of its type. Calling it returns an `Accelerator`."""
 
     __slots__ = ("type",)
 
@@ -113,11 +98,7 @@ class SliceModel:
         self.type = type
 
     def __call__(self) -> Accelerator:
-        """Return the accelerator for one TPU slice (chips that are sold as one unit) of this type. Takes no arguments.
-
-        Raises:
-            UsageError: Google sells no slice of this type.
-        """
+        """Return the accelerator for one TPU slice of this type. Raise UsageError if Google sells none."""
         from skypool.accelerators.slicing import TPU
 
         return TPU(self.type)
@@ -183,10 +164,9 @@ A memory of None means that the name does not fix the memory size.
 
 
 def factory(name: str) -> Model[str, str] | SliceModel | None:
-    """Return the factory with this name in `skypool.accelerators`, or None if there is none.
+    """Return the factory with this name in `skypool.accelerators`, or None if there is none. Case matters.
 
-    The name is that of a model ("A100"), a TPU slice ("TPUv5p_8"), or a constant of the workflow tool Flyte
-    ("A100_80GB"). A TPU slice is a number of chips that are sold as one unit. Case matters.
+    The name is that of a model ("A100"), a TPU slice ("TPUv5p_8"), or a constant of Flyte ("A100_80GB").
     """
     from skypool.accelerators import tables
 
@@ -200,10 +180,7 @@ def factory(name: str) -> Model[str, str] | SliceModel | None:
 
 
 def factories() -> tuple[str, ...]:
-    """Return the names of all factories: models, then TPU slices, then constants of the workflow tool Flyte.
-
-    A TPU slice is a number of chips that are sold as one unit. Names that were added with `register` are left out.
-    """
+    """Return the names of all factories: models, then TPU slices, then constants of Flyte, without registered names."""
     from skypool.accelerators import tables
 
     return *tables.rows_by_name(), *tables.slice_types(), *FLYTE

@@ -1,9 +1,9 @@
 """MIG partitions of each GPU, and the check that a set of them fits on one card.
 
-MIG (NVIDIA's Multi-Instance GPU) divides a card into compute slices and memory slices. A profile is a kind of
-partition. It says how many slices of each sort the partition takes. NVIDIA lets a partition begin only at certain
-memory slices. The check need not look at these positions if the card is empty: the sums of the slices and the limit of
-each profile are enough. A test proves that for all sets on every card on record.
+MIG (NVIDIA's Multi-Instance GPU) divides a card into compute slices and memory slices. A profile says how many slices
+of each sort a partition takes. NVIDIA lets a partition begin only at certain memory slices. The check ignores these
+positions, because the card is empty at first: then the sums of the slices and the limit of each profile are enough. A
+test proves that for all sets on every card on record.
 
 Source: NVIDIA MIG User Guide, "Supported MIG Profiles".
 """
@@ -18,12 +18,9 @@ from skypool.errors import UsageError
 
 
 def find(name: str, memories: Sequence[float], profile: str) -> tuple[float, Partition]:
-    """Return the first size in `memories` whose card has the profile (a kind of partition), and the `Partition`.
+    """Return the first size in `memories` with which the model `name` has the profile, and the profile's `Partition`.
 
-    Args:
-        name: model of the card.
-        memories: memory sizes of the model in GB, in the order to try them. At least one.
-        profile: profile such as "2g.10gb"; case and surrounding spaces do not matter.
+    The sizes are in GB; there must be at least one. Case and surrounding spaces of the profile do not matter.
 
     Raises:
         UsageError: no card has the profile. The message lists the profiles of the card with the first memory size.
@@ -35,10 +32,7 @@ def find(name: str, memories: Sequence[float], profile: str) -> tuple[float, Par
 
 
 def memories(name: str) -> tuple[float, ...]:
-    """Return the memory sizes of the model `name` in GB, without duplicates. Empty for an unknown name.
-
-    The first size is the one that the model's name alone stands for.
-    """
+    """Return the memory sizes of a model in GB. The first size is what the model's name alone stands for."""
     return tuple(dict.fromkeys(variant.memory_gb for variant in variants(name)))
 
 
@@ -50,15 +44,9 @@ def _refusal(name: str, memory: float, profile: str) -> str:
 
 
 def fits(name: str, memory: float, wanted: Iterable[str]) -> bool:
-    """Return True if one card can hold all `wanted` profiles at the same time.
+    """Return True if one card can hold all `wanted` profiles at the same time, one for each partition.
 
-    Args:
-        name: model of the card.
-        memory: memory of the card in GB.
-        wanted: one profile for each partition, so the same profile may be repeated. An empty list always fits.
-
-    Raises:
-        UsageError: the card lacks one of the profiles.
+    `memory` is that of the card in GB. Raises UsageError if the card lacks one of the profiles.
     """
     parts = [find(name, [memory], profile)[1] for profile in wanted]
     return not parts or _sums_fit(parts)

@@ -1,7 +1,4 @@
-"""`accelerators.any`: all accelerators within bounds, for a pool that takes any of them.
-
-`catalog` lists all accelerators of the catalogue.
-"""
+"""`any`, which returns the accelerators within bounds such as memory=">=40GB", and `catalog`, which returns all."""
 
 from __future__ import annotations
 
@@ -42,11 +39,8 @@ def gigabytes(text: str) -> float | None:
 def memory_bound(text: str) -> Callable[[float], bool]:
     """Return a function that tests a number of GB against a bound such as ">=80GB", "<24GB" or "80GB".
 
-    The function takes the number of GB and returns True or False. A size without an operator must be equal. The
-    operators are >=, <=, ==, =, !=, > and <.
-
-    Raises:
-        UsageError: the bound cannot be read, or is no string.
+    A size without an operator must be equal. The operators are >=, <=, ==, =, !=, > and <. UsageError is raised for a
+    bound that cannot be read.
     """
     found = _BOUND.fullmatch(text) if isinstance(text, str) else None
     size = gigabytes(found[2]) if found else None
@@ -59,11 +53,8 @@ def memory_bound(text: str) -> Callable[[float], bool]:
 def capability_bound(text: str) -> Callable[[str | None], bool]:
     """Return a function that tests a compute capability against a bound such as ">=8.0" or "9.0".
 
-    The function takes a capability such as "10.3" and returns True or False. Versions are compared as numbers, so
-    "10.3" is above "9.0". Whatever the bound, the function returns False for None and for text that is no version.
-
-    Raises:
-        UsageError: the bound cannot be read, or is no string.
+    Versions are compared as numbers, so "10.3" is above "9.0". The function returns False for None and for text that is
+    no version. UsageError is raised for a bound that cannot be read.
     """
     found = _BOUND.fullmatch(text) if isinstance(text, str) else None
     limit = _version(found[2]) if found else None
@@ -81,7 +72,7 @@ def _version(text: str) -> tuple[float, ...] | None:
 def catalog() -> tuple[Accelerator, ...]:
     """Return every model in every memory size and form factor, one device each, in the catalogue's order.
 
-    TPU slices (chips that are sold as one unit) and names that were added with `register` are not included.
+    TPU slices and names that were added with `register` are not included.
     """
     return tuple(
         build(variant.name, variant.memory_gb, variant.form_factor or None)
@@ -93,8 +84,8 @@ def catalog() -> tuple[Accelerator, ...]:
 def sizes() -> tuple[Accelerator, ...]:
     """Return every model in every memory size, one device each, in the catalogue's order.
 
-    The form factor is None if the model has several with that memory size. TPU slices (chips that are sold as one unit)
-    and names that were added with `register` are not included.
+    The form factor is None if the model has several with that memory size. TPU slices and registered names are not
+    included.
     """
     return tuple(dict.fromkeys(build(each.name, each.memory_gb) for each in catalog()))
 
@@ -158,12 +149,7 @@ def select(
     """Return the accelerators of `among` that satisfy all given conditions, in the same order.
 
     A condition that is None is not checked. Case does not matter in names. The kind "gpu" includes APUs (GPU and
-    processor in one chip). The result is empty if no accelerator satisfies all conditions together.
-
-    Args:
-        among: the accelerators to choose from.
-        memory: bound on the memory of one device, such as ">=40GB".
-        vendor, kind, runtime: names, such as "nvidia", "gpu" and "cuda".
+    processor in one chip). `memory` is a bound on the memory of one device, such as ">=40GB".
 
     Raises:
         UsageError: the bound on memory cannot be read, a name is no string, or no accelerator of `among` has that

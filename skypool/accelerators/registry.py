@@ -1,8 +1,8 @@
-"""Hardware that is not in the catalogue: `Custom`, `register`, and names that other installed packages add.
+"""Hardware that is not in the catalogue: `Custom` makes it, and `register` and other installed packages add its names.
 
-A package adds names by the entry-point group `skypool.accelerators`. The entry point's name is the accelerator's name.
-The entry point refers to an object of any kind that `register` accepts. The group is read once: when a name is unknown
-for the first time, or when all names are listed.
+A package adds names by the entry-point group `skypool.accelerators`. The entry point's name is the accelerator's name,
+and it refers to an object of any kind that `register` accepts. The group is read once: when a name is unknown for the
+first time, or when all names are listed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def Custom(
 ) -> Accelerator:
     """Return an accelerator that is not in the catalogue, or that differs from the catalogue's entry.
 
-    The accelerator is not registered: `parse` does not know its name unless `register` adds the name.
+    It is not registered: `parse` does not know its name unless `register` adds the name.
 
     Args:
         name: the accelerator's name, not empty.
@@ -131,10 +131,7 @@ def register(
 
 
 def unregister(name: str) -> None:
-    """Remove a registered name. Does nothing for a name that is not registered.
-
-    Case, spaces, dashes, underscores and dots in the name do not matter.
-    """
+    """Remove a registered name, if it is registered. Case, spaces, dashes, underscores and dots in it do not matter."""
     _entries.pop(squashed(name), None)
 
 
@@ -176,10 +173,8 @@ def look_up(spelling: str) -> Accelerator | None:
     """Return the registered accelerator that a spelling names: "xpu", "xpu:4" or "4x xpu".
 
     The first call with an unknown name also registers the names that installed packages add. Returns None if no
-    registered name matches, or if the count is not between 1 and 9999.
-
-    Raises:
-        UsageError: a registered function did not return an `Accelerator`, or the accelerator takes no count.
+    registered name matches, or if the count is not between 1 and 9999. UsageError is raised if a registered function
+    did not return an `Accelerator`, or if the accelerator takes no count.
     """
     text, _, count = spelling.strip().partition(":")
     if not count and (words := text.split("x", 1)) and words[0].strip().isdigit() and len(words) == 2:
@@ -198,28 +193,21 @@ def _entry(name: str) -> _Entry | None:
 
 
 def names() -> tuple[str, ...]:
-    """Return every registered name, including the names from installed packages, in the order of registration.
-
-    Names of the catalogue are not included.
-    """
+    """Return every registered name, including the names from installed packages, in the order of registration."""
     _load_packages()
     return tuple(entry.name for entry in _entries.values())
 
 
 def device_classes() -> dict[str, type]:
-    """Return a dict from accelerator name to registered class of devices. Empty if there are none.
+    """Return the registered classes of devices by accelerator name.
 
-    Names that were registered with a function or an `Accelerator` are left out. Names that installed packages add are
-    missing until a call of `names`, or of `look_up` with an unknown name, has read these packages.
+    Call `names` first to include installed packages.
     """
     return {entry.name: entry.devices for entry in _entries.values() if entry.devices is not None}
 
 
 def _load_packages() -> None:
-    """Register the names that installed packages add by the entry-point group `GROUP`. Later calls do nothing.
-
-    A package that fails to load is left out, with a warning.
-    """
+    """Register the names that installed packages add, once. Warn about a package that fails to load."""
     global _loaded
     if _loaded:
         return

@@ -18,8 +18,8 @@ _SHORT_LIST = 8
 def nearest(word: str) -> tuple[str, ...]:
     """Return the three known names most similar to `word`, the most similar first.
 
-    Known names are names of the catalogue and names that were added with `register`. Case, spaces, dashes, underscores
-    and dots do not matter. The result has fewer names, or none, if too few known names resemble the word at all.
+    Known names are those of the catalogue and those that were added with `register`. Case, spaces, dashes, underscores
+    and dots do not matter. The result has fewer names if too few resemble the word at all.
     """
     asked = squashed(word)[:40]
     candidates = {squashed(name): name for name in registry.names()} | _short_list(asked)
@@ -49,10 +49,9 @@ def _pairs(key: str) -> set[str]:
 
 @cache
 def _names() -> dict[str, str]:
-    """Return every name of the catalogue that may be suggested: models, models with a memory size, and TPU slices.
+    """Return the names that may be suggested: models, with and without memory sizes, and TPU slices.
 
-    A TPU slice is a number of chips that are sold as one unit. Values are the names. Keys are the same names in lower
-    case, without spaces, dashes, underscores and dots. Names that were added with `register` are not included.
+    The keys are the same names, `squashed`.
     """
     found = {squashed(name): name for name in tables.rows_by_name()}
     for name, group in tables.rows_by_name().items():

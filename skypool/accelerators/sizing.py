@@ -1,12 +1,12 @@
 """`accelerators.suggest`: the accelerators that a model of a given size needs, and how the memory adds up.
 
-All sizes are in 10**9 bytes, for N parameters of b bytes each, with sequence length s and batch size B.
+The sums below are in bytes, for N parameters of b bytes each, with sequence length s and batch size B.
 Activations also depend on the width h and depth L of a transformer of that size: N = 12 L h² with h = 128 L.
 That gives 33 layers of width 4211 for 7B, and 96 of width 12313 for 175B.
 
 - inference: weights N b. Activations 0.2 N b + cache.
-- lora: frozen weights N b. For each adapter parameter, weights 2, gradients 2 and optimizer 12. Activations 2 s B h L +
-  34 s B h on each device.
+- lora: frozen weights N b. For each adapter parameter, 2 bytes of weights, 2 of gradients and 12 of the optimizer.
+  Activations 2 s B h L + 34 s B h on each device.
 - full-finetune: weights 2 N. Gradients 2 N. Optimizer (Adam) 12 N: a float32 copy and two moments.
   Activations as for lora.
 - pretrain: the same as full-finetune, but activations 34 s B h L on each device.
@@ -25,7 +25,7 @@ Sources:
 - Adapters have 0.5 % of the model's parameters: this is a rank of 16 to 32 in all linear layers.
 - 4-bit frozen weights: QLoRA (arXiv:2305.14314), whose 65B model fits 48 GB.
 
-These sums are compared with a card's nominal memory. The card really has some 5 % more, which the driver and
+The sum of a model is compared with a card's nominal memory. The card really has some 5 % more, which the driver and
 fragmentation use up.
 """
 
@@ -70,11 +70,7 @@ LADDER: tuple[str, ...] = (
 class Needs:
     """Memory that one copy of the model needs on all its devices together, in 10**9 bytes.
 
-    Attributes:
-        weights_gb: memory for the weights.
-        gradients_gb: memory for the gradients, 0 for inference.
-        optimizer_gb: memory for the optimizer's state, 0 for inference.
-        activations_gb: memory for the activations; for inference also for the cache of keys and values.
+    Gradients and optimizer need 0 for inference. The activations of inference include the cache of keys and values.
     """
 
     weights_gb: float
@@ -84,7 +80,7 @@ class Needs:
 
     @property
     def total_gb(self) -> float:
-        """Return the sum of weights, gradients, optimizer state and activations, in 10**9 bytes."""
+        """Return the memory for everything together, in 10**9 bytes."""
         return self.weights_gb + self.gradients_gb + self.optimizer_gb + self.activations_gb
 
 
@@ -133,9 +129,9 @@ def suggest(
     Args:
         parameters: number of parameters, such as 13e9 or "13B".
         workload: "inference", "lora", "full-finetune" or "pretrain".
-        precision: number format of the weights. By default bf16. If bf16 does not fit, inference and lora also try
-            narrower formats on the accelerators of `GUIDE` and on several nodes. These formats are fp8 (if the card
-            computes in fp8), int8 and int4.
+        precision: number format of the weights. By default bf16. If that does not fit, inference and lora also try fp8
+            (if the card computes in fp8), int8 and int4. They are tried only on the two accelerators of `GUIDE`, and on
+            several nodes.
         sequence: tokens in one sequence.
         batch: sequences at the same time: on each device in training, over all devices in inference.
         limit: largest number of suggestions to return.
@@ -144,7 +140,7 @@ def suggest(
         The suggestions, at least one if `limit` is above 0.
 
     Raises:
-        UsageError: an argument is invalid, for example because the precision is too coarse for training. Or no node can
+        UsageError: an argument is invalid, for example because the precision is too coarse for training, or no node can
             hold the activations (intermediate results) of `batch` sequences.
     """
     size = amount(parameters)
@@ -167,11 +163,8 @@ def suggest(
 def amount(text: float | str) -> float:
     """Return a number of parameters as a float: 7e9 for "7B", "7e9" or 7e9.
 
-    The suffixes K, M, B and T, in upper or lower case, stand for 1e3, 1e6, 1e9 and 1e12. The size of the number is not
-    checked.
-
-    Raises:
-        UsageError: the value cannot be read as a number. True and False are refused, too.
+    The suffixes K, M, B and T, in any case, stand for 1e3, 1e6, 1e9 and 1e12. The size of the number is not checked.
+    UsageError is raised for a value that is no number, such as True.
     """
     if isinstance(text, (int, float)) and not isinstance(text, bool):
         return float(text)
@@ -215,15 +208,10 @@ def _check(parameters: float, workload: str, precision: str | None, sequence: in
 
 
 def _candidates(first: list[str], workload: str) -> list[str]:
-    """Return the names of the accelerators to try for a model, in order and without duplicates.
+    """Return the accelerators to try: `first`, then those of `LADDER` with at least the memory of `first[0]`.
 
-    The accelerators in `first` come first. Then those of the table `LADDER` with at least as much memory follow, in
-    rising order of memory. If `first` is empty, all accelerators of `LADDER` are returned. For "pretrain", only those
-    with at least the memory of 8 H100 are then returned, and no A100.
-
-    Args:
-        first: recommended accelerators, the smallest first. May be empty.
-        workload: what the model is used for, such as "inference" or "pretrain".
+    Those of `LADDER` are in rising order of memory. If `first` is empty, all of `LADDER` are returned, except for
+    "pretrain": then only those with at least the memory of 8 H100, and no A100.
     """
     rising = sorted(LADDER, key=lambda name: (parse(name).total_memory_gb, parse(name).count))
     if first:
@@ -247,17 +235,8 @@ def needs(
 ) -> Needs:
     """Return the memory that a model needs on `devices` devices together.
 
-    Args:
-        parameters: number of parameters.
-        workload: "inference", "lora", "full-finetune" or "pretrain".
-        precision: number format of the weights, such as "bf16".
-        sequence: tokens in one sequence.
-        batch: sequences at the same time: on each device in training, over all devices in inference.
-        devices: number of devices. In training each device holds its own activations. For inference the result does not
-            depend on the number of devices.
-
-    Raises:
-        KeyError: the precision is not a key of `BYTES`.
+    In training, each device holds its own activations of `batch` sequences. For inference, the number of devices has no
+    effect. `precision` is a key of `BYTES`, and `sequence` is the number of tokens in one sequence.
     """
     each, size = BYTES[precision], parameters / 1e9
     width, depth = dimensions(parameters)
@@ -275,19 +254,13 @@ def needs(
 
 
 def dimensions(parameters: float) -> tuple[float, float]:
-    """Return width and depth (number of layers) of a transformer with this many parameters, as unrounded floats.
-
-    The two numbers solve N = 12 L h² with h = 128 L. N is the number of parameters, h the width and L the depth.
-    """
+    """Return width h and depth L of a transformer with N parameters, unrounded: N = 12 L h² with h = 128 L."""
     depth = (parameters / (12 * 128**2)) ** (1 / 3)
     return 128 * depth, depth
 
 
 def _computes_fp8(card: Accelerator) -> bool:
-    """Return True if a card computes in fp8: NVIDIA since Ada, AMD since CDNA 3, Gaudi 2 and 3, and TPU7x.
-
-    If the card has no compute capability on record, its architecture or name decides. Returns False for unknown cards.
-    """
+    """Return True if a card computes in fp8: NVIDIA since Ada, AMD since CDNA 3, Gaudi 2 and 3, and TPU7x."""
     major, _, minor = (card.compute_capability or "0.0").partition(".")
     recent = (int(major), int(minor or 0)) >= (8, 9)
     return recent or card.architecture.startswith(("CDNA3", "CDNA4")) or card.name in ("Gaudi2", "Gaudi3", "TPU7x")
@@ -299,17 +272,9 @@ def _needs(card: Accelerator, nodes: int, shape: _Shape, precision: str) -> Need
 
 
 def _fit(card: Accelerator, nodes: int, shape: _Shape, precisions: tuple[str, ...]) -> Suggestion | None:
-    """Return a suggestion for the first precision in which the model fits into the memory of the nodes.
+    """Return a suggestion for the first precision in which the model fits into the memory of the nodes, or None.
 
-    Returns None if the model fits in no precision. fp8 is skipped for cards that do not compute in fp8. The role of the
-    suggestion is "also". On cards of compute capability 7.0 and 7.5, which lack bf16, the suggestion says "fp16"
-    instead of "bf16".
-
-    Args:
-        card: the devices of one node.
-        nodes: number of nodes.
-        shape: the model and its use.
-        precisions: number formats of the weights, in the order to try them.
+    Cards of compute capability 7.0 and 7.5 lack bf16, so their suggestion says "fp16" in its place.
     """
     for precision in precisions:
         if precision == "fp8" and not _computes_fp8(card):
@@ -325,11 +290,8 @@ def _fit(card: Accelerator, nodes: int, shape: _Shape, precisions: tuple[str, ..
 def _several_nodes(shape: _Shape, precisions: tuple[str, ...]) -> list[Suggestion]:
     """Return suggestions of several nodes with eight H100, H200 or B200 cards each.
 
-    The calculation first assumes that each device holds the activations of its own `batch` sequences. If no card has
-    enough memory for that, the devices of a node share the activations of the same sequences.
-
-    Raises:
-        UsageError: no node can hold the activations of `batch` sequences.
+    If no card can hold the activations of `batch` sequences, the devices of a node share them. If that does not help,
+    UsageError is raised.
     """
     found = []
     for card in (parse(name) for name in ("H100:8", "H200:8", "B200:8")):
@@ -361,14 +323,7 @@ def _why(shape: _Shape, card: Accelerator, nodes: int, precision: str, total: Ne
 
 
 def _ranked(found: list[Suggestion], better: str | None) -> list[Suggestion]:
-    """Return copies of the suggestions with roles: "minimum" for the first, "better" for one, "also" for the others.
-
-    The order is kept. If no suggestion after the first one is for the accelerator `better`, none has the role "better".
-
-    Args:
-        found: the suggestions, the smallest first.
-        better: spelling of the accelerator for the role "better". If None, the second suggestion gets that role.
-    """
+    """Return the suggestions with roles: the first is "minimum", and `better`, or else the second, is "better"."""
     ranked = []
     for place, each in enumerate(found):
         is_better = str(each.accelerator) == better if better else place == 1

@@ -1,4 +1,4 @@
-"""`TPU`, which returns a slice (TPU chips that are sold as one unit), and `CPU`, the machine without an accelerator."""
+"""`TPU`, which returns a TPU slice, and `CPU`, the machine without an accelerator."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ def TPU(type: str, *, topology: str | None = None, chips: int | None = None) -> 
     """Return a TPU slice by its type ("v5p-8"), or by a generation and a shape ("v5e", topology="4x4").
 
     A slice is a number of chips that are wired together and sold as one unit. A generation without a shape is one chip.
-    If both `topology` and `chips` are given, the slice must agree with both.
 
     Args:
         type: Google's name of a slice, or a generation: v2, v3, v4, v5e, v5p, v6e, tpu7x.
         topology: arrangement of the chips: "4x4", "2x2x4".
-        chips: number of chips, if their arrangement does not matter.
+        chips: number of chips, if their arrangement does not matter. With a topology, the slice must agree with both.
 
     Raises:
         UsageError: no such slice is sold (the message lists similar ones), or the topology or chips contradict the
@@ -54,10 +53,7 @@ def _named(type: str, topology: str | None, chips: int | None) -> Accelerator:
 
 
 def squashed(text: str) -> str:
-    """Return the text in lower case without spaces, tabs, dashes, underscores and dots.
-
-    Names are compared in this form. Other characters, such as "/", stay.
-    """
+    """Return a name in lower case without spaces, tabs, dashes, underscores and dots, for comparisons."""
     return text.casefold().translate(_SEPARATORS)
 
 
@@ -73,11 +69,10 @@ def _generation(text: str) -> str | None:
 
 @cache
 def spellings() -> dict[str, Slice]:
-    """Return a dict from every spelling of every TPU slice to the slice.
+    """Return every TPU slice by every spelling of it. Keys are the spellings `squashed`, such as "v5litepod16".
 
-    A slice is a number of chips that are sold as one unit. Spellings of one slice are v5litepod-16, v5e-16, tpu-v5e-16
-    and TPUv5e_16. The keys are in lower case, without dashes and underscores, such as "v5litepod16". The dict is
-    cached: callers must not change the dict.
+    Spellings of one slice are v5litepod-16, v5e-16, tpu-v5e-16 and TPUv5e_16. The dict is cached: callers must not
+    change it.
     """
     found: dict[str, Slice] = {}
     names = tables.tpu_names()

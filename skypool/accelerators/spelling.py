@@ -4,8 +4,8 @@ The format is `[count x] name [memory] [form] [@memory] [/partition] [:count]`, 
 "A100/2g.10gb:3". Case, spaces, dashes, underscores and dots do not matter. The name may also be any name that a cloud
 or a tool uses for an accelerator, or for a machine type with accelerators.
 
-The same word can mean different cards. For skypool, a bare A100 has 80 GB and a bare V100 has 16 GB. The argument
-`dialect` names a source of names, such as a cloud or a tool. A word is then read as that source uses the word:
+The same word can mean different cards. For skypool, an A100 without a size has 80 GB, and a V100 has 16 GB. The
+argument `dialect` names a source of names, such as a cloud or a tool. A word is then read as that source uses the word:
 `parse("A100", dialect="skypilot")` has 40 GB.
 """
 
@@ -55,17 +55,14 @@ _MEMORY = re.compile(r"\s*@\s*([\d.]{1,9}\s*[GT]i?B?)\s*", re.IGNORECASE)
 
 
 def read(spelling: Spelling, dialect: str | None = None) -> Accelerator:
-    """Return the accelerator that a spelling names.
-
-    An `Accelerator` is returned unchanged. A factory such as `accelerators.H100` is called without arguments.
+    """Return the accelerator that a spelling names. An `Accelerator` is returned unchanged, and a factory is called.
 
     Args:
-        spelling: the text, `Accelerator` or factory.
         dialect: source whose names are tried first, such as "aws". If None, no source is preferred.
 
     Raises:
-        UnknownAccelerator: no accelerator has this name, or `spelling` is of another type. The error lists the nearest
-            names.
+        UnknownAccelerator: no accelerator has this name, or `spelling` is neither text, an accelerator nor a factory.
+            The error lists the nearest names.
         UsageError: there is no such dialect, or a function that was added with `register` returned no `Accelerator`.
     """
     if dialect is not None and dialect not in dialects():
@@ -84,10 +81,7 @@ def read(spelling: Spelling, dialect: str | None = None) -> Accelerator:
 
 
 def _nearest(text: str) -> tuple[str, ...]:
-    """Return up to three known names similar to an unknown name, the most similar first. The result may be empty.
-
-    If only the partition is wrong ("A100/9g.99gb"), the result has partitions of that card.
-    """
+    """Return up to three names similar to an unknown one: partitions of its card if that is known, else any names."""
     card, slash, rest = text.partition("/")
     known = _in_catalogue(card, None) if slash else None
     if known and known.profiles:
@@ -104,7 +98,7 @@ def parse_all(spellings: Spelling | Iterable[Spelling]) -> tuple[Accelerator, ..
             between commas are ignored.
 
     Raises:
-        UnknownAccelerator: one of the names is unknown, or `spellings` has another type, for example None or bytes.
+        UnknownAccelerator: one of the names is unknown, or `spellings` is something else, for example None or bytes.
         UsageError: the list is empty.
     """
     each: Iterable[Spelling]
@@ -124,11 +118,7 @@ def parse_all(spellings: Spelling | Iterable[Spelling]) -> tuple[Accelerator, ..
 
 @lru_cache(maxsize=4096)
 def _in_catalogue(spelling: str, dialect: str | None) -> Accelerator | None:
-    """Return the accelerator of the catalogue that a spelling names. Results are cached.
-
-    Returns None if no name matches, the text has more than 120 characters, or the memory, partition or count does not
-    suit the card. Names added by `register` are not found here.
-    """
+    """Return the accelerator of the catalogue that a spelling names; None if it is unknown or impossible."""
     if len(spelling) > LONGEST:
         return None
     text = spelling.strip()
@@ -158,10 +148,7 @@ def _read(spelling: str, dialect: str | None) -> Accelerator | None:
 
 
 def _taken(pattern: re.Pattern[str], text: str) -> tuple[str | None, str]:
-    """Return what the first non-empty group of `pattern` matched in the text, and the text without the whole match.
-
-    If nothing matches, returns None and the unchanged text.
-    """
+    """Return what the first non-empty group of `pattern` matched, or None, and the text without the whole match."""
     if not (found := pattern.search(text)):
         return None, text
     return next(group for group in found.groups() if group), text[: found.start()] + text[found.end() :]
@@ -182,8 +169,7 @@ def _relabelled(text: str) -> str:
 def _attached(text: str, dialect: str | None) -> tuple[str | None, str]:
     """Return the count and the name of a text that ends with "x" and a count: "H100x8" gives ("8", "H100").
 
-    If the text has no clear count, returns None and the whole text. "MI250x4" has no clear count: it may mean MI250 or
-    MI250X.
+    If the text has no clear count, returns None and the whole text. "MI250x4" has none: it may mean MI250 or MI250X.
     """
     found = _ATTACHED_COUNT.fullmatch(text)
     if found is None or _named(f"{found[1]}x", dialect):
@@ -205,13 +191,7 @@ def _finish(found: Accelerator, memory: str | None, profile: str | None, count: 
 
 
 def _many(found: Accelerator, profile: str, number: int) -> Accelerator:
-    """Return `number` partitions of the card `found` with this profile, on as many cards as they need.
-
-    The count of `found` is ignored.
-
-    Raises:
-        UsageError: the card lacks the profile, or is a partition itself.
-    """
+    """Return `number` partitions of a card with this profile, on as many cards as they need."""
     one = found.partition(profile)
     assert one.part is not None
     return found.with_count(-(-number // one.part.max_per_card)).partition(profile, number)
@@ -227,11 +207,7 @@ def _named(text: str, dialect: str | None) -> Accelerator | None:
 
 
 def _of_family(text: str) -> Accelerator | None:
-    """Return the accelerators of a cloud's machine type, if the table families.csv has a pattern for the type's name.
-
-    The count of the result is the number of accelerators, at least 1. Returns None if no pattern matches. Azure's
-    prefix "Standard_" is ignored.
-    """
+    """Return the accelerators of a cloud's machine type, if a pattern in families.csv matches the type's name."""
     name = text.strip().removeprefix("Standard_").removeprefix("standard_")
     if name[:1].casefold() not in "ngtlza":  # the first letters of all patterns
         return None
@@ -282,11 +258,7 @@ def _direct(key: str) -> Accelerator | None:
 
 @cache
 def _names() -> dict[str, tuple[str, float | None, str | None]]:
-    """Return a dict from every spelling of every model, with or without memory and form factor, to its meaning.
-
-    Keys are spellings in lower case, without spaces, dashes, underscores and dots. Values are (name, memory in GB, form
-    factor). The memory or form factor is None if the spelling does not say it.
-    """
+    """Return (name, memory in GB or None, form factor or None) for every `squashed` spelling of a model."""
     found: dict[str, tuple[str, float | None, str | None]] = {}
     for name, group in tables.rows_by_name().items():
         plain = squashed(name)
@@ -310,31 +282,26 @@ def _names() -> dict[str, tuple[str, float | None, str | None]]:
 
 @cache
 def dialects() -> tuple[str, ...]:
-    """Return all values that the argument `dialect` of `parse` accepts: sources of names, such as "aws"."""
+    """Return all values that the argument `dialect` of `parse` accepts."""
     return tuple(dict.fromkeys(row["source"] for row in tables.rows("aliases.csv")))
 
 
 @cache
 def meanings(dialect: str) -> dict[str, Accelerator]:
-    """Return a dict from every name that one dialect (a source of names) defines to the accelerator that it names.
+    """Return the accelerator for every name that one dialect defines. The dict is empty for an unknown dialect.
 
-    The names of "aws-type", for example, are the machine types of AWS. The dict is empty for an unknown dialect. The
-    dict is cached: callers must not change the dict.
+    The names of "aws-type", for example, are the machine types of AWS. The dict is cached: callers must not change it.
     """
     rows = [row for row in tables.rows("aliases.csv") if row["source"] == dialect]
     return {row["alias"]: read(row["means"]) for row in rows}
 
 
 def sold(provider: str, kind: str, devices: Iterable[tuple[str, int]]) -> Accelerator | None:
-    """Return the accelerator that a provider's machine type has.
+    """Return the accelerator that a provider's machine type has, or None if no name is known.
 
-    If the name of the machine type is known, that name decides. Otherwise the names of the devices are tried in order.
-    The first known device name gives the result, with the count of that device. Returns None if no name is known.
-
-    Args:
-        provider: name of the provider's dialect, such as "aws".
-        kind: name of the machine type, exactly as the provider writes it.
-        devices: (name, count) for each kind of device that the machine type has. The names are the provider's.
+    If the name of the machine type is known, that name decides. Otherwise the first known name of the `devices`, which
+    are pairs (name, count), gives the result with its count. All names are the provider's, and `provider` is the name
+    of its dialect.
     """
     if found := meanings(f"{provider}-type").get(kind):
         return found
@@ -351,11 +318,7 @@ def _dialects() -> dict[tuple[str, str], str]:
 
 @cache
 def _aliases() -> dict[str, str]:
-    """Return a dict from each alias (another name, such as a cloud's) to the spelling that the alias stands for.
-
-    Keys are in lower case, without spaces, dashes, underscores and dots. If sources disagree on an alias, the source
-    that aliases.csv lists first decides.
-    """
+    """Return the spelling by each `squashed` alias. If sources differ, the one that aliases.csv lists first decides."""
     found: dict[str, str] = {}
     for row in tables.rows("aliases.csv"):
         found.setdefault(squashed(row["alias"]), row["means"])
@@ -363,14 +326,7 @@ def _aliases() -> dict[str, str]:
 
 
 def _family(key: str) -> str | None:
-    """Return the accelerator's spelling for a machine type, if a name with a star ("NV*_V710_v5") matches the type.
-
-    The names are those of the table aliases.csv. The star stands for one or more letters and digits. Returns None if no
-    such name matches.
-
-    Args:
-        key: name of the machine type in lower case, without spaces, dashes, underscores and dots.
-    """
+    """Return the spelling for a machine type that an alias with a star, such as "NV*_V710_v5", matches, or None."""
     for start, end, means in _families():
         if key.startswith(start) and key.endswith(end) and key[len(start) : -len(end)].isalnum():
             return means

@@ -1,7 +1,7 @@
 """Loads the catalogue's data files (CSV). Each file is read at its first use and kept in memory.
 
-The files may be in a directory or in a zip archive. Most results are cached and shared, so callers must not change the
-results.
+The files may be in a directory or in a zip archive. Most results are cached and shared, so callers must not change
+them.
 """
 
 from __future__ import annotations
@@ -29,14 +29,7 @@ def _lines(file: str) -> list[str]:
 
 @cache
 def rows(file: str) -> tuple[Row, ...]:
-    """Return every row of a CSV file of this package. Each row is a dict from column heading to cell.
-
-    The first line of the file has the headings and is not a row. All cells are strings; an empty cell is "".
-
-    Raises:
-        OSError: there is no such file.
-        ValueError: a row has more or fewer cells than the heading.
-    """
+    """Return every row of a CSV file of this package, as a dict of cells by column heading. An empty cell is ""."""
     return tuple(_row(file, line) for line in _lines(file)[1:])
 
 
@@ -61,10 +54,7 @@ def _cells(line: str) -> list[str]:
 
 
 def rows_of(name: str) -> tuple[Row, ...]:
-    """Return the catalogue's rows of one model. The tuple is empty for an unknown name.
-
-    The name must be spelled exactly as in the catalogue. Only this model's rows are parsed, which is quick.
-    """
+    """Return the catalogue's rows of one model; () for an unknown name. Only these rows are parsed, which is quick."""
     file = "accelerators.csv"
     return tuple(_row(file, line) for line in _lines(file)[1:] if line.startswith(f"{name},"))
 
@@ -79,10 +69,7 @@ def _number(text: str) -> float | None:
 
 @cache
 def rows_by_name() -> dict[str, tuple[Row, ...]]:
-    """Return a dict from each model name to the model's rows in the catalogue, in the catalogue's order.
-
-    The first row of a model is what the name alone, such as "A100", stands for.
-    """
+    """Return the catalogue's rows by model name. The first row of a model is what the name alone stands for."""
     found: dict[str, list[Row]] = {}
     for row in rows("accelerators.csv"):
         found.setdefault(row["name"], []).append(row)
@@ -91,10 +78,7 @@ def rows_by_name() -> dict[str, tuple[Row, ...]]:
 
 @cache
 def variants(name: str) -> tuple[Variant, ...]:
-    """Return the variants of a model: one for each memory size and form factor. Empty for an unknown name.
-
-    The name must be spelled exactly as in the catalogue. The first variant is what the name alone stands for.
-    """
+    """Return the variants of a model; () for an unknown name. The first is what the name alone stands for."""
     return tuple(_variant(row) for row in rows_of(name))
 
 
@@ -133,10 +117,7 @@ def _metadata(row: Row) -> Metadata:
 
 @cache
 def partition_cards() -> dict[tuple[str, float], tuple[str, ...]]:
-    """Return a dict from each card that can be partitioned to the names of this card in partitions.csv.
-
-    Each key is (model, memory in GB). Each value is a tuple of names.
-    """
+    """Return the names that partitions.csv uses for each card that can be partitioned, by (model, memory in GB)."""
     found: dict[tuple[str, float], list[str]] = {}
     for row in rows("partition_cards.csv"):
         for model in row["models"].split():
@@ -147,10 +128,9 @@ def partition_cards() -> dict[tuple[str, float], tuple[str, ...]]:
 
 @cache
 def profiles(name: str, memory_gb: float) -> dict[str, Partition]:
-    """Return the kinds of partitions of a card, as a dict from the profile's name, such as "1g.10gb", to `Partition`.
+    """Return the partitions of a card by their profile, such as "1g.10gb". Empty if none are on record.
 
-    NVIDIA's profiles come first, from the smallest to the largest, and then fractions such as "1of4". The dict is empty
-    if no partitions are on record, or if the card is unknown.
+    NVIDIA's profiles come first, from the smallest to the largest, and then fractions such as "1of4".
     """
     cards = partition_cards().get((name, memory_gb), ())
     return {row["profile"]: _partition(row) for row in rows("partitions.csv") if row["card"] in cards}
@@ -176,10 +156,7 @@ def _partition(row: Row) -> Partition:
 
 
 def _placements(text: str) -> tuple[tuple[int, int], ...]:
-    """Return the positions of a partition as pairs (first memory slice, number of memory slices).
-
-    "0,2,4:2" gives three positions of size 2, at 0, 2 and 4. "0-6:1" gives seven of size 1. Empty text gives ().
-    """
+    """Return positions as (first memory slice, size): "0,2,4:2" gives three of size 2, and "0-6:1" seven of size 1."""
     if not text:
         return ()
     starts, _, size = text.partition(":")
@@ -190,17 +167,14 @@ def _placements(text: str) -> tuple[tuple[int, int], ...]:
 
 @cache
 def slices() -> dict[str, Slice]:
-    """Return a dict from Google's name, such as "v5litepod-16", to each TPU slice (chips that are sold as one unit)."""
+    """Return every TPU slice by Google's name, such as "v5litepod-16"."""
     generations = {row["generation"]: row for row in rows("tpu_generations.csv")}
     return {row["type"]: _slice(row, generations[row["generation"]]) for row in rows("tpu_slices.csv")}
 
 
 @cache
 def slice_types() -> dict[str, str]:
-    """Return a dict from the name in `skypool.accelerators` to Google's name, for every TPU slice.
-
-    A TPU slice is a number of chips that are sold as one unit. For example, the value of "TPUv5e_16" is "v5litepod-16".
-    """
+    """Return Google's name of every TPU slice by its name in this package: {"TPUv5e_16": "v5litepod-16"}."""
     names = tpu_names()
     return {
         f"{names[row['generation']]}_{row['type'].partition('-')[2]}": row["type"] for row in rows("tpu_slices.csv")
@@ -208,7 +182,7 @@ def slice_types() -> dict[str, str]:
 
 
 def tpu_names() -> dict[str, str]:
-    """Return a dict from each TPU generation, such as "v5e", to the name of its chip in the catalogue: "TPUv5e"."""
+    """Return the catalogue's name of the chip by TPU generation: {"v5e": "TPUv5e"}."""
     return {row["generation"]: row["name"] for row in rows("tpu_generations.csv")}
 
 

@@ -35,10 +35,10 @@ _RUNTIMES: dict[tuple[str, str], Runtime] = {
 class Accelerator:
     """Devices of one node: their model and their number. Each device is a whole card, a partition of a card, or a chip.
 
-    Values cannot be changed. Two values are equal if they stand for the same hardware. Values are ordered by total
-    memory, then by memory of one device, then by `str()`. `str()` returns the canonical spelling, such as "H100:8". The
-    function `parse` turns this text into an equal value. The constructor raises UsageError for an empty name, or a
-    negative count or memory.
+    Values cannot be changed. Two values are equal if they stand for the same hardware. They are ordered by total
+    memory, then by memory of one device, then by `str()`. `str()` returns the canonical spelling, such as "H100:8",
+    which `parse` turns into an equal value. The constructor raises UsageError for an empty name, or a negative count or
+    memory.
 
     Attributes:
         name: name of the model and of its factory: "A100".
@@ -95,12 +95,12 @@ class Accelerator:
 
     @property
     def total_memory_gb(self) -> float:
-        """Return the nominal memory of all devices together, in GB: the memory of one device times the count."""
+        """Return the nominal memory of all devices together, in GB."""
         return self.memory_gb * self.count
 
     @property
     def profile(self) -> str | None:
-        """Return the name of the profile (the kind of partition), such as "2g.10gb". Returns None for whole cards."""
+        """Return the profile (the kind of partition), such as "2g.10gb"; None for whole cards."""
         return self.part.profile if self.part else None
 
     @property
@@ -114,26 +114,23 @@ class Accelerator:
 
     @property
     def cards(self) -> int:
-        """Return the number of whole cards (or chips) that hold the devices, rounded up.
+        """Return the number of whole cards (or chips) that hold the devices, rounded up; 0 for `CPU()`.
 
-        For example, seven partitions 1g.10gb of an H100 need one card. The number is 0 for `CPU()`.
+        For example, seven partitions 1g.10gb of an H100 need one card.
         """
         return -(-self.count // self.part.max_per_card) if self.part else self.count
 
     @property
     def hosts(self) -> int:
-        """Return the number of virtual machines that hold the devices: 1, or several for most TPU slices.
-
-        A TPU slice is a number of chips that are sold as one unit.
-        """
+        """Return the number of virtual machines that hold the devices: 1, or several for most TPU slices."""
         return self.slice.vms if self.slice else 1
 
     def with_count(self, count: int) -> Accelerator:
-        """Return the same hardware with `count` devices. This accelerator itself does not change.
+        """Return the same hardware with `count` devices.
 
         Raises:
-            UsageError: the count is not a whole number above 0. Or the count is fixed, because this is a CPU or a TPU
-                slice (chips that are sold as one unit). Nothing is raised if `count` is the present count.
+            UsageError: the count is not a whole number above 0, or it differs from the fixed count of a TPU slice or
+                `CPU()`.
         """
         if count == self.count:
             return self
@@ -152,15 +149,15 @@ class Accelerator:
         """Return `count` partitions of this card, each of which is a device of its own.
 
         If the card was made without a memory size, another size is used if only that size has the profile. For example,
-        `A100()`, which has 80 GB, becomes the 40 GB card if only the 40 GB card has the profile.
+        `A100()`, which has 80 GB, becomes the 40 GB card if only that card has the profile.
 
         Args:
             profile: kind of partition, such as "2g.10gb". `profiles` lists all kinds. Case does not matter.
             count: total number of partitions. The cards of this accelerator must be able to hold all of them.
 
         Raises:
-            UsageError: the card lacks the profile; the message lists the card's profiles. Also if the cards cannot hold
-                so many partitions, the count is below 1, or this accelerator is a partition itself.
+            UsageError: the card lacks the profile (the message lists the existing ones), the cards cannot hold so many
+                partitions, the count is below 1, or this accelerator is a partition itself.
         """
         from skypool.accelerators import partitions  # imported late: only partitions need it
 
@@ -183,7 +180,7 @@ class Accelerator:
     def fits(self, profiles: Iterable[str]) -> bool:
         """Return True if one card can hold all these profiles at once: `["3g.40gb", "2g.20gb", "2g.20gb"]`.
 
-        A profile is a kind of partition. The count of this accelerator does not matter. An empty list always fits.
+        The count of this accelerator does not matter. An empty list always fits.
 
         Raises:
             UsageError: the card lacks one of the profiles.
@@ -204,8 +201,8 @@ class Accelerator:
         """Return True if both accelerators may be the same kind of device, whatever their counts.
 
         The model, the memory of the whole card and the partition must be the same. The form factors must be the same,
-        unless one of them is None. `a.could_be(b)` is the same as `b.could_be(a)`. Use this method to compare rented
-        hardware with what a node's own tools report, which is often less exact.
+        too, unless one of them is None. Use this method to compare rented hardware with the reports of a node's own
+        tools, which are often less exact.
         """
         forms = {self.form_factor, other.form_factor} - {None}
         mine, theirs = self._identity(None), other._identity(None)
@@ -232,9 +229,9 @@ class Accelerator:
         return self == other or self > other
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return what `pickle` stores: all fields of a custom accelerator, or the name, partition and count of another.
+        """Return what `pickle` stores: all fields of a custom accelerator, otherwise name, partition, count and origin.
 
-        A process that unpickles a name takes all other facts from its own catalogue.
+        A process that unpickles the latter takes all other facts from its own catalogue.
         """
         if self.origin == "custom":
             return Accelerator, tuple(getattr(self, name) for name in Accelerator.__slots__)
@@ -264,10 +261,7 @@ class Accelerator:
         return f"{made}.partition({self.part.profile!r}{count})" if self.part else made
 
     def to_json(self) -> str:
-        """Return all fields as the text of one JSON object.
-
-        The object also has the key "spelling". Its value is the string that `str()` returns, such as "H100:8".
-        """
+        """Return all fields as the text of one JSON object, and the string that `str()` returns as "spelling"."""
         import json  # both are imported late, as few programs need them
         from dataclasses import asdict
 
@@ -315,13 +309,8 @@ def _from_fields(given: dict[str, Any]) -> Accelerator:
 def build(name: str, memory_gb: float | None = None, form_factor: str | None = None, count: int = 1) -> Accelerator:
     """Return `count` devices of a catalogue model, in the first variant that has the given memory and form factor.
 
-    If the form factor is not given and several exist for that memory, the form factor of the result is None.
-
-    Args:
-        name: model name, exactly as in the catalogue.
-        memory_gb: memory of one device in GB; None accepts any.
-        form_factor: form factor; None accepts any.
-        count: number of devices, at least 1.
+    None accepts any memory or form factor. If several form factors exist for that memory and none is given, the form
+    factor of the result is None.
 
     Raises:
         UsageError: no variant has this memory and form factor (the message lists those that exist), the name is
@@ -365,18 +354,13 @@ def _no_variant(name: str, every: Iterable[Variant], memory: float | None, form:
 
 
 def as_reported(card: Accelerator, memory_mib: float) -> Accelerator | None:
-    """Return the variant of a card's model whose nominal memory is nearest to the memory that a tool reports.
+    """Return the variant of a card's model whose nominal memory is nearest to the memory that a tool reports, in MiB.
 
     Tools usually report less than the nominal memory, because error correction and firmware take some of it. There is
     no upper limit for the reported memory.
 
-    Args:
-        card: the card, with any memory size. It is not changed.
-        memory_mib: memory of one device as the tool reports it, in MiB.
-
-    Returns:
-        The variant, with the count of `card`. None if the reported memory is below 80 % of the nearest nominal size. A
-        card that is not in the catalogue is returned unchanged.
+    Returns None if the reported memory is below 80 % of the nearest nominal size. A card that is not in the catalogue
+    is returned unchanged.
     """
     gib = memory_mib / 1024 * _DIES.get(card.name, 1)
     forms = (None, card.form_factor) if card.form_factor else ()
@@ -399,26 +383,13 @@ Each die is reported with its share of the card's memory.
 
 
 def build_slice(kind: Slice) -> Accelerator:
-    """Return the accelerator that stands for all chips of one TPU slice (chips that are sold as one unit).
-
-    The accelerator's `count` is the number of chips, and its `memory_gb` is the memory of one chip.
-    """
+    """Return the accelerator that stands for all chips of one TPU slice. Its `memory_gb` is the memory of one chip."""
     chip = build(tables.tpu_names()[kind.generation])
     return _changed(chip, count=kind.chips, slice=kind, label=kind.type)
 
 
 def _revive(label: str, profile: str | None, count: int, origin: Origin) -> Accelerator:
-    """Return the accelerator that `pickle` stored as these four values. All other facts come from the catalogue.
-
-    Args:
-        label: canonical spelling without partition and count, such as "A100-40GB" or "v5p-8".
-        profile: kind of partition, such as "2g.10gb"; None for whole cards.
-        count: number of devices.
-        origin: the attribute `origin` of the accelerator.
-
-    Raises:
-        UsageError: the catalogue does not have the model, its memory size or form factor, or the partition.
-    """
+    """Return the accelerator that `pickle` stored as these values. All other facts come from the catalogue."""
     if made := tables.slices().get(label):
         return build_slice(made)
     name, memory, form = _split(label)
@@ -443,7 +414,7 @@ def canonical(spelling: str) -> Accelerator | None:
     """Return the accelerator for a text that `str()` of an accelerator returns, such as "H100:8" or "A100-40GB".
 
     A model's name alone, such as "A100", is read, too. Returns None for any other text, also for a partition, a TPU
-    slice (chips that are sold as one unit) or an invalid count. Nothing is raised.
+    slice or an invalid count.
     """
     label, colon, count = spelling.partition(":")
     if colon and not (count.isascii() and count.isdecimal() and 0 < int(count) < 10_000 and not count.startswith("0")):

@@ -15,10 +15,23 @@ A driver is the class that talks to one cloud provider. It is found by name thro
 - `recording`: records requests and replies without secrets.
 - `regional`: base class for clouds with regions.
 - `tags`: writes owner, pool and expiry time into the tags of machines, and reads them.
-- `userdata`: boot scripts, with the guard (the process that ends a machine when its lease is over).
+- `userdata`: boot scripts, with the guard.
 - `ssh_machine`: access to rented machines by SSH, termination that waits, and spot notices.
 - `transports`: access to machines by other commands than SSH.
 - `blocklist`: machines that failed in the last day.
+
+Words of this package:
+
+- instance: a rented machine as its provider reports it (`skypool.model.Instance`).
+- leftover: another resource of a pool at a provider, such as a disk or a key pair (`skypool.model.Leftover`).
+- slice: several machines (hosts) that are rented and end together.
+- lease: the seconds that a machine lives on without hearing from its client.
+- guard: a process on the machine that ends it when its lease is over.
+- spot notice: a provider's announcement that it will take a spot machine back.
+- finding: the result of one check (`skypool.model.Finding`).
+- ledger: skypool's local database of rented machines.
+- border: a place where requests leave this process, such as `Rest` or a client of an SDK.
+- placeholder: the text that replaces a private value in a recording, such as "user-1".
 """
 
 from __future__ import annotations

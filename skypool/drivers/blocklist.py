@@ -1,7 +1,7 @@
 """Blocklist of a provider's machines that failed for this user in the last day, so that they are not rented again.
 
-The blocklist is for providers whose offers are single machines of strangers. Each blocked machine is one file. The name
-of the file is the provider's number of the machine. Remove the file to allow the machine again.
+The blocklist is for providers whose offers are single machines of strangers. Each blocked machine is one file, whose
+name is the provider's number of the machine. Remove the file to allow the machine again.
 """
 
 from __future__ import annotations
@@ -18,24 +18,20 @@ _LONGEST = 1000
 
 
 def note(provider: str, machine: int, why: str) -> None:
-    """Put a machine on the provider's blocklist, so that no process of this user rents the machine for one day.
+    """Put a machine on the provider's blocklist, so that no process of this user rents it for one day.
 
-    If the machine is already on the blocklist, its reason is replaced and its day begins again.
-
-    Args:
-        provider: name of the driver.
-        machine: the provider's number of the machine.
-        why: the reason, as text. Its first 1,000 characters are kept.
+    If it is there already, its reason is replaced and its day begins again. The first 1,000 characters of the reason
+    are kept.
 
     Raises:
-        OSError: the blocklist, a folder with a file for each machine, cannot be written, or another user can change it.
+        OSError: the blocklist cannot be written, or another user can change it.
     """
     folder = private.folder(place(provider), private.STATE)
     (folder / str(machine)).write_text(why[:_LONGEST], "utf-8", "backslashreplace")
 
 
 def known(provider: str) -> dict[int, str]:
-    """Return the blocked machines of a provider: a dict from the machine's number to the reason, {} if there are none.
+    """Return the reasons of a provider's blocked machines by the machine's number.
 
     Machines that were blocked a day ago or earlier are removed from the blocklist, and not returned.
 
@@ -59,8 +55,5 @@ def known(provider: str) -> dict[int, str]:
 
 
 def place(provider: str) -> Path:
-    """Return the folder of the provider's blocklist. The folder has one file for each blocked machine.
-
-    This function does not create the folder, so it may not exist yet.
-    """
+    """Return the folder of the provider's blocklist, with one file for each blocked machine. It may not exist yet."""
     return places.state() / "faulty" / provider

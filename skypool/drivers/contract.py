@@ -1,10 +1,11 @@
-"""Protocols that a driver implements. A driver is the class that talks to one cloud provider.
+"""Protocols that a driver implements.
 
 `Driver` has the methods that every driver needs. `Renews`, `Learns`, `Tidies`, `Checks`, `Proves`, `Bills` and
-`Policed` are optional. `Abilities` says what machines of a provider can do. `Answers`, `lacks` and `undo` are helpers
-for authors of drivers.
+`Policed` are optional: a driver implements one by having its methods. `Abilities` says what machines of a provider can
+do. `Answers`, `lacks` and `undo` are helpers for authors of drivers.
 
-In this module, an instance is a rented machine as its provider reports it (`skypool.model.Instance`).
+An instance is a rented machine as its provider reports it. A slice is several machines (its hosts) that are rented
+together. A lease is how long a machine lives on without hearing from its client.
 """
 
 from __future__ import annotations
@@ -23,28 +24,25 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """The abilities of a provider and of its machines, as the driver declares them.
+    """The abilities of a provider and of its machines, which a driver declares as its class attribute `abilities`.
 
-    A driver declares one `Abilities` object as its class attribute `abilities`. A driver without that attribute has the
-    default values.
+    A driver without that attribute has the default values.
 
     Attributes:
-        ends_itself: True if a machine ends itself when its lease is over, and is then no longer billed. (The lease is
-            the time for which a machine lives on without hearing from its client.) `Offer.ends_itself` overrides this
-            value for one offer.
+        ends_itself: True if a machine ends itself when its lease is over, and is then no longer billed.
+            `Offer.ends_itself` overrides this value for one offer.
         private_network: True if machines of one launch can reach each other over a private network. Pools with
             `private_network=True` use no provider for which this value is False.
         spot: True if the provider sells spot machines, which it may take back at any time.
         trust: "full" if results of this provider's machines may be unpickled on the client, which can run code there.
-            "data" if these results are read as plain data only. This value is used for a machine that was found by its
-            tags, because the machine's offer is unknown. If the value is None, skypool calls `offers`. It then uses
-            "full" if there are offers and all have the trust "full", and otherwise "data".
-        billed_from: the event from which the provider bills a machine. "create" is the request that creates the
-            machine. "running" is the moment when the machine runs; a machine that never runs then costs nothing. See
-            also `Instance.billed_from`.
+            "data" if they are read as plain data only. This value is used for a machine that was found by its tags,
+            because its offer is unknown. None: "full" if `offers` returns offers and all have the trust "full",
+            otherwise "data".
+        billed_from: the event from which the provider bills a machine: "create" (the request that creates it) or
+            "running". With "running", a machine that never runs costs nothing. See also `Instance.billed_from`.
         lists_all: True if `instances` returns all of the user's machines at this provider, whichever client calls it.
-            False if it returns only the machines of the client's own host or folder. A machine that is missing from
-            the list may then still run.
+            False if it returns only those of the client's own host or folder. A machine that is missing from the list
+            may then still run.
         network_advice: a sentence without a full stop that says what to open if machines of one pool cannot reach each
             other. "" for general advice. skypool adds the sentence to its NetworkError.
     """
@@ -67,7 +65,6 @@ def abilities(driver: Driver) -> Abilities:
 def ends_itself(driver: Driver, offer: Offer) -> bool:
     """Return True if a machine of this offer ends itself, and is no longer billed, when its lease is over.
 
-    The lease is the time for which a machine lives on without hearing from its client. `offer.ends_itself` is returned.
     If `offer.ends_itself` is None, the driver's `abilities` decide.
     """
     return abilities(driver).ends_itself if offer.ends_itself is None else offer.ends_itself
@@ -76,11 +73,11 @@ def ends_itself(driver: Driver, offer: Offer) -> bool:
 def terminate(driver: Driver, instances: Sequence[Instance]) -> None:
     """Terminate instances with the driver's method `terminate`, and raise `StillRunning` for every kind of failure.
 
-    Blocks until the provider says that the instances have ended. If the driver raises any other error, a StillRunning
-    that names all the given instances is raised instead, with the driver's error as its cause.
+    Blocks until the provider says that the instances have ended. Any other error of the driver becomes the cause of a
+    StillRunning that names all the given instances.
 
     Raises:
-        StillRunning: names the instances whose end could not be proved. These instances may still run and cost money.
+        StillRunning: names the instances whose end could not be proved. They may still run and cost money.
     """
     try:
         driver.terminate(instances)
@@ -94,16 +91,16 @@ def terminate(driver: Driver, instances: Sequence[Instance]) -> None:
 def undo(terminate: Callable[[Sequence[Instance]], None], order: Order, instances: Sequence[Instance]) -> None:
     """Terminate instances that a failing launch made, and report the ended instances to `order.undone`.
 
-    The pool needs this report to compute what the instances cost. Does nothing if `instances` is empty.
+    The pool needs this report to compute what the instances cost.
 
     Args:
         terminate: the driver's method that terminates instances.
         order: order that the instances belong to.
-        instances: instances that the launch made and does not return.
+        instances: instances that the launch made and does not return. May be empty.
 
     Raises:
-        StillRunning: names the instances whose end could not be proved. The other instances are reported as ended
-            before the error is raised. If the error names no instance, none is reported.
+        StillRunning: names the instances whose end could not be proved. The others are reported as ended first. If the
+            error names no instance, none is reported.
         Exception: any other error of `terminate`, unchanged. No instance is reported.
     """
     if not instances:
@@ -118,7 +115,7 @@ def undo(terminate: Callable[[Sequence[Instance]], None], order: Order, instance
 
 
 class Answers(list[T]):
-    """A list that may be incomplete, such as a provider's offers, with the names of what may be missing from the list.
+    """A list that may be incomplete, such as a provider's offers, with the names of what may be missing.
 
     A driver's `offers` returns `Answers` if some offers or prices could not be read. An incomplete list is not cached.
 
@@ -140,11 +137,11 @@ class Answers(list[T]):
 def lacks(what: str, why: Exception) -> str:
     """Warn the user that a list is incomplete, and return `what` unchanged, for `Answers.lacks`.
 
-    In the work of a pool the warning is a `Notice` of the pool, elsewhere a RuntimeWarning.
+    If skypool called the driver for a pool, the warning is a `Notice` of the pool, and otherwise a RuntimeWarning.
 
     Args:
-        what: name of what may be missing, such as "prices". The warning shows the name.
-        why: the error that prevented reading. The warning shows the text of the error.
+        what: name of what may be missing, such as "prices". The warning shows it.
+        why: the error that prevented reading. The warning shows its text.
     """
     tracebacks.warn(f"{what} may be missing: {why}")
     return what
@@ -158,8 +155,8 @@ class Driver(Protocol):
     calls the methods from worker threads, several at the same time.
 
     A driver may have the class attribute `offers_keep: ClassVar[float]`, the number of seconds for which its offers are
-    cached. Without this attribute, skypool requests the offers each time. The cache key is computed from the driver's
-    `repr` and the need, so fields with secrets must have `repr=False`.
+    cached. Without it, skypool requests the offers each time. The cache key is computed from the driver's `repr` and
+    the need, so fields with secrets must have `repr=False`.
 
     Attributes:
         name: name of the driver, such as "aws": lower-case letters, digits and hyphens.
@@ -173,9 +170,8 @@ class Driver(Protocol):
         skypool itself removes offers that do not meet the need, so a driver need not check every requirement. The
         method should be quick: skypool waits 30 s at most.
 
-        Leave out offers that cannot be read. In that case return `Answers` whose `lacks` names what may be missing, and
-        warn the user with the function `lacks`. Any other list, also an empty one, counts as complete, and may be
-        cached for the next request.
+        Leave out offers that cannot be read. Then return `Answers` whose `lacks` names what may be missing, and warn
+        the user with the function `lacks`. Any other list, also an empty one, counts as complete, and may be cached.
 
         Args:
             need: requirements of each machine. Its `max_usd_per_hour` is always None here.
@@ -196,9 +192,9 @@ class Driver(Protocol):
         Use `undo` to terminate machines that the launch made and does not return. These calls let skypool count the
         cost of each machine from its own create request on, also if the machine was terminated again.
 
-        A slice is several machines (its hosts) that can only be rented together; then `offer.hosts` is greater than 1.
-        `order.nodes` then lists the hosts of whole slices, one slice after the other. Return all hosts of a slice, in
-        order and with the same `Instance.slice`, or none of them.
+        If `offer.hosts` is greater than 1, the offer is a slice. `order.nodes` then lists the hosts of whole slices,
+        one slice after the other. Return all hosts of a slice, in order and with the same `Instance.slice`, or none of
+        them.
 
         If `order.need.private_network` is True, rent all machines in one place, or none. Otherwise fewer machines may
         be returned if no more are in stock: at least one, and those for the first nodes of `order.nodes`.
@@ -213,17 +209,17 @@ class Driver(Protocol):
         Raises:
             CapacityError, OfferGone, QuotaError, AccessError, CredentialsError, FundsError: nothing was rented. skypool
                 tries another offer; the class of the error decides which offers are skipped.
-            RateLimitError, NoAnswer: skypool repeats the launch with the same token. If that does not help, it tries
+            RateLimitError, NoAnswer: skypool repeats the launch with the same token. If that fails, too, it tries
                 another offer. After NoAnswer, machines may have been made. An ErrorGroup counts as NoAnswer.
             StillRunning: machines that the launch terminated again may still run. No other offer is tried.
-            SkypoolError: for any other reason, nothing was rented. No other offer is tried.
-            Exception: any other error counts as a lost reply. skypool looks for machines that the launch made, and
-                terminates them. No other offer is tried.
+            SkypoolError: nothing was rented, for a reason that is not listed here. No other offer is tried.
+            Exception: any error that is not a SkypoolError counts as a lost reply. skypool looks for machines that the
+                launch made, and terminates them. No other offer is tried.
         """
         ...
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
-        """Return all instances of this user's pools at this provider, in no particular order; [] if there are none.
+        """Return all instances of this user's pools at this provider, in no particular order.
 
         Find the instances by their tags at the provider, never from skypool's own records. Instances that have ended
         may be left out; if they are returned, their state must be "ended".
@@ -235,8 +231,7 @@ class Driver(Protocol):
             pool: return only the instances of the pool with this name; None for all pools.
 
         Raises:
-            ProviderError: the provider or one of its regions could not be asked, or the list may be incomplete. So
-                instances could be missing.
+            ProviderError: the provider or one of its regions could not be asked, or the list may be incomplete.
             ErrorGroup: several regions could not be asked, for different reasons.
         """
         ...
@@ -255,9 +250,8 @@ class Driver(Protocol):
     def terminate(self, instances: Sequence[Instance]) -> None:
         """Terminate instances, and return when the provider says that all of them have ended.
 
-        If an instance is a host of a slice (several machines that are rented together), the whole slice ends. Instances
-        that no longer exist are ignored. With an empty `instances`, nothing is done. A list of the provider proves an
-        end only if it was read to its end.
+        If an instance is a host of a slice, the whole slice ends. Instances that no longer exist are ignored. An
+        instance that the provider's list lacks counts as ended only if all pages of the list were read.
 
         Raises:
             StillRunning: names the instances whose end could not be proved. The other instances have ended. After any
@@ -268,16 +262,13 @@ class Driver(Protocol):
 
 @runtime_checkable
 class Renews(Protocol):
-    """An optional protocol of a driver: the driver can postpone the expiry time in the tags of a pool's machines.
-
-    A driver implements this protocol by having the method `renew`; nothing else needs to be declared.
-    """
+    """An optional protocol of a driver: the driver can postpone the expiry time in the tags of a pool's machines."""
 
     def renew(self, pool: str, until: datetime) -> None:
         """Write a new expiry time into the tags of every machine and every other resource of a pool.
 
         After the expiry time, a resource counts as no longer needed. While the pool runs, skypool calls this method
-        several times in each lease (the time for which a machine lives on without hearing from its client).
+        several times in each lease.
 
         Args:
             pool: name of the pool.
@@ -299,8 +290,8 @@ class Learns(Protocol):
 
         Args:
             instance: the instance that was given up.
-            why: the error for which the pool gave up the instance. The driver decides from the error if the machine is
-                to blame. If not, nothing needs to be recorded.
+            why: the error for which the pool gave it up. The driver decides from the error if the machine is to blame.
+                If not, nothing needs to be recorded.
         """
         ...
 
@@ -313,7 +304,7 @@ class Tidies(Protocol):
     """
 
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
-        """Return all resources other than instances that this user's pools have at this provider; [] if there are none.
+        """Return all resources other than instances that this user's pools have at this provider.
 
         Find the resources by their tag, label or name at the provider, never from skypool's own records.
 
@@ -321,8 +312,7 @@ class Tidies(Protocol):
             pool: return only the resources of the pool with this name; None for all pools.
 
         Raises:
-            ProviderError: the provider or one of its regions could not be asked, or a list may be incomplete. So
-                resources could be missing.
+            ProviderError: the provider or one of its regions could not be asked, or a list may be incomplete.
             ErrorGroup: several regions could not be asked, for different reasons.
         """
         ...
@@ -330,7 +320,7 @@ class Tidies(Protocol):
     def tidy(self, leftovers: Sequence[Leftover]) -> None:
         """Remove these resources. The caller ensures that no instance uses them any more.
 
-        Resources that no longer exist are ignored. With an empty `leftovers`, nothing is done.
+        Resources that no longer exist are ignored.
 
         Raises:
             ProviderError: a resource could not be removed.
@@ -353,8 +343,8 @@ class Checks(Protocol):
         the settings allow, and say each fact once: one finding for an image in all regions, not one for each region.
 
         Returns:
-            One `Finding` for each check, with title, result and text. A check that raises gives a failed finding, with
-            advice for the user; this method itself does not raise.
+            One `Finding` for each check. A check that raises gives a failed finding, with advice for the user; this
+            method itself does not raise.
         """
         ...
 
@@ -408,7 +398,7 @@ class Policed(Protocol):
     def policy(self) -> str:
         """Return the smallest set of permissions that the driver needs, as text in the provider's own format.
 
-        The user can paste the text unchanged into the provider's console. For AWS, for example, the format is JSON. The
-        command `skypool doctor --policy NAME` prints the text.
+        For AWS, for example, the format is JSON. The user can paste the text unchanged into the provider's console. The
+        command `skypool doctor --policy NAME` prints it.
         """
         ...

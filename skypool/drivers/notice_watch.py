@@ -28,9 +28,9 @@ def wait(
 ) -> None:
     """Wait for the spot notice, and print the time at which the provider takes the machine back.
 
-    The function requests the notice from the metadata service every 5 s, and blocks until there is one. It then prints
-    one line, the announced time in seconds since 1970. Network errors, missing pages and answers for which `when`
-    raises ValueError count as no notice.
+    The function requests the notice every 5 s, and blocks until there is one. It then prints one line, the announced
+    time in seconds since 1970. Network errors, missing pages and answers for which `when` raises ValueError count as no
+    notice.
 
     Args:
         base: address of the metadata service.
@@ -39,8 +39,8 @@ def wait(
         headers: headers of the request for the notice.
         token: () if the service needs no access token. Otherwise (path, name, value, carrier): a PUT request to the
             path, with a header of this name and value, gets the token. The header `carrier` then carries the token.
-        when: called with the text of an answer. It returns the announced time in seconds since 1970, or None if the
-            answer is no notice.
+        when: called with the text of an answer. It returns the announced time in seconds since 1970, or None for no
+            notice.
     """
     base = (os.environ.get(variable) or base).rstrip("/")
     at = None

@@ -21,8 +21,8 @@ class WholeList(list[T]):
     """A list that was read to its end.
 
     Attributes:
-        pages: number of pages from which the list was read. Pages are read one after the other. So if there are
-            several, the list is not the state at one moment: it may lack an element that moved to a page already read.
+        pages: number of pages from which the list was read. Several pages do not show the state at one moment, because
+            they are read one after the other: an element that moves to a page already read is missing.
     """
 
     __slots__ = ("pages",)
@@ -33,9 +33,7 @@ class WholeList(list[T]):
 
 
 def incomplete(provider: str, called: str, what: str, why: str) -> ProviderError:
-    """Return the error for a list that a provider did not give to its end. Its code is "incomplete".
-
-    This function does not raise the error.
+    """Return (not raise) the error for a list that a provider did not give to its end. Its code is "incomplete".
 
     Args:
         provider: name of the driver.

@@ -38,13 +38,7 @@ _DOCUMENTATION = ipaddress.IPv6Address("2001:db8::")
 
 
 def placeholder(kind: Kind, number: int, value: str) -> str:
-    """Return the placeholder for a private value.
-
-    Args:
-        kind: what the value is.
-        number: counts the values of this kind, from 1. Other numbers give other placeholders.
-        value: the private value.
-    """
+    """Return the placeholder for a private value. `number` counts the values of this kind, from 1."""
     match kind:
         case "address":
             return _address(number, value)
@@ -68,10 +62,9 @@ def placeholder(kind: Kind, number: int, value: str) -> str:
 
 
 def _shaped(number: int, value: str) -> str:
-    """Return zeros and a number, as many characters as the value has if that is enough.
+    """Return zeros and a number in the shape of a value: a UUID, digits, or the letter x with digits.
 
-    A UUID gives a UUID. Hexadecimal digits give hexadecimal digits. Another value that begins with a letter gives one
-    that begins with "x" or "X", so that it is not taken for a number.
+    With the x, the placeholder of a value that begins with a letter is not taken for a number.
     """
     if _UUID.fullmatch(value):
         return f"00000000-0000-4000-8000-{number:012d}"
@@ -107,8 +100,8 @@ def _amount(number: int, value: str) -> str:
 def _ssh_key(number: int, value: str) -> str:
     """Return the base64 part of a public SSH key of the same type and length, without the "=" at its end.
 
-    The last field of the key, such as the modulus of an RSA key, is replaced by bytes that follow from the number. Its
-    first byte is kept, because it tells a number's sign.
+    The key's last field, such as the modulus of an RSA key, is made from `number`. The first byte of this field is
+    kept, because it has the sign.
     """
     try:
         blob = base64.b64decode(value + "=" * (-len(value) % 4))

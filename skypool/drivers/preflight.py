@@ -1,4 +1,8 @@
-"""Runs checks for the command `skypool doctor`: of this computer's programs and clock, and of a provider's account."""
+"""Runs checks for the command `skypool doctor`: of this computer's programs and clock, and of a provider's account.
+
+`findings` runs functions as checks. `basics`, `openssh` and `clock` are checks. `failure`, `hardware` and `refusal`
+make findings.
+"""
 
 from __future__ import annotations
 
@@ -48,19 +52,18 @@ _OTHER_REASONS = (AccessError, CredentialsError, FundsError, NoAnswer, QuotaErro
 def findings(
     questions: Mapping[str, Callable[[], object]], then: Mapping[str, Callable[[], object]] | None = None
 ) -> Iterator[Finding]:
-    """Run checks in parallel, and yield one `Finding` (the result of a check) for each, in the order of `questions`.
+    """Run checks in parallel, and yield one `Finding` for each, in the order of `questions`.
 
     The checks start when the first finding is requested. That request waits until all checks have ended.
 
     A check passes if its function returns. The text of the finding is then the returned value, or "yes" if that value
-    is None, empty, 0 or False. If the function returns a `Finding`, it is yielded with the title of the check. If the
-    function raises an Exception, the check has failed. The finding then has two parts of the error's text: its advice
-    is the part after the last "; ", and its text is the part before.
+    is None, empty, 0 or False. A returned `Finding` is yielded with the title of the check. If the function raises an
+    Exception, the check has failed, and `failure` makes the finding.
 
     Args:
-        questions: a dict from the title of each finding to the function that performs the check.
+        questions: the function that performs the check, by the title of the finding.
         then: further checks, which need valid credentials. They run after `questions`, and only if none of these raised
-            CredentialsError, so that wrong credentials are told once. None for no further checks.
+            CredentialsError, so that wrong credentials are reported once. None for no further checks.
     """
     outcomes = at_once(lambda question: question() or "yes", questions.values())
     for what, outcome in zip(questions, outcomes, strict=True):
@@ -75,14 +78,10 @@ def findings(
 
 
 def failure(what: str, error: Exception, advice: str = "") -> Finding:
-    """Return a failed finding from an error.
+    """Return a failed finding with the title `what` from an error.
 
-    The part of the error's text after the last "; " becomes the advice, and the part before becomes the text.
-
-    Args:
-        what: title of the finding.
-        error: the error.
-        advice: advice for an error whose text has none.
+    The part of the error's text after the last "; " becomes the advice, and the part before becomes the text. `advice`
+    is used for an error whose text has no "; ".
     """
     told = str(error) or type(error).__name__
     text, _, own = told.rpartition("; ")
@@ -107,9 +106,9 @@ def hardware(known: int, unknown: Iterable[str]) -> Finding:
 
 
 def impossible_order(need: Need) -> Order:
-    """Return an order for one node of a pool of its own, for a create request that must be refused.
+    """Return an order for one node of a pool with a random name, for a create request that must be refused.
 
-    The name of the pool is new each time. Ten minutes from now, `skypool gc` may remove what was made for the order.
+    If something is made for the order all the same, `skypool gc` may remove it ten minutes from now.
     """
     token = secrets.token_hex(8)
     until = datetime.now(UTC) + timedelta(minutes=10)
@@ -125,21 +124,21 @@ def refusal(
     names: str,
     vague: Sequence[str] = (),
 ) -> Finding:
-    """Send a create request that the provider must refuse, and return the finding.
+    """Send a create request that the provider must refuse, and return the finding. Does not raise.
 
-    The refusal is good only if the provider's text names what is impossible about the request. Another refusal may have
-    any cause, such as a field that the provider does not know: it does not show that a possible request would succeed.
-    If a machine was made all the same, it is ended. This function does not raise.
+    The finding is good if the provider's text names what is impossible about the request (or see `vague`). Any other
+    refusal may have another cause, such as a field that the provider does not know. So it does not show that a possible
+    request would succeed. If a machine was made all the same, it is ended.
 
     Args:
         what: what is impossible about the request, such as "an unknown instance type".
         create: sends the request, and returns the machine if one was made.
         kinds: the classes of error as which the refusal may be raised. Their subclasses do not count.
         end: the driver's method that terminates machines.
-        names: regular expression that the provider's error text or error code must contain, in upper or lower case. It
-            is the impossible value, or the provider's words for it.
+        names: regular expression that the provider's error text or error code must contain, in any case: the impossible
+            value, or the provider's words for it.
         vague: shell-style patterns of error codes with which the provider may refuse without a reason, for example as
-            if there were no stock. Such a refusal gives an open finding.
+            if there were no stock. Such a refusal gives a good finding with `open` = True: it shows little.
     """
     title = f"{what} is refused"
     try:
@@ -170,18 +169,15 @@ def refusal(
 def basics(
     identity: Callable[[], object], date: Callable[[], str], given: Sequence[str] | None
 ) -> dict[str, Callable[[], object]]:
-    """Return the checks that all drivers of clouds with SSH machines have in common, as input for `findings`.
+    """Return the checks that all drivers of clouds with SSH machines have in common, by title, for `findings`.
 
-    These are checks of the SSH programs, the networks from which users may log in, the credentials, and the clock. This
-    function runs no check.
+    These are checks of the SSH programs, the networks from which users may log in, the credentials, and the clock. They
+    do not run yet.
 
     Args:
-        identity: a function that returns the name of the account, as the provider reports it.
-        date: a function that sends a request to the provider and returns the Date header of the answer.
+        identity: returns the name of the account, as the provider reports it.
+        date: sends a request to the provider and returns the Date header of the answer.
         given: the networks from which the settings allow logins; None for the public address of this computer.
-
-    Returns:
-        A dict from the title of each finding to the function that performs the check.
     """
     return {
         SSH: openssh,
@@ -208,10 +204,8 @@ def openssh() -> str:
 def clock(date: str) -> str:
     """Return the difference between this computer's clock and a provider's clock, such as "+3 s off".
 
-    A positive number means that the clock of this computer is ahead.
-
-    Args:
-        date: the Date header of an answer that the provider has just sent.
+    A positive number means that the clock of this computer is ahead. `date` is the Date header of an answer that the
+    provider has just sent.
 
     Raises:
         UsageError: the difference is more than 240 s. At 300 s, providers refuse requests.

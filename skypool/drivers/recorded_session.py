@@ -1,6 +1,6 @@
 """A transport adapter for sessions of the package `requests`, which writes requests and replies into the recording.
 
-This module imports `requests`, which takes time. `skypool.drivers.recording.attend` imports this module when needed.
+The adapter has its own module, because importing `requests` takes time.
 """
 
 from __future__ import annotations
@@ -22,14 +22,10 @@ _GRAPHQL = re.compile(r'^\{"query": ?"\s*((?:query|mutation)\s+\w+)')
 
 
 class Recorded(BaseAdapter):
-    """An adapter that sends requests by another adapter. While a recording is on, it writes what is sent and received.
+    """An adapter that sends requests by the adapter `inner`.
 
-    Args:
-        inner: the adapter that sends.
-        provider: name of the driver.
-        service: the provider's service; "" if the provider has only one.
-        private: what is private at this provider.
-        confidential: True if only the fact is recorded that a request was sent.
+    While a recording is on, the adapter writes what is sent and received. If `confidential` is True, it writes only
+    that a request was sent.
     """
 
     def __init__(self, inner: BaseAdapter, provider: str, service: str, private: Private, confidential: bool) -> None:
@@ -41,7 +37,7 @@ class Recorded(BaseAdapter):
         self._confidential = confidential
 
     def send(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> requests.Response:
-        """Send a request by the other adapter, and return the reply."""
+        """Send a request by the adapter `inner`, and return the reply."""
         recorder = current()
         if recorder is None:
             return self._inner.send(request, *args, **kwargs)
@@ -64,15 +60,7 @@ class Recorded(BaseAdapter):
         sent: datetime,
         took: float,
     ) -> Exchange:
-        """Return a request and its reply as an exchange.
-
-        Args:
-            request: the request.
-            reply: the reply, which has been read; None if there is none.
-            error: why there is no reply.
-            sent: when the request was sent.
-            took: seconds from then to the end of the reply.
-        """
+        """Return a request and its reply, or its error, as an exchange that took `took` seconds."""
         return Exchange(
             provider=self._provider,
             service=self._service,
@@ -91,12 +79,12 @@ class Recorded(BaseAdapter):
         )
 
     def close(self) -> None:
-        """Close the other adapter."""
+        """Close the adapter `inner`."""
         self._inner.close()
 
 
 def _operation(request: requests.PreparedRequest) -> str:
-    """Return the name of a request: "GET /v2/pods", or for GraphQL the name of its operation, such as "query Stock"."""
+    """Return the name of a request, such as "GET /v2/pods", or of a GraphQL operation, such as "query Stock"."""
     body = request.body or b""
     text = body if isinstance(body, str) else body[:200].decode(errors="replace")
     if found := _GRAPHQL.match(text):

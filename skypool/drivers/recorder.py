@@ -1,6 +1,7 @@
-"""The recorder of this process, and what it writes of each request and reply.
+"""Writes the requests of this process to providers, and the replies, into the file of a recording, without secrets.
 
-`skypool.drivers.recording` turns it on.
+A `Recorder` writes one recording; `skypool.drivers.recording.to` begins and ends it. An `Exchange` is one request with
+its reply. `current` returns the recorder of this process.
 """
 
 from __future__ import annotations
@@ -58,16 +59,15 @@ class Exchange:
         operation: the operation, such as "DescribeInstances" or "GET /v2/pods".
         method: HTTP method, or "gRPC".
         url: path and query. For gRPC, the path is "/SERVICE/METHOD".
-        request_headers: headers of the request that are kept, in small letters.
+        request_headers, reply_headers: the headers. A file has only some of them, with names in lower case.
         request: body of the request; "" for none. Messages of gRPC are JSON.
         status: HTTP status, or the status code of gRPC; -1 if no reply came.
-        reply_headers: headers of the reply that are kept, in small letters.
         reply: body of the reply; "" for none. Bytes that are no text stay bytes.
         error: why no reply came; "" if one came. For gRPC also the text of a refusal.
         confidential: the request was for a token or another secret, so only the fact is recorded.
         number: counts the exchanges of a recording, from 1, in the order in which they ended.
         time: when the request was sent, as an ISO time in UTC.
-        seconds: time until the whole reply had come.
+        seconds: time from then until the whole reply had come.
     """
 
     provider: str
@@ -89,10 +89,10 @@ class Exchange:
 
 
 class Recorder:
-    """A recording that is on. Any thread may use it. Use `to` to make one.
+    """A recording that is on. Any thread may use it. `skypool.drivers.recording.to` makes one.
 
-    A failure to write never reaches the driver: a lost reply to a request for a machine would cost money. The recording
-    then ends, and `to` raises the failure at its end.
+    If a write fails, the recording ends, and `to` raises the error at the end of its block. The error never reaches the
+    driver, because a driver that loses a reply to a request for a machine would cost money.
 
     Args:
         scrub: private values that are searched for in every text.
@@ -107,10 +107,7 @@ class Recorder:
         self._file: int | None = None  # before the beginning, and after the end
 
     def open(self, file: Path) -> None:
-        """Begin to write. Exchanges that come before this call are not recorded.
-
-        Args:
-            file: the file, which is made here.
+        """Make the file, and begin to write. Exchanges that come before this call are not recorded.
 
         Raises:
             OSError: the file exists, or could not be made.
@@ -119,22 +116,20 @@ class Recorder:
             self._file = opened(file)
 
     def hide(self, value: str, kind: Kind = "secret") -> None:
-        """Replace a value in all texts that are written from now on, also where it is encoded.
+        """Replace a private value, such as a key, in all texts that are written from now on.
 
-        Args:
-            value: the private value, such as a key, or the name of the user's project.
-            kind: what the value is.
+        It is replaced also where it is encoded.
         """
         with self._lock:
             self._scrubber.hide(value, kind)
 
     def add(self, exchange: Callable[[], Exchange], private: Private = NOTHING_PRIVATE) -> None:
-        """Write an exchange, without what is private. Does nothing before `open` and after `close`. Never raises.
+        """Write an exchange with placeholders. Does nothing before `open` and after `close`. Never raises.
 
         Args:
-            exchange: returns the exchange, as it was sent and received, with all headers. Its number is ignored. If
-                this function raises, the recording ends.
-            private: what is private at this provider.
+            exchange: returns the exchange, as it was sent and received, with all headers. The number of the exchange
+                is ignored. If this function raises, the recording ends.
+            private: the patterns and names of fields of the provider's private values.
         """
         with self._lock:
             if self._file is None:
@@ -150,13 +145,13 @@ class Recorder:
                 self._end()
 
     def token(self, provider: str, service: str = "") -> None:
-        """Write that a token was requested. Use it where the request itself cannot be seen."""
+        """Write that a token was requested. Call this if the request itself cannot be seen, as inside an SDK."""
         now = datetime.now(UTC).isoformat()
         told = Exchange(provider=provider, service=service, operation="a token", confidential=True, time=now)
         self.add(lambda: told)
 
     def about(self, value: object) -> Any:
-        """Return a value for the manifest without what is private."""
+        """Return a value as JSON data for the manifest, with placeholders for private values."""
         with self._lock:
             return json.loads(self._scrubber.body(json.dumps(value, default=str), NOTHING_PRIVATE))
 
@@ -178,7 +173,7 @@ class Recorder:
             self._file = None
 
     def _scrubbed(self, sent: Exchange, private: Private) -> Exchange:
-        """Return an exchange without what is private. Of a confidential one, little is left."""
+        """Return an exchange with placeholders. A confidential one loses its query, headers and bodies."""
         scrubber = self._scrubber
         scrubber.hide_credentials(sent.request_headers)
         if sent.confidential:
@@ -201,7 +196,7 @@ class Recorder:
         return {name: self._scrubber.text(found[name], private) for name in names if name in found}
 
     def _body(self, body: str | bytes, private: Private) -> str | bytes:
-        """Return a body without what is private. Bytes that are no text, but contain private text, are left out."""
+        """Return a body with placeholders. Bytes that are no text, but contain private text, are left out."""
         if isinstance(body, bytes):
             try:
                 return self._scrubber.body(body.decode(), private)
@@ -221,11 +216,7 @@ def current() -> Recorder | None:
 
 
 def begin(recorder: Recorder) -> None:
-    """Make a recorder the one of this process.
-
-    Raises:
-        UsageError: another recording is on.
-    """
+    """Make `recorder` the recorder of this process. Raise UsageError if another recording is on."""
     global _current
     with _lock:
         if _current is not None:
@@ -234,7 +225,7 @@ def begin(recorder: Recorder) -> None:
 
 
 def end() -> None:
-    """Leave this process without a recorder."""
+    """Remove the recorder of this process, so that `current` returns None."""
     global _current
     with _lock:
         _current = None

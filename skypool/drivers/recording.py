@@ -3,15 +3,16 @@
     with recording.to("recorded", about={"provider": "acme"}):
         driver.offers(need)
 
-While a recording is on, each border writes. A border is a place where requests leave this process: `Rest`, or the
-sessions and channels of a provider's SDK. At each request, a border asks for the recorder with `current()`. There is
-one recorder for the whole process. A driver is asked from many threads, and its clients live longer than a recording.
+While a recording is on, each border writes its requests and replies. A border is a place where requests leave this
+process: `Rest`, or the sessions and channels of a provider's SDK. At each request, a border asks for the recorder with
+`current()`. There is one recorder for the whole process, because a driver is called from many threads, and its clients
+live longer than a recording.
 
 The folder has two files. `manifest.json` says when and with which version the recording was made. `exchanges.jsonl` has
 one JSON object in each line, an `Exchange`. Each line is written at once, so a process that is killed leaves a file
 that can be read. Both files can be read by their owner only.
 
-What is private is replaced by placeholders of the same shape before it is written; see `skypool.drivers.scrub`. Of
+Private values are replaced by placeholders of the same shape before they are written; see `skypool.drivers.scrub`. Of
 headers, only those in a list are kept. A driver says with `Private` what is private at its provider.
 """
 
@@ -51,7 +52,7 @@ class Recording:
     """The contents of a folder with a recording.
 
     Attributes:
-        manifest: version, time, and what `to` was told about the recording.
+        manifest: version, time, and the entries of the argument `about` of `to`.
         exchanges: the exchanges, in the order in which they ended.
     """
 
@@ -69,8 +70,8 @@ def to(
 
     Args:
         directory: the folder for the recording. It is made if it does not exist.
-        scrub: private values that are to be replaced in all texts, beside what is recognised as private.
-        about: what the manifest says about the recording, such as the provider and the settings.
+        scrub: private values to replace in all texts, in addition to values that are recognised as private.
+        about: further entries of the manifest, such as the provider and the settings.
 
     Raises:
         UsageError: another recording is on, or the folder already has a recording.
@@ -110,14 +111,16 @@ def attend(
     private: Private = NOTHING_PRIVATE,
     confidential: bool = False,
 ) -> None:
-    """Make a session of the package `requests` a border: while a recording is on, it writes what the session sends.
+    """Make a session of the package `requests` a border: its requests and replies are recorded from now on.
+
+    Nothing is written while no recording is on.
 
     Args:
         session: the session.
         provider: name of the driver.
         service: the provider's service; "" if the provider has only one.
-        private: what is private at this provider.
-        confidential: True if the session only requests tokens. Only the fact is recorded then.
+        private: the patterns and names of fields of the provider's private values.
+        confidential: True if the session only requests tokens. The recording then says only that they were requested.
     """
     adapters = imported("skypool.drivers.recorded_session")  # imports `requests`
     for prefix, adapter in list(session.adapters.items()):
@@ -144,7 +147,7 @@ def read(directory: str | os.PathLike[str]) -> Recording:
 
 
 def _exchange(data: Mapping[str, Any]) -> Exchange:
-    """Return the exchange of a JSON object. This is the inverse of `_data`."""
+    """Return the exchange that `recorder._data` made into this JSON object."""
     fields = dict(data)
     for name in ("request", "reply"):
         if (coded := fields.pop(f"{name}_base64", None)) is not None:

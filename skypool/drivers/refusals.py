@@ -19,14 +19,13 @@ from skypool.errors import ProviderError
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """One row of the table that translates a provider's error codes: error codes, the class of the error, and advice.
+    """One row of the table that translates a provider's error codes.
 
     Attributes:
         codes: shell-style patterns of error codes, such as "Insufficient*".
         kind: class of the error that stands for these codes.
         advice: what the user can do. Names in braces, such as "{region}", are replaced by `Refusals.error`.
-        text: regular expression that must also match somewhere in the provider's error text. Upper and lower case count
-            as the same. "" matches any text.
+        text: regular expression that must also match somewhere in the provider's error text, in any case.
     """
 
     codes: tuple[str, ...]
@@ -35,14 +34,9 @@ class Meaning:
     text: str = ""
 
     def fits(self, code: str, text: str) -> bool:
-        """Return True if the row is for this error: `code` matches a pattern, and the regular expression fits `text`.
+        """Return True if a pattern matches the whole code, and the regular expression matches in the text.
 
-        A pattern must match the whole code, in the same case. The regular expression may match anywhere in the text,
-        in any case; the regular expression "" fits every text.
-
-        Args:
-            code: the provider's error code; "" for none.
-            text: the provider's error text; "" for none.
+        Case matters for the code only. "" stands for a missing code or text.
         """
         said = not self.text or re.search(self.text, text, re.IGNORECASE)
         return bool(said) and any(fnmatchcase(code, one) for one in self.codes)
@@ -52,8 +46,8 @@ class Refusals:
     """A table that translates the error codes of one provider to skypool's errors. The first row that fits counts.
 
     The constructor reads the file `errors.csv` in the driver's package. Its columns are `codes` (patterns separated by
-    spaces), `kind` (the name of a class in `skypool.errors`), `advice`, and optionally `text` (a regular expression for
-    the error text). `Meaning` describes the columns.
+    spaces), `kind` (the name of a class in `skypool.errors`), `advice`, and optionally `text`. `Meaning` describes
+    them.
 
     Args:
         package: name of the driver's package, such as "skypool_acme".
@@ -66,7 +60,7 @@ class Refusals:
     Raises:
         FileNotFoundError: the package has no file `errors.csv`.
         KeyError: the file lacks one of the columns.
-        AttributeError: `skypool.errors` has no class of a name in the column `kind`.
+        AttributeError: a name in the column `kind` is no class of `skypool.errors`.
     """
 
     def __init__(self, package: str, provider: str, called: str) -> None:
@@ -79,10 +73,10 @@ class Refusals:
         ]
 
     def error(self, what: str, code: str, text: str, **names: str) -> ProviderError:
-        """Return the error for a refused request. Its message says what was refused, why, and what to do.
+        """Return (not raise) the error for a refused request. Its message says what was refused, why, and what to do.
 
-        This method does not raise the error. The class of the error is that of the first row that fits. If no row fits,
-        the class is ProviderError, and the message has no advice.
+        The class of the error is that of the first row that fits. If no row fits, the class is ProviderError, and the
+        message has no advice.
 
         Args:
             what: name of the refused request, such as "the list of machines".
@@ -99,23 +93,13 @@ class Refusals:
         return kind(f"{said}; {advice}" if advice else said, provider=self.provider, code=code, text=text)
 
     def incomplete(self, what: str, why: str) -> ProviderError:
-        """Return the error for a list that the provider did not give to its end. Its code is "incomplete".
-
-        This method does not raise the error.
-
-        Args:
-            what: name of the request for the list.
-            why: why elements may be missing.
-        """
+        """Return (not raise) the error for an incomplete list; `what` names its request. See `pages.incomplete`."""
         return pages.incomplete(self.provider, self._called, what, why)
 
     def known(self, codes: Sequence[str]) -> str:
-        """Return the first of these error codes for which the table has a row, or `codes[0]` if the table has none.
+        """Return the first of the codes of one refusal for which the table has a row, or else `codes[0]`.
 
         Rows that also require an error text do not count.
-
-        Args:
-            codes: error codes that the provider gave for one refusal; at least one.
         """
         return next((code for code in codes if self._meaning(code)), codes[0])
 

@@ -1,9 +1,9 @@
 """`Regional`: base class for drivers of clouds with regions.
 
-`Regional` asks all regions in parallel and joins their answers. The functions `everywhere`, `chosen` and `each_done` do
-parts of this for drivers that do not use the base class.
+`Regional` asks all regions in parallel and joins their answers. For drivers that do not use the base class,
+`everywhere` asks all regions, `chosen` selects the regions to ask, and `each_done` calls a function for several items.
 
-In this module, leftovers are resources other than instances that pools made at a provider, such as disks or key pairs.
+Leftovers are resources other than instances that pools made at a provider, such as disks or key pairs.
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ V = TypeVar("V")
 class Regional:
     """A base class for drivers of clouds that are asked region by region.
 
-    The public methods of this class call its private methods once for each region, in parallel. A driver implements the
-    private methods `_regions`, `_found`, `_terminate`, `_left`, `_remove` and `_tag`; each of these raises
-    NotImplementedError by default. The driver must set `region` of its instances and leftovers.
+    The public methods call the private methods once for each region, in parallel. A driver implements `_regions`,
+    `_found`, `_terminate`, `_left`, `_remove` and `_tag`; each of these raises NotImplementedError by default. The
+    driver must set `region` of its instances and leftovers.
+
+    A region that the account may not use counts as empty, unless no region answers. If several regions or resources
+    fail for different reasons, an ErrorGroup is raised.
 
     Attributes:
         ending: seconds for which `terminate` waits until the instances of a region have ended. Default 90.
@@ -39,16 +42,13 @@ class Regional:
     ending: ClassVar[float] = 90.0
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
-        """Return the instances of every region, in the order of the regions; [] if there are none.
-
-        A region that the account may not use counts as empty, unless no region answers.
+        """Return the instances of every region, in the order of the regions.
 
         Args:
             pool: return only the instances of the pool with this name; None for all pools of this user.
 
         Raises:
-            ProviderError: a region could not be asked, so instances could be missing.
-            ErrorGroup: several regions could not be asked, for different reasons.
+            ProviderError, ErrorGroup: regions could not be asked, so instances could be missing.
         """
         return everywhere(lambda region: self._found(region, pool), self._regions())
 
@@ -57,7 +57,7 @@ class Regional:
 
         Waits for up to `ending` seconds (90 by default). In that time, a request is repeated if it gets no answer, or
         if the provider refuses it because requests come too often. An error of one region does not stop the other
-        regions. Does nothing if `instances` is empty.
+        regions.
 
         Raises:
             StillRunning: names the instances whose end was not reported within `ending` seconds, or whose region could
@@ -66,43 +66,32 @@ class Regional:
         _terminate_all(self._terminate, self._terminating, instances, self.ending)
 
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
-        """Return the leftovers of every region, in the order of the regions; [] if there are none.
-
-        Leftovers are resources other than instances, such as disks and key pairs. A region that the account may not use
-        counts as empty, unless no region answers.
+        """Return the leftovers of every region, in the order of the regions.
 
         Args:
             pool: return only the leftovers of the pool with this name; None for all pools of this user.
 
         Raises:
-            ProviderError: a region could not be asked, so leftovers could be missing.
-            ErrorGroup: several regions could not be asked, for different reasons.
+            ProviderError, ErrorGroup: regions could not be asked, so leftovers could be missing.
         """
         return everywhere(lambda region: self._left(region, pool), self._regions())
 
     def tidy(self, leftovers: Sequence[Leftover]) -> None:
         """Remove these leftovers in parallel, and return when each is removed or could not be removed.
 
-        If one leftover cannot be removed, the others are removed all the same. Does nothing if `leftovers` is empty.
-
         Raises:
-            ProviderError: a leftover could not be removed.
-            ErrorGroup: several leftovers could not be removed, for different reasons.
+            ProviderError, ErrorGroup: leftovers could not be removed. The others are removed all the same.
         """
         each_done(self._remove, leftovers, "some resources that pools left at the provider could not be removed")
 
     def renew(self, pool: str, until: datetime) -> None:
         """Write the expiry time `until` into the tags of a pool's instances, and of its leftovers in the same regions.
 
-        Leftovers (such as key pairs and security groups) in regions without instances of the pool keep their old time.
-
-        Args:
-            pool: name of the pool.
-            until: time after which the resources count as no longer needed.
+        After that time, the resources count as no longer needed. Leftovers in regions without instances keep their old
+        time.
 
         Raises:
-            ProviderError: a region could not be asked, or its tags could not be written.
-            ErrorGroup: several regions failed, for different reasons.
+            ProviderError, ErrorGroup: regions could not be asked, or their tags could not be written.
         """
         ids: dict[str, list[str]] = {}
         for instance in self.instances(pool=pool):
@@ -115,34 +104,31 @@ class Regional:
     # --- requests to one region, which a driver implements ---------------------------------------------------
 
     def _regions(self) -> Sequence[str]:
-        """Return the names of the regions that the driver's settings allow. A driver must implement this method.
+        """Return the names of the regions that the driver's settings allow; may be empty.
 
-        If there is no such region, `instances` and `leftovers` return empty lists.
+        A driver must implement this method.
         """
         raise NotImplementedError
 
     def _found(self, region: str, pool: str | None) -> Iterable[Instance]:
         """Return the instances of a pool in one region; if `pool` is None, of all pools of this user.
 
-        A driver must implement this method. If this method raises an error, `instances` raises the error, too.
+        A driver must implement this method. `instances` raises its errors.
         """
         raise NotImplementedError
 
     def _terminate(self, region: str, instances: Mapping[str, Instance]) -> Collection[str]:
-        """Ask one region to terminate these instances, and return the ids of the instances that have not ended yet.
+        """Ask one region to terminate these instances, and return the ids of those that have not ended yet.
 
-        A driver must implement this method. If a driver still has the former method `_end` instead, that method is
-        called, with a DeprecationWarning.
+        A driver must implement this method. If it still has the former method `_end` instead, that is called, with a
+        DeprecationWarning.
 
         Args:
             region: name of the region.
-            instances: a dict from ids to instances.
+            instances: the instances by id.
 
         Returns:
-            The ids, or a mapping from each id to the reason why the instance has not ended. Empty if all have ended.
-
-        Raises:
-            NotImplementedError: the driver has neither `_terminate` nor `_end`.
+            The ids, or a mapping from each id to the reason why the instance has not ended.
         """
         former: _Ask | None = getattr(self, "_end", None)
         if former is None:
@@ -151,18 +137,10 @@ class Regional:
         return former(region, instances)
 
     def _terminating(self, region: str, instances: Mapping[str, Instance]) -> Collection[str]:
-        """Return the ids of the given instances that have not ended yet.
+        """Return the ids (or a mapping to reasons) of the given instances that have not ended yet.
 
         `terminate` calls this method repeatedly after `_terminate`, until no instance is left or the time is over. By
-        default, this method calls `_terminate` again. A driver may override it. If a driver still has the former method
-        `_ending`, that method is called, with a DeprecationWarning.
-
-        Args:
-            region: name of the region.
-            instances: a dict from ids to the instances that had not ended before this call.
-
-        Returns:
-            The ids, or a mapping from each id to the reason why the instance has not ended. Empty if all have ended.
+        default, it calls `_terminate` again, or the driver's former method `_ending`, with a DeprecationWarning.
         """
         former: _Ask | None = getattr(self, "_ending", None)
         if former is None:
@@ -173,36 +151,26 @@ class Regional:
     def _left(self, region: str, pool: str | None) -> Iterable[Leftover]:
         """Return the leftovers of a pool in one region; if `pool` is None, of all pools of this user.
 
-        A driver must implement this method. Leftovers are resources other than instances. Set `tagged_as` of a leftover
-        if the provider tags this resource under another name than its id.
+        A driver must implement this method. Set `tagged_as` if the provider tags a leftover under another name than its
+        id.
         """
         raise NotImplementedError
 
     def _remove(self, leftover: Leftover) -> None:
-        """Remove one leftover. A driver must implement this method.
-
-        The method must not raise for a leftover that no longer exists.
-        """
+        """Remove one leftover. A driver must implement this method. It must not raise for one that no longer exists."""
         raise NotImplementedError
 
     def _tag(self, region: str, ids: Sequence[str], until: datetime) -> None:
         """Write the expiry time `until` into the tags of these resources of one region.
 
-        A driver must implement this method.
-
-        Args:
-            region: name of the region.
-            ids: ids of instances and leftovers. A leftover whose `tagged_as` is not "" is named by `tagged_as` instead.
-            until: time after which the resources count as no longer needed.
+        A driver must implement this method. `ids` has the ids of instances and leftovers. A leftover whose `tagged_as`
+        is not "" is named by its `tagged_as` instead.
         """
         raise NotImplementedError
 
 
 def _refused(error: Exception) -> bool:
-    """Return True if an error says that the account may not use a region.
-
-    Such an error is an AccessError or a CredentialsError. Returns False for every other error, such as a NoAnswer.
-    """
+    """Return True if an error says that the account may not use a region."""
     return isinstance(error, (AccessError, CredentialsError))
 
 
@@ -214,20 +182,20 @@ def everywhere(
 ) -> Answers[V]:
     """Call `do` for all places in parallel, and return all answers in one list, in the order of the places.
 
-    Blocks until all calls have returned. The result is empty if there are no places. A place that the account may not
-    use counts as empty, as long as another place answers.
+    Blocks until all calls have returned. A place that the account may not use counts as empty, if any other place
+    answers.
 
     Args:
         do: asks one place, and returns its answers.
-        places: the places to ask, usually names of regions or zones.
+        places: the places to ask, usually names of regions or zones. May be empty.
         missing: name of what may be missing if a place fails, such as "offers". Each failure then issues a
             RuntimeWarning, and `lacks` of the result has this name once for each failure. "": a failure is raised.
         closed: returns True for an error of `do` that says that the account may not use the place. By default, such an
             error is an AccessError or a CredentialsError.
 
     Raises:
-        Exception: the error of a place, or an ErrorGroup if several places failed with different texts. Raised if
-            `missing` is "", and for any `missing` if every place failed.
+        Exception: the error of a place, or an ErrorGroup if several places failed with different texts. It is raised if
+            `missing` is "", or if every place failed.
     """
     outcomes = at_once(lambda place: list(do(place)), places)
     failed = [each for each in outcomes if isinstance(each, Exception)]
@@ -252,8 +220,8 @@ def chosen(known: Iterable[str], settings: Collection[str], patterns: Sequence[s
     Args:
         known: regions that the account may use.
         settings: regions that the user chose in the driver's settings; empty for all regions.
-        patterns: shell-style patterns of accepted regions, such as "eu-*", usually `Need.regions`. Upper and lower case
-            count as the same. Empty accepts all regions.
+        patterns: shell-style patterns of accepted regions, such as "eu-*", usually `Need.regions`. Case does not
+            matter. Empty accepts all regions.
 
     Raises:
         UsageError: the settings name a region that the account may not use.
@@ -271,13 +239,13 @@ def chosen(known: Iterable[str], settings: Collection[str], patterns: Sequence[s
 
 
 def each_done(do: Callable[[T], object], items: Iterable[T], failure: str) -> None:
-    """Call `do` for all items in parallel, and return when all calls have ended. Results of the calls are ignored.
+    """Call `do` for all items in parallel, and return when all calls have ended.
 
-    One failure does not stop the other calls.
+    A failure does not stop the other calls.
 
     Args:
-        do: called with each item.
-        items: the items. If there are none, nothing is done.
+        do: called with each item. Its result is ignored.
+        items: the items. May be empty.
         failure: message of the ErrorGroup if several calls fail.
 
     Raises:
@@ -303,20 +271,11 @@ _LONGEST_PAUSE = 5.0
 
 
 def _terminate_all(end: _Ask, ending: _Ask, instances: Sequence[Instance], seconds: float) -> None:
-    """Terminate instances in all their regions in parallel, and poll until all have ended.
+    """Terminate instances in all their regions in parallel, and poll each region for `seconds` until all have ended.
 
-    The pauses between two requests to a region grow from 0.25 s to 5 s. A request is repeated if it gets no answer, or
-    if it is refused because requests come too often. Any other error ends the polling of its region only.
-
-    Args:
-        end: called first for each region, to request the end of its instances. It returns the ids of the instances that
-            have not ended, or a mapping from these ids to the reasons.
-        ending: called for a region after `end`, until no instance is left. It returns ids or a mapping as well.
-        instances: the instances of all regions. If there are none, nothing is done.
-        seconds: time limit for each region.
-
-    Raises:
-        StillRunning: names the instances that have not ended, and why.
+    Calls `end` first for each region, then `ending`, with pauses from 0.25 s to 5 s. Requests without an answer, or
+    that came too soon, are repeated. Any other error ends the polling of its region only. StillRunning is raised for
+    the instances that have not ended.
     """
     left: dict[str, dict[str, Instance]] = {}
     for instance in instances:

@@ -1,7 +1,7 @@
-"""Registry of drivers, the classes that talk to cloud providers: finds drivers by name, and stores them as JSON.
+"""Registry of drivers: finds drivers by name, and stores them as JSON.
 
-A driver's package makes the driver known by an entry point in the group `skypool.providers`. The ledger (the local
-database of rented machines) stores drivers as JSON; `noted` and `made` write and read that JSON.
+A driver's package makes the driver known by an entry point in the group `skypool.providers`. The ledger stores drivers
+as JSON; `noted` and `made` write and read that JSON.
 """
 
 from __future__ import annotations
@@ -41,10 +41,7 @@ DriverNote = TypedDict(
 
 
 def providers(group: str = GROUP) -> dict[str, EntryPoint]:
-    """Return the entry points of the installed drivers by name; {} if none is installed. No driver is imported.
-
-    Args:
-        group: entry-point group to read, `GROUP` or `REHEARSALS`.
+    """Return the entry points of the drivers in a group, `GROUP` or `REHEARSALS`, by name. No driver is imported.
 
     Raises:
         UsageError: two installed packages provide different drivers of the same name.
@@ -67,12 +64,9 @@ def driver(name: str) -> Driver:
 
     Drivers for rehearsals, which rent nothing real, are found, too.
 
-    Args:
-        name: name of the provider, such as "aws".
-
     Raises:
-        UsageError: no installed package has a driver of this name; the message suggests similar names. Also if the
-            driver lacks a method of `Driver`, or if two packages have different drivers of the same name.
+        UsageError: no installed package has a driver of this name, or two packages have different ones, or the driver
+            lacks a method of `Driver`. For an unknown name, the message suggests similar ones.
         ImportError: the driver's package cannot be imported.
         Exception: any error of the driver's constructor, unchanged. skypool's own drivers raise UsageError if they have
             a setting without a default.
@@ -83,11 +77,7 @@ def driver(name: str) -> Driver:
 
 @functools.cache  # to read about all installed packages takes several milliseconds
 def _entry_point(name: str, path: tuple[str, ...]) -> EntryPoint:
-    """Return the entry point of the driver of this name. `path` is `sys.path`, by which packages are found.
-
-    Raises:
-        UsageError: as in `driver`.
-    """
+    """Return the entry point of the driver of this name. `path` is `sys.path`, by which packages are found."""
     known = providers()
     if name not in known and name in (rehearsals := providers(REHEARSALS)):
         known = rehearsals
@@ -99,15 +89,7 @@ def _entry_point(name: str, path: tuple[str, ...]) -> EntryPoint:
 
 
 def _checked(made: object, where: str) -> Driver:
-    """Return `made` unchanged, after a check that it has the attribute `name` and all methods of `Driver`.
-
-    Args:
-        made: an object that should be a driver.
-        where: location of the object's class as "package.module:Class", for the error message.
-
-    Raises:
-        UsageError: the object lacks a method or the attribute `name`.
-    """
+    """Return `made` unchanged. Raise UsageError, naming its class `where`, if it lacks a part of `Driver`."""
     if not isinstance(made, Driver):
         raise UsageError(
             f"the class {where} is not a skypool driver, because it lacks a method or the attribute `name`; give it "
@@ -119,13 +101,8 @@ def _checked(made: object, where: str) -> Driver:
 def install_command(provider: str, package: str) -> str:
     """Return the pip command that installs a package which a provider's driver needs, as text to show to the user.
 
-    The distribution that has the driver may have an extra (a named set of optional dependencies) with the provider's
-    name. The command then names this extra, as in "pip install 'skypool[aws]'". Otherwise, and for an unknown provider,
-    the command names the package. Nothing is installed.
-
-    Args:
-        provider: name of the driver.
-        package: name of the missing package.
+    If the driver's distribution has an extra with the provider's name, the command names it, as in "pip install
+    'skypool[aws]'". Otherwise, and for an unknown provider, it names the package. Nothing is installed.
     """
     from importlib.metadata import entry_points
 
@@ -136,16 +113,13 @@ def install_command(provider: str, package: str) -> str:
 
 
 def ready(names: Sequence[str] = ()) -> tuple[list[Driver], dict[str, Exception]]:
-    """Make the drivers of these names with their default settings, and return those that could be made.
+    """Make the drivers with these names, or all installed drivers if `names` is empty, with their default settings.
 
     A driver is left out if making it raises a SkypoolError or an ImportError, for example because it needs settings.
 
-    Args:
-        names: names of providers. Empty for all installed drivers.
-
     Returns:
-        The pair (drivers, errors). The drivers are in the order of `names`, or in alphabetic order if `names` is empty.
-        The errors are a dict from the name of each driver that was left out to its error.
+        The pair (drivers, errors). The drivers are in the order of `names`, or in alphabetic order if that is empty.
+        The errors are by the name of the driver that was left out.
 
     Raises:
         UsageError: `names` is empty, and two installed packages provide different drivers of the same name.
@@ -165,13 +139,11 @@ def ready(names: Sequence[str] = ()) -> tuple[list[Driver], dict[str, Exception]
 
 
 def noted(driver: Driver) -> DriverNote:
-    """Return a driver as a JSON object: its name, its class and its settings, without its secrets.
+    """Return a driver as a JSON object from which `made` makes it again: its name, its class and its settings.
 
-    `made` makes the driver again from this object. Only settings that differ from their defaults are included.
-
-    Two kinds of settings are left out: secrets (fields with `repr=False`), and values that cannot be written as JSON.
-    "without" has the names of the settings that the user gave and that are left out. The key "without" is missing if
-    nothing was left out.
+    The entry "settings" has the settings that differ from their defaults, except two kinds: secrets (fields with
+    `repr=False`), and values that cannot be written as JSON. The names of these exceptions are in the entry "without",
+    which is missing if there are none.
     """
     without: list[str] = []
     note: DriverNote = {
@@ -191,8 +163,8 @@ def made(note: DriverNote) -> Driver:
     their credentials from the environment.
 
     Raises:
-        UsageError: the driver's package is not installed any more, or the constructor refuses the settings. That
-            happens, for example, if a secret setting was left out and has no default.
+        UsageError: the driver's package is not installed any more, or the constructor refuses the settings, for example
+            because a secret was left out and has no default.
     """
     name = note["provider"]
     path = note["class"]
@@ -212,13 +184,9 @@ def made(note: DriverNote) -> Driver:
 
 
 def _settings(value: Any, without: list[str]) -> dict[str, Any]:
-    """Return the fields of a dataclass that differ from their defaults, as a dict from field name to JSON value.
+    """Return a dataclass object's fields that differ from their defaults, as JSON.
 
-    Args:
-        value: the dataclass object. For an object of another class, the result is {}.
-        without: list to which this function appends the names of fields that are left out. These are secrets
-            (`repr=False`) that are set, and values that cannot be written as JSON. The text "its settings" is appended
-            if `value` is not a dataclass object.
+    The names of secrets, and of values that are no JSON, are appended to `without`.
     """
     found: dict[str, Any] = {}
     if not is_dataclass(value):
@@ -238,25 +206,14 @@ def _settings(value: Any, without: list[str]) -> dict[str, Any]:
 
 
 def _default(field: Field[Any]) -> Any:
-    """Return the default value of a dataclass field, or `dataclasses.MISSING` for a field without a default.
-
-    If the field has a default factory, the factory is called.
-    """
+    """Return the default value of a dataclass field, or `dataclasses.MISSING` for a field without a default."""
     return field.default_factory() if field.default_factory is not MISSING else field.default
 
 
 def _noted(value: Any, without: list[str]) -> Any:
-    """Return a value as JSON, from which `_plain` makes the value again.
+    """Return a value as JSON from which `_plain` makes it again. Raise TypeError if that cannot be done.
 
-    None, numbers, booleans and strings stay as they are. Lists and tuples become lists. A dict becomes {"dict": …}. A
-    dataclass object becomes {"class": …, "settings": …}.
-
-    Args:
-        value: the value of a setting.
-        without: list to which the names of fields that are left out are appended, if `value` is a dataclass object.
-
-    Raises:
-        TypeError: the value is of another type, or is a dict with keys other than strings.
+    If the value is a dataclass object, the names of its fields that are left out are appended to `without`.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -273,15 +230,10 @@ def _noted(value: Any, without: list[str]) -> Any:
 
 
 def _plain(value: Any, driver: str) -> Any:
-    """Return the value of a setting from the JSON that `_noted` returned. Lists in the JSON become tuples.
+    """Return the value of a setting from the JSON that `_noted` returned. Lists become tuples.
 
-    Args:
-        value: the JSON.
-        driver: the driver's class, as "package.module:Class". Classes in the JSON are imported only if they are from
-            the driver's top-level package or from skypool.
-
-    Raises:
-        UsageError: the JSON names a class of another package.
+    `driver` is the location of the driver's class. For security, classes are imported only from its package or from
+    skypool; others raise UsageError.
     """
     match value:
         case list(items):
@@ -304,17 +256,12 @@ def _path(kind: type) -> str:
 
 
 def _top(path: str) -> str:
-    """Return the top-level package in a class location: "package" for "package.module:Class". Nothing is imported."""
+    """Return the top-level package in a class location: "package" for "package.module:Class"."""
     module, _, _ = path.partition(":")
     return module.partition(".")[0]
 
 
 def _found(path: str) -> Any:
-    """Import and return the class at a location "package.module:Class".
-
-    Raises:
-        ImportError: the module cannot be imported.
-        AttributeError: the module has no such class.
-    """
+    """Import and return the class at a location "package.module:Class"."""
     module, _, name = path.partition(":")
     return functools.reduce(getattr, name.split("."), importlib.import_module(module))

@@ -1,6 +1,6 @@
-"""HTTP client for cloud APIs that have no good SDK (Python package of the provider).
+"""HTTP client for cloud APIs that have no good SDK.
 
-`Rest` sends requests, keeps connections open, repeats requests, and raises refusals of the API as skypool's errors.
+`Rest` sends requests, keeps connections open, repeats requests, and translates the API's refusals to skypool's errors.
 `OAuth` supplies the Authorization header for APIs whose access tokens expire.
 """
 
@@ -89,18 +89,10 @@ def said(status: int, body: Any) -> tuple[str, str]:
     """Return the error code and the error text of a refusal whose body has one of the usual forms.
 
     If the body is a JSON object, the code is its entry "code", or else the status. The text is the first non-empty
-    string among its entries "detail", "message", "msg", "error" and "title". Without such a string, the text is the
-    whole object.
+    string among its entries "detail", "message", "msg", "error" and "title", or else the whole object.
 
-    For any other body, the code is the status and the text is the first 300 characters of the body. If the body is a
-    web page, which proxies may send, its HTML markup is removed first. An empty body or None gives the text "".
-
-    Args:
-        status: HTTP status of the refusal.
-        body: the body, parsed if it is JSON.
-
-    Returns:
-        The pair (code, text), both strings.
+    For any other body, the code is the status and the text is the first 300 characters of the body. HTML markup of a
+    web page, which proxies may send, is removed first.
     """
     if not isinstance(body, Mapping):
         text = str(body or "")
@@ -116,24 +108,23 @@ class Rest:
     """A client of one HTTP API.
 
     Several threads may use one `Rest` object at the same time; each thread has its own connections. The constructor
-    sends nothing.
+    sends nothing. Requests raise UsageError if the package `requests` is not installed.
 
     Args:
-        base: address of the API, such as "https://api.acme.com/v1"; the paths of requests are appended to this address.
+        base: address of the API, such as "https://api.acme.com/v1"; the paths of requests are appended to it.
         refusals: table that translates the API's error codes to skypool's errors.
         headers: called before each request. It returns headers of the request, such as the credentials.
         said: called with the status and the body (parsed if it is JSON) of a refusal. It returns the error code and the
             error text. Default: the function `said` of this module.
         apart: minimum pause in seconds between two requests of one kind. The keys are shell-style patterns of "METHOD
-            /path". For each request, the first matching pattern counts; a request that matches none is not delayed.
-            None: no request is delayed.
+            /path", of which the first that matches counts. Requests that match none are not delayed.
         stale: called when the API refused the credentials, with the dict that `headers` had returned. If it returns
-            True, the request is sent once more, with new headers from `headers`. By default it returns False.
+            True, the request is sent once more, with new headers. By default it returns False.
         refuses: called with the body of an answer whose status says success. It returns True if the body is a refusal
             all the same. By default it returns False.
-        private: what a recording (`skypool.drivers.recording`) must not contain of this API's requests and replies,
-            beside what no recording contains.
-        confidential: True if this object only requests tokens. A recording then has nothing but the fact of a request.
+        private: the private values of this API's requests and replies. Recordings (`skypool.drivers.recording`) replace
+            them, in addition to those that are private at every provider.
+        confidential: True if this object only requests tokens. A recording then says only that a request was sent.
     """
 
     def __init__(
@@ -182,8 +173,8 @@ class Rest:
             path: path of the request, appended to the base address.
             what: name of the request in errors, such as "the list of machines"; "" for the method and path.
             json: value that is sent as JSON; None for a request without a body.
-            params: query parameters; None for none.
-            headers: further headers, which override headers of the client; None for none.
+            params: query parameters.
+            headers: further headers, which override headers of the client.
 
         Returns:
             The parsed body if it is JSON, the text of any other body, or None if the body is empty.
@@ -193,7 +184,6 @@ class Rest:
                 example CredentialsError.
             NoAnswer: no attempt got an answer, or the API answered with a server error.
             RateLimitError: requests still came too often for the API after 20 s.
-            UsageError: the package `requests` is not installed.
         """
         once = partial(self.once, method, path, what=what, json=json, params=params, headers=headers)
         return patiently(once, PATIENCE)
@@ -208,27 +198,26 @@ class Rest:
         next: str = "",
         token: str = "",
     ) -> WholeList[Any]:
-        """Send GET requests for all pages of a list, and return the elements of the list.
+        """Send GET requests for all pages of a list, each repeated as `ask` does, and return the elements of the list.
 
-        Each request is repeated as `ask` does. A machine that is not in the result counts as ended, so the result is
-        never a part of the list. An answer counts as incomplete if it says in a usual way that more elements exist,
-        and the driver cannot request them. Such ways are a field "next…", "hasMore" or "truncated", a total above
-        the number of elements or of one page, and the headers "Link", "X-Total-Count" and "Content-Range".
+        A machine that is not in the result counts as ended. So an error is raised if the list may be incomplete: an
+        answer says that more elements exist, but the client cannot request them. It may say so by a field "next…",
+        "hasMore" or "truncated", by a total above the number of elements, or by a number of pages above 1. The headers
+        "Link", "X-Total-Count" and "Content-Range" count, too.
 
         Args:
             path: path of the request, appended to the base address.
             field: name of the answer's field that holds the elements; "" if the answer is the list itself.
             what: name of the request in errors, such as "the list of machines"; "" for the method and path.
-            params: query parameters of each request; None for none.
+            params: query parameters of each request.
             next: field of an answer with the token of the next page, such as "pagination.nextCursor". The field is
                 missing, empty or null in the last page. "" if the API has no pages.
             token: query parameter that carries the token of a page.
 
         Raises:
-            NoAnswer: no attempt got an answer, or an answer has no such list.
-            ProviderError: the API refused a request. The code is "incomplete" if the list cannot be read to its end.
+            NoAnswer: no attempt got an answer, or an answer has no list in `field`.
+            ProviderError: the API refused a request, or the list cannot be read to its end (code "incomplete").
             RateLimitError: requests still came too often for the API after 20 s.
-            UsageError: the package `requests` is not installed.
         """
         what = what or f"GET {path}"
 
@@ -261,23 +250,11 @@ class Rest:
     ) -> Any:
         """Send a request that must not be repeated, for example to make a machine, and return the body of the answer.
 
-        The request is sent a second time only if the API refused the credentials, and `stale` (an argument of `Rest`)
-        returned True.
-
-        Args:
-            method: HTTP method, such as "POST".
-            path: path of the request, appended to the base address.
-            what: name of the request in errors, such as "a new machine"; "" for the method and path.
-            json: value that is sent as JSON; None for a request without a body.
-            params: query parameters; None for none.
-            headers: further headers, which override headers of the client; None for none.
-
-        Returns:
-            The parsed body if it is JSON, the text of any other body, or None if the body is empty.
+        The request is sent a second time only if the API refused the credentials, and `Rest`'s argument `stale`
+        returned True. Arguments and result are those of `ask`.
 
         Raises:
             ProviderError: the API refused the request, or did not answer (`NoAnswer`).
-            UsageError: the package `requests` is not installed.
         """
         return self.reply(method, path, what=what, json=json, params=params, headers=headers)[0]
 
@@ -291,26 +268,7 @@ class Rest:
         params: Params | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[Any, Mapping[str, str]]:
-        """Send a request that must not be repeated, and return the body and the headers of the answer.
-
-        The request is sent a second time only if the API refused the credentials, and `stale` (an argument of `Rest`)
-        returned True.
-
-        Args:
-            method: HTTP method, such as "POST".
-            path: path of the request, appended to the base address.
-            what: name of the request in errors, such as "a new machine"; "" for the method and path.
-            json: value that is sent as JSON; None for a request without a body.
-            params: query parameters; None for none.
-            headers: further headers, which override headers of the client; None for none.
-
-        Returns:
-            The pair (body, headers). The body is parsed if it is JSON, None if it is empty, otherwise text.
-
-        Raises:
-            ProviderError: the API refused the request, or did not answer (`NoAnswer`).
-            UsageError: the package `requests` is not installed.
-        """
+        """Send a request that must not be repeated, as `once` does, and return the answer's body and headers."""
         what = what or f"{method} {path}"
         known = self._headers()
         try:
@@ -331,13 +289,8 @@ class Rest:
     ) -> tuple[Any, Mapping[str, str]]:
         """Send one request with exactly these headers, and return the pair (body, headers) of the answer.
 
-        First sleeps until the pause between two requests of this kind is over. Redirects are not followed; they count
-        as refusals. A web page with a status of success counts as a lost connection.
-
-        Raises:
-            ProviderError: the API refused the request or did not answer. If a header value has a character that is not
-                printable ASCII, nothing is sent. This counts as a refusal with the code "401".
-            UsageError: the package `requests` is not installed.
+        First sleeps until the pause between two requests of this kind is over. Redirects count as refusals, and a web
+        page with a status of success as a lost connection. If a header value is not printable ASCII, nothing is sent.
         """
         if not all(_SENDABLE.fullmatch(value) for value in headers.values()):  # requests would show the key
             why = "nothing was sent, as the key contains a newline or another character that is not printable ASCII"
@@ -390,10 +343,7 @@ class Rest:
         return error
 
     def _session(self) -> requests.Session:
-        """Return the HTTP session of the calling thread. The session is created at the thread's first call.
-
-        Credentials in the file `~/.netrc` are ignored.
-        """
+        """Return the HTTP session of the calling thread, which ignores credentials in `~/.netrc`."""
         if not hasattr(self._local, "session"):
             made: requests.Session = imported("requests").Session()
             made.auth = lambda request: request  # otherwise ~/.netrc would replace our header
@@ -404,13 +354,9 @@ class Rest:
         return session
 
     def _keep_apart(self, call: str) -> None:
-        """Sleep until enough time has passed since the last request of the same kind.
+        """Sleep until the pause `apart` since the last request of the same kind as `call` ("GET /path") is over.
 
-        The argument `apart` of `Rest` has the kinds and their pauses. Returns at once for a request of no such kind.
-        The pauses hold for all threads together: each call of this method reserves the next free moment.
-
-        Args:
-            call: method and path of the request, such as "GET /instances".
+        Requests of all threads count.
         """
         for pattern, seconds in self._apart.items():
             if fnmatchcase(call, pattern):
@@ -424,9 +370,9 @@ class Rest:
 class OAuth:
     """An OAuth access token, which is requested with the user's credentials and renewed before its expiry.
 
-    Pass the object as the argument `headers` of `Rest`, and the object's method `stale` as the argument `stale`. `Rest`
-    then also replaces a token that the API refuses before the token's expiry. All threads share one token. The
-    constructor sends nothing.
+    Pass the object as the argument `headers` of `Rest`, and its method `stale` as the argument `stale`. `Rest` then
+    also replaces a token that the API refuses before its expiry. All threads share one token. The constructor sends
+    nothing.
 
     Args:
         base: address of the API.
@@ -446,10 +392,10 @@ class OAuth:
         self._ends = -_EARLY
 
     def __call__(self) -> dict[str, str]:
-        """Return the Authorization header with a valid token, as a dict with this one entry.
+        """Return the Authorization header with a valid token.
 
-        A new token is requested if there is none yet, or if the present token expires within a minute. This call, and
-        every other thread that needs the token, then blocks until the new token has come.
+        A new token is requested if there is none yet, or if the present one expires within a minute. This call, and
+        every other thread that needs the token, then blocks until it has come.
 
         Raises:
             CredentialsError: the credentials are refused.
@@ -469,11 +415,9 @@ class OAuth:
     def stale(self, headers: Mapping[str, str]) -> bool:
         """Return True if a request that was refused with these headers may succeed when it is sent again.
 
-        Returns True if the headers do not have the current token, because another thread has replaced the token
-        meanwhile. Also returns True if the headers have the current token and this token was requested at least 2 s
-        ago. This token is then marked as expired, so that the next request gets a new token.
-
-        Returns False if the current token is younger than 2 s, because a newer token would be refused, too.
+        That is so if the headers do not have the current token, because another thread has replaced it meanwhile. It is
+        also so if the current token is at least 2 s old: it is then marked as expired, so that the next request gets a
+        new one. A younger token gives False, because a newer one would be refused, too.
 
         Args:
             headers: the headers of the refused request, as this object returned them.
@@ -486,15 +430,7 @@ class OAuth:
             return True
 
     def _got(self) -> Any:
-        """Request a new token, and return the API's parsed answer.
-
-        If the last answer contained a refresh token, this refresh token is sent, once only. If the API refuses the
-        refresh token, or if there is none, the credentials are sent.
-
-        Raises:
-            CredentialsError: the credentials are refused.
-            ProviderError: the API gave no token for another reason.
-        """
+        """Request a new token: by the last refresh token, once, or by the credentials if there is none or it fails."""
         ask = partial(self._api.ask, "POST", self._path, what="your credentials")
         refresh = self._refresh
         if refresh:
@@ -507,11 +443,7 @@ class OAuth:
 
 
 def _said_of_credentials(status: int, body: Any) -> tuple[str, str]:
-    """Return the error code and the error text of a refused request for a token.
-
-    The statuses 400, 401 and 403 all give the code "401", because only the credentials can be wrong. For any other
-    status, the code is the one that the function `said` returns.
-    """
+    """Return the code and text of a refused request for a token. 400 and 403 count as 401: wrong credentials."""
     code, text = said(status, body)
     return ("401" if status in (400, 401, 403) else code), text
 
@@ -524,7 +456,7 @@ def _inside(answer: Any, path: str) -> Any:
 
 
 def _paging(answer: Any, place: str = "") -> list[tuple[str, Any]]:
-    """Return the fields of an answer that may tell of its pages, as pairs (path, value)."""
+    """Return an answer's fields, and those of its objects about pages, as pairs (`place` and name, value)."""
     told: list[tuple[str, Any]] = []
     for name, value in answer.items() if isinstance(answer, Mapping) else ():
         told.append((f"{place}{name}", value))
@@ -541,11 +473,7 @@ def _says_end(answer: Any) -> bool:
 def _says_more(answer: Any, headers: Mapping[str, str], field: str, number: int | None) -> str:
     """Return what in an answer says that its list goes on, such as "has_more=True"; "" if nothing says so.
 
-    Args:
-        answer: the body of the answer.
-        headers: the headers of the answer.
-        field: name of the field that holds the list; "" if the answer is the list itself.
-        number: number of elements, if this is the only page; None if there were pages before.
+    The field `field` holds the list. `number` counts its elements; None if there were pages before.
     """
     if _NEXT_LINK.search(headers.get("Link", "")):
         return f"Link: {headers['Link']}"
@@ -567,19 +495,12 @@ def _says_more(answer: Any, headers: Mapping[str, str], field: str, number: int 
 
 
 def _is_page(body: object) -> bool:
-    """Return True if a body is a web page: text whose first character, apart from white space, is "<".
-
-    The header Content-Type does not count, because some servers send "text/html" with every text. Returns False for
-    None and for parsed JSON.
-    """
+    """Return True if a body is text that begins with "<". Some servers send the Content-Type of HTML with any text."""
     return isinstance(body, str) and body.lstrip().startswith("<")
 
 
 def _read(got: requests.Response) -> Any:
-    """Return the body of an answer: the parsed value if it is JSON, otherwise the text; None if the body is empty.
-
-    Control characters are removed from all texts, as these are shown in offers, errors and lists of machines.
-    """
+    """Return the body of an answer: JSON or text without control characters; None if the body is empty."""
     try:
         return plain_value(got.json()) if got.content else None
     except (ValueError, RecursionError):
@@ -587,13 +508,7 @@ def _read(got: requests.Response) -> Any:
 
 
 def _seconds(retry_after: str) -> float | None:
-    """Return the seconds in a Retry-After header as a float. A negative number gives 0.
-
-    Returns None if the text is empty or is not a number, for example a date.
-
-    Args:
-        retry_after: the value of the header; "" if the answer has no such header.
-    """
+    """Return the seconds in a Retry-After header, at least 0; None if it is no number."""
     try:
         return max(0.0, float(retry_after))
     except ValueError:

@@ -22,10 +22,9 @@ _THREADS = 16
 
 
 def at_once(do: Callable[[T], V], items: Iterable[T]) -> list[V | Exception]:
-    """Call `do` for all items in parallel, and return the results in the order of the items; [] if there are no items.
+    """Call `do` for all items in parallel, and return the results in the order of the items when all calls have ended.
 
-    If a call raises an Exception, the exception takes the place of its result in the list; it is not raised. The
-    function returns when all calls have ended.
+    An Exception of a call is not raised; it takes the place of its result in the list.
 
     At most 16 calls run at the same time, each in its own thread. If there is only one item, `do` runs in the calling
     thread. If no thread can be started, for example because the interpreter exits, the calls run one after the other.
@@ -51,9 +50,8 @@ def at_once(do: Callable[[T], V], items: Iterable[T]) -> list[V | Exception]:
 def in_turn(do: Callable[[T], V], items: Iterable[T]) -> list[V | Exception]:
     """Call `do` for the items one after the other until a call fails, and return the results in order.
 
-    If a call raises an Exception, this exception is the last element of the list, and is not raised. `do` is not called
-    for later items. Use this function instead of `at_once` if the provider may have too little for all items, so that
-    the first items are served first.
+    The Exception of the call that fails is not raised, but is the last element of the list. Use this function instead
+    of `at_once` if the provider may have too little stock for all items, so that the first items are served first.
     """
     outcomes: list[V | Exception] = []
     for item in items:
@@ -98,13 +96,7 @@ def patiently(do: Callable[[], V], seconds: float, *codes: str) -> V:
 def quietly(do: Callable[[], V], *codes: str) -> V | None:
     """Call `do` once and return its result, or None if it raises a ProviderError with one of the given codes.
 
-    Args:
-        do: a function that sends the request.
-        codes: error codes (`ProviderError.code`) that are no failure, such as the code for a machine that is already
-            gone.
-
-    Raises:
-        Exception: any other error of `do`.
+    These codes are no failure, such as the code for a machine that is already gone.
     """
     try:
         return do()
@@ -117,10 +109,8 @@ def quietly(do: Callable[[], V], *codes: str) -> V | None:
 def soon(look: Callable[[], V], seconds: float, first: float = 0.1, most: float = 2.0) -> V | None:
     """Call `look` until its result is true, and return that result; None if the time limit is over first.
 
-    `look` is always called at least once. An exception of `look` is raised at once.
-
     Args:
-        look: called at once, and again after each pause.
+        look: called at once, and again after each pause. Its exceptions are raised at once.
         seconds: time limit for all calls and pauses together. A call or a pause that has begun is not cut short.
         first: length of the first pause in seconds. Each pause is twice as long as the one before.
         most: length of the longest pause in seconds.

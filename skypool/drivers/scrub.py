@@ -1,13 +1,14 @@
-"""Replaces what is private in the requests and replies of a provider: secrets, numbers of accounts, names, addresses.
+"""Replaces private data in the requests and replies of a provider: secrets, account numbers, names, addresses.
 
-A `Scrubber` keeps a table, so that the same value always becomes the same placeholder. A value is found in three ways:
+A `Scrubber` replaces each private value by a placeholder, and keeps a table of them, so that the same value always gets
+the same placeholder. A value is recognised as private in three ways:
 
 - by its form, such as an e-mail address or a private key;
 - by the name of the field that holds it, such as "password";
-- because it was hidden before: credentials, for example, are searched for in every text.
+- because it was named before, by `Scrubber.hide`: the credentials of requests, for example.
 
 Texts are searched also where they are encoded: as base64, compressed in base64, in URLs, in XML, with the escapes of
-JSON, or as JSON in a string. `Private` says what is private at one provider only.
+JSON, or as JSON in a string. A `Private` object has the patterns and names of fields of one provider.
 """
 
 from __future__ import annotations
@@ -49,13 +50,15 @@ _BIGGEST = 2**24
 class Private:
     """The private parts of one provider's requests and replies, in addition to those that every recording leaves out.
 
+    A kind, such as "secret", selects the form of the placeholder (see `placeholders.Kind`). Names of fields are written
+    in lower case, without "-" and "_".
+
     Attributes:
-        patterns: from regular expression to the kinds of its groups. Of each match, the groups are replaced. An
-            expression without groups has one kind, for the whole match.
-        fields: from the name of a field to the kind of its value. Names have small letters only: "-" and "_" are left
-            out.
-        accounts: names of fields, written likewise, that only an object about the user's account has. The id and the
-            name in this object are then private.
+        patterns: regular expressions, each with the kinds of its groups. In each match, the groups are replaced. An
+            expression without groups has one kind, and the whole match is replaced.
+        fields: names of fields whose values are private, each with the kind of the value.
+        accounts: names of fields that only a JSON object about the user's account has. In an object with such a field,
+            the values of "id" and "name" are private.
     """
 
     patterns: Mapping[str, tuple[Kind, ...]] = field(default_factory=dict[str, tuple[Kind, ...]])
@@ -161,10 +164,11 @@ _SAFE = "/:?&=+,;@~$!*'()[]"
 class Scrubber:
     """A table of private values and their placeholders, and the search for such values in texts.
 
-    The object is not safe for use by several threads at the same time.
+    The object is not safe for use by several threads at the same time. In all methods, `private` has the patterns and
+    fields of the provider, and `depth` is how many encodings around the text were decoded already.
 
     Args:
-        hidden: private values that are searched for in every text, with all encodings.
+        hidden: private values that are searched for in every text, also where they are encoded.
     """
 
     def __init__(self, hidden: Iterable[str] = ()) -> None:
@@ -181,7 +185,7 @@ class Scrubber:
     # --- what is private -------------------------------------------------------------------------------------
 
     def hide(self, value: str, kind: Kind = "secret") -> None:
-        """Search for a value in every text from now on. Values of fewer than 4 characters are ignored."""
+        """Replace a value in every text from now on, by a placeholder for `kind`. Ignores values under 4 characters."""
         if len(value) < 4 or value in self._hidden or value in self._issued:
             return
         made = self._placeholder(kind, value)
@@ -204,9 +208,9 @@ class Scrubber:
     # --- texts -----------------------------------------------------------------------------------------------
 
     def body(self, text: str, private: Private) -> str:
-        """Return a body of a request or a reply with placeholders. JSON, XML and forms stay such.
+        """Return the body of a request or a reply with placeholders in place of private values.
 
-        A text in which nothing is private is returned unchanged.
+        JSON, XML and forms stay valid. A text in which nothing is private is returned unchanged.
         """
         start = text.lstrip()[:1]
         if start in ("{", "["):
@@ -224,13 +228,7 @@ class Scrubber:
         return self.text(path, private) + mark + (self._form(query, private) if query else "")
 
     def text(self, text: str, private: Private, depth: int = 0) -> str:
-        """Return a text with placeholders.
-
-        Args:
-            text: the text.
-            private: what is private at the provider.
-            depth: how often the text is encoded in others.
-        """
+        """Return a text with placeholders in place of private values, also those that are encoded in it."""
         if len(text) < 3:  # too short for all
             return text
         if depth > _DEEPEST:
@@ -250,7 +248,7 @@ class Scrubber:
         return made
 
     def _inner(self, text: str, private: Private, depth: int) -> str:
-        """Return a text that was encoded in another one with placeholders."""
+        """Return a text that was encoded in another one, with placeholders."""
         if text.lstrip()[:1] in ("{", "["):
             changed = self._json(text, private, depth)
             if changed is not None:
@@ -258,7 +256,7 @@ class Scrubber:
         return self.text(text, private, depth)
 
     def _plain(self, text: str, private: Private) -> str:
-        """Return a text in which what has the form of a private value is replaced, and what is hidden or known."""
+        """Return a text in which hidden and known values, and those with the form of a private value, are replaced."""
         for encoded, instead in self._hidden.items():
             if encoded in text:
                 text = text.replace(encoded, instead)
@@ -269,7 +267,7 @@ class Scrubber:
         return text
 
     def _matched(self, found: re.Match[str], kinds: tuple[Kind, ...]) -> str:
-        """Return what a pattern has matched, with placeholders for its groups, or one for all if it has no groups."""
+        """Return the text of a match with its groups replaced. A pattern without groups gives one placeholder."""
         if not found.re.groups:
             return self._placeholder(kinds[0], found[0])
         text, offset = found[0], found.start()
@@ -282,7 +280,7 @@ class Scrubber:
         return text
 
     def _in_base64(self, run: str, private: Private, depth: int) -> str:
-        """Return a run of base64 characters; if a text is encoded in it, and it is private, with placeholders."""
+        """Return a run of base64 characters, with placeholders if private text is encoded in it, compressed or not."""
         bare = run.rstrip("=")
         for offset in range(4):
             coded = bare[offset:]
@@ -317,14 +315,7 @@ class Scrubber:
         return text if changed == value else json.dumps(changed, ensure_ascii=False)
 
     def _walk(self, value: Any, name: str, private: Private, depth: int) -> Any:
-        """Return a value of JSON with placeholders.
-
-        Args:
-            value: the value.
-            name: name of the field that holds it; "" for none.
-            private: what is private at the provider.
-            depth: how often the text with this value is encoded in others.
-        """
+        """Return a value of JSON with placeholders. `name` is the field that holds it, "" for none."""
         match value:
             case dict():
                 return self._object(value, _normal(name) in _VARIABLES, private, depth)
@@ -340,14 +331,7 @@ class Scrubber:
                 return self._number(name, value, private)
 
     def _object(self, value: Mapping[str, Any], variables: bool, private: Private, depth: int) -> dict[str, Any]:
-        """Return an object of JSON with placeholders.
-
-        Args:
-            value: the object.
-            variables: True if it holds environment variables, as names and values, or as one "key" and one "value".
-            private: what is private at the provider.
-            depth: how often the text with this object is encoded in others.
-        """
+        """Return an object of JSON with placeholders. `variables` is True if it holds environment variables."""
         names = {_normal(key) for key in value}
         person = not names.isdisjoint(_PEOPLE | private.accounts)
         label = next((value[key] for key in ("key", "Key", "name", "Name") if isinstance(value.get(key), str)), "")
@@ -366,7 +350,7 @@ class Scrubber:
         return made
 
     def _field(self, name: str, value: str, private: Private, depth: int) -> str:
-        """Return the value of a field with placeholders. The field's name may say that all of it is private."""
+        """Return the value of a field with placeholders: one for the whole value, if the field's name says so."""
         kind = _kind(name, private)
         if kind is None or not value or value.lower() in _COMMON:
             return self._inner(value, private, depth) if value else value
@@ -375,7 +359,7 @@ class Scrubber:
         return self._learned(kind, value)
 
     def _variable(self, name: str, value: str, private: Private, depth: int) -> str:
-        """Return the value of an environment variable with placeholders. What looks random is private."""
+        """Return the value of an environment variable with placeholders. A value that looks random is private."""
         made = self._field(name, value, private, depth)
         if made == value and _RANDOM.fullmatch(value) and _text_of_base64(value) is None:
             return self._learned("secret", value)
@@ -427,7 +411,7 @@ class Scrubber:
         return made
 
     def _placeholder(self, kind: Kind, value: str) -> str:
-        """Return the placeholder of a value. A placeholder, and an address that is not public, stay as they are."""
+        """Return the placeholder of a value. Return a placeholder or a non-public address unchanged."""
         if value in self._issued or (kind == "address" and not self._is_public(value)):
             return value
         if value not in self._made:
@@ -450,25 +434,25 @@ class Scrubber:
 
 @lru_cache(maxsize=64)
 def _compiled(private: Private) -> list[tuple[re.Pattern[str], tuple[Kind, ...]]]:
-    """Return the patterns of a provider, and then those of all."""
+    """Return the compiled patterns of one provider, followed by those that apply to all providers."""
     both = [*private.patterns.items(), *_PATTERNS.items()]
     return [(re.compile(pattern, re.DOTALL), kinds) for pattern, kinds in both]
 
 
 @lru_cache(maxsize=4096)
 def _normal(name: str) -> str:
-    """Return the name of a field in small letters, without other characters than letters."""
+    """Return the letters of a field's name, in lower case."""
     return re.sub(r"[^a-z]", "", name.lower())
 
 
 def _last_word(name: str) -> str:
-    """Return the last part of a name in a form that is not a number: "Value" for "Filter.1.Value.2"."""
+    """Return the last part of a form field's name that is not a number: "Value" for "Filter.1.Value.2"."""
     words = [each for each in name.split(".") if not each.isdigit()]
     return words[-1] if words else name
 
 
 def _kind(name: str, private: Private) -> Kind | None:
-    """Return what the value of a field with this name is, or None if the name says nothing."""
+    """Return the kind of private value that a field of this name holds; None if the name does not suggest one."""
     normal = _normal(name)
     if not normal or normal in _PUBLIC:
         return None
@@ -487,12 +471,7 @@ def _is_number(text: str) -> bool:
 
 
 def _text_of(data: bytes, packed: bool) -> str | None:
-    """Return the text that bytes encode, or None if they are no text.
-
-    Args:
-        data: the bytes.
-        packed: True if the bytes are compressed by gzip.
-    """
+    """Return the text that bytes encode, compressed by gzip if `packed`; None if they are no text."""
     try:
         if packed:
             data = zlib.decompressobj(wbits=31).decompress(data, _BIGGEST)
@@ -512,7 +491,7 @@ def _text_of_base64(value: str) -> str | None:
 
 
 def _labelled(value: str) -> str:
-    """Return a text as it can stand in a label: "_" and two hex digits for each other character."""
+    """Encode a text for a label: each byte but a-z, 0-9 and "-" becomes "_" and two hex digits."""
     return re.sub("[^a-z0-9-]", lambda found: "".join(f"_{byte:02x}" for byte in bytes_of(found[0])), value)
 
 
@@ -521,7 +500,7 @@ Inner = Callable[[str], str]
 
 
 def _in_escapes(text: str, scrub: Inner) -> str:
-    r"""Return a text with escapes such as "\u0041", with placeholders. If there are any, no escapes are left."""
+    r"""Return a text with placeholders, also for values with escapes such as "\u0041". A change drops all escapes."""
     if "\\" not in text:
         return text
     plain = _ESCAPE.sub(lambda found: chr(int(found[1] or found[2], 16)) if not found[3] else found[3], text)
@@ -530,7 +509,7 @@ def _in_escapes(text: str, scrub: Inner) -> str:
 
 
 def _in_url(text: str, scrub: Inner) -> str:
-    """Return a text that is encoded for a URL, with placeholders."""
+    """Return a text with placeholders, also for values that are encoded for a URL. A changed text is encoded again."""
     if "%" not in text:
         return text
     plain = unquote(text)
@@ -539,7 +518,7 @@ def _in_url(text: str, scrub: Inner) -> str:
 
 
 def _in_html(text: str, scrub: Inner) -> str:
-    """Return a text with entities such as "&#65;", with placeholders."""
+    """Return a text with placeholders, also for values with HTML entities. A changed text is encoded again."""
     if "&" not in text or ";" not in text:
         return text
     plain = html.unescape(text)

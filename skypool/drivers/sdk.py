@@ -1,4 +1,4 @@
-"""`imported`: imports a provider's SDK (Python package) when the SDK is first needed, in one thread at a time."""
+"""`imported`: imports a provider's SDK when it is first needed, in one thread at a time."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ _importing = threading.RLock()
 
 
 def imported(module: str) -> ModuleType:
-    """Import a module of an SDK (a provider's Python package), and return the module.
+    """Import a module of a provider's SDK by its full name, such as "botocore.session", and return the module.
 
     Only one thread at a time imports through this function; other threads wait. Python can raise an error if two
     threads import modules of the same package at the same time.
-
-    Args:
-        module: full name of the module, such as "botocore.session".
 
     Raises:
         ImportError: the module is not installed.

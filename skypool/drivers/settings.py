@@ -35,12 +35,9 @@ _ADDRESS = "https://checkip.amazonaws.com"
 def settings_named(kind: type[T]) -> type[T]:
     """Replace the `__init__` of a driver's dataclass, so that wrong settings raise UsageError instead of TypeError.
 
-    Use this function as a class decorator. It changes the class in place and returns the class. The new `__init__`
+    Use it as a class decorator above `dataclass`. It changes the class in place and returns it. The new `__init__`
     raises UsageError for unknown, missing or repeated settings. For an unknown setting, the message suggests the
     nearest known setting and lists all known settings.
-
-    Args:
-        kind: the class, to which `dataclass` was applied before.
     """
     init: Any = kind.__init__
     signature = inspect.signature(init)
@@ -69,9 +66,7 @@ def settings_named(kind: type[T]) -> type[T]:
 
 
 def words(name: str, value: object, shape: str, like: str, known: Iterable[str] = ()) -> tuple[str, ...] | None:
-    """Check a setting that is one string or a list of strings, and return the strings as a tuple.
-
-    Returns None if the value is None. The strings are not changed.
+    """Check a setting that is one string or a list of strings, and return the strings as a tuple. None stays None.
 
     Args:
         name: name of the setting, for the error message.
@@ -109,10 +104,9 @@ def settle(driver: object, shapes: Mapping[str, Shape], known: Mapping[str, Iter
     """Check string settings of a driver, and replace those that may be lists by tuples. None is accepted and stays.
 
     Args:
-        driver: the driver, whose attributes are checked and replaced. It may be a frozen dataclass.
-        shapes: a dict from the name of each setting to its required form (see `Shape`).
-        known: a dict from the name of a setting to known valid strings. Error messages suggest the most similar of
-            these strings. Settings without an entry have no such suggestions.
+        driver: the driver, whose attributes are replaced. It may be a frozen dataclass.
+        shapes: the required form of each setting by its name (see `Shape`).
+        known: known valid strings by the name of a setting. Error messages suggest the most similar of them.
 
     Raises:
         UsageError: a string does not match the required form, or a setting is a list although it may not be one.
@@ -138,11 +132,11 @@ _PLAIN: Mapping[Any, tuple[str, Any]] = {
 def plain(driver: DataclassInstance, **kinds: type) -> None:
     """Check the types of a driver's settings, and replace `Path` objects among the settings by strings.
 
-    None is accepted if None is the default of the setting. An int is accepted for float, and a string for Path. True
-    and False are not accepted for int and float.
+    None is accepted if it is the default of the setting. An int is accepted for float, and a string for Path. True and
+    False are not accepted for int and float.
 
     Args:
-        driver: the driver, whose attributes are checked and replaced. It may be a frozen dataclass.
+        driver: the driver, whose attributes are replaced. It may be a frozen dataclass.
         kinds: the required type of each setting, such as `strict=bool`: bool, int, float, str or Path.
 
     Raises:
@@ -164,25 +158,19 @@ def plain(driver: DataclassInstance, **kinds: type) -> None:
 
 
 def table(package: str, file: str) -> Any:
-    """Return the parsed content of a JSON file in a driver's package. The file is read at each call.
+    """Return the parsed content of a JSON file in a driver's package, such as "skypool_acme".
 
-    Args:
-        package: name of the package, such as "skypool_acme".
-        file: name of the JSON file in this package.
-
-    Raises:
-        FileNotFoundError: the package has no such file.
-        ValueError: the file is not valid JSON.
+    It is read at each call.
     """
     return json.loads((files(package) / file).read_text("utf-8"))
 
 
 def surroundings(start: str | tuple[str, ...], files: Mapping[str, str]) -> Hashable:
-    """Return a value that changes when environment variables or files of a provider's SDK change.
+    """Return a hashable value that changes when environment variables or files of a provider's SDK change.
 
-    A driver compares the value with its former value. If they differ, the driver makes a new client object of the SDK
-    (the provider's Python package). The value is hashable. It contains the environment variables whose names begin with
-    `start`, and the modification times of the files. Files that do not exist are left out.
+    A driver compares the value with its former value. If they differ, the driver makes a new client object of the SDK.
+    The value contains the environment variables whose names begin with `start`, and the modification times of the files
+    that exist.
 
     Args:
         start: prefix of the names of environment variables, or a tuple of several prefixes, such as "AWS_".
@@ -197,14 +185,8 @@ def surroundings(start: str | tuple[str, ...], files: Mapping[str, str]) -> Hash
 def networks(given: Sequence[str] | None) -> list[str]:
     """Return the networks from which users may log in to machines, such as ["203.0.113.7/32"].
 
-    The order is kept, and the addresses are not checked. An address without "/" gets "/32".
-
-    Args:
-        given: IPv4 addresses or networks. If None or empty, the result is the public address of this computer alone,
-            which is requested from a public web page.
-
-    Raises:
-        ProviderError: `given` is None or empty, and the public address cannot be found.
+    The order is kept, and the addresses are not checked. An address without "/" gets "/32". If `given` is None or
+    empty, the result is this computer's public address, as `public_network` returns it.
     """
     return [each if "/" in each else f"{each}/32" for each in given or [public_network()]]
 
@@ -212,7 +194,7 @@ def networks(given: Sequence[str] | None) -> list[str]:
 def public_network() -> str:
     """Return the public IPv4 address of this computer as a network, such as "203.0.113.7/32".
 
-    The address is requested from a public web page at each call. Each wait for the page is limited to 10 s.
+    It is requested from a public web page at each call. Each wait for the page is limited to 10 s.
 
     Raises:
         ProviderError: the page does not answer, or does not answer with an IPv4 address.

@@ -1,6 +1,7 @@
-"""Helpers for drivers of clouds whose machines run sshd: SSH access, termination that waits, and spot notices.
+"""Helpers for drivers of clouds whose machines run sshd.
 
-A spot notice is a provider's announcement that it will take a spot machine back.
+`access` returns SSH access to a machine, `terminate_and_wait` terminates machines and waits for their end, and
+`notice_program` returns a program that waits for a spot notice.
 """
 
 from __future__ import annotations
@@ -28,22 +29,21 @@ def notice_program(
 ) -> str:
     """Return the source of a program that waits on a rented machine for the provider's spot notice.
 
-    A spot notice announces that the provider will take the machine back. The program requests the notice from the
-    cloud's metadata service every 5 s. When there is a notice, the program prints the announced time and ends. A driver
-    passes the source as `Access.watch`. This function runs nothing.
+    A spot notice announces that the provider will take the machine back. The program requests it from the cloud's
+    metadata service every 5 s. When there is one, the program prints the announced time and ends. A driver passes the
+    source as `Access.watch`.
 
     Args:
         base: address of the metadata service.
         path: path of the notice; it is appended to `base`.
-        when: Python expression that uses `said`, the text of the service's answer. The value of the expression is the
-            time at which the provider takes the machine back, in seconds since 1970, or None for no notice. The
-            expression may use the modules `json` and `datetime`. If it raises ValueError, there is no notice.
+        when: Python expression that uses `said`, the text of the service's answer. Its value is the time at which the
+            provider takes the machine back, in seconds since 1970, or None for no notice. It may use the modules `json`
+            and `datetime`. If it raises ValueError, there is no notice.
         variable: name of an environment variable on the rented machine. Its value, if any, replaces `base`. "" for
             none.
         headers: headers of the request for the notice; None for none.
-        token: None if the service needs no access token. Otherwise the tuple (path, name, value, carrier). A PUT
-            request to the path gets the token. This request has a header with the name and the value. `carrier` is the
-            name of the header that carries the token in the request for the notice.
+        token: None if the service needs no access token. Otherwise (path, name, value, carrier): a PUT request to the
+            path, with a header of this name and value, gets the token. The header `carrier` then carries the token.
     """
     program = (files("skypool.drivers") / "notice_watch.py").read_text("utf-8")
     told = ", ".join(repr(each) for each in (base, variable, path, dict(headers or {}), token or ()))
@@ -68,7 +68,7 @@ def access(
     first attempt to connect.
 
     Args:
-        instance: the machine. `instance.token` (the token of the order that rented the machine) selects the host key.
+        instance: the machine. `instance.token` selects the host key.
         address: host name or IP address of the machine.
         user: user name with which the client logs in.
         port: port on which the machine's sshd listens.
@@ -107,9 +107,8 @@ def terminate_and_wait(
 ) -> None:
     """Terminate instances with one request each, all in parallel, and poll until the provider lists none of them.
 
-    An instance counts as ended if `there` does not return its id, even if `destroy` failed for this instance. Blocks
-    until all instances have ended, or for `seconds`. Polling stops early if `destroy` failed for every instance that is
-    left. Does nothing if `instances` is empty.
+    An instance counts as ended if `there` does not return its id, even if `destroy` failed for it. Blocks until all
+    instances have ended, or for `seconds`. Polling stops early if `destroy` failed for every instance that is left.
 
     Args:
         instances: instances to terminate.
@@ -117,8 +116,8 @@ def terminate_and_wait(
             longer exists.
         there: returns the ids of all instances that exist at the provider.
         seconds: time limit for polling.
-        young: ids of new instances, which `there` may not list yet. If `destroy` failed for such an instance, the
-            instance does not count as ended, although `there` does not list it.
+        young: ids of new instances, which `there` may not list yet. If `destroy` failed for one of these, the instance
+            does not count as ended, although `there` does not list it.
 
     Raises:
         StillRunning: names the instances that are not proved to have ended, and why. Also raised if `there` raised a

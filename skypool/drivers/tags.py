@@ -37,10 +37,9 @@ UNTIL = "skypool-until"
 
 
 def tags(order: Order) -> dict[str, str]:
-    """Return the tags that every machine and every other resource of an order gets: a dict from name to value.
+    """Return the tags that every machine and every other resource of an order gets.
 
-    The same order gives the same tags each time on the same computer. The tag `UNTIL` is left out if `order.until` is
-    None.
+    The same order gives the same tags each time on the same computer. There is no tag `UNTIL` if `order.until` is None.
     """
     said = {
         POOL: order.pool,
@@ -67,8 +66,8 @@ def owners(pool: str | None) -> str:
     """Return a shell-style pattern that matches the owner tags (user@host) of resources that belong to this user.
 
     Args:
-        pool: name of a pool, or None. For any name, the pattern matches only resources that this user rented from this
-            host. For None, the pattern matches resources that this user rented from any host.
+        pool: any name of a pool gives a pattern for what this user rented from this host. None gives one for what this
+            user rented from any host.
     """
     return owner() if pool is not None else f"{owner().partition('@')[0]}@*"
 
@@ -76,10 +75,8 @@ def owners(pool: str | None) -> str:
 def ours(said: Mapping[str, str], pool: str | None, longest: int | None = None) -> bool:
     """Return True if the tags say that a resource belongs to a pool of this user.
 
-    Returns False if the pool tag is missing or is that of another pool, or if the owner tag does not match.
-
     Args:
-        said: tags of the resource: a dict from name to value.
+        said: tags of the resource.
         pool: name of a pool. The resource must then belong to this pool and be rented from this host. None accepts
             every pool of this user, rented from any host.
         longest: number of characters to which the provider shortens tag values; only so many characters of the owner
@@ -117,9 +114,9 @@ def instance(
     Args:
         provider: name of the driver.
         id: the provider's identifier of the machine.
-        said: tags of the machine: a dict from name to value.
-        nth: index of the machine in its order, from 0. The node number is the one at this index in the tag `NODES`. If
-            this tag is missing or has fewer numbers, `nth` itself becomes the node number.
+        said: tags of the machine.
+        nth: index of the machine in its order, from 0. The node number is the one at this index in the tag `NODES`, or
+            else `nth` itself.
         state: state of the machine.
         detail: data that only the driver understands.
         region: the provider's name of the region; "" if the provider has no regions.
@@ -160,10 +157,10 @@ def leftover(
         provider: name of the driver.
         kind: the provider's word for this kind of resource, such as "disk".
         id: the provider's identifier of the resource.
-        said: tags of the resource: a dict from name to value.
+        said: tags of the resource.
         region: region that the resource is in.
         detail: data that only the driver understands.
-        tagged_as: name under which the provider tags the resource, if that is not `id`; otherwise "".
+        tagged_as: name under which the provider tags the resource, if that is not `id`.
     """
     return Leftover(
         provider=provider,
@@ -180,29 +177,16 @@ def leftover(
 def pairs(said: Mapping[str, str], key: str = "Key", value: str = "Value") -> list[dict[str, str]]:
     """Return tags as a list of dicts with two entries each, the form that many providers' APIs take.
 
-    For example, `{"a": "1"}` becomes `[{"Key": "a", "Value": "1"}]`. The tags keep their order. Without tags, the
-    result is [].
-
-    Args:
-        said: the tags: a dict from name to value.
-        key: name of the entry that holds the tag's name.
-        value: name of the entry that holds the tag's value.
+    For example, `{"a": "1"}` becomes `[{"Key": "a", "Value": "1"}]`. The tags keep their order. `key` and `value` are
+    the names of the two entries.
     """
     return [{key: name, value: text} for name, text in said.items()]
 
 
 def read(pairs: Iterable[Mapping[str, str]], key: str = "Key", value: str = "Value") -> dict[str, str]:
-    """Return tags as a dict from name to value. In many providers' APIs, tags are a list with one mapping for each tag.
+    """Return tags as a dict from name to value. This is the inverse of `pairs`.
 
-    For example, `[{"Key": "a", "Value": "1"}]` becomes `{"a": "1"}`. If a name occurs twice, the last value counts.
-
-    Args:
-        pairs: the list, with a mapping of two entries for each tag.
-        key: name of the entry that holds the tag's name.
-        value: name of the entry that holds the tag's value.
-
-    Raises:
-        KeyError: a mapping lacks one of the two entries.
+    If a name occurs twice, the last value counts. KeyError is raised for a mapping that lacks one of the two entries.
     """
     return {each[key]: each[value] for each in pairs}
 
@@ -227,7 +211,7 @@ def when(text: str) -> datetime | None:
 
 
 def packed(nodes: Sequence[int]) -> str:
-    """Return node numbers as a short text: [0, 1, 2, 5] becomes "0-2 5"; "" if there are no numbers.
+    """Return node numbers as a short text: [0, 1, 2, 5] becomes "0-2 5".
 
     The numbers keep their order. Only ascending neighbours are joined: [2, 1] becomes "2 1".
     """

@@ -8,7 +8,8 @@ that differs from the previous one. Each time the content of the file changes, t
 that moment. One grant is at most the lease, and no grant goes beyond `order.lifetime`. The file is written by skypool's
 programs on the machine (the setup script and the agent) when they hear from the client.
 
-The scripts are the same for all clouds, except for the command that ends the machine.
+The scripts are the same for all clouds, except for the command that ends the machine. They contain the private host
+key. Keys that do not exist yet are created on this computer.
 """
 
 from __future__ import annotations
@@ -51,14 +52,13 @@ _POLL = 5
 def cloud_config(order: Order, *, user: str, end: str = OFF, label: str = "") -> str:
     """Return user data for cloud-init that starts the guard, sets the host key, and lets the pool's key log in.
 
-    The guard is the process that ends the machine when its lease is over. The text begins with "#cloud-config". The
-    text contains the private host key, which is created on this computer if it does not exist yet.
+    The text begins with "#cloud-config". It contains the private host key.
 
     Args:
         order: order that the machine belongs to.
         user: user name with which the client logs in: the name of the image's own user, or "root".
-        end: shell command that ends the machine and its cost. The guard repeats the command until the machine ends. If
-            the command is shutdown, poweroff or halt, the guard later tries stronger commands.
+        end: shell command that ends the machine and its cost. The guard repeats it until the machine ends. If it is
+            shutdown, poweroff or halt, the guard later tries stronger commands.
         label: name under which the pool stores the host key; "" for `order.token`.
 
     Raises:
@@ -78,12 +78,11 @@ def cloud_config(order: Order, *, user: str, end: str = OFF, label: str = "") ->
 def start_script(order: Order, *, end: str, label: str = "", port: int = 22) -> str:
     """Return a POSIX shell script that a container runs as root at its start: it starts the guard, and then runs sshd.
 
-    The guard is the process that ends the container when its lease is over. The text contains the private host key,
-    which is created on this computer if it does not exist yet.
+    The text contains the private host key.
 
     Args:
         order: order that the container belongs to.
-        end: shell command that ends the container and its cost. The guard repeats the command until the container ends.
+        end: shell command that ends the container and its cost. The guard repeats it until the container ends.
         label: name under which the pool stores the host key; "" for `order.token`.
         port: port on which sshd listens.
 
@@ -98,7 +97,7 @@ def start_script(order: Order, *, end: str, label: str = "", port: int = 22) -> 
 def packed(script: str) -> str:
     """Return a script compressed by gzip and encoded in base64, as the value of the variable SKYPOOL_START.
 
-    On the machine, the shell code `UNPACK` unpacks and runs the script. The machine needs the programs base64 and gzip.
+    On the machine, the shell code `UNPACK` unpacks and runs the script, which needs the programs base64 and gzip there.
     The same script gives the same text each time.
     """
     return base64.b64encode(gzip.compress(script.encode(), mtime=0)).decode()
@@ -107,16 +106,15 @@ def packed(script: str) -> str:
 def boot_script(order: Order, *, user: str = "root", end: str = OFF, label: str = "") -> str:
     """Return a shell script that a machine runs as root at its first boot, after its sshd has started.
 
-    The script starts the guard, the process that ends the machine when its lease is over. The script also gives sshd
-    the host key, and lets the pool's key log in if `user` is "root". Before the script has run, sshd has another host
-    key. The text contains the private host key, which is created on this computer if it does not exist yet.
+    The script starts the guard, gives sshd the host key, and lets the pool's key log in if `user` is "root". Before the
+    script has run, sshd has another host key. The text contains the private host key.
 
     Args:
         order: order that the machine belongs to.
         user: user name with which the client logs in. For a user other than "root", the driver must add the pool's key
             (`order.keys.public`) by other means.
-        end: shell command that ends the machine and its cost. The guard repeats the command until the machine ends. If
-            the command is shutdown, poweroff or halt, the guard later tries stronger commands.
+        end: shell command that ends the machine and its cost. The guard repeats it until the machine ends. If it is
+            shutdown, poweroff or halt, the guard later tries stronger commands.
         label: name under which the pool stores the host key; "" for `order.token`.
 
     Raises:
@@ -129,30 +127,13 @@ def boot_script(order: Order, *, user: str = "root", end: str = OFF, label: str 
 
 
 def _keys(order: Order, label: str) -> tuple[str, str, str]:
-    """Return three keys as text: private host key, public host key, and the public key with which the client logs in.
-
-    Keys that do not exist yet are created.
-
-    Args:
-        order: order whose pool the keys belong to.
-        label: name under which the pool stores the host key; "" for `order.token`.
-
-    Raises:
-        UsageError: a key must be created, and ssh-keygen is not installed on this computer.
-    """
+    """Return the private and the public host key, and the public key with which the client logs in."""
     private, public = order.keys.host(label or order.token)
     return private, public, order.keys.public
 
 
 def _armed(order: Order, user: str, end: str) -> str:
-    """Return shell code that starts the guard, the process that ends the machine when its lease is over.
-
-    Args:
-        order: order that the machine belongs to. The guard gets `order.lease`, rounded up to whole seconds, and
-            `order.lifetime`, rounded down.
-        user: name of the user who may write the file `GUARD`, which postpones the end.
-        end: shell command that ends the machine and its cost.
-    """
+    """Return shell code that starts the guard, which later runs `end`. `user` may write the file `GUARD`."""
     lease = max(1, math.ceil(order.lease))
     guard = {
         "TOKEN": order.token,
@@ -168,20 +149,9 @@ def _armed(order: Order, user: str, end: str) -> str:
 
 
 def _settings(values: dict[str, object]) -> str:
-    """Return shell code that sets variables: a line "NAME=value" for each, with the value quoted for the shell.
-
-    Values that are no strings are converted by `str`. The result is "" if `values` is empty.
-    """
+    """Return shell code that sets variables: a line "NAME=value" for each, with the value quoted for the shell."""
     return "".join(f"{name}={shlex.quote(str(value))}\n" for name, value in values.items())
 
 
 def _script(name: str) -> str:
-    """Return the text of the shell script `scripts/NAME.sh` beside this module.
-
-    Args:
-        name: the script's name without ".sh".
-
-    Raises:
-        FileNotFoundError: there is no such script.
-    """
     return (files("skypool.drivers") / "scripts" / f"{name}.sh").read_text("utf-8")

@@ -1,7 +1,4 @@
-"""Sends the batches of one parallel call of joblib to a pool, a limited number at once.
-
-A batch is a list of tasks that joblib has put together. Each batch is one call of the pool.
-"""
+"""Sends the batches of one parallel call of joblib to a pool, a limited number at once."""
 
 from __future__ import annotations
 
@@ -31,13 +28,7 @@ Ended = Future[list[Any]]
 
 @dataclass(slots=True, eq=False)
 class _Batch:
-    """A batch that was submitted.
-
-    Attributes:
-        tasks: the pickled tasks.
-        ended: gets the future of the batch's call when the call has ended.
-        call: the future of the call; None until the call is sent.
-    """
+    """A submitted batch. The result of `ended` is the future of its ended call. `call` is None until it is sent."""
 
     tasks: PickledTasks
     ended: Future[Ended]
@@ -48,16 +39,15 @@ class _Batch:
 class BatchQueue:
     """The batches of one parallel call. Any thread may call the methods.
 
-    The ends of batches are told in a thread of this object, not in the pool's: joblib then reads the program's next
-    tasks, which may take any time.
+    The callbacks for ended batches run in a thread of this object, not in the pool's. In them, joblib reads the
+    program's next tasks, which may take any time.
 
     Args:
-        pool: the pool.
         call: makes the call of a batch, from the pickle of its tasks and its large arrays.
         arrays: the large arrays of the parallel call.
         limit: the most batches that run at once. None: no limit.
-        slots: returns how many calls the pool runs at once now. If these are no more than `limit`, as many batches
-            again are sent ahead, so that no slot waits for its next one.
+        slots: returns how many calls the pool can run at once now. If that is at most `limit`, up to `limit` further
+            batches are sent ahead, so that no slot waits for its next batch.
     """
 
     pool: sky.ComputePool
@@ -80,11 +70,8 @@ class BatchQueue:
     def submit(self, tasks: Sequence[Task], on_end: Callable[[Future[Ended]], object] | None) -> Future[Ended]:
         """Queue a batch, and return a future whose result is the future of the batch's call, when that has ended.
 
-        No error is raised here. If the batch cannot be sent, the future of its call has the exception.
-
-        Args:
-            tasks: the tasks.
-            on_end: called with the returned future when it is done, in the thread of this object.
+        `on_end` is called with the returned future when it is done, in the thread of this object. No error is raised
+        here. If the batch cannot be sent, the future of its call has the exception.
         """
         ended: Future[Ended] = Future()
         if on_end is not None:
@@ -111,7 +98,7 @@ class BatchQueue:
         return ended
 
     def cancel(self) -> None:
-        """Stop all calls. Batches that were not sent are forgotten. Their ends are not told."""
+        """Stop all calls, and drop the batches that were not sent. The futures of dropped batches never get done."""
         with self._lock:
             self._cancelled = True
             self._held = None
@@ -125,13 +112,13 @@ class BatchQueue:
     def wait(self) -> None:
         """Wait until no batch is left, or `wake` is called.
 
-        The end of each batch has then been told, so its callback has had the chance to submit another one.
+        The callback of each batch has then been called, so that it could submit another batch.
         """
         while not self._idle.wait(_LOOK):
             pass  # here Python runs signal handlers, and raises what `_thread.interrupt_main` asks for
 
     def wake(self) -> None:
-        """End the present `wait`."""
+        """Let a `wait` that is going on return now."""
         self._idle.set()
 
     def close(self) -> None:
@@ -164,7 +151,10 @@ class BatchQueue:
         return len(self._underway) < 2 * self.limit and 0 < self.slots() <= self.limit
 
     def _tell_ends(self) -> None:
-        """Tell the end of each batch, until `close` is called. Send a held batch when its time is over."""
+        """Complete the future of each batch that ends, until `close` is called. Send a held batch after `_HOLD`.
+
+        A batch with a new large array is held for that time, because a second batch may have the same array.
+        """
         while True:
             try:
                 end = self._ends.get(timeout=None if self._held is None else _HOLD)

@@ -1,4 +1,4 @@
-"""The classes of a Dask cluster whose scheduler and workers are services on the nodes (machines) of a pool."""
+"""The classes of a Dask cluster whose scheduler and workers are services on the nodes of a pool."""
 
 from __future__ import annotations
 
@@ -50,16 +50,12 @@ _Adaptive: Any = Adaptive
 
 
 class Seats:
-    """The places for workers on the nodes of a pool. Any thread may use this.
-
-    Args:
-        pool: the pool, which was started.
-        places: the number of workers on each node, or "per-device".
+    """The places for workers on the nodes of a pool, which was started. Any thread may use this.
 
     Attributes:
         head: the number of the node that runs the scheduler.
-        reports: the reports of the nodes that were asked, by the number of the node.
-        is_closing: True once the cluster is being closed. Nodes are not retired then.
+        reports: the reports of the nodes that were asked so far, by the number of the node.
+        is_closing: True from when the cluster is being closed. Nodes are not retired then.
     """
 
     def __init__(self, pool: sky.ComputePool, places: Places) -> None:
@@ -80,21 +76,14 @@ class Seats:
         return sum(self.places_of(node) for node in _pools.ready(self.pool))
 
     def places_of(self, node: int) -> int:
-        """Return the number of places for workers on a node.
-
-        A node that was not reached yet is assumed to have as many as the scheduler's node.
-        """
+        """Return the number of places on a node. A node whose devices are unknown yet counts like `head`."""
         if isinstance(self._places, int):
             return self._places
         devices = self.pool.devices
         return max(1, devices.get(node, devices.get(self.head, 1)))
 
     def _check(self, nodes: Sequence[int]) -> None:
-        """Ask nodes for versions and addresses, and keep their reports.
-
-        Raises:
-            UsageError: a package has another version there than here, or the ports there would be open to others.
-        """
+        """Ask nodes for their reports, and store them in `reports`. Raise UsageError if Dask must not run on one."""
         asked = sky.compute(_dask_node.report).with_options(devices=0)
         futures = {node: self.pool.send(asked(), node=node) for node in nodes}
         _versions.check_nodes(self.pool, EQUAL, nodes)
@@ -104,11 +93,7 @@ class Seats:
             self.reports[node] = report
 
     def grow(self, workers: int) -> None:
-        """Rent machines if the nodes of the pool have fewer places than `workers`.
-
-        Raises:
-            BudgetExceeded, UsageError, PoolClosed: as `pool.resize`.
-        """
+        """Rent machines if the nodes of the pool have fewer places than `workers`. Raises what `pool.resize` raises."""
         gone = ("leaving", "draining", "ended")
         with self._lock:
             there = [node for node, state in self.pool.nodes.items() if state not in gone]
@@ -117,7 +102,9 @@ class Seats:
                 self.pool.resize(len(there) + math.ceil(missing / self.places_of(self.head)))
 
     def take(self, worker: int) -> tuple[int, int] | None:
-        """Reserve a free place on a ready node for a worker, and return node and place; None if there is no free place.
+        """Reserve a free place on a ready node for a worker, and return (node, place); None if no place is free.
+
+        The place is a number from 0 to `places_of(node)` - 1.
 
         Raises:
             UsageError: a new node has another version of a package, or its ports would be open to others.
@@ -143,12 +130,7 @@ class Seats:
     def begin(self, worker: int, call: WorkerCall) -> sky.Service[None] | None:
         """Start a worker's service on a node with a free place, and return it. Return None if no place is free now.
 
-        Args:
-            worker: the name of the worker.
-            call: makes the call of the service.
-
-        Raises:
-            UsageError: as `take`.
+        The errors are those of `take`.
         """
         try:
             seat = self.take(worker)
@@ -170,11 +152,7 @@ class Seats:
             return self._services.get(worker)
 
     def close_rest(self, grace: float) -> None:
-        """Close the services of all workers that are left, as after a failed start of the cluster.
-
-        Args:
-            grace: seconds between SIGTERM and SIGKILL.
-        """
+        """Close the services of all workers that are left, with `grace` seconds between SIGTERM and SIGKILL."""
         with self._lock:
             left = list(self._services.values())
         for service in left:
@@ -187,9 +165,9 @@ class Seats:
             return -1 if service is None else service.node
 
     def leave(self, worker: int) -> None:
-        """Free the place of a worker. Retire its node if it has no other worker.
+        """Free the place of a worker, and retire the worker's node if no other worker runs there.
 
-        The scheduler's node is not retired. When the cluster is closed, no node is.
+        The scheduler's node is never retired, and no node is retired while `is_closing` is True.
         """
         with self._lock:
             service = self._services.pop(worker, None)
@@ -204,17 +182,16 @@ class Seats:
 
 
 class SchedulerService(_Process):  # type: ignore[misc]  # see `_Process`
-    """The scheduler of a cluster: a service on one node, and two forwards (ports of this computer that lead there).
+    """The scheduler of a cluster: a service on one node, and forwards to its port and to its dashboard.
 
     Args:
-        seats: the nodes of the cluster.
-        keys: the arguments of `distributed.Security`.
+        keys: the arguments of `distributed.Security`: the TLS keys and certificates.
         begin_workers: starts the workers. It is called with the scheduler's address while the scheduler still starts,
             so that all processes load their modules at the same time.
 
     Attributes:
         address: the address at which workers reach the scheduler.
-        external_address: the address at which this computer reaches it.
+        external_address: the address at which this computer reaches the scheduler.
         dashboard: the port of this computer that leads to the dashboard.
     """
 
@@ -248,18 +225,21 @@ class SchedulerService(_Process):  # type: ignore[misc]  # see `_Process`
         self.external_address = f"tls://{_LOCAL}:{here.result()}"
 
     def _forward(self, port: int, host: str) -> int:
-        """Forward a port of the scheduler's node to this computer until `close`, and return the port here."""
+        """Forward a port at the address `host` of the scheduler's node to this computer. Return the port here."""
         return self._ends.enter_context(self._seats.pool.forward(port, self._seats.head, host=host)).port
 
     async def close(self) -> None:
-        """Close the scheduler, workers that are left, and the forwards. Wait until all have ended."""
+        """Close the workers that are left, the scheduler, and the forwards. Wait until all have ended."""
         await asyncio.to_thread(self._seats.close_rest, _CLOSING)
         await asyncio.to_thread(self._ends.close)
         await super().close()
 
 
 def worker_call(scheduler: str, name: int, keys: dict[str, str], moving: float, options: dict[str, Any]) -> WorkerCall:
-    """Return a function that makes the call of a worker's service. The arguments are those of `WorkerService`."""
+    """Return a function that makes the call of a worker's service from (place, number of places on the node).
+
+    The arguments of this function are those of `WorkerService`.
+    """
     function = sky.compute(_dask_node.run_worker).with_options(grace=moving + _CLOSING)
     return lambda seat: function(scheduler, name, keys, moving, seat, options)
 
@@ -269,8 +249,6 @@ class WorkerService(_Process):  # type: ignore[misc]  # see `_Process`
 
     Args:
         scheduler: the address at which nodes reach the scheduler.
-        name: the name of the worker, a number.
-        seats: the nodes of the cluster.
         keys: the arguments of `distributed.Security`.
         moving: the seconds in which the data of a worker that ends may be copied to others.
         on_refusal: called with a message for the user if the worker cannot start.
@@ -298,9 +276,9 @@ class WorkerService(_Process):  # type: ignore[misc]  # see `_Process`
         self._service: sky.Service[None] | None = None
 
     async def start(self) -> None:
-        """Start the worker, if a ready node has a free place. Otherwise look for a place in the background.
+        """Start the worker if a ready node has a free place. Otherwise look for a place in the background, and return.
 
-        This does not wait until the worker runs, because a machine may have to be rented.
+        This method does not wait for a place, because a machine may have to be rented first.
         """
         if not await self._place():
             self._placing = asyncio.ensure_future(self._wait_for_node())
@@ -340,7 +318,7 @@ class WorkerService(_Process):  # type: ignore[misc]  # see `_Process`
             self._service.restart = 0
 
     async def close(self) -> None:
-        """Wait until the service is gone, and retire its node."""
+        """End the service, wait until it is gone, and retire its node if no other worker runs there."""
         await self.leaving()
         if self._service is not None:
             await asyncio.to_thread(self._service.close, self._moving + _CLOSING)
@@ -362,16 +340,13 @@ class SkypoolCluster(_Cluster):  # type: ignore[misc]  # see `_Cluster`
     """A Dask cluster on the nodes of a pool. `sky.dask.cluster` makes one.
 
     Methods and attributes are those of `distributed.SpecCluster`. `scale` and `adapt` also change the number of nodes
-    of the pool.
+    of the pool. The constructor raises SkypoolError if the scheduler did not start.
 
     Args:
-        seats: the nodes of the pool, which was started.
-        workers: the number of workers.
+        seats: the places on the nodes of the pool, which was started.
+        workers: the number of workers at the start.
         moving: the seconds in which the data of a worker that ends may be copied to others.
         options: further arguments of each worker.
-
-    Raises:
-        SkypoolError: the scheduler did not start.
     """
 
     def __init__(self, seats: Seats, workers: int, moving: float, options: dict[str, Any]) -> None:
@@ -430,14 +405,15 @@ class SkypoolCluster(_Cluster):  # type: ignore[misc]  # see `_Cluster`
         return link
 
     def scale(self, n: int = 0, memory: int | str | None = None, cores: int | None = None) -> Any:
-        """Change the number of workers, and of nodes. Return at once; `wait_for_workers` waits for new ones.
+        """Change the number of workers, and of nodes, without waiting; `wait_for_workers` waits for new workers.
 
-        Surplus workers are retired: what only they have in memory is copied first. Their machines end after that.
+        Surplus workers are retired: data that only they have in memory is first copied to other workers. Then their
+        machines end.
 
         Args:
-            n: the number of workers.
-            memory: the memory in bytes, or as "100 GiB", that all workers have together at least.
-            cores: the threads that all workers have together at least.
+            n: the least number of workers. `memory` and `cores` may ask for more.
+            memory: the least memory of all workers together, in bytes or as "100 GiB".
+            cores: the least number of threads of all workers together.
 
         Raises:
             BudgetExceeded: the first hour of the new nodes costs more than is left of the budget.
@@ -463,8 +439,8 @@ class SkypoolCluster(_Cluster):  # type: ignore[misc]  # see `_Cluster`
     def adapt(self, **options: Any) -> Any:
         """Let the number of workers, and of nodes, follow the load, as in `distributed.SpecCluster.adapt`.
 
-        Workers of one node end together, so that the node can end, unless `worker_key` says otherwise. Those of the
-        scheduler's node end last, because that node stays.
+        The `options` are those of that method. Unless they have a `worker_key`, workers of one node end together, so
+        that the node can end. Those of the scheduler's node end last, because that node stays.
         """
         self._refuse_if_ended()
         return super().adapt(**{"Adaptive": _Adaptation, "worker_key": _dask_node.node_of, **options})
@@ -473,7 +449,6 @@ class SkypoolCluster(_Cluster):  # type: ignore[misc]  # see `_Cluster`
         """Wait until at least `n_workers` workers are connected.
 
         Args:
-            n_workers: the number of workers.
             timeout: the most seconds to wait. Default None: no limit.
 
         Raises:
@@ -488,11 +463,7 @@ class SkypoolCluster(_Cluster):  # type: ignore[misc]  # see `_Cluster`
             raise sky.SkypoolError(f"this Dask cluster of pool {self._seats.pool.name!r} has ended: {self._ended}")
 
     async def __aenter__(self) -> Any:
-        """Return the cluster for `with`, and refuse `async with`: the cluster has an event loop of its own.
-
-        Raises:
-            UsageError: this was called in another event loop than that of the cluster.
-        """
+        """Return the cluster. Raise UsageError for `async with`: the cluster has an event loop of its own."""
         if self._is_in_loop():  # `with` comes here, too
             return await super().__aenter__()
         raise sky.UsageError(
@@ -537,7 +508,7 @@ class SkypoolCluster(_Cluster):  # type: ignore[misc]  # see `_Cluster`
         Cluster._update_worker_status(self, op, msg)
 
     def _hear(self, event: events.Event) -> None:
-        """Handle events that a service has ended for good, or the pool. Runs in the pool's thread."""
+        """Handle the event that a service, or the pool, has ended for good. Runs in the pool's thread."""
         if self._seats.is_closing:
             return
         if isinstance(event, events.PoolPhase) and event.phase in ("draining", "ended"):
@@ -553,11 +524,7 @@ class SkypoolCluster(_Cluster):  # type: ignore[misc]  # see `_Cluster`
             self.loop.add_callback(self._forget, name)
 
     async def _end(self, why: str) -> None:
-        """End the workers and the forwards, because the scheduler has ended.
-
-        Args:
-            why: why it has ended, for the user.
-        """
+        """End the workers and the forwards, because the scheduler has ended for the reason `why`."""
         if self._seats.is_closing:
             return
         self._seats.is_closing = True
@@ -568,7 +535,7 @@ class SkypoolCluster(_Cluster):  # type: ignore[misc]  # see `_Cluster`
         await self._close()
 
     def _forget(self, name: int) -> None:
-        """Remove a worker from the cluster whose node was not retired by this cluster."""
+        """Remove a worker whose service has ended for good, although this cluster did not end it."""
         if name in self.worker_spec:
             del self.worker_spec[name]
             self._correct_state()

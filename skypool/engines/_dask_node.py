@@ -1,4 +1,4 @@
-"""Functions that run on the nodes (machines) of a pool: Dask's scheduler, its workers, and a report of the node."""
+"""Functions that run on the nodes of a pool: Dask's scheduler, its workers, and a report of the node."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class NodeReport:
 
 
 def report() -> NodeReport:
-    """Return the report of the node that this runs on."""
+    """Return the facts that the cluster needs about the node on which this function runs."""
     address = sky.instance_info().address
     with socket.socket(_family(address)) as one, socket.socket() as other:
         one.bind((address or _LOCAL, 0))
@@ -67,21 +67,15 @@ def memory() -> int:
 def node_of(worker: Any) -> str:
     """Return a text that is the same for all workers of a node, for `worker_key` of `distributed.Adaptive`.
 
-    Args:
-        worker: a `distributed.scheduler.WorkerState`, whose folder is below that of `run_worker`.
+    The text is a part of the path of the worker's folder, which is inside the folder of `run_worker`.
     """
     return next((part.rsplit("-", 2)[0] for part in Path(worker.local_directory).parts if part.startswith(PREFIX)), "")
 
 
 def share(devices: Sequence[sky.devices.Device], place: int, places: int) -> Sequence[sky.devices.Device]:
-    """Return the devices of one of several workers on a node. Each has about as many as the others.
+    """Return the devices for the worker with the number `place` (from 0) among `places` workers on a node.
 
-    If there are more workers than devices, workers share devices.
-
-    Args:
-        devices: the devices of the node.
-        place: the number of the worker among those of the node, from 0.
-        places: the number of workers of the node.
+    Each worker has about as many devices as the others. If there are more workers than devices, workers share devices.
     """
     if places > len(devices) > 0:
         return devices[place % len(devices) :][:1]
@@ -91,10 +85,8 @@ def share(devices: Sequence[sky.devices.Device], place: int, places: int) -> Seq
 def run_scheduler(port: int, dashboard: int, keys: dict[str, str]) -> None:
     """Run Dask's scheduler as a service, until SIGTERM or until a client ends it.
 
-    Args:
-        port: the port at which the clients and the workers reach the scheduler, with TLS only.
-        dashboard: the port of the dashboard. It is open on 127.0.0.1 only.
-        keys: the arguments of `distributed.Security`.
+    Clients and workers reach it at `port`, with TLS only. `dashboard` is a port that is open on 127.0.0.1 only. `keys`
+    are the arguments of `distributed.Security`.
     """
     with _folder():
         import distributed  # noqa: F401  # pyright: ignore[reportMissingImports] - it sets levels of loggers
@@ -120,17 +112,14 @@ async def _scheduler(port: int, dashboard: int, keys: dict[str, str]) -> None:
 
 
 def _own_workers_last() -> Any:
-    """Return a plugin of the scheduler that lets idle workers of other machines end before those of its own machine.
-
-    The machine of the scheduler stays, so the end of its workers would save nothing.
-    """
+    """Return a plugin for Dask's scheduler: idle workers on its own node, which stays, are the last ones to end."""
     from distributed import SchedulerPlugin  # pyright: ignore[reportMissingImports]
 
     class OwnWorkersLast(SchedulerPlugin):  # type: ignore[misc]  # Dask is not there where types are checked
         name = f"{PREFIX}own-workers-last"
 
         def valid_workers_downscaling(self, scheduler: Any, workers: list[Any]) -> list[Any]:
-            """Return the workers of which Dask may choose those that end."""
+            """Return the workers that Dask may end: idle ones of other nodes, or all of `workers` if there are none."""
             kept = {_host(), *(each.host for each in workers if each.processing)}
             return [each for each in workers if each.host not in kept] or workers
 
@@ -142,12 +131,10 @@ def run_worker(
 ) -> None:
     """Run a worker of Dask as a service, in a process that a nanny starts again when it dies.
 
-    At SIGTERM, and when the provider takes the machine back, data that only this worker has in memory is first copied
-    to other workers. A spot notice bounds the time for it, so that the worker ends before the machine.
+    At SIGTERM, or when the provider announces that it takes the machine back, the worker ends. Data that only this
+    worker has in memory is first copied to others, within the time that the announcement leaves.
 
     Args:
-        scheduler: the address of the scheduler.
-        name: the name of the worker.
         keys: the arguments of `distributed.Security`.
         moving: the seconds that the copying may take.
         seat: the number of this worker among those of the node, from 0, and the number of workers of the node. The
@@ -204,13 +191,9 @@ async def _notice() -> None:
 
 
 async def _move(nanny: Any, moving: float) -> None:
-    """Have the scheduler copy data that only this worker has in memory to other workers.
+    """Have the scheduler copy data that only this worker has to other workers, unless the whole cluster ends.
 
-    Do nothing if the whole cluster ends. Return early if the scheduler does not answer.
-
-    Args:
-        nanny: the nanny of the worker.
-        moving: the most seconds that this may take. A spot notice may leave less.
+    The copying may take `moving` seconds, or less if the provider has announced that it takes the machine back sooner.
     """
     notice = sky.interruption()
     if notice is not None:
@@ -229,14 +212,7 @@ async def _move(nanny: Any, moving: float) -> None:
 
 @contextlib.contextmanager
 def _folder(prefix: str = PREFIX) -> Iterator[str]:
-    """Yield a folder for Dask's files, which is removed at the end, and let Dask print warnings only.
-
-    Dask must not have been imported before, because it reads the environment then. At SIGTERM the process ends, and
-    removes the folder first.
-
-    Args:
-        prefix: the prefix of the name of the folder. Default `PREFIX`.
-    """
+    """Yield a folder for Dask's files, which is removed at the end or at SIGTERM. Call it before Dask is imported."""
     signal.signal(signal.SIGTERM, _exit)  # until an event loop handles it
     with tempfile.TemporaryDirectory(prefix=prefix) as folder:
         os.environ["DASK_TEMPORARY_DIRECTORY"] = folder
@@ -263,8 +239,8 @@ def _family(address: str) -> socket.AddressFamily:
 def _stop_event() -> asyncio.Event:
     """Return an event that SIGTERM sets from now on.
 
-    The event loop's own `add_signal_handler` is not used. A loop that closes lets SIGTERM kill the process again, also
-    before `_folder` has removed its folder.
+    The event is not set by `loop.add_signal_handler`: the loop removes that handler when it closes. SIGTERM would then
+    kill the process before `_folder` removes its folder.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -35,12 +35,10 @@ _Base: Any = joblib_parallel.ParallelBackendBase  # joblib has no types, and tho
 
 
 class SkypoolBackend(_Base):  # type: ignore[misc]  # see `_Base`
-    """A backend of joblib whose workers are the slots (places that run one call at a time) of a pool's nodes.
+    """A backend of joblib whose workers are the slots of a pool's nodes.
 
     `sky.joblib.backend` makes one for its block. Each `joblib.Parallel` object gets a copy, so that several parallel
-    calls may run at once.
-
-    The methods and attributes are those that joblib documents for `ParallelBackendBase`.
+    calls may run at once. The methods and attributes are those that joblib documents for `ParallelBackendBase`.
     """
 
     default_n_jobs = -1
@@ -62,10 +60,8 @@ class SkypoolBackend(_Base):  # type: ignore[misc]  # see `_Base`
     def of_pool(cls, pool: sky.ComputePool, *, devices: Literal[0] | None, **options: Any) -> SkypoolBackend:
         """Return a backend that sends tasks to a pool.
 
-        Args:
-            pool: the pool.
-            devices: 0 for the CPU slots of nodes with accelerators; None for the slots with devices.
-            options: further options of calls, such as `retries`.
+        `devices` is 0 for the CPU slots of nodes with accelerators, None for the slots with devices. `options` are
+        those of calls, such as `retries`.
         """
         made = cls()
         made._pool = pool
@@ -76,15 +72,10 @@ class SkypoolBackend(_Base):  # type: ignore[misc]  # see `_Base`
         return made
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
-        """Return the number of batches that can run at once.
+        """Return the number of batches that can run at once, for joblib's `n_jobs`, which must not be 0.
 
-        Args:
-            n_jobs: -1 or None means all slots of the ready nodes, but at least 2, because with 1
-                joblib runs the tasks in this process. -2 means one slot less, and so on. Other numbers are returned as
-                they are.
-
-        Raises:
-            ValueError: `n_jobs` is 0.
+        -1 or None means all slots of the ready nodes, but at least 2, because with 1 joblib runs the tasks in this
+        process. -2 means one slot less, and so on. Other numbers are returned as they are.
         """
         if n_jobs == 0:
             raise ValueError("n_jobs == 0 in Parallel has no meaning")
@@ -106,11 +97,8 @@ class SkypoolBackend(_Base):  # type: ignore[misc]  # see `_Base`
     ) -> int:
         """Prepare for the calls of a `Parallel` object, and return the number of batches that can run at once.
 
-        Args:
-            n_jobs: as in `effective_n_jobs`.
-            parallel: the `Parallel` object.
-            max_nbytes: the size in bytes from which arrays are sent once to each node. None: arrays go with each call.
-            mmap_mode: the mode in which tasks get large arrays. Unless it is "r" (read-only), arrays go with each call.
+        Arrays of `max_nbytes` or more that several batches use are sent once to each node. If `max_nbytes` is None, or
+        `mmap_mode` is not "r" (read-only), all arrays are sent with each call instead.
         """
         workers = self.effective_n_jobs(n_jobs)
         if workers == 1:
@@ -133,7 +121,7 @@ class SkypoolBackend(_Base):  # type: ignore[misc]  # see `_Base`
         self._queue = BatchQueue(self._pool, call, arrays, self._limit, lambda: sum(self._slots()))
 
     def submit(self, func: Any, callback: Callable[[Future[Ended]], object] | None = None) -> Future[Ended]:
-        """Send a batch of tasks to the pool, and return a future of its end, without waiting."""
+        """Send a batch of tasks to the pool without waiting. Return a future whose result is the future of its call."""
         assert self._queue is not None
         return self._queue.submit(func.items, callback)
 
@@ -153,8 +141,8 @@ class SkypoolBackend(_Base):  # type: ignore[misc]  # see `_Base`
     def retrieval_context(self) -> Iterator[None]:
         """Wait until all batches have ended or one has failed, then let joblib take the results.
 
-        joblib itself looks 100 times a second whether a result has come. If the program takes results one by one, or
-        has a time limit for each, it is left to joblib.
+        This replaces joblib's own waiting, which looks for results 100 times a second. If the program takes results one
+        by one, or has a time limit for each, joblib waits itself.
         """
         if self._queue is not None and not self.parallel.return_generator and self.parallel.timeout is None:
             self._queue.wait()
@@ -186,12 +174,7 @@ class SkypoolBackend(_Base):  # type: ignore[misc]  # see `_Base`
         return self._size
 
     def batch_completed(self, batch_size: int, duration: float) -> None:
-        """Note how long a batch took.
-
-        Args:
-            batch_size: the number of its tasks.
-            duration: seconds from its dispatch to its end.
-        """
+        """Remember how many seconds a batch took from its dispatch to its end, for `compute_batch_size`."""
         if batch_size == self._size:
             self._seconds = duration
 

@@ -1,4 +1,4 @@
-"""The function that runs a batch of joblib's tasks on a node (machine of a pool)."""
+"""The function that runs a batch of joblib's tasks on a node."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def run_batch(tasks: bytes, arrays: Sequence[Any], threads: int | None, slots: i
     Parallel calls of joblib inside a task run in this process, one task after the other.
 
     Args:
-        tasks: the pickle of a list of tuples (function, args, kwargs). It calls `array` for the large arrays.
+        tasks: the pickle of a list of tuples (function, args, kwargs). Unpickling calls `array` for each large array.
         arrays: the large arrays. Each is an array, or a tuple whose last item is an array.
-        threads: the threads that libraries such as BLAS may use. None: the share of one slot (place that runs one call
-            at a time) of the CPUs, unless OMP_NUM_THREADS is set.
+        threads: the threads that libraries such as BLAS may use. None: one slot's share of the CPUs, unless
+            OMP_NUM_THREADS is set.
         slots: the number of batches that run on this node at once.
     """
     global _arrays
@@ -49,9 +49,10 @@ def array(index: int) -> Any:
 
 
 def _limited(threads: int | None, slots: int) -> AbstractContextManager[object]:
-    """Return a context that limits the threads of BLAS and OpenMP libraries in this process.
+    """Return a context that limits the threads of BLAS and OpenMP libraries to `threads`.
 
-    It has no effect without the package threadpoolctl, which scikit-learn brings. See `run_tasks` for the arguments.
+    None means an equal share of the CPUs for each of `slots`, or no limit if OMP_NUM_THREADS is set. The context has no
+    effect if threadpoolctl is not installed.
     """
     if threads is None:
         if "OMP_NUM_THREADS" in os.environ:
@@ -63,12 +64,9 @@ def _limited(threads: int | None, slots: int) -> AbstractContextManager[object]:
 
 @lru_cache(maxsize=1)
 def _controller(modules: int) -> Any:
-    """Return threadpoolctl's controller of the libraries that are loaded, or None without that package.
+    """Return threadpoolctl's controller, or None without that package. Cached, because it takes a millisecond.
 
-    Finding the libraries takes a millisecond, so it is repeated only when further modules have been imported.
-
-    Args:
-        modules: the number of modules that are imported.
+    `modules`, the number of imported modules, is the key of the cache: a new module may bring a library to limit.
     """
     if find_spec("threadpoolctl") is None:
         return None

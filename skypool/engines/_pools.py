@@ -1,4 +1,4 @@
-"""Starts the pool of an engine, and stops it again if the engine cannot start on it."""
+"""`started` starts the pool of an engine, and stops it again if the engine cannot start; `ready` lists ready nodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ def started(pool: sky.ComputePool, engine: str, packages: Sequence[str], service
     If this has started the pool, and the block raises an exception, the pool is stopped.
 
     Args:
-        pool: the pool.
         engine: the name of the engine, for messages.
         packages: the packages whose versions in the image must be those of this process.
         service: the name of a service that each cluster of the engine has, as a pool can have one cluster at a time.

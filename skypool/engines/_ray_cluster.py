@@ -1,4 +1,4 @@
-"""`RayCluster`: Ray's daemons as services on the nodes (machines) of a pool, and programs that use them."""
+"""`RayCluster`, which runs Ray's daemons as services on the nodes of a pool, and runs programs that use them."""
 
 from __future__ import annotations
 
@@ -72,17 +72,18 @@ class _Silent(sky.SkypoolError):
 
 
 class RayCluster:
-    """A Ray cluster on the nodes of a pool. `sky.ray.cluster` makes one. Any thread may call the methods.
+    """A Ray cluster on the nodes of a pool. `sky.ray.cluster` makes one.
+
+    Any thread may call the methods. All but `close` raise SkypoolError if the cluster has ended.
 
     Args:
         pool: the pool, which was started.
         cpus: the number of CPUs of each node that tasks use. None: all.
         store: the bytes of each node's object store. None: a part of its memory.
-        drain: the seconds that tasks of a node that leaves may take to end.
-        firewalled: True if nodes may have public addresses.
+        drain: the most seconds for which running tasks may go on when their node leaves the cluster.
+        firewalled: True if nodes may have public addresses, because a firewall protects their ports.
 
     Attributes:
-        pool: the pool.
         head: the number of the node that runs Ray's head.
         dashboard_url: the address of the dashboard on this computer. Browsers ask for `token` there.
         token: the token with which all parts of the cluster, and clients, authenticate.
@@ -113,14 +114,12 @@ class RayCluster:
     # --- its start -----------------------------------------------------------------------------------------------
 
     def start(self, timeout: float) -> None:
-        """Start the head and the other nodes, and wait until they have joined.
-
-        Args:
-            timeout: the seconds within which they must have joined.
+        """Start the head and the other nodes, and wait until they have joined, `timeout` seconds at most.
 
         Raises:
-            UsageError: a node lacks Ray, or has another version, or its ports would be open to others.
-            SkypoolError: they have not joined in time.
+            UsageError: a node lacks Ray, has another version than this process, or its ports would be open to others.
+            TimeoutError: the nodes have not joined in time.
+            SkypoolError: the head has ended.
         """
         until = time.monotonic() + timeout
         nodes = _pools.ready(self.pool)
@@ -153,11 +152,7 @@ class RayCluster:
         )
 
     def _check(self, nodes: Sequence[int]) -> None:
-        """Ask nodes for versions and addresses, and keep their reports.
-
-        Raises:
-            UsageError: Ray is not there or has another version than elsewhere, or its ports would be open to others.
-        """
+        """Ask nodes for their reports, and store them in `_reports`. Raise UsageError if Ray must not start on one."""
         asked = sky.compute(_ray_node.report).with_options(devices=0)
         futures = {node: self.pool.send(asked(), node=node) for node in nodes}
         for node, future in futures.items():
@@ -182,7 +177,7 @@ class RayCluster:
                 self._tell(f"Ray cannot start on a node: {e}")
 
     def _ensure(self, node: int) -> None:
-        """Start Ray on a node on which it does not run, unless the node leaves."""
+        """Start Ray on a node, unless it runs there already, the node is leaving, or the last start was too recent."""
         with self._lock:
             running = self._services.get(node)
             count, last = self._starts.get(node, (0, 0.0))
@@ -239,12 +234,10 @@ class RayCluster:
     # --- its size ------------------------------------------------------------------------------------------------
 
     def nodes(self) -> dict[str, str]:
-        """Return the state of each node that Ray has or had, by its name: "ALIVE" or "DEAD".
+        """Return the state of each node that Ray has or had, "ALIVE" or "DEAD".
 
-        The name is the name of the pool, and the number of the node in the pool.
-
-        Raises:
-            SkypoolError: the cluster has ended, or the head does not answer.
+        The keys are the nodes' names in Ray, such as "NAME-3" for node 3 of the pool NAME. OSError is raised if the
+        head does not answer.
         """
         found = self._get("/api/v0/nodes?limit=10000&detail=false")["data"]["result"]["result"]
         states: dict[str, str] = {}
@@ -254,15 +247,10 @@ class RayCluster:
         return states
 
     def wait_ready(self, n: int, timeout: float | None = None) -> None:
-        """Wait until Ray has at least `n` nodes.
-
-        Args:
-            n: the number of nodes.
-            timeout: the seconds to wait at most. Default None: no limit.
+        """Wait until Ray has at least `n` nodes, `timeout` seconds at most. Default None: no limit.
 
         Raises:
             TimeoutError: the time is over. The message has the last output of the daemons.
-            SkypoolError: the cluster has ended.
         """
         until = None if timeout is None else time.monotonic() + timeout
         there = 0
@@ -291,17 +279,14 @@ class RayCluster:
     def resize(self, n: int) -> None:
         """Change the number of nodes of the pool and of Ray.
 
-        To grow, machines are rented and this returns at once; `wait_ready(n)` waits for them. To shrink, the nodes with
-        the highest numbers get no new tasks, and running tasks may end within the `drain` time. Their machines are then
-        ended, and this returns. The node of Ray's head stays.
-
-        Args:
-            n: the number of nodes, at least 1.
+        To grow, the method orders machines and returns at once; `wait_ready(n)` waits for them. To shrink, it removes
+        the nodes with the highest numbers, but never the head's. They get no new tasks, and running tasks may go on for
+        `drain` seconds. The method waits for the tasks, but not for the end of the machines.
 
         Raises:
             UsageError: `n` is not a whole number from 1.
-            BudgetExceeded: the first hour of the new nodes costs more than is left of the budget.
-            PoolClosed, SkypoolError: the pool or the cluster has ended.
+            BudgetExceeded: the first hour of the new nodes costs more than is left of the pool's budget.
+            PoolClosed: the pool has ended.
         """
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise sky.UsageError(f"n must be a whole number from 1, not {n!r}")
@@ -319,15 +304,14 @@ class RayCluster:
             self.pool.retire(node)
 
     def demands(self) -> list[Demand]:
-        """Return what tasks, actors and placement groups wait for. Ray counts it every few seconds.
+        """Return the resources that tasks, actors and placement groups wait for. Ray updates them every few seconds.
 
-        Raises:
-            SkypoolError: the cluster has ended, or the head does not answer.
+        OSError is raised if the head does not answer.
         """
         return parse_demands(self._get("/api/cluster_status?format=1")["data"]["clusterStatus"])
 
     def _get(self, path: str) -> Any:
-        """Return what the head's server answers."""
+        """Return the JSON value that the head's dashboard server returns for a path."""
         self._check_open()
         request = urllib.request.Request(self.dashboard_url + path, headers={"Authorization": f"Bearer {self.token}"})
         try:
@@ -350,11 +334,11 @@ class RayCluster:
     def address(self) -> str:
         """The address for `ray.init` in this process, which begins with "ray://".
 
-        Reading it sets RAY_AUTH_MODE and RAY_AUTH_TOKEN in this process until the cluster is closed.
+        Reading this property sets the environment variables RAY_AUTH_MODE and RAY_AUTH_TOKEN of this process, until the
+        cluster is closed.
 
         Raises:
-            UsageError: Ray is not installed here, or it or Python has another version than on the nodes.
-            SkypoolError: the cluster has ended.
+            UsageError: Ray is not installed here, or Ray or Python has another version here than on the nodes.
         """
         self._check_open()
         check_client(self.pool, self._reports[self.head], _versions.versions(("ray",)).get("ray", ""))
@@ -376,13 +360,13 @@ class RayCluster:
         Args:
             script: the program, a file on this computer.
             *args: its arguments.
-            working_dir: a folder with the program, which is sent to all nodes. Default None: only the program is sent.
+            working_dir: a folder that contains the program. It is sent to the nodes, without `.git`, `.venv` and
+                `__pycache__`. Default None: only the program is sent.
             runtime_env: Ray's `runtime_env` of the job, without its `working_dir`.
 
         Raises:
-            UsageError: the program is not there, is not in the folder, or the files are more than 100 MiB.
+            UsageError: the program does not exist or is not in `working_dir`, or the files are more than 100 MiB.
             CommandFailed: the program has failed. The error has its exit status and its last output.
-            SkypoolError: the cluster has ended.
         """
         self._check_open()
         packed, entry = pack(Path(script), None if working_dir is None else Path(working_dir))
@@ -403,14 +387,8 @@ class RayCluster:
     def run(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call a function on the head in a process of its own, in which `ray.init()` finds the cluster.
 
-        Args:
-            function: the function. It and its arguments travel like those of every call of a pool.
-            *args: its arguments.
-            **kwargs: its arguments by name.
-
-        Raises:
-            SkypoolError: the cluster has ended.
-            Exception: what the function raises.
+        The function and its arguments are sent like those of every call of a pool. This method returns the function's
+        result, and raises its exception.
         """
         self._check_open()
         call = sky.compute(_ray_node.run_driver).with_options(devices=0)(self.environment, function, args, kwargs)
@@ -418,7 +396,7 @@ class RayCluster:
         return result
 
     def _run(self, call: sky.Call[Any], name: str) -> Any:
-        """Run a call as a service on the head, and return its value. The error is the head's if that has ended."""
+        """Run a call as a service on the head, and return its value. If the head ends, raise the head's error."""
         service = self.pool.service(call, node=self.head, name=name)
         try:
             while True:
@@ -441,7 +419,7 @@ class RayCluster:
     # --- its end -------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End Ray on all nodes, and remove its files there. The pool goes on. Does nothing if it was closed."""
+        """End Ray on all nodes, and remove its files there. The pool goes on. May be called again."""
         self._stopping.set()
         if self._watcher.ident is not None:
             self._watcher.join()
@@ -471,7 +449,7 @@ class RayCluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the cluster. The exception of the block is raised further."""
+        """Close the cluster. An exception of the `with` block is not suppressed."""
         self.close()
 
     def __repr__(self) -> str:
@@ -491,15 +469,10 @@ def check_report(
     firewalled: bool,
     here: str | None = None,
 ) -> None:
-    """Raise a UsageError if Ray must not start on a node.
+    """Raise a UsageError if Ray must not start on a node, judging from its report and that of the head's node.
 
-    Args:
-        pool: the pool.
-        node: the number of the node.
-        report: the report of the node.
-        head: the report of the head's node.
-        firewalled: True if nodes may have public addresses.
-        here: the version of Ray in this process; "" if there is none. None: look.
+    `firewalled` is True if nodes may have public addresses. `here` is the version of Ray in this process, or "" if Ray
+    is not installed; None to find out.
     """
     here = _versions.versions(("ray",)).get("ray", "") if here is None else here
     if not report.ray:
@@ -534,11 +507,7 @@ def check_client(
 ) -> None:
     """Raise a UsageError if a program in this process cannot be a client of the cluster.
 
-    Args:
-        pool: the pool.
-        head: the report of the head's node.
-        ray: the version of Ray in this process; "" if there is none.
-        python: the version of Python in this process.
+    `head` is the report of the head's node. `ray` and `python` are the versions in this process; "" for no Ray.
     """
     if not ray:
         raise sky.UsageError(
@@ -555,12 +524,8 @@ def check_client(
 def pack(script: Path, folder: Path | None) -> tuple[bytes, str]:
     """Return a zip file with the files of a job, and the path of the program in it.
 
-    Args:
-        script: the program.
-        folder: a folder that has the program and is packed with it. None: only the program.
-
-    Raises:
-        UsageError: the program is not there, is not in the folder, or the files are too large.
+    The files are those of `folder`, or the program alone if that is None. UsageError is raised if the program does not
+    exist or is not in the folder, or if the files are too large.
     """
     if not script.is_file() and folder is not None and (folder / script).is_file():
         script = folder / script
@@ -604,7 +569,7 @@ def has_ended(service: sky.Service[Any]) -> bool:
 
 
 def in_parallel(work: Sequence[Callable[[], None]]) -> None:
-    """Call functions at the same time, and wait until all have returned."""
+    """Call functions at the same time, each in a thread, and wait until all have returned."""
     threads = [threading.Thread(target=each, daemon=True) for each in work]
     for thread in threads:
         thread.start()

@@ -1,4 +1,4 @@
-"""Functions that run on the nodes (machines) of a pool: Ray's daemons, jobs, drivers, and a report of the node."""
+"""Functions that run on the nodes of a pool: Ray's daemons, jobs, drivers, and a report of the node."""
 
 from __future__ import annotations
 
@@ -45,8 +45,7 @@ class NodeReport:
     Attributes:
         address: the address at which other nodes reach the node; "" if it is not known.
         public: the public addresses of the node's network interfaces.
-        ray: the version of Ray that is installed; "" if there is none.
-        python: the version of Python.
+        ray, python: the versions of Ray and Python on the node; "" if Ray is not installed.
         ports: TCP ports that are free: for the cluster's state, for clients, and for the dashboard.
     """
 
@@ -58,7 +57,7 @@ class NodeReport:
 
 
 def report() -> NodeReport:
-    """Return the report of the node that this runs on."""
+    """Return the facts that the cluster needs about the node on which this function runs."""
     address = sky.instance_info().address
     try:
         version = metadata.version("ray")
@@ -69,7 +68,7 @@ def report() -> NodeReport:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return TCP ports that are free at all addresses of this node."""
+    """Return `count` TCP ports that are free at all addresses of this node."""
     with contextlib.ExitStack() as kept:
         sockets = [kept.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -78,11 +77,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def public_addresses(proc: Path = Path("/proc/net")) -> tuple[str, ...]:
-    """Return the public addresses of this node's network interfaces.
-
-    Args:
-        proc: the folder in which Linux describes the network.
-    """
+    """Return the public addresses of this node's network interfaces, as Linux lists them in the folder `proc`."""
     trie, inet6 = proc / "fib_trie", proc / "if_inet6"
     found = set(re.findall(r"\|-- (\S+)\n\s+/32 host LOCAL", trie.read_text())) if trie.exists() else set[str]()
     if inet6.exists():
@@ -94,11 +89,7 @@ def public_addresses(proc: Path = Path("/proc/net")) -> tuple[str, ...]:
 
 
 def accelerator_type(name: str) -> str:
-    """Return Ray's name of a GPU's model, such as "H100"; "" if the model is unknown.
-
-    Args:
-        name: the name that NVIDIA's tool gives the GPU, such as "NVIDIA H100 80GB HBM3".
-    """
+    """Return Ray's name of a GPU's model: "H100" for NVIDIA's "NVIDIA H100 80GB HBM3", "" for an unknown one."""
     found = _MODEL.search(name)
     return found[1].replace(" ", "-") if found else ""
 
@@ -108,8 +99,9 @@ def resources(cpus: int | None, store: int | None, folder: Path) -> list[str]:
 
     Args:
         cpus: the number of CPUs for tasks. None: those that this process may use.
-        store: the bytes of the object store. None: a part of the memory, but no more than shared memory or disk has.
-        folder: the folder of the node's daemons, into which objects that do not fit into memory are written.
+        store: the bytes of the object store. None: a part of the memory, but no more than is free in /dev/shm, or on
+            the disk without /dev/shm.
+        folder: the folder into which Ray writes objects that do not fit into memory.
     """
     info = sky.instance_info()
     gpus = [each for each in info.accelerators if each.kind in ("cuda", "rocm")]
@@ -143,7 +135,7 @@ class Daemons:
     """The settings with which the daemons of one node are started.
 
     Attributes:
-        folder: the beginning of the path of their folder, which is removed at their end.
+        folder: the prefix of the path of the daemons' folder, which is made at their start and removed at their end.
         name: the name of the node in Ray.
         address: the address and the port of the cluster's state, which the head keeps.
         environment: the environment variables with the token.
@@ -168,10 +160,8 @@ class _Stopped(Exception):
 def run_head(daemons: Daemons, client: int, dashboard: int) -> None:
     """Run Ray's head as a service, until SIGTERM.
 
-    Args:
-        daemons: the settings of the daemons.
-        client: the port for clients on another computer.
-        dashboard: the port of the dashboard and of jobs, which is open on 127.0.0.1 only.
+    `client` is the port for clients on another computer. `dashboard` is the port of the dashboard and of jobs, which is
+    open on 127.0.0.1 only.
     """
     words = ["--head", f"--port={daemons.address.rpartition(':')[2]}", f"--ray-client-server-port={client}"]
     words += [f"--dashboard-host={_LOCAL}", f"--dashboard-port={dashboard}", "--include-dashboard=true"]
@@ -179,21 +169,14 @@ def run_head(daemons: Daemons, client: int, dashboard: int) -> None:
 
 
 def run_worker(daemons: Daemons) -> None:
-    """Run Ray as a service on a node that joins a head, until SIGTERM. Running tasks may end first.
-
-    Args:
-        daemons: the settings of the daemons.
-    """
+    """Run Ray as a service on a node that joins a head, until SIGTERM. Running tasks may then go on for `drain`."""
     _run(daemons, [f"--address={daemons.address}"], lambda: _answers(daemons.address))
 
 
 def _run(daemons: Daemons, words: list[str], has_to_drain: Callable[[], bool]) -> None:
-    """Run `ray start` until it ends or SIGTERM comes.
+    """Run `ray start` with the options `words` until it ends or SIGTERM comes. Raise SkypoolError if it ends by itself.
 
-    Args:
-        daemons: the settings of the daemons.
-        words: further options of `ray start`.
-        has_to_drain: called at SIGTERM; True if tasks of this node may end first.
+    At SIGTERM, running tasks may go on for `daemons.drain` seconds if `has_to_drain` returns True.
     """
     prefix = f"{daemons.folder}-"
     clean(prefix)  # of a run that was killed
@@ -243,7 +226,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _answers(address: str) -> bool:
-    """Return True if a port accepts connections."""
+    """Return True if the port of an address "HOST:PORT" accepts connections."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), 2).close()
@@ -253,10 +236,9 @@ def _answers(address: str) -> bool:
 
 
 def end_processes(folder: str) -> None:
-    """Kill all processes of this user whose command line contains a path, and wait until they are gone.
+    """Kill all processes of this user whose command line contains a path, and wait until they are gone, 10 s at most.
 
-    Args:
-        folder: the path, or its beginning. No other program of this user may use it.
+    The path may also be a prefix of paths. No other program of this user may have it in its command line.
     """
     until = time.monotonic() + _ENDING
     while time.monotonic() < until:
@@ -282,11 +264,7 @@ def _has(pid: int, folder: str) -> bool:
 
 
 def clean(prefix: str) -> None:
-    """Remove what is left of the daemons on this node: processes, and folders.
-
-    Args:
-        prefix: the beginning of the paths of the folders.
-    """
+    """Remove the processes and folders that daemons have left on this node; `prefix` is that of the folders' paths."""
     end_processes(prefix)
     for folder in Path(prefix).parent.glob(f"{Path(prefix).name}*"):
         shutil.rmtree(folder, ignore_errors=True)
@@ -298,12 +276,13 @@ def clean(prefix: str) -> None:
 def run_job(
     address: str, environment: Mapping[str, str], name: str, packed: bytes, entry: list[str], options: dict[str, Any]
 ) -> tuple[str, int | None, str, str]:
-    """Run a job of Ray on this node, print its output, and return its status, exit status, message and last output.
+    """Run a job of Ray on this node, print its output, and wait for its end.
+
+    Returns Ray's status of the job, such as "SUCCEEDED", the exit status if known, Ray's message, and the last output.
 
     Args:
         address: the address of the job server.
         environment: the environment variables with the token.
-        name: the name of the job.
         packed: a zip file with the files of the job.
         entry: the program that Python runs, and its arguments.
         options: the job's `runtime_env`, without its files.
@@ -344,14 +323,7 @@ def run_job(
 def run_driver(
     environment: Mapping[str, str], function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Call a function that uses Ray, in a process in which `ray.init()` finds the cluster.
-
-    Args:
-        environment: the environment variables with the address and the token.
-        function: the function.
-        args: its arguments.
-        kwargs: its arguments by name.
-    """
+    """Call a function in a process in which `ray.init()` finds the cluster by environment variables."""
     use(environment)
     import ray.cloudpickle  # pyright: ignore[reportMissingImports]
 

@@ -1,4 +1,4 @@
-"""Pickles joblib's tasks without their large arrays, and sends an array that several batches have to each node once."""
+"""Pickles joblib's tasks without their large arrays. Sends an array that several batches use to each node once."""
 
 from __future__ import annotations
 
@@ -22,12 +22,9 @@ Task = tuple[Any, Sequence[Any], dict[str, Any]]
 
 @dataclass(slots=True, eq=False)
 class LargeArray:
-    """A large numpy array among the arguments of tasks.
+    """A large numpy array among the arguments of tasks, by a weak reference, with the number of batches that have it.
 
-    Attributes:
-        alive: the array, by a weak reference.
-        batches: the number of batches that have the array.
-        ref: the reference to the value that was sent to all nodes: a token and the array. None if it was not sent.
+    `ref` refers to the pair (token, array) that was sent to all nodes. It is None if nothing was sent.
     """
 
     alive: weakref.ref[Any]
@@ -42,7 +39,7 @@ class PickledTasks:
     Attributes:
         data: the pickle, which has the index of each large array in place of the array.
         arrays: the large arrays. They are kept here until the batch is sent.
-        known: what is known of each of these arrays, in the same order.
+        known: the `LargeArray` of each of these arrays, in the same order.
     """
 
     data: bytes
@@ -51,18 +48,15 @@ class PickledTasks:
 
     @property
     def has_new_array(self) -> bool:
-        """True if no other batch has one of the arrays so far."""
+        """True if at least one of the arrays is in no other batch so far."""
         return any(each.batches == 1 for each in self.known)
 
 
 class SharedArrays:
     """The large arrays among the tasks of one parallel call. Any thread may call the methods.
 
-    Arrays are told apart by identity, as joblib does: a program must not change an array while tasks need it.
-
-    Args:
-        pool: the pool that runs the tasks.
-        least: the size in bytes from which an array is large. None: no array is.
+    Arrays are told apart by identity, as joblib does: a program must not change an array while tasks need it. An array
+    is large if it has at least `least` bytes. If `least` is None, no array is large.
     """
 
     def __init__(self, pool: sky.ComputePool, least: int | None) -> None:
@@ -72,11 +66,7 @@ class SharedArrays:
         self._known: dict[int, LargeArray] = {}
 
     def pickled(self, tasks: Sequence[Task]) -> PickledTasks:
-        """Pickle the tasks of a batch.
-
-        Raises:
-            PickleError: a function or an argument cannot be pickled. The message names it.
-        """
+        """Pickle the tasks of a batch. Raise a PickleError that names a function or argument that cannot be pickled."""
         arrays: list[Any] = []
         try:
             data = self._pickle(tasks, arrays)
@@ -114,13 +104,10 @@ class SharedArrays:
         return found
 
     def arguments(self, tasks: PickledTasks) -> list[Any]:
-        """Return the large arrays of a batch for its call.
+        """Return the large arrays of a batch as arguments of its call.
 
-        An array that another batch has, too, is sent to all nodes, once, and becomes a reference. Other arrays go with
-        the call.
-
-        Raises:
-            PoolClosed: the pool has ended.
+        An array that another batch uses, too, is first sent to all nodes, once, and a reference takes its place. Other
+        arrays are returned unchanged, and so are sent with the call.
         """
         with self._lock:
             return [self._argument(value, known) for value, known in zip(tasks.arrays, tasks.known, strict=True)]
@@ -142,13 +129,7 @@ class SharedArrays:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """A pickler that takes large arrays out of what it pickles.
-
-    Args:
-        file: where the pickle is written.
-        least: the size in bytes from which an array is large. None: no array is.
-        arrays: the list to which large arrays are added.
-    """
+    """A pickler that leaves out arrays of at least `least` bytes (None: no array), and adds them to `arrays`."""
 
     def __init__(self, file: io.BytesIO, least: int | None, arrays: list[Any]) -> None:
         super().__init__(file, protocol=5)

@@ -1,4 +1,4 @@
-"""Refuses pools whose machines an engine must not run on."""
+"""Refuses pools on which an engine must not run: with machines of strangers, or with ports open to the internet."""
 
 from __future__ import annotations
 
@@ -8,12 +8,7 @@ import skypool as sky
 
 
 def refuse_strangers(pool: sky.ComputePool, engine: str) -> None:
-    """Raise a UsageError if results of the pool's nodes (machines) may be plain data only.
-
-    Args:
-        pool: the pool.
-        engine: the name of the engine, for the message.
-    """
+    """Raise a UsageError if the pool's trust is "data": its machines may belong to strangers."""
     if pool.trust == "data":
         raise sky.UsageError(
             f'{engine} cannot run on pool {pool.name!r}: results of its machines are plain data only (trust="data"), '
@@ -23,13 +18,9 @@ def refuse_strangers(pool: sky.ComputePool, engine: str) -> None:
 
 
 def refuse_public_address(pool: sky.ComputePool, node: int, address: str, engine: str) -> None:
-    """Raise a UsageError if the ports that an engine opens at an address of a node are open to the internet.
+    """Raise a UsageError if a node's address is public, so that an engine's ports there would be open to the internet.
 
-    Args:
-        pool: the pool.
-        node: the number of the node.
-        address: the address at which other nodes reach the node. "" stands for an unknown address, and is accepted.
-        engine: the name of the engine, for the message.
+    `address` is the one at which other nodes reach the node. "" stands for an unknown address, and is accepted.
     """
     try:
         is_public = ipaddress.ip_address(address).is_global

@@ -1,4 +1,4 @@
-"""Compares the versions of packages on a pool's nodes (machines) with those of this process.
+"""Compares the versions of packages on a pool's nodes with those of this process.
 
 Objects of a library often cannot be unpickled, or behave differently, with another version of that library.
 """
@@ -55,11 +55,6 @@ def check_nodes(pool: sky.ComputePool, packages: Sequence[str], nodes: Sequence[
     """Call nodes of a pool, and raise a UsageError if a package has another version there than here.
 
     The first package must be installed on all nodes. The others are compared if they are installed on both sides.
-
-    Args:
-        pool: the pool.
-        packages: the names of the packages on PyPI.
-        nodes: the numbers of the nodes.
     """
     here = versions(packages)
     report = sky.compute(versions).with_options(devices=0)

@@ -1,4 +1,4 @@
-"""A Dask cluster on the nodes (machines) of a pool, whose `scale` and `adapt` rent machines and end them."""
+"""A Dask cluster on the nodes of a pool, whose `scale` and `adapt` rent machines and end them."""
 
 from __future__ import annotations
 
@@ -44,25 +44,25 @@ def cluster(
 
     `cluster.scale(n)` and `cluster.adapt(…)` change the number of workers and nodes: machines are rented, or ended once
     their workers were retired. Leaving the block ends the cluster, but not the pool. If the pool was not started, this
-    starts it.
+    function starts it, and stops it again if it raises an error.
 
     Args:
         pool: the pool.
-        workers: the number of workers at the start. Default None: as many as the nodes that are ready have places for.
+        workers: the number of workers at the start. Default None: as many as fit on the nodes that are ready.
         workers_per_node: the number of workers on each node. They share its accelerators evenly: with 1, a worker sees
             all of them. Default "per-device": one worker for each accelerator, and one on a node without.
         nthreads: the number of threads of a worker. Default None: the CPUs of its node, divided by its workers.
         memory_limit: the memory of a worker, as in `distributed.Nanny`. Default "auto": the memory of its node, divided
             by the workers of the node.
         resources: abstract resources of a worker, such as {"GPU": 1}, as in `distributed.Nanny`. Default None.
-        moving: the most seconds in which the data of a worker that ends is copied to other workers. Default 30. When
-            the provider takes a machine back, its notice bounds this, too: the worker ends before the machine.
+        moving: the most seconds in which the data of a worker that ends is copied to other workers. Default 30. If the
+            provider takes a machine back, the copying also stops in time for the worker to end before the machine.
         timeout: the seconds within which the workers on nodes that are ready must be connected. Default 60.
 
     Raises:
         UsageError: Dask is not installed; the image, or a node, has another version of distributed, dask or
             cloudpickle than this process; a machine of the pool belongs to a stranger; the ports of a node would be
-            open to others; or the pool has a cluster already. If this started the pool, the pool has been stopped.
+            open to others; or the pool has a Dask cluster already.
         SkypoolError: the pool or the cluster could not become ready.
     """
     if find_spec("distributed") is None or find_spec("cryptography") is None:
@@ -87,15 +87,7 @@ def cluster(
 
 
 def _connected(seats: Seats, workers: int, options: dict[str, Any], moving: float, timeout: float) -> SkypoolCluster:
-    """Return a new cluster when the workers on nodes that are ready now are connected.
-
-    Args:
-        seats: the nodes of the pool, which was started.
-        workers: the number of workers.
-        options: further arguments of each worker.
-        moving: the seconds in which the data of a worker that ends may be copied.
-        timeout: the seconds within which workers must be connected.
-    """
+    """Return a new cluster when the workers on nodes that are ready now are connected, within `timeout` seconds."""
     from distributed.deploy.cluster import WorkerStartTimeoutError  # pyright: ignore[reportMissingImports]
 
     from skypool.engines._dask_cluster import SkypoolCluster

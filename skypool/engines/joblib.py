@@ -1,4 +1,4 @@
-"""A joblib backend: `joblib.Parallel`, and with it scikit-learn, runs its tasks on the nodes (machines) of a pool."""
+"""A joblib backend: `joblib.Parallel`, and with it scikit-learn, runs its tasks on the nodes of a pool."""
 
 from __future__ import annotations
 
@@ -39,11 +39,13 @@ def backend(
     batches at once. With `n_jobs=1`, joblib runs the tasks in this process. On a node, parallel calls inside a task run
     one task after the other.
 
-    A contiguous array of at least `max_nbytes` (an argument of `joblib.Parallel`, default 1 MB) that several tasks have
-    is sent once to each node, and freed when the parallel call ends. On the nodes, such an array is read-only.
+    A large array that several tasks use is sent once to each node, and freed when the parallel call ends. On the nodes,
+    such an array is read-only. Arrays are large if they are contiguous and have at least `max_nbytes` (an argument of
+    `joblib.Parallel`, default 1 MB).
 
     The block applies to the thread that enters it. In other threads, pass the object of the block to joblib:
-    `Parallel(backend=…)`. If the pool was not started, this starts it. Leaving the block does not end the pool.
+    `Parallel(backend=…)`. If the pool was not started, this function starts it, and stops it again if it raises an
+    error. Leaving the block does not end the pool.
 
     Args:
         pool: the pool.
@@ -59,7 +61,7 @@ def backend(
     Raises:
         UsageError: joblib is not installed; the image, or a node, has another version of joblib, cloudpickle or
             scikit-learn than this process; or a machine of the pool belongs to a stranger, so that its results may be
-            plain data only. If this started the pool, the pool has been stopped.
+            plain data only.
         SkypoolError: the pool could not become ready.
     """
     if find_spec("joblib") is None:

@@ -1,4 +1,4 @@
-"""A Ray cluster on the nodes (machines) of a pool, with Ray's daemons as services and token authentication."""
+"""A Ray cluster on the nodes of a pool, with Ray's daemons as services and token authentication."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ def cluster(
 
     Ray's head is on the node with the lowest number. Ray's daemons are services of the pool (long-lived calls that take
     no slot). They need a token that is made here, and is in memory only. Leaving the block ends Ray, but not the pool.
-    If the pool was not started, this starts it. Ray need not be installed on this computer.
+    If the pool was not started, this function starts it, and stops it again if it raises an error. Ray need not be
+    installed on this computer.
 
     Args:
         pool: the pool.
         cpus: the number of CPUs of each node that Ray's tasks use. Default None: all.
-        object_store: the bytes of each node's object store. Default None: 30 % of its memory, or all of a smaller
-            /dev/shm.
-        drain: the most seconds that tasks of a node that leaves may take to end. Default 30.
+        object_store: the bytes of each node's object store. Default None: 30 % of its memory, or nearly all of /dev/shm
+            if that is less.
+        drain: the most seconds for which running tasks may go on when their node leaves the cluster. Default 30.
         firewalled: True if a firewall of yours keeps others from the ports of nodes that have an address of the
             internet. Default False: such nodes are refused, because Ray's ports are open at all addresses of a node.
         timeout: the seconds within which the nodes that are ready must have joined. Default 120.
@@ -45,7 +46,7 @@ def cluster(
     Raises:
         UsageError: the image, or a node, has another version of Ray than this process, or none; a machine of the pool
             belongs to a stranger; the ports of a node would be open to others; or the pool has a Ray cluster already.
-            If this started the pool, the pool has been stopped.
+        TimeoutError: the nodes have not joined within `timeout` seconds.
         SkypoolError: the pool or the cluster could not become ready.
     """
     for name, value in (("cpus", cpus), ("object_store", object_store)):

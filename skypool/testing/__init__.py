@@ -1,7 +1,5 @@
 """Tools for tests: `FakeCloud`, a cloud for rehearsals, and `DriverContract`, the tests that a driver must pass.
 
-A driver is the class through which skypool rents machines of one cloud provider.
-
     from skypool.testing import FakeCloud, HttpCloud, Stock        # needs nothing but skypool
     from skypool.testing import Control, DriverContract            # DriverContract needs pytest
 
@@ -18,6 +16,20 @@ The modules of this package:
   program that runs on them.
 - `contract`, `slices`: `DriverContract`.
 - `trial`, `free`, `find_and_end`: helpers of the tests in `DriverContract`.
+
+Words of this package:
+
+- driver: the class through which skypool rents machines of one cloud provider.
+- pool: a user's set of rented machines. Each machine is a node with a number.
+- slice: several machines (hosts) that are sold, start and end together.
+- stock: one kind of machine that the cloud sells in one zone on one market.
+- thing: a key pair or security group, which the cloud keeps for a pool.
+- lease: the seconds that a machine lives on without hearing from its client. The client renews it in the lease file.
+- lifetime: the seconds after which a machine ends in any case.
+- notice: the announcement that the cloud takes a machine back soon.
+- control: the object with which a test changes the cloud behind a driver.
+- token: a text that the client makes up for each new purchase, so that a repeated request buys nothing twice.
+- journal, events: log files of the cloud, of all calls and of what happened to machines.
 """
 
 from __future__ import annotations
@@ -51,16 +63,7 @@ if "pytest" in sys.modules:  # pytest then shows the values in a failed assertio
 
 
 def __getattr__(name: str) -> Any:
-    """Import and return the class with a public name of this package. Python calls this when the name is used.
-
-    The class is imported this late so that `import skypool.testing` does not need pytest.
-
-    Args:
-        name: the name of the class, such as "FakeCloud".
-
-    Raises:
-        AttributeError: the package has no such name.
-    """
+    """Import the class with a public name on first use, so that `import skypool.testing` does not need pytest."""
     if name not in _HOME:
         raise AttributeError(f"module 'skypool.testing' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)

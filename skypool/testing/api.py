@@ -52,16 +52,10 @@ _SAYS: dict[type[ProviderError], tuple[str, str, str]] = {
 
 
 def refusal(kind: type[ProviderError], what: str, provider: str, text: str | None = None) -> ProviderError:
-    """Return (not raise) the error for a request that the fake cloud refuses, with an error code, a text and advice.
+    """Return (not raise) the error for a request that the fake cloud refuses, with a code, a text and advice.
 
-    The code and the advice depend on the class of the error (see the table `_SAYS`). A class that the table lacks gets
-    the code and the advice of its nearest base class.
-
-    Args:
-        kind: the class of the error.
-        what: the refused action, to follow "refused to" in the message.
-        provider: the driver's name.
-        text: the cloud's own explanation; None for the usual explanation of this class of error.
+    Code and advice follow from the class of the error, or from its nearest base class in the table `_SAYS`. `what`
+    completes "refused to" in the message: "create a machine". `text` None stands for the usual text of the class.
     """
     code, usual, advice = next(_SAYS[each] for each in kind.__mro__ if each in _SAYS)
     text = usual if text is None else text
@@ -71,13 +65,9 @@ def refusal(kind: type[ProviderError], what: str, provider: str, text: str | Non
 class Api:
     """A client's connection to a fake cloud: each method is one call of the cloud's API.
 
-    Every method raises CredentialsError if the key is wrong. Every method also raises the error that a test prepared
-    for the call (see `FakeCloudControl.refuse`). It raises NoAnswer if a test made the reply to the call get lost.
-
-    Args:
-        state: the stored state of the cloud.
-        provider: the driver's name, for error messages.
-        key: the client's API key.
+    Every method raises CredentialsError if the key is wrong, NoAnswer if a test made the reply get lost, and any error
+    that a test prepared for the call (see `FakeCloudControl.refuse`). A parameter `pool` selects resources of this pool
+    that were made from this computer; None selects those of all pools of this user, made from any computer.
     """
 
     def __init__(self, state: State, provider: str, key: str) -> None:
@@ -88,18 +78,11 @@ class Api:
     # --- the calls -------------------------------------------------------------------------------------------
 
     def account(self) -> dict[str, int]:
-        """Return the account's limits: a dict from the name of each quota to the maximum number of live machines.
-
-        The dictionary is empty if no limit is set.
-        """
+        """Return the account's limits: the maximum number of live machines for each quota that has a limit."""
         return self._call("account", lambda world: dict(world.limits))
 
     def stock(self) -> list[tuple[Stock, bool]]:
-        """Return everything that the cloud sells, as pairs of a `Stock` and a bool.
-
-        The bool is True if at least one machine of this stock can be made now. The list is empty if the cloud sells
-        nothing.
-        """
+        """Return everything that the cloud sells: pairs of a stock, and True if it is not sold out now."""
         return self._call("stock", lambda world: [(each, _left(world, each) > 0) for each in world.stock])
 
     def drift(self) -> list[tuple[Stock, Stock]]:
@@ -113,12 +96,9 @@ class Api:
         return self._call("prices", drifted)
 
     def bill(self, ids: Sequence[str]) -> float | None:
-        """Return the bill of machines in USD. Return None if it is not complete yet.
+        """Return the bill of machines in USD; None until an hour after the last of them has ended.
 
-        The bill is complete an hour after the last of the machines has ended.
-
-        Args:
-            ids: the ids of the machines. Unknown ids cost nothing.
+        Unknown ids cost nothing.
         """
 
         def billed(world: World) -> float | None:
@@ -133,17 +113,16 @@ class Api:
     def create(
         self, stock: Stock, order: Order, nodes: Sequence[int], token: str, said: Mapping[str, str] | None = None
     ) -> list[Machine]:
-        """Make one machine, or all hosts of one slice (several hosts that are sold together), and return them.
+        """Make one machine, or all hosts of one slice, and return them without waiting for their boot.
 
-        The call is idempotent: if a call with the same token made machines before, nothing is made, and those machines
-        are returned. Machines may still be booting when this method returns.
+        If a call with the same token made machines before, nothing is made, and those machines are returned.
 
         Args:
             stock: what to buy.
             order: the order; only its `pool`, `until`, `lease` and `lifetime` are used.
-            nodes: the numbers of the nodes that the machines become. One machine is made for each number.
-            token: the idempotency token: a text that the client makes up for each new purchase.
-            said: further tags that the client wants on the machines; None for no further tags.
+            nodes: the numbers of the nodes that the machines become, one machine for each.
+            token: the idempotency token.
+            said: further tags that the client wants on the machines.
 
         Raises:
             OfferGone: the cloud does not sell this stock.
@@ -168,38 +147,21 @@ class Api:
     def describe(self, pool: str | None, after: str = "") -> tuple[list[Machine], str]:
         """Return one page of the live machines whose tags say that they belong to this user, oldest first.
 
-        Args:
-            pool: return only this pool's machines that were rented from this computer. None: the machines of all pools,
-                rented from any computer.
-            after: where the page begins: the text that came with the page before; "" for the first page.
-
-        Returns:
-            (machines, after): the machines, and the argument for the next page; "" if there are no more machines.
+        The page begins after `after`, the text that came with the page before; "" for the first page. The returned text
+        is "" after the last page.
         """
         return self._call("describe", lambda world: page_of(world, _tagged(world.alive(), pool), after), pool=pool)
 
     def machines(self, pool: str | None) -> WholeList[Machine]:
-        """Return the live machines whose tags say that they belong to this user, from all pages. Empty if none.
-
-        Args:
-            pool: return only this pool's machines that were rented from this computer. None: the machines of all pools,
-                rented from any computer.
-
-        Raises:
-            ProviderError: the list may be incomplete.
-        """
+        """Return this user's live machines from all pages. Raise ProviderError if the list may be incomplete."""
         what = "the list of machines"
         return whole_list(partial(self.describe, pool), partial(incomplete, self._provider, self._provider, what))
 
     def terminate(self, ids: Sequence[str]) -> None:
-        """Ask the cloud to end machines.
+        """End machines, and with each machine of a slice the whole slice. Ids of unknown or ended machines are ignored.
 
-        A machine that belongs to a slice (hosts that are sold together) ends together with all hosts of the slice. The
-        machines have ended when this method returns. The exception is a machine that a test made ignore such requests:
-        the machine and all hosts of its slice stay in the state "ending".
-
-        Args:
-            ids: the ids of the machines. Ids of unknown or ended machines are ignored.
+        The machines have ended when this method returns. The exception is a machine that a test made ignore such
+        requests: it and all hosts of its slice stay in the state "ending".
         """
 
         def gone(world: World) -> None:
@@ -221,10 +183,6 @@ class Api:
         """Set the time until which a pool needs its machines, key pairs and security groups.
 
         Only resources of this user that were made from this computer are changed.
-
-        Args:
-            pool: the pool's name. A pool that has none of these resources is accepted, without effect.
-            until: the new time.
         """
 
         def tagged(world: World) -> None:
@@ -236,10 +194,7 @@ class Api:
     def make(self, kind: str, pool: str, until: datetime | None) -> None:
         """Make a key pair or security group for a pool. Does nothing if the pool has one already.
 
-        Args:
-            kind: "key-pair" or "security-group".
-            pool: the pool's name.
-            until: the time until which the pool needs the resource, to be written in its tag; None for no such tag.
+        `kind` is "key-pair" or "security-group". `until` is the time in its tag; None for no such tag.
         """
 
         def made(world: World) -> None:
@@ -249,22 +204,11 @@ class Api:
         self._call("make", made, kind=kind, pool=pool)
 
     def things(self, pool: str | None) -> list[Thing]:
-        """Return the key pairs and security groups whose tags say that they belong to this user.
-
-        The list is empty if there are none.
-
-        Args:
-            pool: return only this pool's resources that were made from this computer. None: the resources of all pools,
-                made from any computer.
-        """
+        """Return the key pairs and security groups whose tags say that they belong to this user."""
         return self._call("things", lambda world: _tagged(world.things.values(), pool), pool=pool)
 
     def remove(self, kind: str, name: str) -> None:
-        """Remove a key pair or a security group. Does nothing if there is no such resource.
-
-        Args:
-            kind: "key-pair" or "security-group".
-            name: the id of the key pair or security group.
+        """Remove a key pair or a security group by its kind and id. Does nothing if there is no such resource.
 
         Raises:
             ProviderError: a live machine uses the security group. Each machine uses the group of its pool that has the
@@ -288,23 +232,7 @@ class Api:
     def _made(
         self, world: World, stock: Stock, order: Order, nodes: Sequence[int], token: str, said: dict[str, str]
     ) -> list[Machine]:
-        """Make one machine, or all hosts of one slice (several hosts that are sold together), and return them.
-
-        Nothing is made if this method raises.
-
-        Args:
-            world: the state of the cloud. The new machines are added to it.
-            stock: what to buy.
-            order: the order; only its `pool`, `until`, `lease` and `lifetime` are used.
-            nodes: the numbers of the nodes that the machines become. One machine is made for each number.
-            token: the idempotency token.
-            said: further tags that the client wants on the machines.
-
-        Raises:
-            OfferGone: the cloud does not sell this stock.
-            CapacityError: the stock is sold out.
-            QuotaError: the machines would exceed the account's limit.
-        """
+        """Make one machine or slice in `world`, and return its machines. Makes nothing if it raises (see `create`)."""
         if not world.lenient and stock.place not in {each.place for each in world.stock}:
             text = f"no {stock.instance_type} is sold in {stock.where} on the market {stock.market!r}"
             self._refuse(OfferGone, "create a machine", text)
@@ -328,20 +256,10 @@ class Api:
     def _machine(
         self, world: World, stock: Stock, order: Order, node: int, token: str, slice_: str, said: dict[str, str]
     ) -> Machine:
-        """Add one machine to the state of the cloud, make a folder for the machine, and return the machine.
+        """Add one machine to `world`, and make its folder. Limits are not checked.
 
-        The new machine has the state "starting". If a test has prepared defects of machines, the first of these is
-        used up for this machine. Stock and limits are not checked.
-
-        Args:
-            world: the state of the cloud.
-            stock: what to buy.
-            order: the order; only its `pool`, `until`, `lease` and `lifetime` are used.
-            node: the number of the node that the machine becomes.
-            token: the idempotency token.
-            slice_: the name of the slice (hosts that are sold together) to which the machine belongs; "" if the machine
-                is sold alone.
-            said: further tags that the client wants on the machine.
+        The machine gets the next defect that a test prepared, if any. `slice_` is the name of its slice, "" for none.
+        `said` has the tags that a client of `HttpCloud` wants.
         """
         flaw = world.flaws.pop(0) if world.flaws else Flaw()
         world.made += 1
@@ -373,13 +291,7 @@ class Api:
         return new
 
     def _look_after(self, new: Sequence[Machine]) -> None:
-        """Start the background process that ends the cloud's machines on time, unless it runs already.
-
-        Does nothing if all new machines have ended, or if the cloud's machines are not processes but mere records.
-
-        Args:
-            new: the machines that a call has just made.
-        """
+        """Start the process that ends machines on time, unless it runs already, or no new machine needs it."""
 
         def looked_after(world: World) -> None:
             if any(each.lives for each in new) and world.real and not hypervisor.busy(self._state.folder):
@@ -388,13 +300,7 @@ class Api:
         self._do(looked_after, settle=False)
 
     def _refuse(self, kind: type[ProviderError], what: str, text: str) -> NoReturn:
-        """Raise the error for a request that the cloud refuses. Never returns.
-
-        Args:
-            kind: the class of the error.
-            what: the refused action, to follow "refused to" in the message.
-            text: the cloud's own explanation.
-        """
+        """Raise the error for a request that the cloud refuses; `what` follows "refused to" in the message."""
         raise refusal(kind, what, self._provider, text=text)
 
     def _call(self, call: str, effect: Callable[[World], T], *, place: Place = _NOWHERE, **about: Any) -> T:
@@ -402,7 +308,7 @@ class Api:
 
         The steps are, in this order:
 
-        1. The call is counted and written to the journal (a log file), even if the call then fails.
+        1. The call is counted and written to the journal, even if the call then fails.
         2. This process is killed, if a test prepared that for the time before the call.
         3. The call waits for the prepared delay.
         4. The key is checked.
@@ -413,14 +319,8 @@ class Api:
         Args:
             call: the name of the call, one of `control.CALLS`.
             effect: function that changes the state of the cloud and returns the result of the call.
-            place: for the call "create", the instance type, zone and market, to which prepared failures may be limited;
-                three empty texts for other calls.
+            place: for the call "create", the instance type, zone and market, to which prepared failures may be limited.
             about: arguments of the call, for the journal.
-
-        Raises:
-            CredentialsError: the client's key is wrong.
-            NoAnswer: a test made the reply get lost.
-            Exception: another error that a test prepared, or an error of `effect`.
         """
 
         def before(world: World) -> tuple[int, float, Any, bool]:
@@ -448,14 +348,10 @@ class Api:
         return result
 
     def _do(self, work: Callable[[World], T], *, settle: bool) -> T:
-        """Run a function on the locked state of the cloud, and return its result. The changes of the state are stored.
+        """Run a function on the locked state of the cloud, store the changes, and return its result.
 
-        The function is run again if this process was stopped meanwhile (as by SIGSTOP) and another process took the
-        lock away. The changes of the first run are then lost.
-
-        Args:
-            work: the function.
-            settle: True to apply first everything that is due by the cloud's clock, such as ends of leases.
+        The function runs again if this process was stopped and lost the lock. `settle` first applies what is due by
+        now.
         """
         while True:
             try:
@@ -465,15 +361,7 @@ class Api:
                 continue
 
     def _raise(self, error: Exception | type[Exception] | None, call: str) -> None:
-        """Raise an error that a test prepared, in the form in which a driver would see it. Does nothing for None.
-
-        For ProviderError or a subclass of it, an error with fitting texts is made. A ConnectionError object is raised
-        as NoAnswer. Any other exception or class is raised unchanged.
-
-        Args:
-            error: an exception or a class of exceptions; None for no error.
-            call: the name of the call, for the message.
-        """
+        """Raise an error that a test prepared, or do nothing for None. A ConnectionError is raised as NoAnswer."""
         if isinstance(error, type) and issubclass(error, ProviderError):
             raise refusal(error, f"perform the call {call!r}", self._provider)
         if isinstance(error, ConnectionError):
@@ -487,33 +375,23 @@ class Api:
             raise error
 
     def _die_if_told(self, world: World, number: int, when: When) -> None:
-        """Kill this process with SIGKILL if a test has prepared that for this call; otherwise do nothing.
-
-        Args:
-            world: the state of the cloud. It is stored before the process dies.
-            number: the number of the call, counted from 1 over all calls of this cloud.
-            when: "before" or "after" the call takes effect.
-        """
+        """Store `world` and kill this process with SIGKILL, if a test prepared that for this call and `when`."""
         if (number, when) in world.kills:
             del world.kills[number, when]
             self._state.keep(world)
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _tell(self, number: int, call: str, **about: Any) -> None:
-        """Append a call to the cloud's journal, a file with one JSON object on each line.
-
-        The line has the call's number, its name, the id of this process, and the arguments in `about`.
-        """
+        """Append a call and its arguments `about` to the cloud's journal, a file with one JSON object on each line."""
         line = json.dumps({"number": number, "call": call, "pid": os.getpid(), **about})
         with open(self._state.folder / "journal", "a") as journal:
             journal.write(f"{line}\n")
 
 
 def _left(world: World, stock: Stock) -> float:
-    """Return how many more machines (or slices, which are several machines sold together) of a stock can be made now.
+    """Return how many more machines or slices of a stock can be made now; infinity if there is no limit.
 
-    Returns infinity if the stock has no limit, and 0 if the stock is sold out. The number is negative if a test lowered
-    the limit below the number of live machines.
+    It is negative if a test lowered the limit below the number of live machines.
     """
     capacity = world.capacity.get(stock.place, stock.capacity)
     if capacity is None:
@@ -522,15 +400,7 @@ def _left(world: World, stock: Stock) -> float:
 
 
 def _tagged(all_: Any, pool: str | None) -> list[Any]:
-    """Return the machines, key pairs or security groups whose tags say that they belong to this user.
-
-    Machines without tags are left out. The order is kept. The list is empty if none belongs to this user.
-
-    Args:
-        all_: the machines, key pairs or security groups to choose from.
-        pool: choose only those of this pool that were made from this computer. None: those of all pools of this user,
-            made from any computer.
-    """
+    """Return the machines or things whose tags name this user and, if `pool` is given, this pool and computer."""
     mine = [each for each in all_ if tags.ours({tags.POOL: each.pool, tags.OWNER: each.owner}, pool)]
     return [each for each in mine if getattr(each, "tagged", True)]
 
@@ -538,10 +408,7 @@ def _tagged(all_: Any, pool: str | None) -> list[Any]:
 def page_of(world: World, machines: Sequence[Machine], after: str) -> tuple[list[Machine], str]:
     """Return the machines of one page of a list, and the text with which the next page is requested; "" at the end.
 
-    Args:
-        world: the state of the cloud, with the size of a page.
-        machines: the whole list, oldest first.
-        after: the id of the last machine of the page before; "" for the first page.
+    `after` is the id of the last machine of the page before; "" for the first page.
     """
     if world.cut:
         return [], "more"
@@ -551,20 +418,10 @@ def page_of(world: World, machines: Sequence[Machine], after: str) -> tuple[list
 
 
 def _spent(world: World, call: str, place: Place, when: When) -> tuple[float, Exception | type[Exception] | None]:
-    """Use up the prepared failures and delays that match a call, and return their effect on the call.
+    """Use up the rules that match a call, and return its delay in seconds, and the error to raise or None.
 
-    Failures and delays are rules in `world.rules`. The call counts as one use of each rule that is applied. A rule with
-    no uses left is removed.
-
-    Args:
-        world: the state of the cloud.
-        call: the name of the call.
-        place: instance type, zone and market, if the call is "create"; three empty texts for other calls.
-        when: the rules to use: those that act "before" or those that act "after" the call takes effect.
-
-    Returns:
-        (seconds, error): the delay of the call, and the error to raise, or None. The delays of all matching rules are
-        added. Of the matching rules with an error, only the first is applied; the others stay for later calls.
+    `place` is the call's (type, zone, market). `when` selects rules for the time before or after the call takes effect.
+    The delays of all matching rules are added. Only the first error is used; the others stay for later calls.
     """
     delay = 0.0
     error = None

@@ -1,4 +1,4 @@
-"""The bill of a fake cloud, computed from the log of events that the cloud writes."""
+"""`billed`, which computes the bill of a fake cloud from the log of events that the cloud writes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,10 @@ _HOUR = 3600.0
 
 
 def billed(events: Iterable[str], ids: Sequence[str]) -> float:
-    """Return what machines cost in USD, by the lines of the cloud's log of events. Machines that live are left out.
+    """Return what machines cost in USD, by the lines of the file `events` of the cloud. Live machines are left out.
 
     Each moment costs the price that was valid then. A machine costs at least its minimum time, from the moment from
     which the cloud bills it. A machine that is billed from the end of its boot, and never got there, costs nothing.
-
-    Args:
-        events: the lines of the file `events`, as `World.log` writes them.
-        ids: the ids of the machines.
     """
     usd = 0.0
     begins: dict[str, float | None] = {}
@@ -40,12 +36,7 @@ def billed(events: Iterable[str], ids: Sequence[str]) -> float:
 
 
 def _between(prices: Sequence[tuple[float, float]], begin: float, end: float) -> float:
-    """Return the cost of one machine between two times.
-
-    Args:
-        prices: pairs (time since when a price was valid, USD per hour), the earliest first.
-        begin, end: the times, in seconds since 1970.
-    """
+    """Return the cost in USD of one machine between two times. `prices` are (valid since, USD per hour), in order."""
     later = [since for since, _ in prices[1:]] + [end]
     return sum(
         max(0.0, min(until, end) - max(since, begin)) * usd / _HOUR

@@ -1,9 +1,8 @@
 """`FakeCloud`: a cloud for rehearsals and tests. Its machines are processes on this computer that run real pool nodes.
 
 Nothing that this cloud rents costs money. With `FakeCloud.control`, a test makes the cloud run out of stock, refuse
-requests, lose replies, take machines back or fail to end them. With `FakeCloud.clock`, a test moves the cloud's clock
-forward. The cloud's state is stored in a folder. So the cloud outlives a client that is killed, and several processes
-can use the same cloud.
+requests, lose replies, take machines back or fail to end them. The cloud's state is stored in a folder. So the cloud
+outlives a client that is killed, and several processes can use the same cloud.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from skypool.testing.world import USUAL, Billing, Machine, Stock, World
 
 _THINGS = ("key-pair", "security-group")
 _ANSWERS = 5.0
-"""For how many seconds after its boot a machine may not answer. A machine that never boots is given up after them."""
+"""Seconds after its boot in which a machine need not answer. A machine that never boots is given up after them."""
 
 
 @settings.settings_named
@@ -56,13 +55,12 @@ class FakeCloud:
             value of $SKYPOOL_FAKE_CLOUD.
         stock: the kinds of machines that a new cloud sells; None means the default stock, `world.USUAL`. If the folder
             holds a cloud already, that cloud keeps its stock.
-        machines: True to run machines as processes on this computer, which needs Linux. False: machines are mere
-            records, which cannot be reached and run nothing. All clients of one cloud must pass the same value.
-        ends_itself: True if machines end when their lease is over. A lease is the time that a machine lives on without
-            hearing from its client. All clients of one cloud must pass the same value.
-        key: the API key. The client that creates the cloud sets the cloud's key, and later clients must use the same
-            key. If the cloud's key is "", every key is accepted. None means $SKYPOOL_FAKE_KEY, or "" if that is not
-            set.
+        machines: True runs machines as processes on this computer, which needs Linux. False makes mere records, which
+            cannot be reached and run nothing. All clients of one cloud must pass the same value.
+        ends_itself: True if machines end when their lease is over. A lease is how long a machine lives without hearing
+            from its client. All clients of one cloud must pass the same value.
+        key: the API key. The first client sets the cloud's key, and later clients must use the same key; "" accepts
+            every key. None means $SKYPOOL_FAKE_KEY, or "" if that is not set.
         patience: seconds after which `terminate` raises StillRunning for a machine that has not ended.
         billing: the moment from which a machine is billed: "create" (its creation) or "running" (the end of its boot).
             All clients of one cloud must pass the same value.
@@ -97,22 +95,18 @@ class FakeCloud:
 
     @property
     def abilities(self) -> Abilities:
-        """Return what this cloud can do.
+        """Return what this cloud can do: it always has a spot market and a private network.
 
-        A fake cloud always has a spot market and a private network. The other values follow from the driver's settings:
-        `ends_itself` from `ends_itself`, and `billed_from` from `billing`.
+        `ends_itself` and `billed_from` follow from the settings `ends_itself` and `billing`.
         """
         return Abilities(ends_itself=self.ends_itself, private_network=True, spot=True, billed_from=self.billing)
 
     # --- the methods of a driver -----------------------------------------------------------------------------
 
     def offers(self, need: Need) -> Iterable[Offer]:
-        """Return an offer for everything that the cloud sells. Empty if the cloud sells nothing.
+        """Return an offer for everything that the cloud sells; `need` is ignored.
 
-        The field `available` of an offer tells if the offer is in stock now.
-
-        Args:
-            need: ignored.
+        The field `available` of an offer tells if it is in stock now.
         """
         return [
             Offer(
@@ -137,17 +131,13 @@ class FakeCloud:
         ]
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """Rent one machine for each node of the order, or one slice (several hosts) for each group of nodes.
+        """Rent one machine for each node of the order, or one slice for each group of nodes.
 
         The machines are returned in the order of their nodes, without waiting for their boot. A repeated launch with
         the same token and nodes returns the same machines.
 
-        If stock or quota suffices for some nodes only, fewer machines are returned: those of the first nodes. But if
-        the order needs a private network, the machines that were made are ended again, and the error is raised.
-
-        Args:
-            offer: the offer to rent, from `offers`.
-            order: the order.
+        If stock or quota suffices for some nodes only, the machines of the first nodes are returned. But if the order
+        needs a private network, the machines that were made are ended again, and the error is raised.
 
         Raises:
             UsageError: `machines` is True, but this computer does not run Linux.
@@ -183,9 +173,9 @@ class FakeCloud:
         return launched
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
-        """Return the live machines whose tags say that they belong to this user. Empty if there are none.
+        """Return the live machines whose tags say that they belong to this user.
 
-        The `offer` of each `Instance` is None, because tags do not tell on which offer a machine was rented.
+        Their `offer` is None, because tags do not tell on which offer a machine was rented.
 
         Args:
             pool: return only this pool's machines that were rented from this computer. None: the machines of all pools,
@@ -227,7 +217,7 @@ class FakeCloud:
         )
 
     def _boots_for(self, one: Machine) -> float:
-        """Return for how many seconds of the cloud's clock a machine still boots; 0 for one whose boot never ends."""
+        """Return how many more seconds of the cloud's clock a machine's boot takes; 0 for a boot that never ends."""
         if one.state != "starting" or one.boots_at is None:
             return 0.0
         return max(0.0, one.boots_at - self.clock.now().timestamp())
@@ -235,12 +225,11 @@ class FakeCloud:
     def terminate(self, instances: Sequence[Instance]) -> None:
         """End machines, and repeat the request until the cloud no longer lists any of them. Blocks until then.
 
-        All hosts of a slice (machines that are sold together) end together. Machines that no longer exist are ignored.
+        All hosts of a slice end together. Machines that no longer exist are ignored.
 
         Raises:
             StillRunning: machines are still alive after `patience` seconds. The error's `instances` are these machines.
-            NoAnswer, RateLimitError: `patience` seconds are over. The cloud did not answer the last request, or refused
-                it because the client sent too many requests.
+            NoAnswer, RateLimitError: `patience` seconds are over, and the last request got no answer or came too soon.
             ProviderError: the cloud refused for another reason, such as a wrong key. This error is raised at once.
         """
         ids = {each.id for each in instances}
@@ -264,18 +253,15 @@ class FakeCloud:
             time.sleep(0.05 if ids else 0)
 
     def renew(self, pool: str, until: datetime) -> None:
-        """Record in the tags of a pool's resources until when the pool needs these resources.
+        """Record in the tags of a pool's resources until when the pool needs them.
 
-        The resources are the pool's machines, key pairs and security groups that were made from this computer.
-
-        Args:
-            pool: the pool's name. A pool that has none of these resources is accepted, without effect.
-            until: the new time.
+        These are the pool's machines, key pairs and security groups that were made from this computer; there may be
+        none.
         """
         self._api().tag(pool, until)
 
     def leftovers(self, *, pool: str | None = None) -> list[Leftover]:
-        """Return the key pairs and security groups of a pool, also if machines still use them. Empty if there are none.
+        """Return the key pairs and security groups of a pool, also if machines still use them.
 
         Args:
             pool: return only this pool's resources that were made from this computer. None: the resources of all pools
@@ -289,11 +275,11 @@ class FakeCloud:
         """Remove key pairs and security groups. All removals are tried before an error is raised.
 
         Args:
-            leftovers: the key pairs and security groups, from `leftovers`. Those that no longer exist are ignored.
+            leftovers: the resources, from `leftovers`. Those that no longer exist are ignored.
 
         Raises:
             ProviderError: a resource could not be removed, for example because a machine still uses it.
-            ErrorGroup: several resources could not be removed, with different errors. The group has these errors.
+            ErrorGroup: several resources could not be removed.
         """
         api = self._api()
         errors = list[ProviderError]()
@@ -310,11 +296,10 @@ class FakeCloud:
             )
 
     def check(self) -> Iterable[Finding]:
-        """Check the API key, the account's limits and the price list, and return a `Finding` (the result of a check).
+        """Check the API key, the account's limits and the price list. Nothing is rented.
 
-        Nothing is rented. A limit of 0, and an on-demand price that differs from the cloud's price list, give a finding
-        with `good` = False. If the cloud refuses the first request, for example because of a wrong key, no error is
-        raised. The only finding is then about the key, with `good` = False and the cloud's explanation.
+        A limit of 0, and an on-demand price that differs from the cloud's price list, give a finding with `good` =
+        False. If the cloud refuses the first request, no error is raised: the only finding is then about the key.
         """
         api = self._api()
         try:
@@ -336,7 +321,7 @@ class FakeCloud:
         ]
 
     def _price_list(self, api: Api) -> Finding:
-        """Compare the cloud's on-demand prices with its published price list, and return the result."""
+        """Return the finding of a comparison of the cloud's on-demand prices with its published price list."""
         try:
             drift = api.drift()
         except ProviderError as e:
@@ -350,10 +335,10 @@ class FakeCloud:
         return Finding("price list", False, told, "trust the offers, which have the new prices; the list is old")
 
     def prove_creates(self) -> Iterable[Finding]:
-        """Send creates of a type and in a zone that the cloud does not sell, on both markets; it must refuse them.
+        """Send create requests that the cloud must refuse: for an unknown type and an unknown zone, on both markets.
 
-        A finding is good if the driver translated the refusal to OfferGone. If a machine is made all the same, the
-        machine is ended, and the finding is bad.
+        The finding of a request is good if the driver translated the refusal to OfferGone. If a machine is made all the
+        same, the machine is ended, and the finding is bad.
         """
         impossibles = (
             ("a type that is not sold", replace(USUAL[0], instance_type="no-such-type")),
@@ -367,7 +352,7 @@ class FakeCloud:
         ]
 
     def _refused(self, what: str, stock: Stock) -> Finding:
-        """Send a create that the cloud must refuse, and return the result."""
+        """Send a create request that the cloud must refuse, and return a finding, which is good if it was refused."""
         title = f"{what}, {stock.market}"
         token = f"prove-{secrets.token_hex(4)}"
         order = Order(token, token, (0,), Need(), until=datetime.now(UTC) + timedelta(minutes=10))
@@ -382,11 +367,11 @@ class FakeCloud:
         return Finding(title, False, f"the cloud made {ids}, which has ended again", "ask the cloud why it sells it")
 
     def billed(self, instances: Sequence[str], since: datetime, until: datetime) -> Bill:
-        """Return the cloud's bill, which is complete an hour after the last of the machines has ended.
+        """Return the cloud's bill for machines. Its `usd` is None until an hour after the last of them has ended.
 
         Args:
             instances: ids of the machines.
-            since, until: ignored; the bill has each machine as a whole.
+            since, until: ignored; each machine is billed from its start to its end.
         """
         usd = self._api().bill(instances)
         if usd is None:
@@ -414,10 +399,9 @@ class FakeCloud:
         return len(self.control.alive(kind))
 
     def close(self) -> None:
-        """End all machines of the cloud at once, whoever rented them.
+        """End all machines of the cloud at once, whoever rented them, also those that ignore requests to end them.
 
-        Machines that a test made ignore requests to end them are ended, too. The cloud's folder, key pairs and security
-        groups are kept. Does nothing if the cloud was never used.
+        The cloud's folder, key pairs and security groups are kept. Does nothing if the cloud was never used.
 
         Raises:
             RuntimeError: processes of a machine survived SIGKILL for 10 seconds.
@@ -435,31 +419,19 @@ class FakeCloud:
     # --- helpers ---------------------------------------------------------------------------------------------
 
     def _state(self) -> State:
-        """Return the stored state of this cloud. The state is created when it is first opened."""
+        """Return the stored state of this cloud. It is created when it is first opened."""
         return State(str(self.state), self._world)
 
     def _world(self) -> World:
-        """Return a new initial state of this cloud, with its stock, key and settings and no machines.
-
-        Nothing is stored.
-        """
+        """Return a new initial state of this cloud, without machines. Nothing is stored."""
         stock = USUAL if self.stock is None else tuple(self.stock)
         return World(str(self.state), stock, self.key or "", self.machines, self.ends_itself, self.billing)
 
     def _api(self) -> Api:
-        """Return an object with the cloud's calls, which uses this driver's key."""
         return Api(self._state(), self.name, self.key or "")
 
     def _instance(self, made: Machine, offer: Offer | None = None) -> Instance:
-        """Return the cloud's record of a machine as an `Instance`.
-
-        The `billed_from` of the instance is None if `tells_billing` is False. It is also None if `billing` is "running"
-        and the machine's boot has not ended yet.
-
-        Args:
-            made: the cloud's record of the machine.
-            offer: the offer on which the machine was rented; None if the offer is not known.
-        """
+        """Return the cloud's record of a machine as an `Instance`. `offer` is None if it is not known."""
         token = made.token.rpartition("/")[0]
         billed_from = made.born if self.billing == "create" else made.ran_at
         return Instance(

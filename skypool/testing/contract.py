@@ -61,17 +61,10 @@ _SECRET = re.compile(r"(^|_)(token|secret|password|passphrase|api_?key|access_ke
 
 
 def elsewhere(argv: Sequence[str], what: object) -> str:
-    """Run a new Python process with a pickled object on stdin, wait for its end, and return its output on stdout.
+    """Run a new Python process with `what`, pickled, as its stdin, and return its stdout. Waits without limit.
 
-    The new process has the same import path and environment as this process. There is no limit on the time to wait.
-
-    Args:
-        argv: the arguments of Python, such as ["-m", "module"].
-        what: the object to pickle.
-
-    Raises:
-        AssertionError: the exit status of the process is not 0. The message has the text that the process wrote to
-            stderr.
+    The process has the import path and environment of this one. `argv` are arguments of Python, such as ["-m",
+    "module"]. AssertionError with the process's stderr is raised if its exit status is not 0.
     """
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, map(os.path.abspath, sys.path)))}
     done = subprocess.run([sys.executable, *argv], input=pickle.dumps(what), capture_output=True, env=env)
@@ -106,8 +99,7 @@ class DriverContract(SliceContract):
     def driver(self) -> Driver:
         """Return the driver under test, ready to rent. A subclass must override this fixture.
 
-        The tests have at most three machines of the driver alive at once, or two slices. A slice is several machines
-        that are rented together (see `slice_need`).
+        The tests have at most three machines of the driver alive at once, or two slices (see `slice_need`).
 
         Raises:
             NotImplementedError: the subclass does not override this fixture.
@@ -130,18 +122,12 @@ class DriverContract(SliceContract):
 
     @pytest.fixture
     def secrets(self) -> Sequence[str]:
-        """Return the secret texts in the driver's settings, such as an API key, which `repr(driver)` must not show.
-
-        The default is an empty tuple: there are no secrets.
-        """
+        """Return the secret texts in the driver's settings, such as an API key, which `repr(driver)` must not show."""
         return ()
 
     @pytest.fixture
     def trial(self, driver: Driver, control: object, need: Need) -> Iterator[Trial]:
-        """Yield a `Trial`, which has helpers for the tests, with the fixtures `driver`, `control` and `need`.
-
-        After the test, everything that the test rented is ended.
-        """
+        """Yield the `Trial` with which a test rents machines. Afterwards, end everything that the test rented."""
         trial = Trial(driver, control, need, self.patience, self.several)
         yield trial
         trial.close()
@@ -633,22 +619,19 @@ class DriverContract(SliceContract):
         assert bill.text, "Bill.text must say where the sum is from, or where to look"
 
     def _rentable(self, trial: Trial) -> Sequence[Offer]:
-        """Return the offers on which the method `launch` of the trial may rent.
-
-        These are the first offer alone, or all offers if each offer is a single machine (`several` is False).
-        """
+        """Return the offers on which the trial may rent: only the first, or all if `several` is False."""
         return trial.offers[: 1 if self.several else None]
 
     def _needs_machines(self) -> None:
-        """Skip the running test if `real` is False, that is, if no command can run on the machines."""
+        """Skip the running test if `real` is False: no command can run on the machines."""
         if not self.real:
             pytest.skip("`real` is False: no command can run on the machines")
 
 
 def _slots_and_devices() -> Callable[[], tuple[int, int]]:
-    """Return a function that, run on a node, returns how many slots the node has and how many accelerators it sees.
+    """Return a function that returns how many calls its node runs at once, and how many accelerators it sees there.
 
-    The function is nested in this one, so that it is pickled by value: a machine need not have this module.
+    The returned function is nested, so that it is pickled by value: a machine need not have this module.
     """
 
     def count() -> tuple[int, int]:
@@ -661,15 +644,7 @@ def _slots_and_devices() -> Callable[[], tuple[int, int]]:
 
 
 def _in_words(error: ProviderError, driver: Driver) -> None:
-    """Raise AssertionError unless an error of the driver has all texts that a user needs.
-
-    The error needs the provider's name in `provider` and the provider's own explanation in `text`. Its message needs at
-    least four words besides that explanation and the error code.
-
-    Args:
-        error: an error that the driver raised.
-        driver: the driver, whose name must be the error's `provider`.
-    """
+    """Raise AssertionError unless an error has the driver's name, the provider's text, and four words of its own."""
     assert error.provider == driver.name, f"the error must have {driver.name!r} in `provider`: {error!r}"
     assert error.text, f"the error must have the provider's own text in `text`: {error!r}"
     own = str(error).replace(error.text, "").replace(error.code or "\0", "")
@@ -677,12 +652,7 @@ def _in_words(error: ProviderError, driver: Driver) -> None:
 
 
 def _near(said: datetime | None, asked: datetime | None) -> None:
-    """Raise AssertionError unless a time in a tag has a time zone and is at most a second from the time in the order.
-
-    Args:
-        said: the time in the tag. None, for a missing tag, is an error.
-        asked: the time in the order. None is an error.
-    """
+    """Raise AssertionError unless the time `said` in a tag has a time zone, and is within a second of `asked`."""
     assert said is not None, f"`until` must be the time in the resource's tag, {asked}, not None"
     assert asked is not None
     assert said.tzinfo is not None, f"`until` must have a time zone: {said}"
@@ -699,10 +669,7 @@ def _fails(do: Callable[[], object]) -> bool:
 
 
 def _ended(driver: Driver, instance: Instance) -> bool:
-    """Ask the driver to end a machine. Return True if the machine has ended.
-
-    Return False if the driver raises StillRunning. Any other error of the driver is raised.
-    """
+    """Ask the driver to end a machine. Return True if it has ended, False if the driver raises StillRunning."""
     try:
         driver.terminate([instance])
     except StillRunning:

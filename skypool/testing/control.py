@@ -1,7 +1,7 @@
 """Controls for tests of a fake cloud: make requests fail, change prices, move the clock, and read what the cloud did.
 
-`Control` is the protocol (the list of methods) that the driver tests in `DriverContract` use. `FakeCloudControl` has
-these methods for the fake cloud. `Clock` is the fake cloud's clock.
+`Control` is the protocol that the tests in `DriverContract` use. `FakeCloudControl` implements it for the fake cloud.
+`Clock` is the fake cloud's clock.
 """
 
 from __future__ import annotations
@@ -27,28 +27,21 @@ CALLS = ("account", "stock", "prices", "create", "describe", "delete", "tag", "m
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """The clock of a fake cloud: this computer's clock plus an offset, which tests increase.
-
-    Attributes:
-        state: the stored state of the cloud.
-    """
+    """The clock of a fake cloud: this computer's clock plus an offset, which tests increase."""
 
     state: State
 
     def now(self) -> datetime:
-        """Return the time on the cloud's clock, as a datetime with the time zone UTC."""
+        """Return the time on the cloud's clock, in UTC."""
         with self.state.open() as world:
             return datetime.fromtimestamp(world.now, UTC)
 
     def advance(self, seconds: float) -> None:
-        """Move the clock forward by a number of seconds at once, and apply everything that is due by the new time.
+        """Move the clock forward by `seconds` at once, and apply everything that is due by the new time.
 
-        Machines whose lease, lifetime or interruption notice is over by the new time have ended when this method
-        returns. A lease is the time that a machine lives on without hearing from its client. Renewals that clients
-        wrote before this call count, but no client can renew a lease while the clock moves.
-
-        Args:
-            seconds: how far to move the clock. The value is not checked: a negative number moves the clock back.
+        Machines whose lease, lifetime or notice is over by the new time have ended when this method returns. Renewals
+        that clients wrote before this call count. No client can renew a lease while the clock moves. A negative number
+        moves the clock back.
         """
         with self.state.open() as world:
             world.offset += seconds
@@ -57,13 +50,13 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
-    """One API call that a fake cloud received, as read from the cloud's journal (a log file of all calls).
+    """One API call that a fake cloud received, as read from the cloud's journal.
 
     Attributes:
-        number: the number of the call, from 1. All calls of one cloud are counted together.
+        number: counts the calls of one cloud, from 1.
         call: the name of the call, one of `CALLS`.
-        pid: the process id of the process that made the call.
-        about: a dict from the names of the call's arguments, such as "pool", to their values.
+        pid: the id of the process that made the call.
+        about: the call's arguments by name, such as "pool".
     """
 
     number: int
@@ -76,7 +69,7 @@ class Control(Protocol):
     """Methods with which the tests in `DriverContract` change the cloud behind a driver.
 
     The object that the fixture `control` returns may have any of these methods. A test that needs a missing method is
-    skipped, and the reason names the method. `FakeCloud.control` and `HttpCloud.control` have all methods.
+    skipped, with a reason that names it. `FakeCloud.control` and `HttpCloud.control` have all methods.
     """
 
     def count(self) -> int:
@@ -86,15 +79,14 @@ class Control(Protocol):
     def leftovers(self) -> int:
         """Return how many resources other than machines, such as key pairs, exist in the whole cloud.
 
-        The tags of the resources do not matter.
+        Their tags do not matter.
         """
         ...
 
     def stock_out(self, offer: Offer, left: int, /) -> None:
         """Limit the stock of an offer: from now on at most `left` of its machines (or slices) can be alive at once.
 
-        Machines that are alive already count, too. With `left` = 0 the offer is out of stock. A slice is several
-        machines that are sold together.
+        Machines that are alive already count, too. With `left` = 0 the offer is out of stock.
         """
         ...
 
@@ -123,37 +115,31 @@ class Control(Protocol):
         ...
 
     def undying(self, instance: Instance, times: int | None, /) -> None:
-        """Make a machine ignore requests to end it, for tests of what a driver then reports.
-
-        Args:
-            instance: the machine.
-            times: how many requests have no effect; None for all, 0 for none.
-        """
+        """Make a machine ignore its next `times` requests to end it; None means all, 0 none."""
         ...
 
     def kill(self, instance: Instance, /) -> None:
-        """End a machine without telling the driver, as if the machine had crashed."""
+        """End a machine without telling the driver, as if it had crashed."""
         ...
 
     def paged(self, size: int, /) -> None:
         """Limit the answers to requests for lists: from now on, one answer has at most `size` machines.
 
-        The answer says how to ask for the next machines, as the cloud does when it has more machines than fit.
+        The answer says how to ask for the next machines.
         """
         ...
 
     def cut_short(self, on: bool, /) -> None:
-        """Make the answers to requests for lists of machines break off, or end this.
+        """Make answers to requests for lists of machines incomplete if `on` is True, complete again if it is False.
 
-        Such an answer lacks machines. It says that there are more, but the client cannot read them.
+        An incomplete answer lacks machines. It says that there are more, but the client cannot request them.
         """
         ...
 
     def advance(self, seconds: float, /) -> None:
-        """Let the machines read their lease files, and then move the cloud's clock forward by a number of seconds.
+        """Let the machines read their lease files, and then move the cloud's clock forward by `seconds`.
 
-        In a lease file, the client writes for how long the machine may live on without hearing from the client. No
-        client renews a lease while the clock moves. So machines whose lease ends in that time end themselves.
+        No client renews a lease while the clock moves, so machines whose lease ends in that time end themselves.
         """
         ...
 
@@ -162,10 +148,12 @@ class Control(Protocol):
 class FakeCloudControl(Control):
     """The control of a `FakeCloud`, which prepares failures and reads the calls that the cloud received.
 
-    Every method works on the stored state, and so affects all processes that use the same cloud.
+    Every method works on the stored state, and so affects all processes that use the same cloud. Methods that prepare
+    failures have two parameters in common: `call` is the name of the affected calls, one of `CALLS`, or "" for any.
+    `times` is how many of them are affected, at least 1; None for all until `relent`.
 
-    Attributes:
-        state: the stored state of the cloud.
+    UsageError is raised for an unknown call, accelerator or instance. It is also raised for a price, limit, delay, page
+    size, call number or number of times that is not valid.
     """
 
     state: State
@@ -175,10 +163,9 @@ class FakeCloudControl(Control):
     def stock_out(self, offer: Offer, left: int = 0) -> None:
         """Limit the stock of an offer: from now on at most `left` of its machines (or slices) can be alive at once.
 
-        A slice is several machines that are sold together. A request beyond the limit fails with CapacityError.
-        Machines that are alive already count toward the limit, but are not ended. The limit applies to the offer's
-        instance type in the offer's zone (its region, if it has no zone) and market. The limit stays until a test sets
-        another limit. The method `relent` does not remove it.
+        A request beyond the limit fails with CapacityError. Machines that are alive already count, but are not ended.
+        The limit applies to the offer's instance type, zone (its region, if it has no zone) and market. It stays until
+        a test sets another one; `relent` does not remove it.
 
         Args:
             offer: the offer. An offer that the cloud does not sell is accepted, without effect.
@@ -190,15 +177,9 @@ class FakeCloudControl(Control):
     def spot_price(self, instance_type: str, usd_per_hour: float) -> None:
         """Set the spot price of an instance type in all zones, also for live spot machines of the type.
 
-        On-demand prices stay as they are.
-
         Args:
             instance_type: the cloud's name of the type. A type that is not sold on the spot market is ignored.
-            usd_per_hour: the price in USD per hour of one machine, or of one whole slice (hosts that are sold
-                together).
-
-        Raises:
-            UsageError: the price is negative, and the type is sold on the spot market.
+            usd_per_hour: the price in USD per hour of one machine or whole slice, at least 0.
         """
         with self.state.open() as world:
             moved = [each for each in world.stock if (each.instance_type, each.market) == (instance_type, "spot")]
@@ -210,17 +191,13 @@ class FakeCloudControl(Control):
                     world.log("price", each, world.now, usd_per_hour=usd_per_hour / each.stock.size)
 
     def reprice(self, instance_type: str, usd_per_hour: float) -> None:
-        """Set the on-demand price of an instance type in all zones. The published price list stays as it is.
+        """Set the on-demand price of an instance type in all zones.
 
-        Machines that are alive keep their price.
+        Live machines and the published price list keep their prices.
 
         Args:
             instance_type: the cloud's name of the type. A type that is not sold on demand is ignored.
-            usd_per_hour: the price in USD per hour of one machine, or of one whole slice (hosts that are sold
-                together).
-
-        Raises:
-            UsageError: the price is negative, and the type is sold on demand.
+            usd_per_hour: the price in USD per hour of one machine or whole slice, at least 0.
         """
         with self.state.open() as world:
             world.stock = tuple(
@@ -231,26 +208,20 @@ class FakeCloudControl(Control):
             )
 
     def overbill(self, factor: float) -> None:
-        """Let the cloud's bill be this many times what its prices give."""
+        """Multiply the cloud's bill by a factor, so that it no longer agrees with the prices."""
         with self.state.open() as world:
             world.surcharge = factor
 
     def make_anything(self) -> None:
-        """Let the cloud also make machines of types that it does not sell, which it refuses otherwise."""
+        """Let the cloud also make machines of types that it does not sell. By default, it refuses these requests."""
         with self.state.open() as world:
             world.lenient = True
 
     def limit(self, quota: str, most: int) -> None:
         """Set a limit of the account: at most `most` machines that count toward a quota may be alive at once.
 
-        A request beyond the limit fails with QuotaError. Machines that are alive already are not ended.
-
-        Args:
-            quota: the name of the quota, as in `Stock.quota`. A quota that no stock names is accepted, without effect.
-            most: the maximum number of machines, at least 0.
-
-        Raises:
-            UsageError: `most` is not a whole number, or is negative.
+        A request beyond the limit fails with QuotaError. Machines that are alive already are not ended. The quota is
+        named as in `Stock.quota`. One that no stock names is accepted, without effect.
         """
         whole("most", most, "how many machines may be alive at once", least=0)
         with self.state.open() as world:
@@ -271,14 +242,10 @@ class FakeCloudControl(Control):
         Args:
             error: the error to raise. For a class of `skypool.errors`, an error with fitting texts is made. A
                 ConnectionError is raised as NoAnswer.
-            call: the calls that fail: one of `CALLS`, or "" for any call.
-            times: how many calls fail, at least 1. None: all calls, until the method `relent` is called.
+            call, times: the name of the calls that fail ("" for any), and how many of them fail (None for all).
             instance_type, zone, market: only calls that create machines of this type, zone and market fail; "" matches
-                any. The zone of stock without zones is its region. Calls other than "create" have no type, zone or
-                market, and fail only if all three are "".
-
-        Raises:
-            UsageError: there is no such call, `error` is not an exception, or `times` is less than 1.
+                any. The zone of stock without zones is its region. Calls other than "create" fail only if all three are
+                "".
         """
         self._rule(Rule(call, error, times=times, place=(instance_type, zone, market)))
 
@@ -286,65 +253,39 @@ class FakeCloudControl(Control):
         """Limit the answers to the call "describe": from now on, one answer has at most `size` machines.
 
         The answer says after which machine the next answer begins.
-
-        Args:
-            size: the maximum number of machines, at least 1.
-
-        Raises:
-            UsageError: `size` is not a whole number, or is less than 1.
         """
         whole("size", size, "how many machines an answer has", least=1)
         with self.state.open() as world:
             world.page = size
 
     def cut_short(self, on: bool = True) -> None:
-        """Make the answers to the call "describe" break off, or end this.
+        """Make answers to the call "describe" incomplete if `on` is True, complete again if it is False.
 
-        Such an answer has no machines. It says that there are more, and the next answer is the same.
-
-        Args:
-            on: True for answers that break off, False for whole lists.
+        An incomplete answer has no machines. It says that there are more, but the next answer is the same.
         """
         with self.state.open() as world:
             world.cut = on
 
     def throttle(self, times: int = 1, retry_after: float | None = 0.1, call: str = "") -> None:
-        """Make the next calls of the fake cloud's API fail with RateLimitError, before they take effect.
+        """Make the next `times` calls named `call` ("" for any) fail with RateLimitError, before they take effect.
 
-        Args:
-            times: how many calls fail, at least 1.
-            retry_after: seconds that the error tells the client to wait; None: the error names no time.
-            call: the calls that fail: one of `CALLS`, or "" for any call.
-
-        Raises:
-            UsageError: there is no such call, or `times` is less than 1.
+        `retry_after` is the seconds that the error tells the client to wait; None: the error names no time.
         """
         words = "the fake cloud received too many requests; wait, and repeat the request"
         error = RateLimitError(words, provider="fake", code="SlowDown", text="too many", retry_after=retry_after)
         self._rule(Rule(call, error, times=times))
 
     def lose_reply(self, call: str = "create", times: int | None = 1) -> None:
-        """Make the next calls take effect and then fail with NoAnswer, as if the connection had dropped.
+        """Make the next `times` calls named `call` ("" for any) take effect, but fail with NoAnswer.
 
-        Args:
-            call: the calls that fail: one of `CALLS`, or "" for any call.
-            times: how many calls fail, at least 1. None: all calls, until the method `relent` is called.
-
-        Raises:
-            UsageError: there is no such call, or `times` is less than 1.
+        This is what a client sees if its connection drops before the reply.
         """
         self._rule(Rule(call, ConnectionResetError("connection reset by peer"), "after", times))
 
     def delay(self, seconds: float, call: str = "", times: int | None = 1) -> None:
-        """Make the next calls take longer: they wait before they take effect. Several delays of the same call add up.
+        """Make the next `times` calls named `call` ("" for any) wait for `seconds` before they take effect.
 
-        Args:
-            seconds: the additional time in seconds of real time, at least 0.
-            call: the calls to delay: one of `CALLS`, or "" for any call.
-            times: how many calls are delayed, at least 1. None: all calls, until the method `relent` is called.
-
-        Raises:
-            UsageError: there is no such call, `seconds` is negative, or `times` is less than 1.
+        The seconds are real time, not time of the cloud's clock. Several delays of a call add up.
         """
         self._rule(Rule(call, times=times, delay=seconds))
 
@@ -359,12 +300,7 @@ class FakeCloudControl(Control):
             world.kills.clear()
 
     def _rule(self, rule: Rule) -> None:
-        """Check a rule (a failure or delay of coming calls), and add the rule to the cloud's rules.
-
-        Raises:
-            UsageError: there is no such call, the error is not an exception, the delay is negative, or `times` is less
-                than 1.
-        """
+        """Add a rule to the cloud's rules. Raise UsageError if it is not valid."""
         if rule.call and rule.call not in CALLS:
             close = nearest(rule.call, CALLS, 1)
             hint = f"; did you mean {close[0]}?" if close else ""
@@ -395,15 +331,12 @@ class FakeCloudControl(Control):
         """Prepare a defect for the next machines that are made. Machines that exist already do not change.
 
         Args:
-            count: how many machines get the defect. In a slice (machines that are sold together), each machine counts.
+            count: how many machines get the defect. Each host of a slice counts.
             boots: seconds that the boot of each machine takes on the cloud's clock; None for a boot that never ends.
             deaf: True if the machines run but accept no connections.
             undying: how many requests to end each machine have no effect; None for all.
-            has: the accelerator that each machine really has; None for no accelerator. "" (the default) means the
-                accelerator that was bought.
-
-        Raises:
-            UsageError: the accelerator `has` is unknown.
+            has: the accelerator that each machine really has; None for no accelerator. "" means the one that was
+                bought.
         """
         really = None if not has else accelerators.parse(has)
         flaw = Flaw(boots, deaf, undying, really, swapped=has != "")
@@ -415,18 +348,9 @@ class FakeCloudControl(Control):
         self.next_machines(boots=None)
 
     def undying(self, instance: Instance, times: int | None = None) -> None:
-        """Make a machine ignore requests to end it, for tests of what a driver then reports.
+        """Make a machine ignore its next `times` requests to end it. None means all, 0 none.
 
-        A slice is several machines (hosts) that are sold together. If one host of a slice ignores a request, all hosts
-        of the slice stay alive.
-
-        Args:
-            instance: the machine.
-            times: how many requests have no effect; None for all, 0 for none. The next request after these ends the
-                machine.
-
-        Raises:
-            UsageError: the cloud never made this machine.
+        The request after these ends the machine. If one host of a slice ignores a request, the whole slice stays alive.
         """
         with self.state.open() as world:
             _of(world, instance).undying = times
@@ -434,16 +358,12 @@ class FakeCloudControl(Control):
     def interrupt(self, instance: Instance, notice: float = 120.0) -> None:
         """Announce that the cloud takes a machine back, and let the machine end when the notice time is over.
 
-        If the machine belongs to a slice (machines that are sold together), all live machines of the slice are taken
-        back together. The announcement appears on the machines at once. This method does not wait for the end of the
-        notice time.
+        All live machines of a slice are taken back together, even if the given machine has ended. The announcement
+        appears on the machines at once. This method does not wait for their end.
 
         Args:
-            instance: the machine. Nothing happens if the machine has ended and does not belong to a slice.
+            instance: the machine.
             notice: seconds between the announcement and the end of the machine, on the cloud's clock.
-
-        Raises:
-            UsageError: the cloud never made this machine.
         """
         with self.state.open() as world:
             for each in world.together(_of(world, instance)):
@@ -452,35 +372,21 @@ class FakeCloudControl(Control):
             world.settle()
 
     def kill(self, instance: Instance) -> None:
-        """End a machine at once, without telling the driver.
-
-        If the machine belongs to a slice (machines that are sold together), the other machines of the slice stay alive.
-
-        Raises:
-            UsageError: the cloud never made this machine.
-        """
+        """End a machine at once, without telling the driver. Other machines of its slice stay alive."""
         with self.state.open() as world:
             world.end(_of(world, instance))
 
     def advance(self, seconds: float) -> None:
-        """Move the cloud's clock forward by a number of seconds, and apply everything that is due by then.
+        """Move the cloud's clock forward by `seconds`, and apply everything that is due by then.
 
-        Machines whose lease, lifetime or interruption notice is over by the new time have ended when this method
-        returns. A lease is the time that a machine lives on without hearing from its client. Renewals that clients
-        wrote before this call count, but no client can renew a lease while the clock moves.
-
-        Args:
-            seconds: how far to move the clock. The value is not checked: a negative number moves the clock back.
+        See `Clock.advance` for leases and negative numbers.
         """
         Clock(self.state).advance(seconds)
 
     def partition(self, instance: Instance) -> None:
         """Make a running machine accept no new connections, for good. Existing connections continue.
 
-        For a machine that still boots, this method has no effect.
-
-        Raises:
-            UsageError: the cloud never made this machine.
+        Has no effect on a machine that still boots.
         """
         with self.state.open() as world:
             machine.hush(_of(world, instance).folder)
@@ -491,12 +397,8 @@ class FakeCloudControl(Control):
         """Make the API call with a given number kill the process that makes the call, with SIGKILL.
 
         Args:
-            number: the number of the call, from 1 (see `RecordedCall.number`). The number of a call that the cloud has
-                received already has no effect.
+            number: the number of the call (see `RecordedCall.number`). The number of a past call has no effect.
             when: "before" or "after" the call takes effect.
-
-        Raises:
-            UsageError: `number` is not a whole number of at least 1, or `when` is neither "before" nor "after".
         """
         whole("number", number, "the number of a call, from 1", least=1)
         one_of("when", when, ("before", "after"))
@@ -508,10 +410,7 @@ class FakeCloudControl(Control):
     def calls(self, call: str = "") -> list[RecordedCall]:
         """Return the calls that the cloud has received so far, from any process, oldest first.
 
-        The list is empty if there were none. Refused calls are included.
-
-        Args:
-            call: return only the calls of this name, one of `CALLS`; "" for all. An unknown name gives an empty list.
+        Refused calls are included. `call` selects calls of one name; "" returns all.
         """
         try:
             lines = (self.state.folder / "journal").read_text().splitlines()
@@ -524,10 +423,7 @@ class FakeCloudControl(Control):
         return found
 
     def count(self) -> int:
-        """Return how many machines of the whole cloud have not ended, whatever tags they have.
-
-        Machines that still boot, or that are about to end, are included.
-        """
+        """Return how many machines of the whole cloud have not ended, whatever their tags, booting ones included."""
         return len(self.alive("machine"))
 
     def leftovers(self) -> int:
@@ -535,12 +431,9 @@ class FakeCloudControl(Control):
         return len(self.alive()) - self.count()
 
     def alive(self, kind: str = "") -> list[str]:
-        """Return a line for each live machine, key pair and security group, machines first.
+        """Return a line for each live machine, key pair and security group: "machine i-0001 of pool p, running".
 
-        An example of a line is "machine i-0001 of pool p, running". The list is empty if nothing exists.
-
-        Args:
-            kind: "machine", "key-pair" or "security-group" for one kind only; "" for all.
+        `kind` is "machine", "key-pair" or "security-group" for one kind only; "" for all.
         """
         with self.state.open() as world:
             found = [f"machine {m.id} of pool {m.pool}, {m.state}" for m in world.alive()]
@@ -548,14 +441,10 @@ class FakeCloudControl(Control):
         return [each for each in found if each.startswith(f"{kind} " if kind else "")]
 
     def usd(self, pool: str | None = None) -> float:
-        """Return the cost of all machines so far in USD, on the cloud's clock. Machines that have ended are included.
+        """Return the cost in USD of all machines of a pool (None: of all pools) so far, on the cloud's clock.
 
-        A machine is charged from its creation to its end, or until now if it is alive. The hourly price is the one that
-        applies now or, for a machine that has ended, applied at its end. The settings `billing` and `least_billed` are
-        not considered.
-
-        Args:
-            pool: count only this pool's machines; None for the machines of all pools.
+        A machine is charged from its creation to its end, or until now, at the price that applies now or applied at its
+        end. The settings `billing` and `least_billed` are not considered.
         """
         with self.state.open() as world:
             return sum(
@@ -566,11 +455,7 @@ class FakeCloudControl(Control):
 
 
 def _of(world: World, instance: Instance) -> Machine:
-    """Return the cloud's own record of an instance, also if the instance has ended.
-
-    Raises:
-        UsageError: the cloud never made this instance.
-    """
+    """Return the cloud's own record of an instance, also of one that has ended."""
     found = world.machines.get(instance.id)
     if found is None:
         known = ", ".join(world.machines) or "no machine"

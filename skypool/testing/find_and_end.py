@@ -1,8 +1,7 @@
 """A program that finds and ends the machines of a pool, as a new client does after a crash of the first client.
 
-Run the program in a new process, as `python -m skypool.testing.find_and_end`. It reads a pickled tuple from stdin: the
-driver and the name of the pool. It prints the sorted ids of the machines that it found in one line, separated by
-spaces.
+Run it in a new process, as `python -m skypool.testing.find_and_end`, with a pickled tuple (driver, name of the pool) on
+stdin. It prints the sorted ids of the machines that it found in one line, separated by spaces.
 """
 
 from __future__ import annotations
@@ -14,10 +13,7 @@ from skypool.drivers.contract import Driver
 
 
 def main() -> None:
-    """Find the machines of the pool that the pickle on stdin names, end them, and print their ids on stdout.
-
-    Errors of the driver are raised.
-    """
+    """Find the machines of the pool that stdin names, end them, and print their ids. Errors are raised."""
     driver: Driver
     pool: str
     driver, pool = pickle.load(sys.stdin.buffer)

@@ -1,8 +1,8 @@
 """A program that checks that constructing a driver has no side effects, such as network access or opened files.
 
-Run the program in a new process, as `python -m skypool.testing.free`. It reads a pickled tuple from stdin: the name of
-the driver's module, the name of the driver's class, and the pickled dictionary of the constructor's arguments. It
-prints a line for each side effect. If there is none, it prints only empty lines.
+Run it in a new process, as `python -m skypool.testing.free`. It reads a pickled tuple from stdin: the name of the
+driver's module, the name of its class, and the pickled dictionary of the constructor's arguments. It prints a line for
+each side effect. If there is none, it prints only empty lines.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OURS = ("skypool", "cloudpickle", "platformdirs", "rich", "tenacity", "typer")
 
 
 def main() -> None:
-    """Construct the driver that the pickle on stdin describes, and print a line for each side effect on stdout.
+    """Construct the driver that stdin describes, and print a line for each side effect.
 
     Side effects are opened files, network access, new processes, new threads, and imports of packages other than the
     driver's own, skypool and those that skypool needs. Python and skypool may read their own files. An error of the

@@ -11,11 +11,11 @@ All requests except the last in this table carry the header `Authorization: Bear
 are JSON. A refusal has a status of 400 or more and a body such as
 `{"code": "OutOfStock", "message": "no small is left in north-a"}`.
 
-    GET    /v1/account                 return the limits of the account, by name
+    GET    /v1/account                 return how many machines may be alive at once, by quota
     GET    /v1/types                   return what is sold: a list of {type, region, zone, market, usd_per_hour, …}
     POST   /v1/machines                make a machine: {type, zone, market, client_token, tags, lease, lifetime};
                                        {region} if the type is sold by regions: the zone is "" or left out then
-    GET    /v1/machines?after=…        return machines that are alive, and what to ask for the next ones
+    GET    /v1/machines?after=…        return a page of the machines that are alive, and `after` of the next page
     GET    /v1/machines/ID             return one machine that is alive
     PUT    /v1/machines/ID/tags        replace the machine's tags
     DELETE /v1/machines/ID             ask to end the machine
@@ -97,12 +97,11 @@ class Request:
     Attributes:
         method: the HTTP method, such as "GET".
         path: the path without the query.
-        query: a dict from the names of the query's parameters to their values. If a parameter is repeated, the last
-            value counts.
-        key: the API key: the Authorization header without a leading "Bearer "; "" if there is no such header.
+        query: the query's parameters. If a parameter is repeated, the last value counts.
+        key: the Authorization header without a leading "Bearer "; "" if there is no such header.
         body: the JSON object in the body; {} if there is no body.
-        parts: a dict from each name in braces in the route to the part of the path in its place. For the route
-            "/v1/machines/{id}" and the path "/v1/machines/i-0001", this is {"id": "i-0001"}.
+        parts: the part of the path in place of each name in braces in the route. For the route "/v1/machines/{id}" and
+            the path "/v1/machines/i-0001", this is {"id": "i-0001"}.
     """
 
     method: str
@@ -118,7 +117,6 @@ class Answer:
     """One HTTP answer of the API.
 
     Attributes:
-        status: the HTTP status.
         body: the value to send as JSON; None sends no body.
         headers: headers to send besides Content-Type and Content-Length.
     """
@@ -137,7 +135,7 @@ class Refused(Exception):
         message: a text for people.
 
     Attributes:
-        answer: the HTTP answer to send: the status, and a JSON object with `code` and `message`.
+        answer: the HTTP answer to send, with a JSON object of `code` and `message`.
     """
 
     def __init__(self, status: int, code: str, message: str) -> None:
@@ -151,16 +149,18 @@ Route = Callable[[Request], Answer]
 class HttpCloud:
     """A fake cloud behind an HTTP API on this computer. Use it in a `with` block, or call `close`.
 
-    The server runs in a thread of its own, from the construction on.
+    The server runs in a thread of its own, from the construction on. The methods that `routes` names raise
+    ProviderError if the API key is wrong, the cloud refuses, or a test prepared a failure. The methods for one machine
+    raise Refused with status 404 if the machine does not exist or has ended.
 
     Args:
         state: the folder for the cloud's state, which must hold nothing else. If it holds the cloud of an earlier run,
             that cloud goes on with its own machines, stock and key.
-        stock: the kinds of machines that a new cloud sells; None means the default stock, `world.USUAL`. Slices
-            (several hosts that are sold together) are not supported.
+        stock: the kinds of machines that a new cloud sells; None means the default stock, `world.USUAL`. Slices are not
+            supported.
         key: the API key that clients of a new cloud must send; "" accepts any key.
-        machines: True to run machines as processes on this computer, which needs Linux. False: machines are mere
-            records, which run nothing.
+        machines: True runs machines as processes on this computer, which needs Linux. False makes mere records, which
+            run nothing.
         port: the TCP port on which the server listens; 0 chooses a free port.
 
     Attributes:
@@ -168,7 +168,7 @@ class HttpCloud:
 
     Raises:
         UsageError: `machines` is True and this computer does not run Linux, or `stock` contains a slice.
-        OSError: the server cannot listen on the port, for example because another program uses the port.
+        OSError: the server cannot listen on the port, for example because another program uses it.
     """
 
     name: ClassVar[str] = "Acme Cloud"
@@ -219,8 +219,8 @@ class HttpCloud:
         """Stop the server, and end all machines. Blocks until both are done. The folder is kept.
 
         Raises:
-            ExceptionGroup: the fake cloud's own code failed while it answered requests. The group has the errors. The
-                server and the machines have ended all the same.
+            ExceptionGroup: the errors of the fake cloud's own code while it answered requests. The server and the
+                machines have ended all the same.
         """
         self._server.shutdown()
         self._server.server_close()
@@ -244,7 +244,7 @@ class HttpCloud:
     # --- the API ---------------------------------------------------------------------------------------------
 
     def routes(self) -> Mapping[str, Route]:
-        """Return a dict from routes of the API, such as "GET /v1/machines/{id}", to the methods that answer requests.
+        """Return the routes of the API, such as "GET /v1/machines/{id}", and the methods that answer their requests.
 
         A name in braces matches one part of a path. A subclass overrides this method to imitate another provider's API.
         """
@@ -262,20 +262,14 @@ class HttpCloud:
     def get_account(self, request: Request) -> Answer:
         """Return the account's limits, as an answer with status 200.
 
-        The body is {"limits": {…}}, with the maximum number of live machines for each name of a quota.
-
-        Raises:
-            ProviderError: the API key is wrong, or a test prepared a failure.
+        The body is {"limits": {…}}, with the maximum number of live machines for each quota.
         """
         return Answer(200, {"limits": self._api(request).account()})
 
     def get_types(self, request: Request) -> Answer:
-        """Return a list of everything that is sold, as an answer with status 200.
+        """Return a list of everything that is sold, in stock or not, as an answer with status 200.
 
-        There is one entry for each type, zone and market, in stock or not. The list is empty if nothing is sold.
-
-        Raises:
-            ProviderError: the API key is wrong, or a test prepared a failure.
+        There is one entry for each type, zone and market.
         """
         return Answer(200, [_type(each, in_stock) for each, in_stock in self._api(request).stock()])
 
@@ -285,9 +279,8 @@ class HttpCloud:
         If a machine was made with the same `client_token` before, nothing is made, and that machine is returned.
 
         Raises:
-            Refused: the cloud does not sell the type in the given zone and market. Or a field of the body is missing or
-                has the wrong type. The status is 400.
-            ProviderError: the cloud refuses, for example because the type is out of stock or the API key is wrong.
+            Refused: the cloud does not sell the type there, or a field of the body is missing or has the wrong type
+                (status 400).
         """
         api = self._api(request)
         body = request.body
@@ -323,52 +316,31 @@ class HttpCloud:
 
         The body is {"machines": […], "next": …}. "next" is the value of the parameter `after` for the next page, or
         null in the last page.
-
-        Raises:
-            ProviderError: the API key is wrong, or a test prepared a failure.
         """
         page, after = self._api(request).page(request.query.get("after", ""))
         return Answer(200, {"machines": [self._machine(each) for each in page], "next": after or None})
 
     def get_machine(self, request: Request) -> Answer:
-        """Return the description of one machine that is alive, as an answer with status 200.
-
-        Raises:
-            Refused: the machine does not exist or has ended (status 404).
-            ProviderError: the API key is wrong, or a test prepared a failure.
-        """
+        """Return the description of one machine that is alive, as an answer with status 200."""
         return Answer(200, self._machine(self._alive(request)))
 
     def put_tags(self, request: Request) -> Answer:
-        """Replace all tags of a machine by the body of the request. Return an answer with status 204 and no body.
-
-        Raises:
-            Refused: the machine does not exist or has ended (status 404).
-            ProviderError: the API key is wrong, or a test prepared a failure.
-        """
+        """Replace all tags of a machine by the body of the request. Return an answer with status 204 and no body."""
         self._alive(request)
         self._api(request).retag(request.parts["id"], {str(key): str(value) for key, value in request.body.items()})
         return Answer(204)
 
     def delete_machine(self, request: Request) -> Answer:
-        """Ask the cloud to end a machine. Return an answer with status 202 and no body.
-
-        Raises:
-            Refused: the machine does not exist or has ended already (status 404).
-            ProviderError: the API key is wrong, or a test prepared a failure.
-        """
+        """Ask the cloud to end a machine. Return an answer with status 202 and no body."""
         self._alive(request)
         self._api(request).terminate([request.parts["id"]])
         return Answer(202)
 
     def get_notice(self, request: Request) -> Answer:
-        """Return the time at which the cloud takes a machine back, in seconds since 1970, as an answer with status 200.
+        """Return when the cloud takes a machine back, in seconds since 1970, as an answer with status 200.
 
-        This request needs no API key, because the machine itself sends the request.
-
-        Raises:
-            Refused: the cloud has not announced that it takes the machine back, or the machine does not exist or has
-                ended (status 404).
+        This request needs no API key, because the machine itself sends it. Without a notice, it is refused with status
+        404.
         """
         with self._state().open() as world:
             found = world.machines.get(request.parts["id"])
@@ -379,10 +351,10 @@ class HttpCloud:
     # --- helpers ---------------------------------------------------------------------------------------------
 
     def answer(self, request: Request) -> Answer:
-        """Return the answer to one request. All errors except a dropped connection become an answer, too.
+        """Return the answer to one request. All errors become answers, except a connection that is to be dropped.
 
-        The answer to a request that the cloud refuses has a status of 400 or more. An unexpected error of the fake
-        cloud itself becomes an answer with status 500, and `close` raises the error later.
+        A refusal has a status of 400 or more. An unexpected error of the fake cloud itself becomes an answer with
+        status 500, and `close` raises the error later.
 
         Raises:
             ConnectionResetError: the connection is to be dropped without an answer, because a test prepared that.
@@ -405,19 +377,14 @@ class HttpCloud:
             return Answer(500, {"code": "InternalError", "message": f"the fake cloud's own code failed: {e!r}"})
 
     def _alive(self, request: Request) -> Machine:
-        """Return the live machine whose id is in the path of a request.
-
-        Raises:
-            Refused: the machine does not exist or has ended (status 404).
-            ProviderError: the API key is wrong, or a test prepared a failure.
-        """
+        """Return the live machine whose id is in the path of a request, or raise Refused with status 404."""
         for each in self._api(request).everything():
             if each.id == request.parts["id"]:
                 return each
         raise Refused(404, "NotFound", f"the machine {request.parts['id']} does not exist or has ended")
 
     def _machine(self, one: Machine) -> dict[str, object]:
-        """Return the description of a machine: the JSON object that the API sends for this machine."""
+        """Return the JSON object that describes a machine in the API."""
         door = machine.Door(one.folder, machine.devices(one.has))
         return {
             "id": one.id,
@@ -434,34 +401,24 @@ class HttpCloud:
         }
 
     def _state(self) -> State:
-        """Return the stored state of this cloud. The state is created when it is first opened."""
+        """Return the stored state of this cloud. It is created when it is first opened."""
         return State(self.folder, self._world)
 
     def _world(self) -> World:
-        """Return a new initial state of this cloud, with its stock and key and no machines. Nothing is stored."""
+        """Return a new initial state of this cloud, without machines. Nothing is stored."""
         return World(str(self.folder), self._stock, self._key, self._machines)
 
     def _api(self, request: Request) -> _Api:
-        """Return an object with the cloud's calls, which uses the API key that the request carries.
-
-        The key is not checked yet: each call does that.
-        """
+        """Return the cloud's calls with the API key of the request. Each call checks the key."""
         return _Api(self._state(), self.name, request.key)
 
 
 @dataclass(frozen=True, slots=True)
 class HttpCloudControl(FakeCloudControl):
-    """The control of an `HttpCloud`, which prepares failures and reads the calls that the cloud received.
-
-    It has all methods of `FakeCloudControl`, except that `kill_client` does not work.
-    """
+    """The control of an `HttpCloud`: that of a `FakeCloud`, except that `kill_client` does not work."""
 
     def kill_client(self, number: int, when: When) -> None:
-        """Raise UsageError: the server does not know which process sent a request, and so cannot kill that process.
-
-        Raises:
-            UsageError: always.
-        """
+        """Raise UsageError: the server does not know which process sent a request, and so cannot kill that process."""
         raise UsageError(
             "HttpCloud does not know the process of its client, so kill_client() does not work; kill the client "
             "process in the test, or use FakeCloud"
@@ -469,33 +426,18 @@ class HttpCloudControl(FakeCloudControl):
 
 
 class _Api(Api):
-    """A connection to a fake cloud, with the calls that only `HttpCloud` needs."""
+    """A client's connection to a fake cloud: `Api` and further calls, which only `HttpCloud` needs."""
 
     def page(self, after: str) -> tuple[list[Machine], str]:
-        """Return one page of all machines that are alive, of every client and whatever tags they have.
-
-        Args:
-            after: where the page begins, as the page before told it; "" for the first page.
-
-        Returns:
-            (machines, after): the machines, and the argument for the next page; "" if there are no more machines.
-        """
+        """Return one page of all live machines, whatever their tags, and `after` of the next page; "" for no more."""
         return self._call("describe", lambda world: page_of(world, world.alive(), after))
 
     def everything(self) -> list[Machine]:
-        """Return all machines that are alive, of every client and whatever tags they have. Empty if there are none."""
+        """Return all live machines, of every client and whatever their tags."""
         return self._call("describe", lambda world: world.alive())
 
     def retag(self, id: str, said: dict[str, str]) -> None:
-        """Replace all tags that clients wrote on a machine.
-
-        Args:
-            id: the machine's id.
-            said: the new tags. Other tags are removed.
-
-        Raises:
-            KeyError: the cloud never made this machine.
-        """
+        """Replace all tags that clients wrote on a machine. Raises KeyError if the cloud never made it."""
 
         def tagged(world: World) -> None:
             world.machines[id].tags = said
@@ -504,13 +446,6 @@ class _Api(Api):
 
 
 class _Server(ThreadingHTTPServer):
-    """An HTTP server for one cloud, with a thread for each connection.
-
-    Args:
-        address: the host and TCP port to listen on; port 0 chooses a free port.
-        cloud: the cloud that answers the requests.
-    """
-
     request_queue_size = 64
 
     def __init__(self, address: tuple[str, int], cloud: HttpCloud) -> None:
@@ -526,10 +461,7 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def _answered(self) -> None:
-        """Read one request, and send the answer.
-
-        If a test prepared a lost reply, the connection is closed without an answer.
-        """
+        """Read one request, and send the answer. If a test prepared a lost reply, close the connection instead."""
         assert isinstance(self.server, _Server)
         try:
             answer = self.server.cloud.answer(self._request())
@@ -550,11 +482,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _answered
 
     def _request(self) -> Request:
-        """Read one request from the connection and return it. An empty body counts as {}.
-
-        Raises:
-            Refused: the body is not a JSON object (status 400).
-        """
+        """Read one request from the connection. An empty body counts as {}; one that is no JSON object is refused."""
         raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         try:
             body = json.loads(raw) if raw else {}
@@ -567,23 +495,11 @@ class _Handler(BaseHTTPRequestHandler):
         return Request(self.command, url.path, dict(parse_qsl(url.query)), key, body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Do nothing: the base class would print each request on stderr.
-
-        Tests can read the calls with `HttpCloud.control.calls()`.
-        """
+        """Do nothing: the base class would print each request on stderr."""
 
 
 def _given(body: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) -> Any:
-    """Return the value of a field of a request's body.
-
-    Args:
-        body: the JSON object of the request.
-        name: the name of the field.
-        kind: the Python type, or types, that the value may have.
-
-    Raises:
-        Refused: the field is missing, or has another type (status 400).
-    """
+    """Return a field of a request's body. Raise Refused (status 400) if it is missing, or not of the type `kind`."""
     if not isinstance(body.get(name), kind):
         why = f"has a value of the wrong type: {body[name]!r}" if name in body else "is missing"
         raise Refused(400, "BadRequest", f"the field {name!r} of the request's body {why}")
@@ -591,14 +507,7 @@ def _given(body: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) ->
 
 
 def _type(stock: Stock, in_stock: bool) -> dict[str, object]:
-    """Return the description of a kind of machine: the JSON object that the API sends for this kind.
-
-    The entry "gpu" is None if the machines have no accelerator.
-
-    Args:
-        stock: the kind of machine.
-        in_stock: True if a machine of this kind can be made now.
-    """
+    """Return the JSON object that describes a kind of machine in the API. Its "gpu" is None for no accelerator."""
     has = stock.has
     return {
         "type": stock.instance_type,
@@ -617,11 +526,7 @@ def _type(stock: Stock, in_stock: bool) -> dict[str, object]:
 
 
 def _refusal(error: ProviderError) -> Answer:
-    """Return the HTTP answer for an error of skypool: a status, and a JSON object with the error's code and message.
-
-    The status follows from the class of the error (see `_STATUS`), and is 500 for other classes. If a RateLimitError
-    has a `retry_after`, the answer has this number of seconds in a "Retry-After" header.
-    """
+    """Return the HTTP answer for an error of skypool, with the status from `_STATUS`, or else 500."""
     status = next((_STATUS[each] for each in type(error).__mro__ if each in _STATUS), 500)
     headers = {}
     if isinstance(error, RateLimitError) and error.retry_after is not None:
@@ -632,8 +537,8 @@ def _refusal(error: ProviderError) -> Answer:
 def main(words: Sequence[str] | None = None) -> None:
     """Serve a fake cloud until Ctrl-C or SIGTERM, and then end all machines of the cloud.
 
-    The function first prints a shell command that sets the environment variables which a client needs. The cloud's
-    state is in the folder that `--folder` names, or else in a temporary folder, which is removed at the end.
+    First prints a shell command that sets the environment variables which a client needs. The cloud's state is in the
+    folder that `--folder` names, or else in a temporary folder, which is removed at the end.
 
     Args:
         words: the command-line arguments; None means the arguments of this process.

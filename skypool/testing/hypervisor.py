@@ -1,9 +1,7 @@
 """A background process of a fake cloud, which ends machines on time, also while no client calls the cloud.
 
-The end of a machine is due when its lease, its lifetime or its interruption notice is over.
-
-Run this module as `python -m skypool.testing.hypervisor FOLDER`, with the folder of the cloud. The process exits when
-the last machine has ended.
+Run it as `python -m skypool.testing.hypervisor FOLDER`, with the folder of the cloud. It exits when the last machine
+has ended.
 """
 
 from __future__ import annotations
@@ -22,10 +20,7 @@ _TICK = 0.1
 
 
 def busy(folder: Path) -> bool:
-    """Return True if a process that ends machines on time (see `run`) is running for the fake cloud in a folder.
-
-    The function does not wait.
-    """
+    """Return True if a process that ends machines on time runs for the fake cloud in a folder. Does not wait."""
     with open(folder / "hypervisor", "a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -35,13 +30,10 @@ def busy(folder: Path) -> bool:
 
 
 def run(folder: Path) -> None:
-    """End the machines of a cloud when their end is due. Blocks until no machine is alive or the folder is removed.
+    """End the machines of a cloud when their lease, lifetime or notice is over. Blocks until none is alive.
 
-    If the folder is removed, all machines that were alive at the last look are ended. If another process already runs
-    this function for the cloud, the function returns at once.
-
-    Args:
-        folder: the folder of the cloud, which must exist.
+    Returns at once if another process already runs this function for the cloud. If the folder is removed, all machines
+    that were alive at the last look are ended.
     """
     with open(folder / "hypervisor", "a") as lock:
         try:

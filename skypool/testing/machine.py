@@ -51,21 +51,16 @@ class Door:
     def argv(self, command: Sequence[str], *, terminal: bool = False) -> list[str]:
         """Return (not run) the local command that runs `command` on the machine, in the machine's home folder.
 
-        If the machine does not accept commands, the returned command exits with status 255.
-
-        Args:
-            command: the program and its arguments.
-            terminal: ignored. (With ssh, True gives the command a terminal.)
+        If the machine does not accept commands, the returned command exits with status 255. `terminal` is ignored.
         """
         env = [f"{MARK}={self.folder}", f"HOME={self.folder}/home", f"SKYPOOL_DEVICES={self.devices}"]
         door = _program("door.sh")
         return ["env", *env, "sh", "-c", door, self.folder, _UP, _NOBODY, *command]
 
     def trouble(self, said: str) -> Trouble:
-        """Return why a command could not be run: UNREACHABLE if the machine does not answer, otherwise OTHER.
+        """Return why a command could not be run, judged by `said`, its text on stderr.
 
-        Args:
-            said: the text that the command wrote to stderr.
+        UNREACHABLE means that the machine does not answer; all else is OTHER.
         """
         return Trouble.UNREACHABLE if _NOBODY in said else Trouble.OTHER
 
@@ -92,7 +87,7 @@ def run_here() -> bool:
 def create(folder: str) -> None:
     """Make the folder of a machine, with an empty lease file. The machine does not accept commands yet.
 
-    If the folder exists already, its content is kept, except that the lease file is emptied.
+    If the folder exists already, its other contents are kept.
     """
     (Path(folder) / "home").mkdir(parents=True, exist_ok=True)  # a lost change may have made it
     Path(guard(folder)).write_text(f"{'':<31}\n")  # overwritten in place: see `skypool.drivers.userdata`
@@ -105,10 +100,7 @@ def answer(folder: str) -> None:
 
 
 def hush(folder: str) -> None:
-    """Make a machine refuse commands from now on. Processes that run there continue.
-
-    Does nothing if the machine refuses commands already, or if the folder does not exist.
-    """
+    """Make a machine refuse commands from now on. Processes that run there continue. Does nothing if it is gone."""
     (Path(folder) / _UP).unlink(missing_ok=True)
 
 
@@ -129,13 +121,9 @@ def heard(folder: str) -> Heard | None:
 
 
 def interrupt(folder: str, at: float) -> None:
-    """Announce on a machine that the cloud takes the machine back. Does nothing if the folder does not exist.
+    """Announce on a machine that the cloud takes it back. Does nothing if the machine's folder is missing.
 
-    A later announcement replaces an earlier one.
-
-    Args:
-        folder: the machine's folder.
-        at: the time at which the machine is taken back, in seconds since 1970 on this computer's clock.
+    `at` is the time of the end, in seconds since 1970 on this computer's clock. It replaces an earlier announcement.
     """
     file = Path(folder) / _INTERRUPTION
     if file.parent.exists():
@@ -145,27 +133,22 @@ def interrupt(folder: str, at: float) -> None:
 
 
 def watch(folder: str) -> str:
-    """Return a Python program, as text, that waits on a machine for the announcement made by `interrupt`.
+    """Return the source of a program that waits on a machine for the announcement made by `interrupt`.
 
-    The program then prints the announced time, in seconds since 1970, and ends. There is no limit on the time to wait.
+    The program then prints the announced time, in seconds since 1970, and ends. It waits without limit.
     """
     return f"{_program('notice_watch.py')}\nwait({f'{folder}/{_INTERRUPTION}'!r})\n"
 
 
 @cache
 def _program(name: str) -> str:
-    """Return the text of a file in the package `skypool.testing`. The text is read once for each name."""
     return (files("skypool.testing") / name).read_text("utf-8")
 
 
 def devices(has: Accelerator | None) -> str:
     """Return the accelerators that a machine reports, as a JSON list for the environment variable `SKYPOOL_DEVICES`.
 
-    The list has one entry for each device. The result is "[]" for None and for a machine with only CPUs.
-
-    Args:
-        has: the accelerators of the machine; None for none. If the machine belongs to a slice (machines that are sold
-            together), these are the accelerators of the whole slice.
+    `has` may be the accelerators of a whole slice. The list is empty for None and for CPUs.
     """
     if has is None or has.kind == "cpu":
         return "[]"
@@ -179,14 +162,8 @@ def devices(has: Accelerator | None) -> str:
 def terminate(folder: str, patience: float = 10.0) -> None:
     """Kill all processes of a machine with SIGKILL, wait until they are gone, and remove the machine's folder.
 
-    Does nothing if the machine is gone already.
-
-    Args:
-        folder: the machine's folder.
-        patience: seconds within which all processes must end.
-
-    Raises:
-        RuntimeError: processes survived SIGKILL for `patience` seconds. The folder is then kept.
+    Does nothing if the machine is gone already. RuntimeError is raised, and the folder kept, if processes survived for
+    `patience` seconds.
     """
     hush(folder)
     until = time.monotonic() + patience
@@ -206,16 +183,15 @@ def terminate(folder: str, patience: float = 10.0) -> None:
 def remove(folder: str) -> None:
     """Remove the folder of a machine, with everything in it. Errors, such as a missing folder, are ignored.
 
-    No process is ended: the caller must have ended the machine's processes before.
+    The caller must have ended the machine's processes before.
     """
     removal.remove(folder)
 
 
 def inhabitants(folder: str) -> list[int]:
-    """Return the process ids of a machine's live processes, sorted. This process is left out.
+    """Return the sorted ids of a machine's live processes, without this process. Empty on systems other than Linux.
 
-    These are the processes that have the machine's folder in their environment (see `MARK`), and all descendants of
-    these processes. The list is empty if there are none, and always on systems other than Linux.
+    These are the processes that have the machine's folder in their environment (see `MARK`), and all their descendants.
     """
     if not run_here():
         return []
@@ -242,16 +218,9 @@ def inhabitants(folder: str) -> list[int]:
 
 
 def start_hypervisor(folder: str) -> None:
-    """Start the background process (the hypervisor) that ends a cloud's machines on time while no client calls.
+    """Start the background process that ends a cloud's machines on time, without waiting for it.
 
-    This function does not wait for the process. If such a process already runs for this cloud, the new one exits at
-    once.
-
-    Args:
-        folder: the folder of the cloud.
-
-    Raises:
-        subprocess.CalledProcessError: the process could not be started.
+    If such a process already runs for this cloud, the new one exits at once.
     """
     subprocess.run(
         ["sh", "-c", '"$@" &', "sh", sys.executable, "-m", "skypool.testing.hypervisor", folder],

@@ -14,7 +14,7 @@ from skypool.testing.trial import Trial
 
 
 class SliceContract:
-    """Tests of slices (several hosts that are rented together). This class is a part of `DriverContract`.
+    """Tests of slices. This class is a part of `DriverContract`.
 
     The tests are skipped if the fixture `slice_need` returns None.
 
@@ -36,11 +36,7 @@ class SliceContract:
 
     @pytest.fixture
     def slices(self, driver: Driver, control: object, slice_need: Need | None) -> Iterator[Trial]:
-        """Yield a `Trial` (the driver with helpers for tests) whose offers are slices that meet `slice_need`.
-
-        A slice is several machines that are rented together. After the test, the machines that the test rented are
-        ended. The test is skipped if `slice_need` returns None.
-        """
+        """Yield a `Trial` whose offers are slices that meet `slice_need`. Skip the test if that is None."""
         if slice_need is None:
             pytest.skip("slice_need returns None: override this fixture if the driver sells slices of several hosts")
         trial = Trial(driver, control, slice_need, self.patience)
@@ -108,15 +104,7 @@ class SliceContract:
 
 
 def _whole(instances: Sequence[Instance], hosts: int) -> None:
-    """Raise AssertionError unless the instances, sorted by node, form whole slices of `hosts` machines each.
-
-    All hosts of a slice must have the same `Instance.slice`. The name must not be empty, and must differ from slice to
-    slice. The number of instances is not checked.
-
-    Args:
-        instances: the instances, in any order.
-        hosts: the number of hosts of each slice.
-    """
+    """Raise AssertionError unless the instances form whole slices of `hosts` machines, with different slice names."""
     ranked = sorted(instances, key=lambda each: each.node)
     names = [each.slice for each in ranked]
     slices = [set(names[first : first + hosts]) for first in range(0, len(names), hosts)]

@@ -1,8 +1,7 @@
 """Stores the state of a fake cloud in a folder that several processes share, as a log of changes.
 
-`State` opens the stored `World` under a lock, and stores the changes of the `World`. If a process is stopped (as by
-SIGSTOP) while it holds the lock, other processes take the lock away and go on. The stopped process later gets the error
-`Overtaken`.
+`State` opens the stored `World` under a lock, and stores its changes. If a process is stopped (as by SIGSTOP) while it
+holds the lock, other processes take the lock away and go on. The stopped process later gets the error `Overtaken`.
 """
 
 from __future__ import annotations
@@ -34,17 +33,17 @@ _SUSPECT = 0.3
 
 
 class Overtaken(RuntimeError):
-    """Raised in a process that was stopped (as by SIGSTOP) while it changed the fake cloud, and so lost the lock.
+    """Raised in a process that was stopped (as by SIGSTOP), and so lost the lock of the state, and its change.
 
-    The change of this process is lost. The caller can repeat the change.
+    The change can be repeated.
     """
 
 
 class State:
     """The stored `World` of a fake cloud in a folder. One process at a time can open it.
 
-    The world is stored as a log. The log's first record has all machines, and each later record has only the machines
-    that changed. So a change writes little, however many machines there are.
+    The log's first record has all machines, and each later record has only the machines that changed. So a change
+    writes little, however many machines there are.
 
     The names of a log and its lock file end with the same number, the generation. If the holder of the lock is stopped
     (as by SIGSTOP), another process copies the log to the next generation and continues there. The stopped process
@@ -68,11 +67,10 @@ class State:
 
     @contextlib.contextmanager
     def open(self, settle: bool = True) -> Iterator[World]:
-        """Return a context manager that yields the fake cloud's state (a `World`), locked for this process.
+        """Return a context manager that yields the fake cloud's `World`, locked for this process.
 
-        Entering the block waits until no other process has the state open. If the other process is stopped (as by
-        SIGSTOP), its lock is taken away after about 0.3 seconds. Changes of the state are stored when the block ends,
-        also if the block raises.
+        Entering the block waits until no other process has the state open. A stopped process loses its lock after about
+        0.3 seconds. Changes are stored when the block ends, also if the block raises.
 
         Args:
             settle: True to apply first everything that is due by the cloud's clock, such as ends of leases. This looks
@@ -97,13 +95,9 @@ class State:
                 self.keep(world)
 
     def keep(self, world: World) -> None:
-        """Store the changes of the state that `open` yielded.
+        """Store the changes of the state that `open` yielded. `open` calls this method when the block ends.
 
-        `open` calls this method when the block ends. The block may call this method to store changes early. Nothing is
-        written if nothing has changed.
-
-        Args:
-            world: the state that `open` yielded.
+        The block may call it to store changes early. Nothing is written if nothing has changed.
 
         Raises:
             Overtaken: this process was stopped meanwhile, and another process took the lock away. The changes are lost.
@@ -140,27 +134,16 @@ class State:
     # --- the log ---------------------------------------------------------------------------------------------
 
     def _log(self, generation: int) -> Path:
-        """Return the path of the log file with a given number (its generation). The file may not exist."""
+        """Return the path of the log file of a generation. It may not exist."""
         return self.folder / f"world.{generation}"
 
     def _newest(self) -> int:
-        """Return the current generation: the highest number of a log file, or 0 if there is no log yet.
-
-        Raises:
-            FileNotFoundError: the cloud's folder does not exist.
-        """
+        """Return the current generation: the highest number of a log file, or 0 if there is no log yet."""
         logs = [each for each in os.listdir(self.folder) if each.startswith("world.")]
         return max((int(number) for each in logs if (number := each[6:]).isdigit()), default=0)
 
     def _read(self, generation: int) -> World:
-        """Return the world that the log file with a given number (its generation) contains.
-
-        Only records that were added to the log since the last call are read. If the last call read the log of another
-        generation, the whole log is read. If there is no log, `make` makes a new world, which is not stored yet.
-
-        Raises:
-            FileNotFoundError: there is no log with a complete record, and `make` is None.
-        """
+        """Return the world in the log of a generation, reading only new records. Without a log, `make` makes one."""
         if generation != self._generation:
             self._world = None
             self._first = 0
@@ -190,10 +173,9 @@ class State:
         return self._world
 
     def _records(self, log: BinaryIO) -> Iterator[tuple[bytes, list[Machine]]]:
-        """Yield the complete records of a log from its current position on. An incomplete record at the end is ignored.
+        """Yield the complete records of a log: the pickled `World` without its machines, and the machines that changed.
 
-        Each record is a tuple: the pickled `World` without its machines (bytes), and a list of the machines that
-        changed. The position after the last complete record is noted in `_end`.
+        `_end` becomes the position after each yielded record. A record that is incomplete is ignored.
         """
         while len(size := log.read(_SIZE.size)) == _SIZE.size:
             length = _SIZE.unpack(size)[0]
@@ -205,24 +187,17 @@ class State:
             yield pickle.loads(record)
 
     def _note(self, base: bytes, changed: list[Machine]) -> None:
-        """Note what the log now contains, so that `keep` can later find out what has changed.
+        """Remember the contents of the log's last record, so that `keep` can later find out what has changed.
 
-        Args:
-            base: the pickled `World` without its machines, of the last record.
-            changed: the machines of the last record. The notes on other machines are kept.
+        `base` is the pickled world without its machines; `changed` are the record's machines.
         """
         self._base = base
         self._marks.update((each.id, _mark(each)) for each in changed)
 
     def _supersede(self, generation: int, world: World) -> None:
-        """Write the world to a new log with the next number, and delete the old log and the old lock file.
+        """Write the world to a log of the next generation, and delete the old log.
 
-        The number of a log is its generation. The new log has one record. Does nothing if another process has made the
-        next log already.
-
-        Args:
-            generation: the number of the old log and lock file.
-            world: the world to write.
+        Does nothing if the next generation has a log already.
         """
         record = pickle.dumps((pickle.dumps(replace(world, machines={})), list(world.machines.values())), protocol=5)
         new = self.folder / f"new.{os.getpid()}.{time.monotonic_ns()}"
@@ -236,17 +211,12 @@ class State:
     # --- the lock --------------------------------------------------------------------------------------------
 
     def _lock(self, generation: int) -> Path:
-        """Return the path of the lock file with a given number (its generation). The file may not exist."""
+        """Return the path of the lock file of a generation. It may not exist."""
         return self.folder / f"lock.{generation}"
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:
-        """Return a context manager that holds the cloud's current lock and yields the number of the lock file.
-
-        Entering the block waits until the lock is free. If the process that holds the lock is stopped (as by SIGSTOP),
-        the lock is taken away from that process. If another process replaces the lock meanwhile, the new lock is
-        awaited. The number is the generation that the log and the lock file have in common.
-        """
+        """Return a context manager that waits for the cloud's current lock, holds it and yields its generation."""
         while True:
             generation = self._newest()
             with open(os.open(self._lock(generation), os.O_RDWR | os.O_CREAT, 0o600), "r+") as lock:
@@ -261,15 +231,10 @@ class State:
                 return
 
     def _taken(self, lock: TextIO, generation: int) -> bool:
-        """Wait until the lock of a lock file is free, take the lock, and return True.
+        """Wait without limit for the lock and return True. Return False if another process has replaced the lock file.
 
-        Returns False if another process has replaced the lock file meanwhile. About every 0.3 seconds, the process that
-        holds the lock is looked at. If that process is stopped (as by SIGSTOP), this method replaces the lock file
-        itself. There is no limit on the time to wait.
-
-        Args:
-            lock: the open lock file.
-            generation: the number of the lock file.
+        Looks at the lock's holder about every 0.3 seconds, and replaces the lock file itself if that process is
+        stopped.
         """
         pause = 0.001
         suspect_at = time.monotonic() + _SUSPECT
@@ -289,14 +254,7 @@ class State:
         return False
 
     def _counts(self, lock: TextIO, generation: int) -> bool:
-        """Return True if an open lock file is still the cloud's current lock file.
-
-        Returns False if another process has replaced or deleted the file, or has made a log with a higher number.
-
-        Args:
-            lock: the open lock file.
-            generation: the number of the lock file.
-        """
+        """Return True if an open lock file is still the cloud's current lock file, and its generation the highest."""
         try:
             there = os.stat(self._lock(generation))
         except FileNotFoundError:
@@ -304,16 +262,11 @@ class State:
         return os.path.samestat(there, os.fstat(lock.fileno())) and self._newest() == generation
 
     def _overtake(self, generation: int) -> None:
-        """Take the lock away from a process that is stopped (as by SIGSTOP), and copy the log to the next number.
+        """Take the lock away from a process that is stopped, and copy the log to the next generation.
 
-        First, a new lock file replaces the lock file of the stopped process. After each write, a process looks for its
-        own lock file, and treats the write as lost if the file is not there. So every write that is not lost was
-        finished before the replacement, and this method copies it to the new log.
-
-        If another process makes the new log first, this method copies nothing.
-
-        Args:
-            generation: the number of the log, and of the lock file that the stopped process holds.
+        A new lock file first replaces that of the stopped process. After each write, a process checks that its own lock
+        file is still there, and otherwise treats the write as lost. So a write that does not count as lost was finished
+        before the replacement, and is copied.
         """
         new = self.folder / f"new.{os.getpid()}.{time.monotonic_ns()}"
         with open(new, "w") as lock:
@@ -331,7 +284,7 @@ def _sign(lock: TextIO) -> None:
 
 
 def _mark(one: Machine) -> tuple[Any, ...]:
-    """Return the values of a machine's fields that can change, as a tuple. Two tuples differ if the machine changed."""
+    """Return the values of a machine's fields that can change. Two marks differ if the machine changed."""
     return (
         one.state,
         one.said,

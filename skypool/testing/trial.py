@@ -40,7 +40,7 @@ ABILITIES = {
 
 
 class OrderTerms(TypedDict, total=False):
-    """The keyword arguments of `Trial.order`, which are values for fields of an `Order`. All are optional."""
+    """The keyword arguments of `Trial.order`: optional values for fields of an `Order`."""
 
     pool: str
     need: Need
@@ -54,14 +54,13 @@ class Trial:
 
     Args:
         driver: the driver under test.
-        control: an object with which the test changes the cloud. It has some or all of the methods in `ABILITIES`. If
-            it is None, tests that need such a method are skipped.
+        control: an object with some or all of the methods in `ABILITIES`. None: tests that need one are skipped.
         need: the requirements of a machine.
         patience: seconds within which a machine must boot or end.
         several: True if several machines can be rented on one offer; False if each offer is a single machine.
         pools: the names of the pools that the test uses.
         stubborn: machines that ignore requests to end them, because the test prepared that. `close` undoes this.
-        cut: True if lists of machines break off, because the test prepared that. `close` undoes this.
+        cut: True if lists of machines are incomplete, because the test prepared that. `close` undoes this.
     """
 
     driver: Driver
@@ -76,42 +75,19 @@ class Trial:
     # --- methods of the control ------------------------------------------------------------------------------
 
     def can(self, *abilities: str) -> None:
-        """Skip the running test if the trial's control lacks one of the given methods. Otherwise do nothing.
-
-        The control is the object with which the test changes the cloud.
-
-        Args:
-            abilities: names of methods, which are keys of `ABILITIES`.
-        """
+        """Skip the running test if the control lacks one of the given methods, which are keys of `ABILITIES`."""
         for each in abilities:
             if not hasattr(self.control, each):
                 pytest.skip(f"the fixture control has no method {each}{ABILITIES[each]}")
 
     def pull(self, ability: str, *arguments: object) -> object:
-        """Call a method of the control and return the result. Skip the test if the control lacks the method.
-
-        The control is the object with which the test changes the cloud.
-
-        Args:
-            ability: the name of the method, a key of `ABILITIES`.
-            arguments: the arguments for the method.
-        """
+        """Call a method of the control, a key of `ABILITIES`, and return its result. Skip the test if it is missing."""
         self.can(ability)
         done: object = getattr(self.control, ability)(*arguments)
         return done
 
     def pull_count(self, ability: str) -> int:
-        """Call a method of the control that returns a number, and return that number.
-
-        The control is the object with which the test changes the cloud. The test is skipped if the control lacks the
-        method.
-
-        Args:
-            ability: the name of the method: "count" or "leftovers".
-
-        Raises:
-            AssertionError: the method did not return an int.
-        """
+        """Return what the control's method "count" or "leftovers" returns. Skip the test if it is missing."""
         said = self.pull(ability)
         assert isinstance(said, int), f"{ability}() of the fixture control must return an int, not {said!r}"
         return said
@@ -119,8 +95,8 @@ class Trial:
     def count(self) -> int:
         """Return how many machines are alive.
 
-        If the control (the object with which the test changes the cloud) has the method `count`, the machines of the
-        whole cloud are counted. Otherwise only the machines that the driver lists for this trial's pools are counted.
+        If the control has the method `count`, this is the number of the whole cloud. Otherwise only the machines that
+        the driver lists for this trial's pools are counted.
         """
         if hasattr(self.control, "count"):
             return self.pull_count("count")
@@ -134,52 +110,31 @@ class Trial:
         return self.another_pool()
 
     def another_pool(self) -> str:
-        """Return a new random name for a pool. No pool is started.
-
-        The name is added to `pools`, so that `close` ends the machines of the pool.
-        """
+        """Return a new random name for a pool, which `close` will clean up. No pool is started."""
         self.pools.append(f"trial-{secrets.token_hex(4)}")
         return self.pools[-1]
 
     @property
     def offer(self) -> Offer:
-        """Return the first of the offers that meet the trial's need, in skypool's order of preference.
-
-        Raises:
-            AssertionError: no offer meets the need.
-        """
+        """Return the first of the `offers`."""
         return self.offers[0]
 
     @cached_property
     def offers(self) -> tuple[Offer, ...]:
-        """Return all offers that meet the trial's need, in skypool's order of preference.
-
-        The driver is asked for offers only on first use.
-
-        Raises:
-            AssertionError: no offer meets the need.
-        """
+        """Return all offers that meet the trial's need, in skypool's order of preference. They are read once."""
         return self.plan(self.need)
 
     def plan(self, need: Need) -> tuple[Offer, ...]:
-        """Ask the driver for offers, and return those that meet a need, in skypool's order of preference.
-
-        Raises:
-            AssertionError: no offer meets the need.
-        """
+        """Return the driver's offers that meet a need, in skypool's order of preference. Fail if there is none."""
         made = rank_offers(list(self.driver.offers(need)), need)
         assert made.offers, f"the driver {self.driver.name!r} has no offer for the need of this test:\n{made.explain()}"
         return made.offers
 
     def order(self, *nodes: int, **more: Unpack[OrderTerms]) -> Order:
-        """Return an order for one machine for each of the given nodes. Nothing is rented.
+        """Return an order for one machine for each of the given nodes; for node 0 without arguments. Nothing is rented.
 
-        Each order gets a new random token, so a launch of the order makes new machines.
-
-        Args:
-            nodes: the numbers of the nodes; no arguments means node 0.
-            more: values for the fields `pool`, `need`, `lease` and `lifetime` of the order. By default, the order is
-                for this trial's main pool and need, and its machines are needed for 600 seconds from now.
+        By default the order is for this trial's main pool and need, and its machines are needed for 600 seconds from
+        now. Each order gets a new random token, so a launch of the order makes new machines.
         """
         order = Order(
             pool=more.get("pool") or self.pool,
@@ -191,10 +146,10 @@ class Trial:
         return replace(order, **more)
 
     def launch(self, order: Order) -> list[Instance]:
-        """Launch an order on this trial's offers, and return the machines. The machines may still be booting.
+        """Launch an order on this trial's offers, and return the machines. They may still be booting.
 
-        If `several` is True, only the first offer is used, and fewer machines than nodes may be returned. If `several`
-        is False, the offers are used one after the other, until there is a machine for each node.
+        If `several` is True, only the first offer is used, and fewer machines than nodes may be returned. Otherwise the
+        offers are used one after the other, until there is a machine for each node.
 
         Raises:
             CapacityError, OfferGone: the first offer is out of stock. If `several` is False: nodes lack a machine, and
@@ -214,20 +169,15 @@ class Trial:
         return launched
 
     def instances(self) -> list[Instance]:
-        """Return the machines that the driver lists for this trial's pools. Empty if there are none."""
+        """Return the machines that the driver lists for this trial's pools."""
         return [each for pool in self.pools for each in self.driver.instances(pool=pool)]
 
     # --- waiting ---------------------------------------------------------------------------------------------
 
     def eventually(self, check: Callable[[], object], what: str) -> None:
-        """Wait until a function returns a true value.
+        """Wait until a function returns a true value. It is called at once, and then about every 0.05 seconds.
 
-        Args:
-            check: the function. It is called at once, and then about every 0.05 seconds.
-            what: a noun phrase that names what is waited for, to begin the error message.
-
-        Raises:
-            AssertionError: the function returned no true value within `patience` seconds.
+        `what` is a noun phrase for the error message. AssertionError is raised after `patience` seconds.
         """
         until = time.monotonic() + self.patience
         while not check():
@@ -237,11 +187,8 @@ class Trial:
     def reach(self, instance: Instance) -> Access:
         """Wait until commands can be run on a machine, and return the machine's `Access`.
 
-        After an error of the driver or of the connection, the attempt is repeated, because the machine may still boot.
-
-        Raises:
-            AssertionError: no command ran within `patience` seconds.
-            subprocess.TimeoutExpired: one attempt to run a command took longer than `patience` seconds.
+        Errors of the driver or of the connection are retried, because the machine may still boot. AssertionError is
+        raised after `patience` seconds, or subprocess.TimeoutExpired if one attempt took as long.
         """
         until = time.monotonic() + self.patience
         while True:
@@ -258,30 +205,17 @@ class Trial:
             time.sleep(0.05)
 
     def run(self, access: Access, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        """Run a command on a machine, wait for its end, and return its exit status, stdout and stderr as text.
+        """Run a command with empty stdin on a machine, and wait for its end, `patience` seconds at most.
 
-        If the command fails, nothing is raised: look at `returncode`. The command's stdin is empty.
-
-        Args:
-            access: how to reach the machine.
-            command: the program and its arguments.
-
-        Raises:
-            subprocess.TimeoutExpired: the command takes longer than `patience` seconds.
+        A failure of the command is not raised: look at `returncode`.
         """
         argv = access.transport.argv(command)
         return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=self.patience)
 
     def at_once(self, *works: Callable[[], T]) -> list[T]:
-        """Call all functions at the same time, each in its own thread, and return their results in the given order.
+        """Call all functions (at least one) at the same time, each in its own thread. Return their results in order.
 
-        This method waits until all functions have ended, also if one of them raises.
-
-        Args:
-            works: the functions, at least one.
-
-        Raises:
-            Exception: the error of the first function, in the given order, that failed.
+        Waits until all functions have ended. Then the first error, in the given order, is raised.
         """
         with ThreadPoolExecutor(len(works)) as threads:
             return [future.result() for future in [threads.submit(work) for work in works]]
@@ -289,10 +223,7 @@ class Trial:
     # --- the end of a test -----------------------------------------------------------------------------------
 
     def leftovers(self) -> list[Leftover]:
-        """Return the resources other than machines, such as key pairs, that the driver lists for this trial's pools.
-
-        The list is empty if there are none, or if the driver has no method `leftovers`.
-        """
+        """Return the resources other than machines, such as key pairs, that the driver lists for this trial's pools."""
         driver = self.driver
         return (
             [each for pool in self.pools for each in driver.leftovers(pool=pool)] if isinstance(driver, Tidies) else []
@@ -301,11 +232,8 @@ class Trial:
     def close(self) -> None:
         """End all machines of this trial's pools, and remove the pools' other resources and local keys.
 
-        Lists that break off are first made whole again, and machines in `stubborn`, which ignore requests to end them,
-        are made to accept requests again. This method waits until the machines have ended.
-
-        Raises:
-            AssertionError: machines were still alive after `patience` seconds.
+        First undoes `cut`, and lets machines in `stubborn` accept requests to end. Waits until the machines have ended,
+        or raises AssertionError after `patience` seconds.
         """
         if self.cut:
             self.pull("cut_short", False)

@@ -1,7 +1,7 @@
 """The classes of a fake cloud's stored state: its stock, its machines, and the failures that tests prepared.
 
-`World` is the whole state. It contains objects of the types `Stock` (what is sold), `Machine`, `Thing` (a key pair or
-security group), `Rule` (a failure of calls) and `Flaw` (a defect of a machine). `USUAL` is the default stock.
+`World` is the whole state. It contains objects of the types `Stock`, `Machine`, `Thing`, `Rule` (a failure of calls)
+and `Flaw` (a defect of a machine). `USUAL` is the default stock.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class Stock:
         accelerator: the accelerators of one machine or slice, such as "H100:8"; None for none.
         region: the region in which the machines are sold.
         zone: the zone in which the machines are sold; "" if the cloud sells by regions and has no zones.
-        market: the market on which the machines are sold: "on-demand" or "spot".
+        market: "on-demand" or "spot".
         capacity: how many machines (or slices) can be alive at once; None for any number.
         quota: the name of the account's limit toward which the machines count; "" for none.
         vcpus: the number of virtual processors of each machine.
         memory_gib: memory of each machine in GiB.
         disk_gib: disk of each machine in GiB.
         arch: the processor architecture: "x86_64" or "arm64".
-        hosts: how many machines one purchase yields. If the number is more than 1, the machines form a slice. None: the
-            number follows from the accelerator, such as 2 for "v5p-16".
+        hosts: how many machines one purchase yields. More than 1 form a slice. None: the number follows from the
+            accelerator, such as 2 for "v5p-16".
         least_billed: the shortest time that is billed, in seconds.
 
     Raises:
@@ -76,7 +76,7 @@ class Stock:
 
     @property
     def size(self) -> int:
-        """Return how many machines one purchase yields: 1, or several for a slice (machines that are sold together)."""
+        """Return how many machines one purchase yields: 1, or several for a slice."""
         return self.hosts or 1
 
     @property
@@ -94,15 +94,12 @@ class Stock:
 
     @property
     def has(self) -> Accelerator | None:
-        """Return the accelerators of one machine, or of one slice (machines sold together); None if there are none."""
+        """Return the accelerators of one machine or slice; None if there are none."""
         return self.accelerator if isinstance(self.accelerator, Accelerator) else None
 
 
 def _usual() -> tuple[Stock, ...]:
-    """Return the default stock of a fake cloud: three instance types, each in three zones and on both markets.
-
-    The tuple has 18 entries. Spot machines cost 40 % of the on-demand price.
-    """
+    """Return the default stock: three types, each in three zones and on both markets. Spot is 40 % of on-demand."""
     sold = (("small", 0.1, None, 4.0, 16.0), ("gpu", 2.5, "H100", 16.0, 128.0), ("gpu-8", 20.0, "H100:8", 96.0, 1024.0))
     places = (("north", "north-a", 1.0), ("north", "north-b", 1.0), ("south", "south-a", 1.1))
     markets: tuple[tuple[Market, float], ...] = (("on-demand", 1.0), ("spot", 0.4))
@@ -123,29 +120,23 @@ class Machine:
     """One machine of a fake cloud, as the cloud records it. Times are in seconds since 1970 on the cloud's clock.
 
     Attributes:
-        id: the machine's name.
-        pool: the name of the pool (a user's set of machines) that rented the machine.
         node: the number of the pool's node that the machine is.
         token: the idempotency token of the request that made the machine.
-        stock: the kind of machine that was bought.
         until: the time until which the pool needs the machine, from the machine's tag; None for no such tag.
         born: when the machine was created.
         lease: seconds without a sign of life from the client after which the machine ends itself.
         lifetime: seconds after `born` at which the machine ends in any case; None for never.
         folder: the folder on this computer that stands for the machine.
         boots_at: when the machine's boot is to end; None for never.
-        state: the machine's state, as the API reports it.
         deaf: True if the machine never accepts connections, although it runs.
         has: the accelerator that is really in the machine; None for none.
         granted: when the machine's lease ends.
-        said: the last text that the cloud read from the machine's lease file, in which the client renews the lease. ""
-            if nothing was read yet.
+        said: the last text that the cloud read from the lease file; "" if nothing was read yet.
         taken_at: when the cloud takes the machine back; infinite if that is not announced.
         undying: how many more requests to end the machine have no effect; None for all.
-        ended_at: when the machine ended; None while it is alive.
+        ended_at: None while the machine is alive.
         tagged: False if the machine has no tags, so that clients cannot find it.
-        slice: the name of the slice (machines that are sold together) to which the machine belongs; "" if the machine
-            was sold alone.
+        slice: the name of the machine's slice; "" if the machine was sold alone.
         owner: the owner tag of the client that made the machine: "user@host".
         ran_at: when the machine's boot ended; None if the machine still boots, or ended before.
         tags: the tags that a client of `HttpCloud` wrote on the machine.
@@ -178,7 +169,7 @@ class Machine:
 
     @property
     def lives(self) -> bool:
-        """Return True if the machine has not ended. A machine that still boots or is about to end counts as alive."""
+        """Return True if the machine has not ended. One that still boots, or is about to end, is alive."""
         return self.state != "ended"
 
 
@@ -188,9 +179,7 @@ class Thing:
 
     Attributes:
         kind: "key-pair" or "security-group".
-        id: the name of the resource.
-        pool: the name of the pool for which the resource was made.
-        until: the time until which the pool needs the resource, from the resource's tag; None for no such tag.
+        until: the time until which the pool needs the resource, from its tag; None for no such tag.
         owner: the owner tag of the client that made the resource: "user@host".
     """
 
@@ -208,7 +197,7 @@ class Rule:
     Attributes:
         call: the name of the calls that the rule affects, one of `control.CALLS`; "" for any call.
         error: the exception to raise, or a class of exceptions; None for no error.
-        when: "before" raises the error before the call takes effect, "after" raises the error afterwards.
+        when: the error is raised "before" or "after" the call takes effect.
         times: how many more calls are affected; None for all.
         delay: seconds by which each call takes longer.
         place: instance type, zone and market to which the rule is limited; "" matches any. If one is not "", only calls
@@ -247,29 +236,26 @@ class World:
     """The whole state of a fake cloud.
 
     Attributes:
-        folder: the folder in which the cloud's state is stored.
-        stock: what the cloud sells.
         key: the API key that clients must send; "" accepts any key.
         real: True if machines are processes on this computer; False if they are mere records, which run nothing.
         ends_itself: True if machines end when their lease is over.
         billing: the moment from which a machine is billed: "create" (its creation) or "running" (the end of its boot).
         offset: seconds by which the cloud's clock is ahead of this computer's clock.
-        machines: all machines, also those that have ended. Keys are their ids.
-        things: key pairs and security groups. Keys are pairs (kind, name).
+        machines: all machines by id, also those that have ended.
+        things: key pairs and security groups by (kind, name).
         rules: failures and delays of the next calls, oldest first.
-        flaws: defects of the next machines. The first entry is for the next machine.
-        capacity: how many machines (or slices) of a stock can be alive at once. Keys are `Stock.place`. An entry
-            overrides `Stock.capacity`. A slice is several machines that are sold together.
-        limits: the account's limits, as a dict from the name of a quota to the maximum number of live machines.
-        kills: the calls whose client is killed. Each key is a pair: the call's number, and "before" or "after" the call
-            takes effect. All values are None.
+        flaws: defects of the next machines, the first for the next machine.
+        capacity: how many machines (or slices) of a `Stock.place` can be alive at once; None for any number. An entry
+            here overrides `Stock.capacity`.
+        limits: the maximum number of live machines by quota.
+        kills: the calls whose client is killed: the call's number, and "before" or "after" it takes effect.
         calls: how many calls the cloud has received.
         made: how many machines the cloud has made.
         listed: the cloud's published price list: what it sold when it was new.
         lenient: True if the cloud also makes machines of types that it does not sell.
-        surcharge: factor by which the cloud's bill differs from the prices.
+        surcharge: factor by which the sum that follows from the prices is multiplied in the cloud's bill.
         page: largest number of machines in one answer of the call "describe"; None for no limit.
-        cut: True if answers of the call "describe" break off: they say that more machines exist, and never which.
+        cut: True if answers of the call "describe" have no machines, but say that there are more.
     """
 
     folder: str
@@ -303,18 +289,11 @@ class World:
         return time.time() + self.offset
 
     def alive(self) -> list[Machine]:
-        """Return the machines that have not ended, in the order of their creation. Empty if there are none.
-
-        The machines may be starting, running or ending.
-        """
+        """Return the machines that have not ended (starting, running or ending), in the order of their creation."""
         return [each for each in self.machines.values() if each.lives]
 
     def together(self, one: Machine) -> list[Machine]:
-        """Return the live machines that end together with a given machine.
-
-        If the machine belongs to a slice (machines that are sold together), these are all live machines of the slice.
-        Otherwise, the list has the given machine alone. The list is empty if no such machine is alive.
-        """
+        """Return the live machines that end together with a given machine: those of its slice, or the machine alone."""
         if not one.slice:
             return [one] if one.lives else []
         return [each for each in self.alive() if each.slice == one.slice]
@@ -322,11 +301,9 @@ class World:
     def settle(self, machines: Iterable[Machine] | None = None) -> None:
         """Bring machines up to date: apply boots, ends of leases and lifetimes, and interruptions that are due by now.
 
-        Each machine's lease file is read first, so that a renewal by the client counts. A lease or lifetime that is
-        over ends a machine only if `ends_itself` is True. The end is recorded with the time at which it was due.
-
-        Args:
-            machines: the machines to look at; None means all that are alive.
+        Lease files are read first, so that renewals count. A lease or lifetime that is over ends a machine only if
+        `ends_itself` is True. The end is recorded with the time at which it was due. If `machines` is None, all live
+        ones are updated.
         """
         for each in self.alive() if machines is None else machines:
             self._hear(each)
@@ -341,17 +318,10 @@ class World:
                 self.end(each, over)
 
     def end(self, each: Machine, at: float | None = None) -> None:
-        """End a machine: kill its processes, remove its folder, and record the end.
+        """End a machine: kill its processes, remove its folder, and record the end. Its state becomes "ended".
 
-        If the machine belongs to a slice (machines that are sold together), the other machines of the slice stay alive.
-
-        Args:
-            each: the machine. Its state becomes "ended".
-            at: the time to record as the end, in seconds since 1970 on the cloud's clock; None means now.
-
-        Raises:
-            RuntimeError: processes of the machine survived SIGKILL for 10 seconds. The machine is then not recorded as
-                ended.
+        Other machines of its slice stay alive. `at` is the time of the end, in seconds since 1970 on the cloud's clock;
+        None means now. RuntimeError is raised, and nothing recorded, if processes survived SIGKILL for 10 seconds.
         """
         if self.real:
             machine.terminate(each.folder)
@@ -362,26 +332,19 @@ class World:
         self.log("ended", each, each.ended_at)
 
     def log(self, event: str, each: Machine, at: float, **more: object) -> None:
-        """Append an event of a machine to the file `events` in the cloud's folder, as one JSON object on a line.
+        """Append an event of a machine to the file `events` in the cloud's folder, from which the bill is computed.
 
-        The cost of machines can be computed from this file.
-
-        Args:
-            event: the kind of event, such as "made", "running", "ended" or "price".
-            each: the machine.
-            at: the time of the event, in seconds since 1970 on the cloud's clock.
-            more: further fields of the JSON object.
+        An event is "made", "running", "ended" or "price". `at` is in seconds since 1970 on the cloud's clock. `more`
+        has further entries of the event, such as a price.
         """
         line = {"event": event, "at": at, "machine": each.id, "pool": each.pool, **more}
         with open(Path(self.folder) / "events", "a") as events:
             events.write(f"{json.dumps(line)}\n")
 
     def _hear(self, each: Machine) -> None:
-        """Read a machine's lease file, and compute the new end of its lease if the file's text has changed.
+        """Compute the new end of a machine's lease if the text of its lease file has changed.
 
-        A client renews the lease by writing a serial number and a number of seconds into this file. The lease then ends
-        that many seconds after the text was written, but after at most `lease` seconds, and never beyond the machine's
-        `lifetime`. Does nothing if the file is missing, empty or malformed, or has the same text as at the last call.
+        The file has a number of seconds, counted from when its text was written. `lease` and `lifetime` limit it.
         """
         said = machine.heard(each.folder)
         if said is None or said.text == each.said:
