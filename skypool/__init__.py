@@ -208,10 +208,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _driver_package(name: str) -> str | None:
-    """Return the name of the package that has the driver class `name`, or None if no such package is installed.
-
-    For the driver class "AWS", the name of the package is "skypool_aws".
-    """
+    """Return the name of the installed package of a driver class ("AWS": "skypool_aws"); None if there is none."""
     from importlib.util import find_spec
 
     package = f"skypool_{name.lower()}"

@@ -1,7 +1,7 @@
 """Checks arguments that users pass: numbers, durations, sizes and choices.
 
-A check that fails raises a UsageError that names the argument and says which values are valid. The module also makes
-the messages for renamed and unknown arguments.
+A failed check raises a UsageError that says which values are valid. `name` is always the name of the argument, and
+`what` its meaning, such as "a size in GiB". The module also makes the messages for renamed and unknown arguments.
 """
 
 from __future__ import annotations
@@ -37,12 +37,10 @@ def number(
     """Raise UsageError unless `value` is a number within the bounds. Infinity counts as a number.
 
     Args:
-        name: name of the argument, for the message.
         value: the value to check. Booleans and NaN are rejected.
-        what: meaning of the argument, such as "a size in GiB", for the message.
-        optional: True accepts None. Default False.
-        above: the value must be greater than this. Default None: no such bound.
-        least: the value must not be less than this. Default None: no such bound.
+        optional: True accepts None.
+        above: the value must be greater than this. None: no such bound.
+        least: the value must not be less than this. None: no such bound.
     """
     if value is None and optional:
         return
@@ -55,14 +53,7 @@ def number(
 
 
 def whole(name: str, value: object, what: str, *, least: int) -> None:
-    """Raise UsageError unless `value` is an integer of at least `least`. Booleans and floats such as 3.0 are not valid.
-
-    Args:
-        name: name of the argument, for the message.
-        value: the value to check.
-        what: meaning of the argument, such as "the number of a node", for the message.
-        least: smallest valid value.
-    """
+    """Raise UsageError unless `value` is an integer of at least `least`. Booleans and 3.0 are not valid."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise UsageError(f"{name} ({what}) must be a whole number, not {value!r}")
     if value < least:
@@ -72,10 +63,8 @@ def whole(name: str, value: object, what: str, *, least: int) -> None:
 def seconds(name: str, value: Duration) -> float:
     """Return a duration in seconds.
 
-    Args:
-        name: name of the argument, for the message.
-        value: a number of seconds, a timedelta, or text such as "90s", "10m" or "1h30m". Units are ms, s, m, h and d.
-            Each number in a text needs a unit; spaces are ignored.
+    `value` is a number of seconds, a timedelta, or text such as "90s", "10m" or "1h30m". Units are ms, s, m, h and d.
+    Each number in a text needs a unit; spaces are ignored.
 
     Raises:
         UsageError: the value is not a duration, not positive, or longer than 100 years.
@@ -114,9 +103,7 @@ def switch(name: str, value: Any) -> bool:
 def one_of(name: str, value: Any, choices: Collection[T]) -> T:
     """Return the first element of `choices` that equals `value`.
 
-    Raises:
-        UsageError: no choice equals `value`. The message lists the choices. If `value` is text that is similar to a
-            choice, the message suggests that choice.
+    Raises UsageError if there is none. The message lists the choices and, if `value` is text, suggests a similar one.
     """
     for choice in choices:
         if choice == value:
@@ -129,10 +116,8 @@ def one_of(name: str, value: Any, choices: Collection[T]) -> T:
 def gibibytes(name: str, size: float | str | None) -> float:
     """Return a size in GiB (2**30 bytes), or 0.0 for None.
 
-    Args:
-        name: name of the argument, for the message.
-        size: a number of GiB, or text with a unit, such as "64GiB", "64g" (also GiB), "64GB" (10**9 bytes) or "1.5TiB".
-            Text without a unit is in GiB. Case is ignored.
+    `size` is a number of GiB, or text such as "64GiB", "64g" (also GiB), "64GB" (10**9 bytes) or "1.5TiB". Text without
+    a unit is in GiB. Case is ignored.
 
     Raises:
         UsageError: the value is not a size, not positive, or infinite.
@@ -153,28 +138,16 @@ def gibibytes(name: str, size: float | str | None) -> float:
 
 
 def warn_renamed(old: str, new: str) -> None:
-    """Issue a DeprecationWarning that `old` has been renamed to `new`.
-
-    The warning points to the line of the user's code that called skypool.
-
-    Args:
-        old, new: the former name and the present name, for the message.
-    """
+    """Issue a DeprecationWarning that `old` has been renamed to `new`, at the line of the user's code."""
     text = f"{old} has been renamed to {new}; the old name still works in this release, but not in the next one"
     tracebacks.warn(text, DeprecationWarning)
 
 
 def not_an_argument(what: str, function: Callable[..., Any], name: str, *more: str) -> str:
-    """Return the message for a keyword argument that does not exist. Nothing is raised.
+    """Return (not raise) the message for `name`, a keyword argument that the function called `what` does not have.
 
-    The message lists the valid names and suggests a similar one. For a name such as "gpus", the message suggests
-    `accelerator`.
-
-    Args:
-        what: name of the function, for the message.
-        function: the function, whose signature gives the valid names.
-        name: the unknown keyword.
-        more: valid names that the signature does not show.
+    The message lists the arguments of `function` and those named in `more`, and suggests a similar one. For a name such
+    as "gpus", it suggests `accelerator`.
     """
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     known = [k for k, p in inspect.signature(function).parameters.items() if p.kind not in kinds and k != "self"]

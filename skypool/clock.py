@@ -1,8 +1,7 @@
 """Clocks for costs and timeouts, which stay right when the wall clock is corrected or this process is paused.
 
-Wall clocks are corrected while pools run, by hand or automatically. Such a correction must not change what a pool
-costs. Only times that other machines compare with their own clocks use the wall clock. An example is the time in a
-machine's tag after which the machine is no longer needed.
+A correction of the wall clock must not change what a pool costs. Only times that other machines compare with their own
+clocks use the wall clock, such as the time in a machine's tag after which it is no longer needed.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def today() -> date:
 class RunningClock:
     """A monotonic clock that leaves out pauses of this process, as by SIGSTOP, a frozen control group or a paused VM.
 
-    Call the clock at least once a second while it is in use. If more than three seconds pass between two calls, all of
+    Call the clock at least once a second while it is in use: if more than three seconds pass between two calls, all of
     that time counts as a pause. Threads may share one clock.
 
     Attributes:
@@ -51,10 +50,7 @@ class RunningClock:
         self.paused = 0.0
 
     def __call__(self) -> float:
-        """Return a monotonic time in seconds that leaves out all pauses so far. Any thread may call this.
-
-        If more than three seconds have passed since the previous call, that whole time counts as a pause.
-        """
+        """Return a monotonic time in seconds that leaves out all pauses so far. Any thread may call this."""
         with self._lock:
             reading = time.monotonic()
             gap, self._last = reading - self._last, reading

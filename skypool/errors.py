@@ -27,13 +27,14 @@
     │   ├── LoginRefused                   the machine answers but rejects the login
     │   ├── NodeInterrupted                the provider took the machine back, for example a spot machine
     │   ├── NodeRetired                    the node was retired, so that the pool has fewer nodes
+    │   ├── NodeUnhealthy                  a device of the node is broken
     │   ├── HostKeyMismatch                the machine has another host key than expected; nothing was sent
     │   └── TakenOver                      another process owns the pool now; this one has given it up
     ├── PoolClosed (RuntimeError)          a call on a pool that has ended
     ├── PickleError (TypeError)            an object cannot be pickled; carries the path to it
     ├── PythonMismatch                     client and node run different minor versions of Python
     ├── WorkerDied                         the process of the call died; carries signal or exit code, and tail
-    ├── CommandFailed                      a program of `cmd` failed or could not start; carries status and tail
+    ├── CommandFailed                      a program of `skypool.cmd` failed or could not start; carries status
     ├── CallTimeout (TimeoutError)         the call ran longer than its timeout
     ├── SpoolFull (OSError)                the node has no room for an argument or a result
     ├── UntrustedResult                    a result that only code from an untrusted machine could rebuild
@@ -97,10 +98,10 @@ if TYPE_CHECKING:
 
 
 class SkypoolError(Exception):
-    """The base class of all errors that skypool raises. Exceptions of the user's own functions are not among them.
+    """Base class of all errors that skypool raises. Exceptions of the user's own functions are not among them.
 
-    Servers, nodes and programs are quoted in errors. So control characters, such as those that move the cursor of a
-    terminal, are removed from the texts.
+    Error texts quote servers, nodes and programs. Control characters, such as those that move the cursor of a
+    terminal, are therefore removed from the texts.
     """
 
     _colours = False
@@ -111,7 +112,7 @@ class SkypoolError(Exception):
 
 
 def _plain(text: str, colours: bool = False) -> str:
-    """Return a text without control characters other than tabs and newlines. Colours are kept if `colours` is True."""
+    """Return a text without control characters other than tabs and newlines. Keep colours if `colours` is True."""
     if text.isascii() and text.isprintable():
         return text
     from skypool.text import plain, printable
@@ -171,7 +172,7 @@ class CapacityError(ProviderError):
 class QuotaError(ProviderError):
     """The error for a request that exceeds a quota: a limit of the account, such as 8 GPUs in one region.
 
-    Other offers to which the same quota applies fail in the same way.
+    Other offers with the same quota fail, too.
     """
 
 
@@ -202,7 +203,7 @@ class FundsError(ProviderError):
 class NoAnswer(ProviderError):
     """The error for a request whose reply was lost. The request may or may not have taken effect.
 
-    To be safe, repeat the request with the same idempotency token: the request then takes effect only once.
+    Repeat the request with the same idempotency token, so that it takes effect only once.
     """
 
 
@@ -226,8 +227,7 @@ class LaunchError(SkypoolError):
     """The error for a launch that failed at every offer that it tried. The message lists the attempts and reasons.
 
     Attributes:
-        is_short: True if at least one attempt failed only because the provider had no capacity. A later launch may then
-            succeed. Default False.
+        is_short: True if at least one attempt failed only for lack of capacity. A later launch may then succeed.
     """
 
     def __init__(self, message: str, *, is_short: bool = False) -> None:
@@ -236,7 +236,7 @@ class LaunchError(SkypoolError):
 
 
 class BootstrapError(SkypoolError):
-    """The error for a setup step that failed on a node (a rented machine).
+    """The error for a setup step that failed on a node.
 
     Attributes:
         step: name of the step; "" if not known.
@@ -270,9 +270,9 @@ class LifetimeExceeded(SkypoolError):
 
 
 class NotPrivate(SkypoolError, PermissionError):
-    """The error for a folder or file that another user of this computer can change, but that skypool would trust.
+    """The error for a folder or file that skypool would trust, but that another user of this computer can change.
 
-    It was neither read nor written.
+    The folder or file was neither read nor written.
 
     Attributes:
         path: the path of the folder or file, or of the folder on the way to it that others can change.
@@ -286,20 +286,19 @@ class NotPrivate(SkypoolError, PermissionError):
 
 
 class LedgerError(SkypoolError):
-    """The error for a ledger (the local database of rented machines) that cannot be read or written.
+    """The error for a ledger, the local database of rented machines, that cannot be read or written.
 
     Nothing is rented without the ledger, but machines can still be ended.
     """
 
 
 class StillRunning(SkypoolError):
-    """The error for instances (rented machines) that are not proved to have ended.
+    """The error for instances that are not proved to have ended.
 
     Attributes:
         instances: the instances. They may still cost money.
-        unreachable: the instances that are machines of the user's own and cannot be reached. They cost nothing.
-            skypool's processes on these machines end themselves once they have not heard from this client for the
-            pool's lease time.
+        unreachable: those that are the user's own machines and cannot be reached. They cost nothing. skypool's
+            processes there end themselves after the pool's lease time without contact.
     """
 
     def __init__(self, message: str, instances: Sequence[object] = (), unreachable: Sequence[object] = ()) -> None:
@@ -312,9 +311,8 @@ class ConnectionLost(SkypoolError):
 
     Attributes:
         node: the node's number, -1 if unknown.
-        rank: the number of the lost process in its gang (one call that runs as several processes); None if it was not
-            part of a gang.
-        others: the errors of other parts of the same call, in the order in which they came.
+        rank: the number of the lost process in its gang, a call of several processes; None without a gang.
+        others: the errors of the gang's other processes, in the order in which they came; () without a gang.
     """
 
     rank: int | None = None
@@ -334,14 +332,14 @@ class NodeInterrupted(ConnectionLost):
 
 
 class TakenOver(ConnectionLost):
-    """The error for a pool that another process has taken over with `ComputePool.attach`, so that it is its owner now.
+    """The error for a pool that another process has taken over with `ComputePool.attach`.
 
     The former owner, such as a process that was suspended, sends no more calls. It does not end the machines.
     """
 
 
 class NodeRetired(ConnectionLost):
-    """The error for a call that only one node may run, which was retired before it began the call."""
+    """The error for a call that may run on one certain node only, if that node is retired before the call begins."""
 
 
 class NodeUnhealthy(ConnectionLost):
@@ -361,15 +359,16 @@ class HostBusy(SkypoolError):
 
 
 class NetworkError(SkypoolError):
-    """The error for nodes of a pool that cannot reach each other over the network. Found before a call needs it.
+    """The error for nodes of a pool that cannot reach each other over the network. A check finds it before any call.
 
     Attributes:
         source: number of the first node that could not connect.
         target: number of the node that it could not reach.
         address: the address of the target; "" if unknown.
         port: the TCP port on which the target listened. The check uses any free port, as libraries do.
-        outcome: how the connection failed: "timeout", "refused", "unreachable", "broken", "silent", "stranger",
-            "stalled" or "no address".
+        outcome: how the connection failed: "timeout", "refused", "unreachable" (no route), "broken" (another error),
+            "silent" (connected, but no answer), "stranger" (another program answered), "stalled" (few bytes got
+            through) or "no address" (that of the target is unknown).
         advice: what to open, and how.
         report: what each node found, as a `skypool.gangs.network.NetworkReport`.
     """
@@ -424,9 +423,8 @@ class WorkerDied(SkypoolError):
         tail: last lines that the call printed; "" if there are none.
         node: the node's number; -1 if unknown.
         hint: a likely reason; "" if none is known.
-        rank: the number of the process in its gang (one call that runs as several processes); None if it was not part
-            of a gang.
-        others: the errors of other parts of the same call, in the order in which they came.
+        rank: the number of the process in its gang, a call of several processes; None without a gang.
+        others: the errors of the gang's other processes, in the order in which they came; () without a gang.
     """
 
     _colours = True
@@ -480,8 +478,8 @@ class CommandFailed(SkypoolError):
 
     Attributes:
         command: the program and its arguments, as text for a shell.
-        returncode: exit status of the program, or the negative number of the signal that killed it; None if the
-            program could not be started.
+        returncode: exit status, or the negative number of the signal that killed the program; None if it was not
+            started.
         signal: number of the signal that killed the program; None if no signal did.
         tail: last lines that the program printed; "" if there are none.
         node: the node's number; -1 if unknown.
@@ -514,11 +512,11 @@ class CommandFailed(SkypoolError):
 class CallTimeout(SkypoolError, TimeoutError):
     """The error for a call that ran longer than its `timeout`. The call was ended on the node.
 
-    A note says what the call was doing when it was stopped, if it could tell.
+    If it is known what the call was doing when it was stopped, a note on the exception says it.
 
     Attributes:
-        stacks: for a gang (a call that runs as several processes), what each process was doing that had not ended, by
-            rank; "" if that is not known. Empty for other calls.
+        stacks: for a call of several processes, what each process that had not ended was doing, by its rank; "" if
+            unknown. An empty dict for other calls.
     """
 
     stacks: Mapping[int, str] = {}
@@ -532,8 +530,7 @@ class UntrustedResult(SkypoolError):
     """The error for a result of an untrusted machine that could be rebuilt only by running code of that machine.
 
     Attributes:
-        refused: the name that the result refers to, such as "os.system"; "" if the result was refused for another
-            reason.
+        refused: the name that the result refers to, such as "os.system"; "" if there was another reason.
         what: what was being read or written, such as "the result of train"; "" if not known.
         node: number of the node that sent it, -1 if unknown.
     """
@@ -569,8 +566,7 @@ class RemoteError(SkypoolError):
 class ErrorGroup(SkypoolError, ExceptionGroup[Exception]):
     """Several errors at once, for example one for each region of a provider.
 
-    The attribute `exceptions` has the errors. `str()` gives the group's message, and below that the messages of the
-    errors.
+    `exceptions` has the errors. `str()` gives the group's message, and below that those of the errors.
     """
 
     def __str__(self) -> str:
@@ -586,8 +582,8 @@ class ErrorGroup(SkypoolError, ExceptionGroup[Exception]):
 def together(what: str, errors: Iterable[Exception]) -> Exception:
     """Return (not raise) one exception that stands for several errors of one operation.
 
-    Errors with the same text count as one; the last of them is kept. If only one error is left, that error is returned
-    unchanged. Otherwise the result is an ErrorGroup.
+    Of errors with the same text, only the last is kept. If one error is left, it is returned unchanged. Otherwise the
+    result is an ErrorGroup.
 
     Args:
         what: message of the group if there are several errors.
@@ -603,13 +599,12 @@ def together(what: str, errors: Iterable[Exception]) -> Exception:
 def not_ended(
     why: Mapping[str, object], instances: Sequence[object], unreachable: Sequence[object] = ()
 ) -> StillRunning:
-    """Return (not raise) the StillRunning error for instances (rented machines) whose end is not proved.
+    """Return (not raise) the StillRunning error for instances whose end is not proved.
 
     Args:
-        why: a dict from the name of each instance, as users see it, to the reason. The message has one line for each
-            instance.
+        why: the reason for each instance, by its name as users see it. The message has one line for each.
         instances: instances that may still run.
-        unreachable: those of `instances` that are the user's own machines and cannot be reached. Default: none.
+        unreachable: those of `instances` that are the user's own machines and cannot be reached.
     """
     lines = "".join(f"\n  {what}: {reason}" for what, reason in why.items())
     return StillRunning(
@@ -618,10 +613,7 @@ def not_ended(
 
 
 def taken_back(node: int, cause: BaseException | None = None) -> NodeInterrupted:
-    """Return (not raise) the error for a node whose machine the provider has taken back.
-
-    `cause` becomes the error's `__cause__`. Default None: no cause.
-    """
+    """Return (not raise) the error for a node whose machine the provider has taken back, caused by `cause`."""
     error = NodeInterrupted(f"the provider took node {node} back", node)
     error.__cause__ = cause
     return error
@@ -635,13 +627,13 @@ def retired(node: int) -> NodeRetired:
 def gone_with(lost: int, node: int, error: BaseException) -> ConnectionLost:
     """Return (not raise) the error for a node that ends because another node of the same slice was lost.
 
-    A slice is a group of machines that are rented and end together. `error` becomes the `__cause__` of the result.
+    A slice is a group of machines that are rented and end together.
 
     Args:
         lost: number of the node that was lost.
         node: number of the node that ends with it.
-        error: the error of the lost node. If that is a NodeInterrupted or NodeRetired, the result is one, too.
-            Otherwise the result is a ConnectionLost.
+        error: the error of the lost node, which becomes the cause. The result is a NodeInterrupted or NodeRetired if
+            `error` is one, otherwise a ConnectionLost.
     """
     if isinstance(error, NodeRetired):
         return retired(node)
@@ -658,11 +650,8 @@ def gone_with(lost: int, node: int, error: BaseException) -> ConnectionLost:
 def protocol_violation(what: str) -> ProtocolError:
     """Return (not raise) the error for a message that breaks the protocol between client and node.
 
-    The error's text is `what`, followed by the advice to use the same version of skypool on client and node.
-
-    Args:
-        what: what was wrong with the message, with the expected and the found value, and without a full stop at the
-            end.
+    `what` says what was wrong, with the expected and the found value. The error advises to use the same version of
+    skypool on both.
     """
     return ProtocolError(
         f"{what}; use the same version of skypool on client and node, and report a bug if the versions are the same"
@@ -670,10 +659,9 @@ def protocol_violation(what: str) -> ProtocolError:
 
 
 def nearest(word: str, choices: Iterable[str], n: int = 3) -> list[str]:
-    """Return up to `n` of `choices` that a mistyped `word` may stand for, the most similar first.
+    """Return up to `n` of `choices` that a mistyped `word` may stand for, the most similar first. Case is ignored.
 
-    Case is ignored. The result is empty if no choice is similar. Of choices that differ only in case, the last one is
-    returned.
+    Of choices that differ only in case, the last one is returned.
     """
     import difflib
 

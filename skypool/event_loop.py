@@ -22,9 +22,6 @@ class Loop:
     """An asyncio event loop in a daemon thread, with up to 64 further threads for drivers, whose methods block.
 
     All pools of a process use the object that `shared` returns. The thread starts when an object is made.
-
-    Attributes:
-        loop: the asyncio event loop.
     """
 
     _shared: Loop | None = None
@@ -39,10 +36,7 @@ class Loop:
 
     @classmethod
     def shared(cls) -> Loop:
-        """Return the loop of this process. The first call makes it and starts its thread. Any thread may call this.
-
-        A forked child process gets its own loop.
-        """
+        """Return the `Loop` of this process, which the first call makes; a forked child makes its own. Thread-safe."""
         with cls._making:
             if cls._shared is None:
                 cls._shared = cls()
@@ -55,17 +49,14 @@ class Loop:
 
     @classmethod
     def forget(cls) -> None:
-        """Forget the loop of the parent process, so that the next call of `shared` makes a new one.
-
-        This is called automatically in a forked child process, where the thread of the parent's loop does not run.
-        """
+        """Forget the parent's loop in a forked child process, where its thread does not run. Called automatically."""
         cls._shared = None
         cls._making = threading.Lock()
 
     def call(self, function: Callable[[], T]) -> T:
         """Call a function in the loop's thread, wait until it returns, and return its value or raise its exception.
 
-        Any thread may use this, also the loop's own, which calls the function directly. The function must not block.
+        Any thread may use this, also the loop's own, which calls it directly. The function must not block.
         """
         if threading.current_thread() is self._thread:
             return function()
@@ -83,8 +74,8 @@ class Loop:
     def run(self, work: Coroutine[object, None, T]) -> T:
         """Run a coroutine in the loop's thread, wait for it, and return its result or raise its exception.
 
-        There is no time limit. Call this from any thread but the loop's own, which would wait forever. If the waiting
-        thread is interrupted, as by Ctrl-C, the coroutine is cancelled.
+        There is no time limit. The loop's own thread must not call this: it would wait forever. If the waiting thread
+        is interrupted, as by Ctrl-C, the coroutine is cancelled.
         """
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
@@ -98,12 +89,10 @@ async def beside(work: Callable[[], T], name: str) -> T:
     """Run a function in a daemon thread of its own, and return its value or raise its exception.
 
     Use this, not `asyncio.to_thread`, for what may hang: it takes no thread from the drivers, and Python does not wait
-    for it at its exit. Use it also for the end of machines, and for what decides on it: all threads of the drivers may
-    wait for a provider that does not answer. If the waiting task is cancelled, the function goes on.
+    for it at exit. Use it also to end machines, and to decide on that: all threads of the drivers may wait for a
+    provider that does not answer.
 
-    Args:
-        work: the function. It has a context (`contextvars`) of its own.
-        name: the name of the thread.
+    If the waiting task is cancelled, the function goes on. The function does not see the task's `contextvars`.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
@@ -127,10 +116,9 @@ def _settle(loop: asyncio.AbstractEventLoop, done: asyncio.Future[Any], settle: 
 
 
 def _tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Pass an exception that was not handled in the loop to asyncio's default handler, which logs the exception.
+    """Pass an unhandled exception to asyncio's default handler, which logs it. Ignore it while the interpreter exits.
 
-    Do nothing when the interpreter exits: it then starts no more threads, so remaining tasks may fail. That begins a
-    little before the end of the main thread, and an executor says so by a RuntimeError.
+    Tasks that still run at exit may fail, because executors take no more work shortly before the main thread ends.
     """
     error = context.get("exception")
     refused = isinstance(error, RuntimeError) and str(error).startswith(_NO_THREADS)

@@ -1,7 +1,10 @@
-"""Events that a pool emits about its nodes (rented machines) and calls, and the stream that carries them to listeners.
+"""Events that a pool emits about its nodes and calls, and the stream that carries them to listeners.
 
-Each event is a value with fields. `pool.events.listen(function)` calls the function with every event. The console
-prints by listening to the same stream.
+`pool.events.listen(function)` calls the function with every event. The console prints by listening to the same stream.
+
+A node is a rented machine of the pool. A slot is a place on a node that runs one call at a time; a CPU slot has no
+device. A gang is one call that runs as several processes, its ranks. The field `call` is the name of a function, unless
+said otherwise.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from skypool.text import encodable, plain, printable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """The base class of all events. An event is something that happened to a pool.
+    """Base class of all events: things that happened to a pool.
 
     Attributes:
         pool: the name of the pool.
@@ -31,7 +34,7 @@ class Event:
     time: float = field(default_factory=time.time)
 
     def __post_init__(self) -> None:
-        """Remove control characters from texts, and write surrogates as escapes: no file or socket takes them."""
+        """Remove control characters from texts. Write surrogates as escapes, because UTF-8 cannot encode them."""
         kind = type(self)
         for name in _TEXTS.get(kind) or _texts_of(kind):
             value = getattr(self, name)
@@ -42,7 +45,7 @@ class Event:
                 object.__setattr__(self, name, tuple(map(self._harmless, value)))
 
     def _harmless(self, text: str) -> str:
-        """Return a text as files and terminals may have it. Colours are kept: the text may quote output of a call."""
+        """Return a text for files and terminals. Colours are kept, because the text may quote output of a call."""
         return printable(text, colours=True)
 
 
@@ -57,14 +60,14 @@ def _texts_of(kind: type[Event]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolPhase(Event):
-    """An event: a pool has reached another phase of its life.
+    """Event: a pool has reached another phase of its life.
 
     Attributes:
         phase: "launching", "ready", "draining" (its machines are being ended) or "ended".
         detail: the error that ends the pool, as text; "" if there is none.
-        usd: in the phase "ended", what the pool has cost in US dollars; None if that is not known, and before.
-        idle_usd: the part of `usd` that was paid for idle time; None if that is not known, and before.
-        staying: in the phase "ended", the number of nodes whose machines stay for the time `linger`; 0 before.
+        usd: in the phase "ended", what the pool has cost in US dollars; None if that is unknown, or in other phases.
+        idle_usd: the part of `usd` that was paid for idle time.
+        staying: in the phase "ended", the number of nodes whose machines go on for the pool's `linger` time.
     """
 
     phase: str
@@ -76,29 +79,24 @@ class PoolPhase(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEvent(Event):
-    """The base class of all events about a node (a rented machine) of a pool.
-
-    Attributes:
-        node: the number of the node, from 0.
-    """
+    """Base class of all events about a node of a pool. `node` is its number, from 0."""
 
     node: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePhase(NodeEvent):
-    """An event: a node (a rented machine) has reached another phase of its life.
+    """Event: a node has reached another phase of its life.
 
     Attributes:
         phase: "launching", "booting", "bootstrapping" (the setup runs), "ready", "draining" (the machine is being
             ended) or "ended".
         detail: the error that ends the node, as text; "" if there is none.
-        slots: the number of calls that the node runs at once, without those on CPU slots; 0 while that is not known.
-        devices: the number of the node's accelerators; 0 while that is not known.
-        cpu_slots: the number of further calls, without devices, that the node runs at the same time; 0 if the node has
-            no CPU slots, or while that is not known.
-        hosts: in the phase "launching", the number of nodes that the launch will give. It is more than 1 for a TPU
-            slice, which is several machines that are rented together. It is 1 in all later phases.
+        slots: the number of calls that the node runs at once, without those on CPU slots; 0 while not known.
+        devices: the number of the node's accelerators; 0 while not known.
+        cpu_slots: the number of further calls, without devices, that the node runs at once.
+        hosts: in the phase "launching", the number of nodes that the launch will give: more than 1 for a TPU slice,
+            several machines that are rented together. 1 in later phases.
     """
 
     phase: str
@@ -111,13 +109,12 @@ class NodePhase(NodeEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BootstrapStep(NodeEvent):
-    """An event: a step of the setup of a node was started, skipped, done or retried.
+    """Event: a step of the setup of a node was started, skipped, done or retried.
 
     Attributes:
         step: the name of the step.
-        state: one of "started", "skipped" (it was done before), "done" and "retried" (after a failure).
-        number: the number of the step, from 1.
-        steps: the number of all steps.
+        state: "started", "skipped" (it was done before), "done" or "retried" (after a failure).
+        number: the number of the step, from 1, of `steps`.
         detail: further information, "" if there is none.
     """
 
@@ -130,12 +127,7 @@ class BootstrapStep(NodeEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BootstrapOutput(NodeEvent):
-    """An event: a step of the setup of a node printed a line.
-
-    Attributes:
-        step: the name of the step.
-        text: the line. If lines come very fast, several of them.
-    """
+    """Event: a step of the setup of a node printed a line; or several lines, if they come very fast."""
 
     step: str
     text: str
@@ -143,12 +135,12 @@ class BootstrapOutput(NodeEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilesProgress(Event):
-    """An event: progress of the image's files, which are packed on this machine and then sent to each node.
+    """Event: progress of the image's files, which are packed on this machine and then sent to each node.
 
     A pool emits this event about once a second, and at the end.
 
     Attributes:
-        done: the number of bytes that were packed, or sent to the node, so far. Sent bytes are counted as compressed.
+        done: the number of bytes packed, or sent to the node, so far. Sent bytes are counted as compressed.
         total: the number of bytes to pack or to send in all.
         node: the number of the node that the files are sent to; -1 while the files are packed.
     """
@@ -160,11 +152,7 @@ class FilesProgress(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice(Event):
-    """An event: a message for the user, who need not act at once.
-
-    Attributes:
-        text: the message.
-    """
+    """Event: a message for the user, who need not act at once."""
 
     text: str
 
@@ -174,16 +162,15 @@ class Notice(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatus(NodeEvent):
-    """An event: the work of a node (a rented machine), reported about once a second.
+    """Event: the work of a node, reported about once a second.
 
     Attributes:
-        busy: the number of busy slots. (A slot is a place that runs one call at a time.) A gang, which is one call that
-            runs as several processes, has all slots of its nodes.
-        waiting: the number of calls that wait on the node for a free slot, or that only this node may run.
+        busy: the number of busy slots, CPU slots included. A gang has all slots of its nodes.
+        waiting: the number of calls that wait for a free slot of this node: those sent to it, and those that no other
+            node may run.
         done: the number of calls that have ended on the node.
         running: the names of a few functions that run on the node.
-        cpu_busy: the number of busy slots that are CPU slots (one without devices); 0 for a node without CPU
-            slots.
+        cpu_busy: the number of busy CPU slots.
     """
 
     busy: int
@@ -195,26 +182,21 @@ class NodeStatus(NodeEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkDown(NodeEvent):
-    """An event: the connection to a node broke. The node's calls go on while the client reconnects.
-
-    Attributes:
-        reason: what broke the connection.
-    """
+    """Event: the connection to a node broke, for some `reason`. The node's calls go on while the client reconnects."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkUp(NodeEvent):
-    """An event: the connection to a node was made again after it had broken."""
+    """Event: the connection to a node was made again after it had broken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeInterruption(NodeEvent):
-    """An event: the provider will take a node's machine back. The node ends its calls and gets no new ones.
+    """Event: the provider will take a node's machine back at the time `at`, in seconds since 1970.
 
-    Attributes:
-        at: when the machine goes, in seconds since 1970.
+    The node gets no new calls. Calls that run there go on until then.
     """
 
     at: float
@@ -222,17 +204,14 @@ class NodeInterruption(NodeEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangFailed(NodeEvent):
-    """An event: a run of a gang has failed. (A gang is one call that runs as several processes, its ranks.)
-
-    `node` is the node of the rank that failed first.
+    """Event: a run of a gang has failed. `node` is the node of the rank that failed first.
 
     Attributes:
-        call: the name of the function.
         rank: the rank that failed first.
         error: the error of that rank, as text.
         others: the errors of other ranks that came before the gang was stopped, as texts.
         attempt: the number of the run, from 1.
-        again: True if the gang runs again.
+        again: True if the gang will be run again.
     """
 
     call: str
@@ -245,15 +224,15 @@ class GangFailed(NodeEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRetirement(NodeEvent):
-    """An event: a node was retired, by `pool.retire` or because the pool was made smaller.
+    """Event: a node was retired, by `pool.retire` or because the pool was made smaller.
 
-    The node ends its calls and gets no new ones. Its machine is ended after that.
+    The node gets no new calls. Its machine is ended when the calls that run there have ended.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthChanged(NodeEvent):
-    """An event: the health of a node's devices has changed, or is known for the first time.
+    """Event: the health of a node's devices has changed, or is known for the first time.
 
     Attributes:
         state: "unhealthy" (the node gets no more calls), "degraded" (it works, with a defect), "unknown" (a check could
@@ -269,13 +248,10 @@ class HealthChanged(NodeEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeIdle(NodeEvent):
-    """An event: a node with accelerators has been idle for 5 minutes. A pool emits it once.
+    """Event: a node with accelerators has been idle for 5 minutes (`seconds`).
 
-    A node is idle while no call runs on it, or while all of its accelerators are under 5 % of their use.
-
-    Attributes:
-        seconds: for how long it has been idle.
-        usd_per_hour: what the node costs, in US dollars per hour; None if that is not known.
+    A node is idle while no call runs on it, or while all of its accelerators are under 5 % utilisation. A pool emits
+    only one such event. `usd_per_hour` is the node's price; None if unknown.
     """
 
     seconds: float
@@ -284,14 +260,9 @@ class NodeIdle(NodeEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicesUnused(NodeEvent):
-    """An event: a call has used one of several accelerators for 2 minutes, and the others were under 5 %.
+    """Event: a call has used only one of its accelerators for 2 minutes (`seconds`).
 
-    A pool emits it once. Where each accelerator has a slot of its own, a call has no others, and there is no event.
-
-    Attributes:
-        call: the name of the function.
-        devices: the number of accelerators of the node.
-        seconds: for how long this is so.
+    The others of the node's `devices` accelerators were under 5 % utilisation. A pool emits only one such event.
     """
 
     call: str
@@ -301,16 +272,14 @@ class DevicesUnused(NodeEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output(NodeEvent):
-    """An event: text that a call printed.
+    """Event: text that a call printed.
 
     Attributes:
-        slot: the number of the slot (the place on the node) that ran the call, from 0. Slots with devices come before
-            CPU slots.
+        slot: the number of the slot that ran the call, from 0. Slots with devices come before CPU slots.
         call: the id of the call; 0 if it is not known.
         stream: 1 for stdout, 2 for stderr.
         text: a piece of the output. It may hold several lines, or end in the middle of one.
-        rank: the number of the process in its gang (a call that runs as several processes), from 0; None for output of
-            other calls.
+        rank: the number of the process in its gang, from 0; None for output of other calls.
         label: what tells the process from the gang's others on the node: its devices, such as "gpu1", or else its
             number on the node. "" if it is the only one there, and for other calls.
         service: the name of the service of `pool.service` that printed the text; "" for other calls.
@@ -330,13 +299,9 @@ class Output(NodeEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRetried(NodeEvent):
-    """An event: a call will run again, because its `retries` allow that or because the provider took the machine back.
+    """Event: a call will run again, because its `retries` allow that or because the provider took the machine back.
 
-    Attributes:
-        node: the number of the node that ran the call.
-        call: the name of the function.
-        attempt: the number of the run that comes next; 2 for the second run.
-        reason: the error that ended the previous run.
+    `attempt` is the number of the run that comes next, 2 for the second run. `reason` ended the previous one.
     """
 
     call: str
@@ -346,12 +311,9 @@ class CallRetried(NodeEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallFailed(NodeEvent):
-    """An event: a call failed. The function raised, or its worker process or node was lost.
+    """Event: a call failed. The function raised, or its worker process or node was lost.
 
-    Attributes:
-        node: the number of the node that ran the call; -1 if no node ran it.
-        call: the name of the function.
-        error: the type and the message of the error.
+    `node` is -1 if no node ran it. `error` has the type and the message of the error.
     """
 
     call: str
@@ -360,14 +322,14 @@ class CallFailed(NodeEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceEnded(NodeEvent):
-    """An event: a service of `pool.service` has ended, although it was not closed and its pool has not ended.
+    """Event: a service of `pool.service` has ended, although it was not closed and its pool has not ended.
 
     Attributes:
         node: the number of the node that ran the service.
         service: the name of the service.
         error: the type and the message of the error; "" if the service's function returned.
         restarts: True if the service will start again.
-        delay: the seconds until it starts again; None if it does not, or if it waits for another node to join.
+        delay: the seconds until then; None if it does not, or if it waits for another node to join.
     """
 
     service: str
@@ -387,7 +349,7 @@ _BESIDE_TEXTS = 200
 
 
 def weight(event: Event) -> int:
-    """Return about how many bytes of memory an event takes. Its texts may be those of a node, and long."""
+    """Return about how many bytes of memory an event takes, most of them for its texts, which a node may have sent."""
     if type(event) is Output:  # most events are
         return _BESIDE_TEXTS + sys.getsizeof(event.text)
     size = _BESIDE_TEXTS
@@ -410,9 +372,7 @@ _REST = 5.0
 class _Listener:
     """A listener with a thread of its own, in which its function hears one event after the other.
 
-    Args:
-        hear: the function.
-        on_error: called without arguments when the function has raised an exception.
+    `on_error` is called when the function has raised an exception.
     """
 
     def __init__(self, hear: Hear, on_error: Callable[[_Listener], None]) -> None:
@@ -427,7 +387,7 @@ class _Listener:
         self._thread: threading.Thread | None = None
 
     def put(self, event: Event) -> int:
-        """Let the function hear an event soon. Return the number of the event for `wait`. Does not wait."""
+        """Queue an event for the function, without waiting. Return its number for `wait`; 0 if it was dropped."""
         with self._changed:
             size = weight(event)
             if self._is_removed:
@@ -449,9 +409,9 @@ class _Listener:
             return self._put
 
     def wait(self, number: int, patience: float = _PATIENCE) -> None:
-        """Wait until the function has heard an event, for a while. Do not wait in the function's own thread.
+        """Wait up to `patience` seconds until the function has heard an event. Skip this if it was late before.
 
-        A function that was too slow before is not waited for.
+        In the listener's own thread, which would wait for itself, do not wait either.
         """
         with self._changed:
             if self._is_late or self._thread is threading.current_thread():
@@ -516,15 +476,14 @@ class EventStream:
     def listen(self, hear: Hear, *, inline: bool = False) -> Callable[[], None]:
         """Add a listener, and return a function that removes it. Events from before are not repeated.
 
-        The returned function does nothing if the listener was removed already. A listener that is added twice is called
-        twice.
+        A listener that is added twice is called twice. A second call of the returned function does nothing.
 
         Args:
-            hear: called with each event, in a thread of its own. A listener that returns within a second has heard an
-                event before the pool goes on. A slower one hears its events later, and the pool does not wait for it
-                again. If more than 16 MiB wait for it, further events are dropped.
-            inline: True calls it in the thread that emits an event. The pool waits for it, also when its machines are
-                to be ended, so it must not block. Default False.
+            hear: called with each event, in a thread of its own. The pool waits for it, a second at most. A slower
+                listener hears its events later, and the pool does not wait for it again. If more than 16 MiB of events
+                wait for it, further ones are dropped.
+            inline: True calls `hear` in the thread that emits an event. The pool waits for it without a limit, even
+                before it ends machines, so `hear` must not block. Default False.
         """
         listener = hear if inline else _Listener(hear, self._remove)
         with self._lock:
@@ -532,7 +491,7 @@ class EventStream:
         return lambda: self._remove(listener)
 
     def _remove(self, listener: _Listener | Hear) -> None:
-        """Remove a listener, once if it was added twice. Do nothing if the stream does not have the listener."""
+        """Remove a listener, once if it was added twice. Do nothing if the stream does not have it."""
         with self._lock:
             if listener in self._listeners:
                 self._listeners.remove(listener)
@@ -540,10 +499,9 @@ class EventStream:
             listener.remove()
 
     def emit(self, event: Event) -> None:
-        """Let every listener hear an event, all at the same time, and wait for that, for a second at most.
+        """Let all listeners hear an event, and wait for each of them for a second at most.
 
-        Any thread may call this. If a listener raises an exception, the listener is removed and the traceback is
-        written to stderr. The other listeners are still called, and the exception is not raised here.
+        Inline listeners are called here, one after the other, and the others in their own threads at the same time.
         """
         waiting: list[tuple[_Listener, int]] = []
         with self._lock:
@@ -560,11 +518,7 @@ class EventStream:
             listener.wait(number)
 
     def settle(self, within: float) -> None:
-        """Wait until all listeners have heard all events so far.
-
-        Raises:
-            TimeoutError: a listener takes longer than `within` seconds in all.
-        """
+        """Wait until all listeners have heard all events so far. Raise TimeoutError after `within` seconds."""
         until = time.monotonic() + within
         for each in list(self._listeners):
             if isinstance(each, _Listener) and not each.settle(max(0.0, until - time.monotonic())):
@@ -579,11 +533,7 @@ The names `skypool.Stream` and `skypool.Interruption` mean other classes.
 
 
 def __getattr__(name: str) -> object:
-    """Return the class that a former name stands for ("Stream" or "Interruption"), and issue a DeprecationWarning.
-
-    Raises:
-        AttributeError: no class of this module has, or had, that name.
-    """
+    """Return the class that a former name stands for, and issue a DeprecationWarning."""
     renamed = _RENAMED.get(name)
     if renamed is None:
         raise AttributeError(f"module 'skypool.events' has no attribute {name!r}")

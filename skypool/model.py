@@ -1,6 +1,8 @@
 """Data types that drivers (one for each cloud) and the rest of skypool share.
 
-The data types are Need, Offer, Order, Instance, Access, Bill, Finding and Leftover, and the types of their fields.
+These are Need, Offer, Order, Instance, Access, Bill, Finding and Leftover, and the types of their fields. A node is one
+machine of a pool. A slice is several machines that are rented, billed and ended together. A slot is the part of a node
+that runs one call at a time. The agent is the process on a node that manages its workers.
 """
 
 from __future__ import annotations
@@ -52,21 +54,19 @@ class Need:
         accelerators: accepted accelerators; any one of them will do. Empty means that no accelerator is needed.
         slots: number of calls that a node runs at once; its devices are divided among them. "per-device" means one call
             for each device. None means one call that has all devices. On a node without devices, "per-device" and None
-            both mean one call for each CPU.
-        bases: a dict from the name of a provider to the image that its machines boot. Machines of other providers boot
-            the provider's default image.
+            mean one call for each CPU.
+        bases: the image that the machines of each provider boot, by the provider's name. Default: the provider's own.
         vcpus: minimum number of virtual CPUs; 0 for no minimum.
         memory_gib: minimum memory in GiB; 0 for no minimum.
         disk_gib: minimum disk in GiB; 0 for no minimum.
         arch: required processor architecture; None accepts any.
         regions: accepted regions, named as the provider names them. "eu-*" accepts all names that begin with "eu-".
             Empty accepts any region.
-        market: offers that are accepted: "on-demand", "spot" or both. "spot-if-available" accepts both and prefers
-            spot. "cheapest" accepts both and prefers the lower price.
-        max_usd_per_hour: maximum price of one node in US dollars per hour, all costs included. For a slice (several
-            machines rented together at one price), it is the maximum for the whole slice. None for no maximum.
-        private_network: True if the nodes must reach each other. Then either all nodes are launched in one place, or no
-            node is launched.
+        market: "on-demand" or "spot" accepts only such offers. "spot-if-available" accepts both and prefers spot.
+            "cheapest" accepts both and prefers the lower price.
+        max_usd_per_hour: maximum price of one node, or of a whole slice, in US dollars per hour, all costs included.
+            None for no maximum.
+        private_network: True if the nodes must reach each other. Then all nodes are launched in one place, or none is.
     """
 
     accelerators: tuple[Accelerator, ...] = ()
@@ -99,10 +99,10 @@ class PriceSource:
     Attributes:
         kind: "provider" if the provider's API reported the price, "table" if it is from a table shipped with the
             driver.
-        as_of: day on which the source stated the price. None for a provider's price means that the price is of the time
-            of the request. None for a table's price means that the day is unknown.
+        as_of: day on which the source stated the price. None means the time of the request for a provider's price, and
+            an unknown day for a table's.
         origin: publisher of the table; "" for a provider's price.
-        why: reason why the table was used instead of the provider's price, and what to do about it; "" if unknown.
+        why: why the table was used instead of the provider's price, and what to do about it; "" if unknown.
     """
 
     kind: Literal["provider", "table"] = "provider"
@@ -111,11 +111,7 @@ class PriceSource:
     why: str = ""
 
     def __str__(self) -> str:
-        """Return text such as "price as of 2026-03-02 (table)".
-
-        Only the text for a price from a table ends with "(table)". For a table's price without a day, the text is
-        "price as of an unknown day (table)". For a provider's price without a day, it is "".
-        """
+        """Return `day` after "price as of ", such as "price as of 2026-03-02 (table)"; "" if `day` is ""."""
         if self.kind == "provider" and self.as_of is None:
             return ""
         return f"price as of {self.day}"
@@ -124,8 +120,7 @@ class PriceSource:
     def day(self) -> str:
         """The day of the price as text: "2026-03-02" for a provider's price, "2026-03-02 (table)" for a table's.
 
-        The text is "an unknown day (table)" for a table's price without a day, and "" for a provider's price without a
-        day.
+        If the day is unknown, it is "" for a provider's price, and "an unknown day (table)" for a table's.
         """
         if self.kind == "provider":
             return "" if self.as_of is None else self.as_of.isoformat()
@@ -134,14 +129,14 @@ class PriceSource:
     def is_outdated(self, today: date, days: int) -> bool:
         """Return True if the price is from a table whose day is unknown, or more than `days` days before `today`.
 
-        A price that the provider reported is never outdated. A table that is exactly `days` days old is not outdated.
+        A price that the provider reported is never outdated.
         """
         return self.kind == "table" and (self.as_of is None or (today - self.as_of).days > days)
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """An offer of a provider: one machine, or one slice of machines that are rented together, and its price.
+    """An offer of a provider: one machine, or one slice, and its price.
 
     Attributes:
         provider: name of the driver that made the offer.
@@ -149,32 +144,29 @@ class Offer:
         region: the provider's name of the region; "" if it has none.
         zone: the provider's name of the zone; "" if it has none.
         market: "on-demand", or "spot" if the provider may take the machine back.
-        usd_per_hour: full price of the offer in US dollars per hour, including disks and public addresses. If the offer
-            is a slice, this is the price of the whole slice.
-        accelerator: accelerator of the machine, or of the whole slice if the offer is a slice. None if there is none.
+        usd_per_hour: full price of the machine or the whole slice in US dollars per hour, including disks and public
+            addresses.
+        accelerator: accelerator of the machine or the whole slice; None if there is none.
         detail: data that only the driver that made the offer understands.
         vcpus: virtual CPUs of each machine. None if any number can be asked for, or the provider does not say.
-        memory_gib: memory of each machine in GiB. None has the same meaning as for `vcpus`.
-        disk_gib: disk of each machine in GiB. None has the same meaning as for `vcpus`.
+        memory_gib: memory of each machine in GiB; None as for `vcpus`.
+        disk_gib: disk of each machine in GiB; None as for `vcpus`.
         arch: processor architecture; None if unknown.
         available: True if the offer is in stock now; None if the provider does not say.
-        quota: text for the quota that applies to the offer: the provider's name of the quota, the place and the market.
-            After a quota error, other offers with the same value are skipped. "" means that all offers of the provider
-            are skipped.
+        quota: name of the quota that applies, with place and market. After a quota error, other offers with the same
+            value are skipped. "" means that all offers of the provider are skipped.
         least_billed: minimum time that is charged for, in seconds.
-        trust: "full", or "data" for a machine that a stranger owns: answers of such a machine must not run code on the
-            client. A pool that sets its own `trust` overrides this value.
-        hosts: number of machines that are rented together: the hosts of a slice, otherwise 1. Each machine becomes a
-            node.
+        trust: "full", or "data" for a machine that a stranger owns: its answers must not run code on the client. A pool
+            that sets its own `trust` overrides this value.
+        hosts: number of machines that are rented together: the hosts of a slice, otherwise 1. Each becomes a node.
         ends_itself: True if the machine ends itself when its lease is over, and then costs nothing more. If None,
             `Abilities.ends_itself` of the driver applies.
         price_source: source and date of `usd_per_hour`.
-        on_demand_usd_per_hour: on-demand price of the same machine, given for a spot offer whose price is from a table.
+        on_demand_usd_per_hour: on-demand price of the same machine, for a spot offer whose price is from a table.
             Ranking uses it if the table is old. None if unknown.
-        start_usd: estimated cost in US dollars of the start of the machine or slice, which the provider charges beside
-            the time: for example, traffic for the image and packages.
-        start_note: what `start_usd` is for and what it assumes, such as "10 GB of traffic in and 1 GB out"; "" for
-            nothing.
+        start_usd: estimated cost in US dollars of the start, which the provider charges beside the time: for example,
+            traffic for the image and packages.
+        start_note: what `start_usd` is for and what it assumes, such as "10 GB of traffic in and 1 GB out".
     """
 
     provider: str
@@ -204,18 +196,15 @@ class Offer:
 class Progress(Protocol):
     """A listener that is told which machines a launch creates and terminates, so that the bill includes all of them.
 
-    The attribute `progress` of an `Order` has such a listener. The methods of the `Order` call it.
+    The methods of an `Order` call it (`Order.progress`).
     """
 
     def asking(self, order: Order, nodes: Sequence[int]) -> None:
-        """Record that a create request for the nodes with these numbers is about to be sent.
-
-        The machines may be billed from now on.
-        """
+        """Record that a create request for these nodes is about to be sent. They may be billed from now on."""
         ...
 
     def made(self, order: Order, instances: Sequence[Instance]) -> None:
-        """Record that the provider has created these instances (machines)."""
+        """Record that the provider has created these instances."""
         ...
 
     def undone(self, order: Order, instances: Sequence[Instance]) -> None:
@@ -225,27 +214,26 @@ class Progress(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A request to rent machines on one offer. A slice is several machines that are rented together at one price.
+    """A request to rent machines on one offer.
 
     Attributes:
-        pool: name of the pool. The name becomes a tag of the machines.
+        pool: name of the pool. It becomes a tag of the machines.
         token: idempotency token: a repeated create with the same token makes no further machines. At most 64 characters
-            of [a-z0-9-]. The token becomes a tag, too.
-        nodes: node numbers that the machines get in the pool. If the offer is a slice of several hosts, `nodes` lists
-            all hosts of the first slice in order, then those of the next slice.
+            of [a-z0-9-]. It becomes a tag, too.
+        nodes: node numbers that the machines get in the pool. If the offer is a slice of several hosts: all hosts of
+            the first slice in order, then those of the next one.
         need: requirements of the pool.
         lease: seconds that a machine lives on without hearing from its client, at first counted from its boot. Default
             600.
         lifetime: seconds after its boot at which a machine ends itself in any case; None for no such limit. It is what
             is left of the pool's `max_lifetime`, or of its budget if that is less.
-        until: time after which the machines are no longer needed, unless the pool sets a later one. This time is
-            written into the machines' tags. Time zone aware, in UTC. If None, the machines get no such tag.
-        max_usd_per_hour: maximum price of one machine (or one slice) in US dollars per hour, also when the price
-            changes later; None for no limit. The driver sends this maximum with the order if the provider accepts one
-            for spot machines.
-        progress: listener that is told of each machine that the launch creates or terminates; None if nobody listens.
-            Some drivers create machines one by one, or terminate machines when a launch fails. Such a driver must call
-            `asking`, `made` and `undone` of the order.
+        until: time after which the machines are no longer needed, unless the pool sets a later one. It becomes a tag.
+            Time zone aware, in UTC. None for no such tag.
+        max_usd_per_hour: maximum price of one machine or slice in US dollars per hour, also when the price changes
+            later; None for no limit. The driver sends it with the order if the provider accepts one for spot machines.
+        progress: listener that is told of each machine that the launch creates or terminates; None if nobody listens. A
+            driver that creates machines one by one, or terminates some when a launch fails, must call `asking`, `made`
+            and `undone` of the order.
     """
 
     pool: str
@@ -265,7 +253,7 @@ class Order:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The former name of `nodes`. Reading this property issues a DeprecationWarning."""
+        """The former name of `nodes`. Reading it issues a DeprecationWarning."""
         warn_renamed("Order.ranks", "Order.nodes")
         return self.nodes
 
@@ -275,26 +263,20 @@ class Order:
         return Keys.of(self.pool)
 
     def asking(self, *nodes: int) -> None:
-        """Report to `progress` that a create request for these nodes is about to be sent.
+        """Tell `progress`, if any, that a create request for these nodes is about to be sent.
 
-        The machines may be billed from now on. Does nothing if `progress` is None.
+        The machines may be billed from now on.
         """
         if self.progress is not None:
             self.progress.asking(self, nodes)
 
     def made(self, *instances: Instance) -> None:
-        """Report to `progress` that these instances exist. A driver calls this method before its launch returns.
-
-        Does nothing if `progress` is None.
-        """
+        """Tell `progress`, if any, that these instances exist. A driver calls this before its launch returns."""
         if self.progress is not None:
             self.progress.made(self, instances)
 
     def undone(self, *instances: Instance) -> None:
-        """Report to `progress` that the provider confirmed the end of these instances, which the launch terminated.
-
-        Does nothing if `progress` is None.
-        """
+        """Tell `progress`, if any, that the provider confirmed the end of instances that the launch terminated."""
         if self.progress is not None:
             self.progress.undone(self, instances)
 
@@ -311,17 +293,15 @@ class Instance:
         state: "starting", "running", "ending" or "ended".
         offer: offer that the machine was rented on; None if the machine was found by its tags.
         detail: data that only the driver understands.
-        token: idempotency token of the order that made the machine; "" if no tag of the machine has it.
-        until: time in the machine's tag after which the machine is no longer needed; None if no tag has such a time.
-        slice: the provider's name of the slice that the machine is a host of; "" for a single machine. All hosts of a
-            slice start, are billed and end together.
+        token: idempotency token of the order that made the machine; "" if no tag has it.
+        until: time in the machine's tag after which it is no longer needed; None if no tag has it.
+        slice: the provider's name of the slice that the machine is a host of; "" for a single machine.
         billed_from: time since when the provider bills the machine, in seconds since 1970. None if the provider does
-            not say, or does not bill the machine yet (see `Abilities.billed_from`).
-        region: region in which the driver asks about the machine, or the zone if the driver asks each zone separately.
-            "" if the provider has only one place, or does not say.
-        instance_type: the provider's name of the machine's type, as in `Offer.instance_type`. "" if the provider does
-            not say, or the driver does not need it.
-        created_at: time when the machine was created, in seconds since 1970. None if the provider does not say, or the
+            not say, or does not bill it yet (see `Abilities.billed_from`).
+        region: region, or zone, in which the driver asks about the machine. "" if the provider has only one place, or
+            does not say.
+        instance_type: as in `Offer.instance_type`; "" if the provider does not say, or the driver does not need it.
+        created_at: when the machine was created, in seconds since 1970. None if the provider does not say, or the
             driver does not need it.
     """
 
@@ -342,7 +322,7 @@ class Instance:
 
     @property
     def rank(self) -> int:
-        """The former name of `node`. Reading this property issues a DeprecationWarning."""
+        """The former name of `node`. Reading it issues a DeprecationWarning."""
         warn_renamed("Instance.rank", "Instance.node")
         return self.node
 
@@ -359,7 +339,7 @@ class Leftover:
         id: the provider's identifier of the resource.
         pool: name of the pool that the resource belongs to.
         region: region that the resource is in; "" if the provider has only one place.
-        until: time in the resource's tag after which the resource is no longer needed; None if no tag has such a time.
+        until: time in the resource's tag after which it is no longer needed; None if no tag has it.
         detail: data that only the driver understands.
         tagged_as: name under which the provider tags the resource, if that is not `id`; otherwise "".
     """
@@ -376,7 +356,7 @@ class Leftover:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check of a driver (the code for one cloud), as `skypool doctor` and `skypool prove` show it.
+    """The result of one check of a driver, as `skypool doctor` and `skypool prove` show it.
 
     Attributes:
         what: title of the check, such as "Python".
@@ -408,11 +388,7 @@ class Bill:
 
 
 class SlotEnv(TypedDict):
-    """The environment variables of one slot of a node, and the names of the slot's devices. A typed dict.
-
-    A slot is a place on a node (a rented machine) that runs one call at a time. The key "env" has the variables, as a
-    dict from name to value. The key "devices" has the names. Both keys are required.
-    """
+    """A typed dict of one slot: "env" has environment variables by name, and "devices" the names of its devices."""
 
     env: Mapping[str, str]
     devices: Sequence[str]
@@ -420,37 +396,36 @@ class SlotEnv(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Connection details of an instance, and the paths and settings that the agent uses on the instance.
+    """Connection details of an instance, and the paths and settings that the agent uses there.
 
-    The agent is the process on the node (the rented machine) that manages its workers. Paths are on the node and may
-    begin with "~".
+    Paths are on the node and may begin with "~". `booting`, `settling` and `keying` are seconds, counted from the first
+    attempt to connect.
 
     Attributes:
         transport: runs commands on the node.
-        python: path of the Python interpreter on the node. If None, the setup of the node finds or installs one.
+        python: path of the Python interpreter. If None, the setup of the node finds or installs one.
         folder: folder of the agent.
         spool: folder for values that are too large for memory.
         cwd: working directory of calls; None means the agent's folder.
         spool_memory: largest value that is kept in memory, in bytes. None means half of the free memory.
         env: environment variables of the agent and its workers.
-        slots: environment and device names of each slot (place that runs one call at a time), or a split as in
-            `Need.slots`. If None, `Need.slots` of the pool applies.
-        home: folder where the image's software is installed. The folder is kept for the next pool.
-        booting: seconds, counted from the first attempt to connect, in which the machine may not answer because it
-            still boots.
-        settling: seconds in which a refused login, or unexpected output in place of an answer, may mean that the boot
-            has not finished. Counted from the first attempt to connect, too.
-        keying: seconds in which a wrong host key may mean that the boot has not finished. Counted from the first
-            attempt to connect, too. Nothing is ever sent to a machine with a wrong key.
+        slots: environment and device names of each slot, or a split as in `Need.slots`. If None, `Need.slots` of the
+            pool applies.
+        home: folder where the image's software is installed. It is kept for the next pool.
+        booting: time in which the machine may not answer because it still boots.
+        settling: time in which a refused login, or unexpected output in place of an answer, may mean that the boot has
+            not finished.
+        keying: time in which a wrong host key may mean that the boot has not finished. Nothing is ever sent to a
+            machine with a wrong key.
         exclusive: True if the machine serves one pool at a time.
         owned: True if the machine is the user's own. Its system packages are then not changed.
-        simulated: True if the machine's accelerators are simulated. Its drivers are then neither installed nor checked.
+        simulated: True if the accelerators are simulated. Drivers are then neither installed nor checked.
         notice: text that the user should read about this access; "" for none.
-        guard: path of a file on a machine that ends itself. Each write to the file postpones that end. "" if the
-            machine does not end itself in this way.
-        watch: Python source of a program that the agent runs beside the calls. It may use only the standard library.
-            When the provider announces that it takes the machine back, the program prints the time of that as one line,
-            in seconds since 1970. "" for no such program.
+        guard: path of a file on a machine that ends itself. Each write to it postpones that end. "" if the machine does
+            not end itself in this way.
+        watch: Python source of a program that the agent runs beside the calls, with only the standard library. When the
+            provider announces that it takes the machine back, the program prints the time of that as one line, in
+            seconds since 1970. "" for none.
     """
 
     transport: Transport

@@ -1,4 +1,4 @@
-"""Identifies processes and this machine, for the ledger (the local database of rented machines).
+"""Identifies processes and this machine, for the ledger.
 
 A process is identified by host name, pid and start time. A pid alone is not enough, because the system gives the pid of
 an ended process to a new one.
@@ -17,13 +17,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """The identity of a process on some host.
-
-    Attributes:
-        host: the name of its host.
-        pid: its process id.
-        birth: its start time, in a form that depends on the system; "" if the process did not exist.
-    """
+    """The identity of a process on some host. `birth` is its start time as text; "" if it did not exist."""
 
     host: str
     pid: int
@@ -31,10 +25,7 @@ class Process:
 
     @classmethod
     def of(cls, pid: int) -> Process:
-        """Return the identity of the process on this host that has this pid now.
-
-        If there is no such process, or only a zombie, `birth` of the result is "".
-        """
+        """Return the identity of this host's process with this pid. If there is none or a zombie, `birth` is ""."""
         return cls(host_name(), pid, _birth(pid) or "")
 
     @classmethod
@@ -43,10 +34,9 @@ class Process:
         return cls.of(os.getpid())
 
     def lives(self) -> bool | None:
-        """Return True if this process still runs, False if it has ended.
+        """Return True if this process still runs, False if it has ended, and None if it is on another host.
 
-        A zombie has ended, and so has a process whose pid now belongs to another one. Returns None for a process on
-        another host.
+        A zombie has ended, and so has a process whose pid now belongs to another one.
         """
         if self.host != host_name():
             return None
@@ -58,20 +48,17 @@ class Process:
 
 
 def host_name() -> str:
-    """Return the name of this machine. Machines that this machine rents are tagged with the name.
+    """Return the name of this machine, with which the machines that it rents are tagged.
 
-    On Linux, the result is the system's host name. On macOS, where the host name changes with the network, the result
-    is the name that the user gave the Mac. On macOS, the result stays the same while this process lives.
+    On Linux, it is the host name. On macOS, where the host name changes with the network, it is the name that the user
+    gave the Mac. The result stays the same while this process lives.
     """
     return (_name_of_mac() if sys.platform == "darwin" else "") or socket.gethostname()
 
 
 @cache
 def _name_of_mac() -> str:
-    """Return the name that the user gave this Mac, or the system's host name if that is not known.
-
-    The result of the first call is kept. Does not raise if the tool that knows the name is missing.
-    """
+    """Return the name that the user gave this Mac, or the host name if it is not known. The first result is kept."""
     try:
         told = subprocess.run(["scutil", "--get", "LocalHostName"], capture_output=True, text=True).stdout.strip()
     except OSError:
@@ -80,10 +67,7 @@ def _name_of_mac() -> str:
 
 
 def _birth(pid: int) -> str | None:
-    """Return a text for the start time of a process on this host. Its form depends on the system.
-
-    Returns None if there is no such process, or only a zombie.
-    """
+    """Return a text for the start time of a process on this host; None if there is none, or only a zombie."""
     if Path("/proc/self/stat").exists():
         return _linux_birth(pid)
     # BSD's ps takes everything after the first "=" as a heading. The settings make its time the same in any language
@@ -95,10 +79,7 @@ def _birth(pid: int) -> str | None:
 
 
 def _linux_birth(pid: int) -> str | None:
-    """Return the start of a process on Linux as "id:ticks": the id of the boot, and clock ticks since that boot.
-
-    The id is "" if the system does not tell it. Returns None if there is no such process, or only a zombie.
-    """
+    """Return the start of a process as "boot id:clock ticks"; None if there is none, or only a zombie."""
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -108,10 +89,7 @@ def _linux_birth(pid: int) -> str | None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return True if a process of this host is stopped by a signal such as SIGSTOP, or by a debugger.
-
-    Returns False if the process is not stopped, or does not exist.
-    """
+    """Return True if a process of this host is stopped by a signal such as SIGSTOP, or by a debugger."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):

@@ -1,6 +1,6 @@
 """Functions that user code calls on a node (a rented machine): `instance_info`, `shard`, `is_head`, `interruption`.
 
-Outside of a pool, these functions work as in a pool of one node.
+Outside of a pool, they work as in a pool of one node.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ U = TypeVar("U")
 class InstanceInfo:
     """The place where a call runs: pool, node, slot and devices.
 
-    A node is a rented machine. A slot is a place on a node that runs one call at a time.
+    A node is a rented machine. A slot is a place on a node that runs one call at a time. `call @ pool` runs a call on
+    every node at once. A TPU slice is a group of machines that are rented together; a single machine counts as a slice.
 
     Attributes:
         pool: the pool's name, "" outside of a pool.
@@ -39,8 +40,8 @@ class InstanceInfo:
         hostname: host name of this machine.
         vcpus: number of CPU cores that this process may use.
         accelerators: devices that this process may use, as `skypool.devices` finds them.
-        host: index of this node in its TPU slice (machines that are rented together), from 0. 0 for a single machine.
-        hosts: number of machines in the slice; 1 for a single machine.
+        host: index of this node in its TPU slice, from 0.
+        hosts: number of machines in the slice.
         chips: number of TPU chips of this node; 0 if it has none.
         slice_chips: number of TPU chips of the whole slice; 0 if it has none.
         address: address of this node in its own network; "" if unknown.
@@ -52,8 +53,8 @@ class InstanceInfo:
         world_size: number of processes of the call; 1 in a call that runs on a single node without `procs=`.
         local_rank: number of this process among the call's processes on this node, from 0.
         local_world_size: number of the call's processes on this node; 1 without `procs=`.
-        attempt: number of this run of a call with `procs=`, from 1. It counts all runs, also those that were repeated
-            because a machine was taken back. 1 for other calls.
+        attempt: number of this run of a call with `procs=`, from 1. Repeats after a machine was taken back count, too.
+            1 for other calls.
         world_changed: True if this run of a call with `procs=` has another `world_size` than the run before.
     """
 
@@ -82,23 +83,17 @@ class InstanceInfo:
 
     @property
     def slice(self) -> int:
-        """Return the index of the pool's slice that this node belongs to, from 0.
-
-        A slice is a group of TPU machines that are rented together. A single machine counts as a slice of its own, so
-        the index is the node's number.
-        """
+        """The index of the pool's slice that this node belongs to, from 0. For a single machine, the node's number."""
         return (self.node - self.host) // self.hosts
 
     @property
     def is_head(self) -> bool:
-        """Return True if `node` and `local_rank` are 0. The value is always True outside of a pool."""
+        """True if `node` and `local_rank` are 0. Always True outside of a pool."""
         return self.node == 0 and self.local_rank == 0
 
     @property
     def head_address(self) -> str:
-        """Return the address of node 0, to which the other nodes of the call can connect.
-
-        The address is known only in a call sent with `@`, which runs on all nodes at once.
+        """The address of node 0, to which the other nodes of a call sent with `@` can connect.
 
         Raises:
             UsageError: the call was not sent with `@`, or node 0 does not know its own address.
@@ -117,7 +112,7 @@ class InstanceInfo:
 
     @property
     def accelerator(self) -> Device | None:
-        """Return the first device that this process may use, or None if it has none."""
+        """The first device that this process may use, or None if it has none."""
         return self.accelerators[0] if self.accelerators else None
 
 
@@ -131,10 +126,10 @@ _in_gang = False
 
 
 def instance_info() -> InstanceInfo:
-    """Return the place where the running call runs: pool, node, slot (place on the node) and devices.
+    """Return the place where the running call runs: pool, node, slot and devices. See `InstanceInfo`.
 
-    Outside of a pool, the result is node 0 of 1, and the pool's name is "". In a call that was sent with `@` to all
-    nodes, `node` and `nodes` count the nodes of that call. The first use in a process detects the devices.
+    Outside of a pool, the result is node 0 of 1, and the pool's name is "". The first use in a process detects the
+    devices.
     """
     info = _process or InstanceInfo()
     if _world is not None:
@@ -146,31 +141,25 @@ def instance_info() -> InstanceInfo:
 
 @cache
 def _devices() -> tuple[Device, ...]:
-    """Return the devices that this process is to use; () if there are none. It may see more.
-
-    The devices are detected at the first call in a process. Later calls return the same tuple.
-    """
+    """Return the devices that this process should use; it may see others, too. The first call detects them."""
     return tuple(each for each in devices.detect() if _own is None or f"{each.kind} {each.pin}" in _own)
 
 
 def is_head() -> bool:
-    """Return True if this call runs on node 0 of the pool. The result is always True outside of a pool.
+    """Return True if this call runs on node 0 of the pool. Use it for work that should be done once.
 
-    For a call that was sent with `@` to all nodes, node 0 is the first of the nodes that run it. In a call with
-    `procs=`, the result is True in the process with rank 0 only. Use this function for work that should be done once.
+    In a call that was sent with `@`, node 0 is the first of its nodes. In a call with `procs=`, only the process with
+    rank 0 gets True. Always True outside of a pool.
     """
     return instance_info().is_head
 
 
 def enter(info: InstanceInfo, in_gang: bool = False, own: Collection[str] | None = None) -> None:
-    """Set the place of this worker process, which `instance_info` returns from now on.
-
-    The worker process calls this function once, before its first call. The place is the same for all threads.
+    """Set the place of this worker process, for all threads. The worker calls this once, before its first call.
 
     Args:
-        info: the place.
-        in_gang: True for a process of a gang, a call that runs as several processes on its nodes. Default False.
-        own: the names of the process's own devices, such as "cuda 0", if it sees others, too. Default None.
+        in_gang: True for a process of a call that runs as several processes on its nodes.
+        own: the names of the process's own devices, such as "cuda 0", if it sees others, too; otherwise None.
     """
     global _process, _in_gang, _own
     _process = info
@@ -184,12 +173,9 @@ def node_number() -> int:
 
 
 def begin(call: int, world: tuple[int, Sequence[str]] | None) -> None:
-    """Set which call runs in this worker process from now on. All threads of the process see the same call.
+    """Set which call runs in this worker process from now on, for all its threads.
 
-    Args:
-        call: id of the call.
-        world: for a call that runs on several nodes at once (a broadcast), this node's index among them and the
-            addresses of all of them; otherwise None.
+    `world` is this node's index among the nodes of a broadcast and the addresses of all of them; None for other calls.
     """
     global _call, _world
     _call = call
@@ -207,29 +193,27 @@ def shard(
 def shard(*data: Any, shuffle: bool = False, seed: int = 0, drop_last: bool = False) -> Any:
     """Return this node's part of `data`: consecutive rows, in parts that are as equal as possible.
 
-    In a call with `procs=`, each process gets a part of its own.
-
-    Together, the parts of all nodes have each row exactly once, unless `drop_last` is set. Outside of a pool, the part
-    has all rows.
+    Together, the parts have each row exactly once, unless `drop_last` is set. In a call with `procs=`, each process
+    gets a part of its own. Outside of a pool, the part has all rows.
 
     Args:
         data: lists, tuples, numpy arrays, torch tensors, ranges, strings or other sequences. A row is one element.
-            Several sequences are cut in the same way, so that rows with the same index stay together. The sequences are
-            not changed.
-        shuffle: True distributes the rows in random order. The order depends only on `seed` and the number of rows, so
-            it is the same on every node. Default False.
+            Several sequences are cut in the same way, so that rows with the same index stay together. They are not
+            changed.
+        shuffle: True distributes the rows in random order. It depends only on `seed` and the number of rows, so it is
+            the same on every node. Default False.
         seed: seed of the random order. Default 0.
         drop_last: True leaves out the last rows if they would make some parts longer than others. With False, the
             default, the first parts then have one row more.
 
     Returns:
-        A value of the same type as `data`, such as a list. Exceptions are a range that is shuffled, and sequences of
-        other types that are shuffled or do not support slices: for these, the result is a list. The value is empty if
-        there are fewer rows than nodes and none is left for this node. For several sequences, a tuple of such values.
+        A value of the same type as `data`, or a tuple of such values for several sequences. It is empty if no row is
+        left for this node. A shuffled range gives a list, and so does another type of sequence that is shuffled or
+        cannot be sliced.
 
     Raises:
-        UsageError: no data was given, the lengths differ, or an argument is not a sequence. Dictionaries and sets are
-            refused, too.
+        UsageError: no data was given, the lengths differ, or an argument is not a sequence, such as a dictionary or a
+            set.
     """
     if not data:
         raise UsageError("shard() needs at least one sequence to divide among the nodes, such as shard(items)")
@@ -252,16 +236,10 @@ def shard(*data: Any, shuffle: bool = False, seed: int = 0, drop_last: bool = Fa
 
 
 def part(length: int, index: int, parts: int, drop_last: bool = False) -> slice:
-    """Return the rows that belong to one of several parts, as a Python slice of all rows.
+    """Return the rows that belong to part `index` of `parts`, as a Python slice of `length` rows.
 
-    If the rows cannot be divided evenly, the first parts have one row more. If there are fewer rows than parts, the
-    last parts are empty.
-
-    Args:
-        length: the number of rows.
-        index: the number of the part, from 0.
-        parts: the number of parts.
-        drop_last: True makes all parts equally long. The rows that are left at the end belong to no part.
+    The first parts have one row more if the rows cannot be divided evenly. With `drop_last`, all parts are equally
+    long, and the rows that are left at the end belong to none.
     """
     each, left = divmod(length, parts)
     if drop_last:
@@ -308,19 +286,15 @@ class Interruption:
 
     @property
     def left(self) -> float:
-        """Return the seconds until the machine is taken back, by the machine's clock; 0.0 if that time has passed."""
+        """The seconds until the machine is taken back, by the machine's clock; 0.0 if that time has passed."""
         return max(0.0, self.at - time.time())
 
 
 @dataclass(frozen=True, slots=True)
 class Attended:
-    """A function that a call runs on a node, with a second function for the case that the provider takes the node back.
+    """A call's function, with a second one that is called when the provider announces that it takes the node back.
 
-    Both functions are sent to the node.
-
-    Attributes:
-        function: the function that the call runs.
-        on_interruption: the function that is called at the provider's notice, with the notice as its only argument.
+    Both functions are sent to the node. `on_interruption` gets the provider's notice as its argument.
     """
 
     function: Callable[..., Any]
@@ -328,10 +302,9 @@ class Attended:
 
 
 def interruption() -> Interruption | None:
-    """Return the notice that the provider takes this machine back.
+    """Return the notice that the provider takes this machine back; None while there is none, and outside of a pool.
 
-    Returns None while there is no notice, and outside of a pool. The function is fast: a loop may call it in every
-    iteration.
+    It is fast: a loop may call it in every iteration.
     """
     at = 0.0 if taken is None else taken()
     return Interruption(at) if at else None
@@ -348,12 +321,10 @@ notice.
 class Upstream(Iterator[Any]):
     """An iterator argument of a call, as the function on the node sees it.
 
-    Each `next()` waits for one item from the iterator on the client. After the last item, `next()` raises
-    StopIteration. If the iterator on the client raises an exception, `next()` raises that exception. Outside of a
-    worker process on a node, `next()` raises UsageError.
+    Each `next()` waits for one item from the iterator on the client. It raises what that iterator raises, StopIteration
+    at the end, and UsageError outside of a worker process.
 
-    Args:
-        number: the index of this iterator among the iterator arguments of the call, from 0.
+    `number` is the index of this iterator among the iterator arguments of the call.
     """
 
     def __init__(self, number: int) -> None:

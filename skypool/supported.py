@@ -1,7 +1,4 @@
-"""Checks the operating system.
-
-The client (the user's side) runs on Linux and macOS. Nodes (rented machines) run Linux.
-"""
+"""Checks the operating system. The client (the user's side) runs on Linux and macOS. Nodes run Linux."""
 
 from __future__ import annotations
 
@@ -11,11 +8,7 @@ from skypool.errors import UsageError
 
 
 def check_client() -> None:
-    """Check that skypool can run on this operating system as a client (the user's side). Only Windows is refused.
-
-    Raises:
-        UsageError: this is Windows.
-    """
+    """Raise UsageError if skypool cannot run on this operating system as a client. Only Windows is refused."""
     if sys.platform == "win32":
         raise UsageError(
             "skypool runs on Linux and macOS, and this is Windows: install WSL (`wsl --install`) and use it there"

@@ -35,12 +35,8 @@ def encodable(text: str) -> str:
 def printable(text: str, colours: bool = False) -> str:
     """Return a text without escape sequences and control characters other than tab, newline and carriage return.
 
-    Unicode characters that change the direction of text are removed, too. Surrogates are changed as by `encodable`.
-
-    Args:
-        text: the text that a node (a rented machine) sent.
-        colours: True keeps sequences for colours and bold (SGR sequences), backspace, and marks of text direction. Pass
-            True for nodes that may run code on the client. Default False.
+    Characters that change the direction of text are removed, too. Surrogates become escapes. `colours` keeps colours,
+    bold, backspace and marks of text direction: pass True for nodes that may run code on the client.
     """
     if text.isascii() and text.isprintable():
         return text
@@ -55,7 +51,7 @@ def printable(text: str, colours: bool = False) -> str:
 def plain(text: str) -> str:
     """Return what another machine or program has said, with newlines and tabs as its only control characters.
 
-    A carriage return becomes a newline, as what follows it would be shown in place of what was before.
+    A carriage return becomes a newline: on a terminal, the text after it would hide the text before it.
     """
     if text.isascii() and text.isprintable():
         return text
@@ -63,7 +59,7 @@ def plain(text: str) -> str:
 
 
 def plain_value(value: Any) -> Any:
-    """Return a value of JSON with all of its texts as `plain` returns them. Nothing else is changed."""
+    """Return a JSON value with `plain` applied to all of its strings and keys. Nothing else is changed."""
     if type(value) is str:
         return plain(value)
     if type(value) is list:
@@ -74,14 +70,7 @@ def plain_value(value: Any) -> Any:
 
 
 def one_line(text: str, most: int) -> str:
-    """Return the beginning of a text as a single line, without what `printable` removes.
-
-    A text that has several lines could look like lines of other nodes.
-
-    Args:
-        text: the text that a node (a rented machine) sent.
-        most: the number of characters of the text that are taken.
-    """
+    """Return the first `most` characters of a text on one line, as a second line could look like another node's."""
     text = printable(text[:most])
     return text if text.isprintable() else " ".join(text.split())
 
@@ -89,19 +78,19 @@ def one_line(text: str, most: int) -> str:
 def plain_error(error: BaseException) -> BaseException:
     """Remove escape sequences other than colours from the texts of an exception, in place. Return the exception.
 
-    This function is for errors from nodes that may run code on the client. The texts are the strings among the
-    exception's arguments, attributes and notes. Its causes, contexts and group members are changed in the same way.
-    Strings inside lists or other containers stay as they are, except for notes.
+    This is for errors from nodes that may run code on the client. The texts are the strings among the exception's
+    arguments, attributes and notes, and those of its causes, contexts and group members. Strings inside lists or other
+    containers stay as they are, except for notes.
     """
     _change_texts(error, _harmless)
     return error
 
 
 def quotable(error: BaseException) -> BaseException | None:
-    """Return an exception of a library as a cause of ours, without what a server could do to a terminal by its texts.
+    """Return an exception of a library without control characters from a server, to be the cause of a skypool error.
 
-    Libraries quote servers in their errors. The texts that `plain_error` changes are changed in place, by `plain`. A
-    cause whose text still has control characters is left out, with its own causes. Returns None if that is `error`.
+    Its strings are changed in place, by `plain`, where `plain_error` changes them. If the text of a cause still has
+    control characters, that cause is cut off. Returns None if the text of `error` itself still has some.
     """
     _change_texts(error, plain)
     here: BaseException | None = error
@@ -144,7 +133,7 @@ def _harmless(text: str) -> str:
 
 
 def unfinished(text: str) -> int:
-    """Return how many characters at the end of a text may be the start of a colour sequence (SGR). Return 0 if none.
+    """Return how many characters at the end of a text may be the start of a colour sequence (SGR).
 
     Output of a node arrives in pieces. A piece may end inside a sequence, whose rest comes with the next piece.
     """

@@ -1,8 +1,8 @@
-"""Shortens the tracebacks of errors that skypool raises, and gives warnings at the user's lines.
+"""Shortens the tracebacks of errors that skypool raises, and issues warnings at the line of the user's code.
 
-A traceback has the user's lines, the error, and one line for each cause. An exception that a user's function raised on
-a node (a rented machine) is shown by Python as usual, with the remote traceback, but without the frames of skypool.
-`SKYPOOL_DEBUG=1` in the environment shows all frames.
+A traceback has the user's lines, the error, and one line for each cause. An exception of a user's function on a node is
+shown by Python as usual, with the remote traceback, but without the frames of skypool. `SKYPOOL_DEBUG=1` in the
+environment shows all frames.
 """
 
 from __future__ import annotations
@@ -85,10 +85,9 @@ def _in_ipython(shell: Any, kind: type[BaseException], error: BaseException, tra
 
 
 def is_plain(error: BaseException) -> bool:
-    """Return True if an error is shown in short form: an error raised by skypool, not by a function on a node.
+    """Return True if an error is shown in short form: it was raised by skypool, and not by a function on a node.
 
-    A RemoteError, or an error whose cause is a remote traceback, comes from a function on a node. If the environment
-    variable SKYPOOL_DEBUG is set to anything but "0" or "", the result is always False.
+    Always False if the environment variable SKYPOOL_DEBUG is set to anything but "0" or "".
     """
     images = sys.modules.get("skypool_images.errors")  # if it is loaded: it takes long
     own = (SkypoolError,) if images is None else (SkypoolError, images.ImageError)
@@ -110,11 +109,7 @@ def _is_remote(error: BaseException) -> bool:
 
 
 def _leave_out_own_frames(error: BaseException) -> None:
-    """Take the frames of skypool out of the tracebacks of an error and of those that led to it.
-
-    Only tracebacks of Ctrl-C, of skypool's own errors, of errors of functions on nodes, and of names that `skypool`
-    lacks are changed: in others, the frames may show a bug. Frames of libraries that skypool has called go as well.
-    """
+    """Remove frames of skypool, and of libraries below them, from tracebacks, except where they may show a bug."""
     seen: list[BaseException] = []
     todo: list[BaseException | None] = [] if _shows_all() else [error]
     while todo:
@@ -130,7 +125,7 @@ def _leave_out_own_frames(error: BaseException) -> None:
 
 
 def _is_users(error: BaseException) -> bool:
-    """Return True if an error is the user's, and not one that may show a bug of skypool."""
+    """Return True if an error comes from the user's code or input, and so cannot show a bug of skypool."""
     if isinstance(error, BaseExceptionGroup) and not _is_remote(error):
         return all(map(_is_users, error.exceptions))
     is_no_name = isinstance(error, AttributeError) and error.obj is sys.modules["skypool"]
@@ -138,7 +133,7 @@ def _is_users(error: BaseException) -> bool:
 
 
 def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without frames of skypool, and of libraries below them; the same one if no frame is left."""
+    """Return a traceback without frames of skypool and libraries below them; the same one if no frame is left."""
     kept: list[TracebackType] = []
     is_inside = False
     each = trace
@@ -156,8 +151,7 @@ def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
 def told(error: BaseException) -> str:
     """Return the short form of an error: the user's frames, the error with its notes, and one line for each cause.
 
-    A cause gets no line if its text is empty or is part of the lines before. The result ends with a hint that
-    SKYPOOL_DEBUG=1 shows all frames, and a newline.
+    A cause gets no line if its text is empty or was part of the lines before.
     """
     walked = [each for each in traceback.walk_tb(error.__traceback__) if not _is_library(each[0])]
     frames = traceback.StackSummary.extract(iter(walked))
@@ -179,7 +173,7 @@ def _is_library(frame: FrameType) -> bool:
 
 
 def _is_ours(frame: FrameType) -> bool:
-    """Return True for a frame of skypool. The `__init__` of a dataclass has no file, but the names of its module."""
+    """Return True for a frame of skypool. The `__init__` of a dataclass has no file, so its module decides."""
     filename = frame.f_code.co_filename
     if filename == "<string>":
         return str(frame.f_globals.get("__name__", "")).startswith(("skypool.", "skypool_"))
@@ -194,8 +188,8 @@ def warn(text: str, category: type[Warning] = RuntimeWarning, source: object = N
 
     Args:
         text: what is wrong, and what to do about it.
-        category: the class of the warning.
-        source: the object that was collected as garbage, whose origin Python shows if `tracemalloc` is on.
+        category: class of the warning. Only a RuntimeWarning without `source` can become an event.
+        source: the collected object that the warning is about. Python shows where it was made if `tracemalloc` is on.
     """
     hear = _hear.get()
     if hear is not None and category is RuntimeWarning and source is None:  # what is collected may be of others
@@ -230,7 +224,7 @@ def heard_by(hear: Callable[[str], object]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def warned_here() -> Iterator[None]:
-    """Give the warnings of other threads that work for this block when it ends, each once, at the user's line."""
+    """Collect warnings of threads that work for this block. Give each once, at the user's line, when the block ends."""
     told: dict[str, None] = {}
     try:
         with heard_by(told.setdefault):

@@ -3,11 +3,14 @@
 - `offers`: `skypool offers`, `skypool plan`; `accelerators`: `skypool accelerators`, `compare`, `suggest`.
 - `money`: `skypool ps` (from the ledger and from running pools), `skypool cost`; `ending`: `skypool down`, `gc`.
 - `doctor`: `skypool doctor`; `prove`: `skypool prove`.
-- `shell`: `skypool shell`; `observe`: `skypool forward`, `skypool health`; `logs`: `skypool logs`; `report`:
-  `skypool report`.
+- `shell`: `skypool shell`; `observe`: `skypool forward`, `skypool health`; `logs`: `skypool logs`; `report`: `skypool
+  report`.
 - `top`: `skypool top`, with `top_survey` (asks the pools), `top_lines` (lays them out) and `top_app` (full screen).
 - `stack`: `skypool stack`; `new_driver`: `skypool new-driver`.
 - `output`: prints the tables, errors and JSON of the commands.
+
+The ledger is a file of this user that records pools and their costs. A pool's owner is the process that made it or took
+it over. A session is the id of one run of a pool. Docstrings of commands are their help texts.
 """
 
 from __future__ import annotations
@@ -92,10 +95,10 @@ def _tell_version(asked: bool) -> None:
 
 
 def main() -> None:
-    """Run the program with the arguments of the process, and exit. This is the entry point of the command `skypool`.
+    """Run the program with the arguments of the process, and exit. The entry point of the command `skypool`.
 
-    A SkypoolError becomes one line on stderr and exit status 2, without a traceback. If stdout cannot be written, the
-    exit status is 1. Other errors are raised.
+    A SkypoolError is printed on stderr, and the exit status is 2. If stdout cannot be written, the exit status is 1.
+    Other errors are raised.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -117,20 +120,16 @@ def main() -> None:
 
 
 def _show_once(shown: set[str], message: Warning | str, *_: object) -> None:
-    """Print a warning as one line, without the line of this program that gave it; only once if it comes again."""
+    """Print a warning as one line, without the place in the code that gave it. Do not repeat the same text."""
     if str(message) not in shown:
         shown.add(str(message))
         warn(str(message))
 
 
 def _leave_unwritten(error: OSError) -> None:
-    """End the program with exit status 1 because stdout cannot be written. Never returns.
+    """Exit with status 1 because stdout cannot be written. Print the reason, unless the reader closed it (`| head`).
 
-    The error is printed on stderr, unless stdout is a pipe that the other program has closed (`skypool ps | head`).
-    Stdout is replaced by the null device, so that Python does not try at exit to write what is left.
-
-    Args:
-        error: the error of the failed write.
+    The null device replaces stdout, so that Python's last flush at exit does not fail again.
     """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)

@@ -1,7 +1,4 @@
-"""The commands `skypool accelerators` (with `list` and `compare`) and `skypool suggest`.
-
-These commands read only the hardware catalogue that is part of skypool.
-"""
+"""`skypool accelerators` (with `list` and `compare`) and `skypool suggest`. They need no network."""
 
 from __future__ import annotations
 
@@ -24,11 +21,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 
 
 def in_full(args: list[str]) -> list[str]:
-    """Return the program's arguments, with `list` inserted after `accelerators` if no command follows.
-
-    `accelerators H100 --json` becomes `accelerators list H100 --json`. Nothing is inserted if `list`, `compare` or
-    `--help` follows. Arguments of other commands are returned unchanged.
-    """
+    """Return the program's arguments, with `list` inserted: `accelerators H100` means `accelerators list H100`."""
     if args[:1] == ["accelerators"] and (len(args) == 1 or args[1] not in ("list", "compare", "--help")):
         return ["accelerators", "list", *args[1:]]
     return args
@@ -61,14 +54,7 @@ def list_(
 
 
 def _matching(query: str) -> list[Accelerator]:
-    """Return the accelerators whose name contains the query. An empty query returns all accelerators.
-
-    Case, spaces, dashes, underscores and dots are ignored. If no name contains the query, but the query is another
-    spelling of a name, return only the accelerator of that name.
-
-    Raises:
-        UnknownAccelerator: the query is neither part of a name nor another spelling of one.
-    """
+    """Return the accelerators whose names contain the query. If there are none, return the one that it names."""
     own = [made for name in registry.names() if (made := registry.look_up(name))]
     every = [*catalog(), *own]
     key = squashed(query)

@@ -35,10 +35,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def _ledger() -> Ledger | None:
-    """Return this user's ledger (the file that records pools and their costs), or None if the ledger cannot be read.
-
-    For None, an error is also printed on stderr. The commands here can end machines without the ledger, too.
-    """
+    """Return this user's ledger. If it cannot be read, tell the user and return None: the commands go on without it."""
     ledger = Ledger.here(output.warn)
     try:
         ledger.pools()
@@ -115,14 +112,7 @@ def _down(name: str, ledger: Ledger | None, yes: bool) -> None:
 
 
 def _drivers_of(records: Sequence[Record]) -> list[Driver]:
-    """Return the drivers (objects that talk to one provider) of the pools in these records.
-
-    A driver that several pools use is returned once. If one of the drivers cannot be made again, an empty list is
-    returned and an error is printed on stderr.
-
-    Args:
-        records: the ledger's records of the pools. If there are none, an empty list is returned.
-    """
+    """Return the drivers of the pools in `records`, each once. If one cannot be made, tell the user and return []."""
     notes = {str(note): note for record in records for note in record.notes}
     try:
         return [registry.made(note) for note in notes.values()]
@@ -132,14 +122,7 @@ def _drivers_of(records: Sequence[Record]) -> list[Driver]:
 
 
 def _of_others(found: Sequence[Found], records: Sequence[Record]) -> list[Found]:
-    """Return all of `found` if at least one of the found machines is not in the ledger on this computer, else [].
-
-    Such a machine was rented by another client of this user.
-
-    Args:
-        found: what the providers have of a pool: machines and other resources. Only the machines are looked up.
-        records: the ledger's records of that pool.
-    """
+    """Return all of `found` if `records` lack one of its machines, so that another client rented it; otherwise []."""
     machines = [each.thing for each in found if isinstance(each.thing, Instance)]
     if all(any(record.has(each) for record in records) for each in machines):
         return []
@@ -280,21 +263,10 @@ def _failures(seen: Survey, left_out: dict[str, Exception]) -> dict[str, str]:
 
 
 def _serious(seen: Survey, asked: Sequence[str], ledger: Ledger | None) -> bool:
-    """Return True if a provider that could not be asked may have machines or resources of this user, otherwise False.
+    """Return True if a provider that could not be asked may have machines or resources of this user.
 
-    A provider may have some in any of these cases:
-
-    - The provider was named on the command line.
-    - A pool in the ledger uses the provider and has not ended completely.
-    - The provider is set up on this computer.
-
-    Args:
-        seen: the answers of the providers, and the errors of those that could not be asked.
-        asked: the names of the providers that were named on the command line.
-        ledger: the ledger, which records this user's pools. If None, it is not considered.
-
-    Raises:
-        LedgerError: the ledger cannot be read.
+    This is so if it was named on the command line (`asked`), if it is set up on this computer, or if a pool in the
+    ledger that may not have ended completely uses it.
     """
     notes = []
     if ledger is not None:

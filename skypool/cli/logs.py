@@ -1,7 +1,7 @@
-"""`skypool logs`: print what the calls, gangs, services and nodes of a pool print, while it runs and after its end.
+"""`skypool logs`: print what the calls, services and nodes of a pool print, while it runs and after its end.
 
-The process that runs a pool keeps its output in files (see `skypool.logs`). If it keeps none, a running pool is asked
-for what is printed from now on.
+The process that runs a pool keeps the pool's output in files (see `skypool.logs`). If there are no files, that process
+is asked for what is printed from now on.
 """
 
 from __future__ import annotations
@@ -74,11 +74,7 @@ def _pattern(text: str | None) -> re.Pattern[str] | None:
 
 
 def _time(text: str) -> float:
-    """Return the time that `--since` names, in seconds since 1970.
-
-    Raises:
-        UsageError: it is neither a duration nor a time.
-    """
+    """Return the time that the text of `--since` means, in seconds since 1970. Raise UsageError if it is no time."""
     if re.fullmatch(r"\d{1,2}:\d{2}(:\d{2})?", text):
         text = f"{time.strftime('%Y-%m-%d')} {text:0>5}"
     try:
@@ -94,7 +90,7 @@ def _time(text: str) -> float:
 
 
 def _kept(runs: list[Path], node: int | None, call: str | None, since: float, follow: bool) -> Iterator[LogLine | None]:
-    """Yield the lines that are kept of runs of a pool, and follow the last one if asked."""
+    """Yield the lines in the files of runs of a pool. With `follow`, follow the last run: None means no line yet."""
     for run in runs[:-1]:
         yield from reader.lines(reader.records(run), Assembler(node, call, since))
     session = runs[-1].name.rpartition("-")[2]
@@ -103,10 +99,7 @@ def _kept(runs: list[Path], node: int | None, call: str | None, since: float, fo
 
 
 def _running(pool: str) -> str:
-    """Return the id of the present run of a pool, if a process runs or ends it, so that more output may come; or "".
-
-    If the ledger cannot be read, the user is told, and "" is returned.
-    """
+    """Return the session of a pool that a process runs or ends now; "" if there is none or the ledger is unreadable."""
     try:
         records = Ledger.here(output.warn).pools(pool)
     except LedgerError as e:
@@ -117,11 +110,9 @@ def _running(pool: str) -> str:
 
 
 def _live(pool: str, node: int | None, call: str | None, follow: bool) -> Iterator[LogLine | None]:
-    """Yield the lines of a running pool that keeps no files, from now on.
+    """Yield the lines that a running pool, which keeps no files, prints from now on. None means no line yet.
 
-    Raises:
-        NoOwner: no process on this computer runs the pool.
-        UsageError: the pool runs, but nothing is kept, and nothing is to be followed.
+    Raises NoOwner if no process on this computer runs the pool, and UsageError if `follow` is False.
     """
     with client.events(pool) as made:
         if not follow:
@@ -142,7 +133,7 @@ def _matching(found: Iterator[LogLine | None], pattern: re.Pattern[str] | None) 
 
 
 def _last(found: Iterator[LogLine | None], tail: int | None) -> Iterator[LogLine]:
-    """Yield lines. Of those that are there already, only the last `tail` ones; None yields all."""
+    """Yield the last `tail` lines (None: all) of those before the first None in `found`, and all lines after it."""
     kept: deque[LogLine] = deque(maxlen=tail)
     is_following = False
     for line in found:
@@ -159,7 +150,7 @@ def _last(found: Iterator[LogLine | None], tail: int | None) -> Iterator[LogLine
 
 
 def _print(line: LogLine, as_json: bool) -> None:
-    """Print output of calls as it was printed, on the same stream, and other lines on stderr."""
+    """Print a line of output, marked with its place, on the stream that it came from, and other lines on stderr."""
     if as_json:
         sys.stdout.write(json.dumps(line.to_json(), ensure_ascii=False) + "\n")
     elif line.place:

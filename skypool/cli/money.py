@@ -1,7 +1,6 @@
 """The commands `skypool ps` (running machines and their cost) and `skypool cost` (money spent).
 
-Both commands read the ledger on this machine, the file in which skypool records pools and their costs. No provider is
-asked. `skypool ps` also asks the owners of running pools on this machine, the processes that made the pools.
+Both read the ledger on this machine, and ask no provider. `skypool ps` also asks the owners of pools that run here.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def ps(as_json: AsJson = False) -> None:
-    """List running pools, and what is left of ended ones: nodes, age, cost so far, budget.
+    """List running pools, and pools that may have left machines behind: nodes, age, cost so far, budget.
 
     The nodes of pools that run on this computer are listed with their state, hardware and calls.
     """
@@ -62,14 +61,9 @@ def ps(as_json: AsJson = False) -> None:
 
 
 def is_over(record: Record, now: float) -> bool:
-    """Return True if a pool costs nothing, its client has left it, and its lease ended more than a minute ago.
+    """Return True if a pool costs nothing, its client has left it, and its lease ended more than a minute before `now`.
 
-    The lease is the time that nodes live on without their client. The nodes of such a pool have ended themselves. A
-    pool is not over while one of its orders has no answer.
-
-    Args:
-        record: the ledger's record of the pool.
-        now: the present time, in seconds since 1970.
+    The nodes of such a pool have ended themselves. A pool is not over while one of its orders has no answer.
     """
     is_free = not record.intents and not any(each.usd_per_hour for each in record.lines)
     return is_free and record.state(now) == "left" and now > record.lasts + GRACE
@@ -82,10 +76,7 @@ _Seen = dict[str, Any] | SkypoolError
 
 
 def _seen(records: Sequence[Record]) -> dict[str, _Seen]:
-    """Ask the owners of these pools for the state of the nodes, all at once. Return the answers by the pools' session.
-
-    An owner on another computer cannot be asked.
-    """
+    """Ask the owners of these pools, all at the same time, for the state of the pools. Return answers by session."""
 
     def ask(record: Record) -> _Seen:
         try:
@@ -103,12 +94,12 @@ def _seen(records: Sequence[Record]) -> dict[str, _Seen]:
 
 
 def _seen_data(seen: _Seen | None) -> dict[str, object]:
-    """Return what `skypool ps --json` adds to a pool: whether its owner answers here, and the nodes that it knows."""
+    """Return further fields of `skypool ps --json`: "answers" (True if the owner has answered) and "nodes"."""
     return {"answers": isinstance(seen, dict), "nodes": list(_nodes(seen))}
 
 
 def _nodes(seen: _Seen | None) -> Sequence[Mapping[str, Any]]:
-    """Return the nodes of a pool that have not ended, as the owner described them; () if the owner did not answer."""
+    """Return the nodes that have not ended, as the owner described them; () if the owner did not answer."""
     if not isinstance(seen, dict):
         return ()
     return [each for each in seen["nodes"] if each["state"] != "ended"]
@@ -136,14 +127,10 @@ def _pool_row(record: Record, now: float) -> list[str]:
 
 
 def explanations(record: Record, now: float) -> list[str]:
-    """Return a line for each problem of a pool; [] if it has none.
+    """Return a line for each problem of a pool; [] if it has none. `now` is in seconds since 1970.
 
-    Problems are a client that is gone, an end that the providers have not confirmed, an order without an answer, and an
-    error.
-
-    Args:
-        record: the ledger's record of the pool.
-        now: the present time, in seconds since 1970.
+    A problem is a client that is gone, an end that is not confirmed, an order to a provider without an answer, or an
+    error that ended the pool.
     """
     said: list[str] = []
     if record.state(now) == "left":
@@ -266,17 +253,15 @@ def _part(line: Line, start: float) -> bool:
 
 
 def _idle(record: Record, start: float) -> float | None:
-    """Return what a pool has paid for idle time, in USD; None if that is not known.
+    """Return what a pool has paid for idle time since `start`, in USD; None if that is not known.
 
-    It is not known for the part of a machine's time after `start`, in seconds since 1970, so a machine that was there
-    before makes it unknown.
+    Idle time is known only for a machine's whole life. So the result is None if a machine is older than `start`.
     """
     lines = tuple(each for each in record.lines if _part(each, start))
     return None if any(each.begins < start for each in lines) else Receipt("", lines, 0.0).idle_usd
 
 
 def _sum(amounts: Iterable[float | None]) -> float | None:
-    """Return the sum of amounts; None if one of them is not known."""
     known = list(amounts)
     return None if None in known else sum(each for each in known if each is not None)
 
@@ -299,12 +284,8 @@ def _by_day(records: Iterable[Record], start: float) -> _Rows:
 def _since(text: str) -> float:
     """Return the time that --since means, in seconds since 1970; 0 for empty text.
 
-    Args:
-        text: a date such as "2026-08-20", which means its beginning in UTC, or a duration before now, such as "7d" or
-            "7d ago".
-
-    Raises:
-        UsageError: the text is neither a valid date nor a duration.
+    A date such as "2026-08-20" means its beginning in UTC. A duration, such as "7d" or "7d ago", is before now. Raises
+    UsageError for other text.
     """
     if re.fullmatch(r"\d{4}-\d\d-\d\d", text):
         try:

@@ -1,7 +1,4 @@
-"""`skypool new-driver`: writes the first version of a driver, as a Python package whose tests pass at once.
-
-A driver is the class through which skypool rents machines of one cloud provider.
-"""
+"""`skypool new-driver`: writes the first version of a driver, as a Python package whose tests pass at once."""
 
 from __future__ import annotations
 
@@ -60,12 +57,7 @@ def new_driver(
 
 
 def written(name: str) -> dict[str, str]:
-    """Return the files of a new driver, as a dict from the path of each file to its text. Nothing is written to disk.
-
-    Args:
-        name: the name of the provider, such as "big-cloud". In paths and texts it replaces Acme, the provider of the
-            template.
-    """
+    """Return the files of a new driver by path, for the provider `name`, such as "big-cloud". Write nothing to disk."""
     template = resources.files("skypool") / "testing" / "template"
     return {_named(path, name): _named(text, name) for path, text in _files(template).items()}
 
@@ -81,10 +73,9 @@ def _files(folder: Traversable, above: str = "") -> dict[str, str]:
 
 
 def _named(text: str, name: str) -> str:
-    """Return a text or path of the template with its provider's name, Acme, replaced by `name`.
+    """Return a text or path of the template with `name` in place of Acme, the template's provider, in all spellings.
 
-    All spellings are replaced. For the name "big-cloud", `_acme` becomes `_big_cloud`, `ACME` becomes `BIG_CLOUD`,
-    `Acme` becomes `BigCloud`, and `acme` becomes `big-cloud`. `ACME_METADATA` is kept.
+    For "big-cloud", `_acme` becomes `_big_cloud`, and `Acme` becomes `BigCloud`. `ACME_METADATA` is kept.
     """
     module = name.replace("-", "_")
     called = "".join(part.capitalize() for part in name.split("-"))

@@ -1,7 +1,6 @@
-"""`skypool forward` and `skypool health`: look into a running pool from another terminal, through its owner.
+"""`skypool forward` and `skypool health`: look into a pool that runs in another terminal, by asking its owner.
 
-The owner is the process that made the pool. It serves other processes of the same user (see `skypool.observers`).
-`skypool ps` asks it too, and is in `skypool.cli.money`.
+See `skypool.observers`.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ def forward(
         typer.Option(help="Path of a Unix socket to make in place of a port. Only you can connect to it."),
     ] = None,
 ) -> None:
-    """Bring a port of a node to 127.0.0.1 of this computer, until Ctrl-C. The pool runs in another terminal.
+    """Forward a port of this computer, on 127.0.0.1, to a port of a running pool's node, until Ctrl-C.
 
-    Every user of this computer can connect to that port. With --socket, nobody else can.
+    Every user of this computer can connect to the port of 127.0.0.1. With --socket, only you can connect.
     """
     if here and socket is not None:
         raise UsageError("pass either --here or --socket, not both")
@@ -71,7 +70,7 @@ def forward(
 
 
 def _forward(pool: str, port: int, node: int, host: str, here: int | None, socket: Path | None) -> client.Observation:
-    """Make a forward. If no port of this computer was named, it gets the same number, or any if that one is taken."""
+    """Make a forward. If `here` is None, use `port` on this computer too, or any free port if that one is taken."""
     if socket is not None:
         return client.forward(pool, port, node, host, socket=os.path.abspath(socket.expanduser()))
     if here is None:
@@ -108,7 +107,7 @@ _HEALTH = ("node", "device", "health", "busy %", "MiB used", "W", "°C", "found"
 
 
 def _health_rows(node: dict[str, Any]) -> list[list[str]]:
-    """Return a row for each device of a node; one row for a node without devices, or whose devices were not read."""
+    """Return a row for each device of a node; one row if the node has no devices, or its devices were not read."""
     found = node.get("health")
     name = str(node["node"])
     if not found:
@@ -128,12 +127,7 @@ def _health_rows(node: dict[str, Any]) -> list[list[str]]:
 
 
 def explained(pool: str, error: client.NoOwner) -> SkypoolError:
-    """Return an error that says why a pool's owner cannot be asked, and what can be done.
-
-    Args:
-        pool: the name of the pool.
-        error: the error of the attempt to ask the owner.
-    """
+    """Return an error that says why a pool's owner cannot be asked, and what can be done."""
     if error.exists:
         return error
     try:

@@ -117,18 +117,10 @@ def _node(
     disk: str | None,
     arch: str | None,
 ) -> dict[str, Any]:
-    """Return the command's options as keyword arguments of `skypool.plan`, which checks their values.
+    """Return the command's options as arguments of `skypool.plan`, which checks them. Options not given are None.
 
-    Options that were not given are None.
-
-    Args:
-        market: the market to use if --spot was not given.
-        spot: True if --spot was given.
-        said: the value of --market; None if --market was not given. Used to check that --spot and --market agree.
-        region, max_price, vcpus, memory, disk, arch: the values of these options.
-
-    Raises:
-        UsageError: --spot and another --market are given.
+    `market` is the market to use if `spot` is False. `said` is the value of --market, None if it was not given. Raises
+    UsageError if --spot contradicts it.
     """
     if spot and said not in (None, "spot"):
         raise UsageError(f"--spot and --market {said} contradict each other; give only one of them")
@@ -144,16 +136,7 @@ def _node(
 
 
 def _order(order_by: str, sort: str | None) -> str:
-    """Return the name of the order in which to list the offers, from --order-by or its former name --sort.
-
-    Args:
-        order_by: the value of --order-by.
-        sort: the value of --sort, the former name of that option, or None if --sort was not given. If --sort was given,
-            its value is returned, and a warning is printed on stderr.
-
-    Raises:
-        UsageError: --sort and an --order-by other than "cheapest" are given.
-    """
+    """Return the order of the offers, from --order-by or its former name --sort. Warn the user about the latter."""
     if sort is None:
         return order_by
     if order_by != "cheapest":
@@ -173,17 +156,9 @@ def _nodes(text: str) -> int | tuple[int, int]:
 def _planned(
     names: list[str] | None, accelerators: list[str] | None, **terms: Any
 ) -> tuple[Plan, dict[str, Exception]]:
-    """Ask the providers for offers. Return the plan made from the offers, and the providers that could not be set up.
+    """Return the plan of the providers `names`, or else of all that need no settings; and why others were not asked.
 
-    Args:
-        names: the providers to ask. If None or empty, all installed providers that need no settings are asked.
-        accelerators: accelerators to choose from, such as "H100:8". Each node gets one of them. If None or empty, the
-            offers may have any accelerators, or none.
-        terms: further arguments of `plan`.
-
-    Returns:
-        The plan, and a dict from the name of each provider that could not be set up to its error. The dict is empty
-        if `names` are given.
+    These reasons are by the provider's name. `terms` are further arguments of `plan`.
 
     Raises:
         UsageError: no provider is set up, a named provider does not exist, or an option is invalid.

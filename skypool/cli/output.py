@@ -29,20 +29,15 @@ def say(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Print a line of text on stderr, beside what goes to stdout. Long lines are not wrapped."""
+    """Print a line of text on stderr, so that stdout has only results. Long lines are not wrapped."""
     Console(stderr=True, soft_wrap=True, highlight=False).print(Text(plain(text), style="dim"))
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[str] = ()) -> None:
     """Print a table on stdout. Without rows, only the headings are printed.
 
-    If stdout is a terminal, text that is too long for its column continues on the next line of the cell. Otherwise
-    lines are printed whole.
-
-    Args:
-        headings: the headings of the columns.
-        rows: the cells of each row, as text.
-        numbers: the headings of those columns that contain numbers, which are aligned to the right.
+    Long cells are wrapped on a terminal; elsewhere, lines are printed whole. `numbers` has the headings of columns that
+    are aligned to the right.
     """
     made = Table(box=None, pad_edge=False, header_style="bold")
     for heading in headings:
@@ -58,9 +53,5 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Se
 
 
 def data(value: object) -> None:
-    """Print a value as one indented JSON document on stdout.
-
-    Raises:
-        TypeError: the value cannot be written as JSON.
-    """
+    """Print a value as one indented JSON document on stdout. Raise TypeError if JSON cannot have it."""
     sys.stdout.write(json.dumps(value, indent=2) + "\n")

@@ -119,7 +119,7 @@ def _settings(driver: Driver) -> dict[str, object]:
 def _levels(proof: Proof, yes: bool, say: Callable[[str], None]) -> bool:
     """Perform the levels up to the one that was asked for. Return True if the proof reached its end.
 
-    A failed step does not stop the proof, unless the credentials are not accepted, or nothing can be rented.
+    A failed step does not stop the proof. It stops only if the credentials are not accepted, or nothing can be rented.
     """
     for level in LEVELS[: LEVELS.index(proof.level) + 1]:
         say(_COSTS[level].format(proof.driver.name))
@@ -139,7 +139,6 @@ def _levels(proof: Proof, yes: bool, say: Callable[[str], None]) -> bool:
 
 
 def _plan(proof: Proof, selection: Selection) -> list[str]:
-    """Return lines that say what the level "cents" rents, and what that costs."""
     lines = []
     for number_, each in enumerate(selection.stages, 1):
         offer = each.offer
@@ -170,7 +169,7 @@ def _confirm(yes: bool) -> None:
 
 
 def _compare(proof: Proof, file: Path, as_json: bool) -> None:
-    """Compare the bill of an earlier report with its receipts, and write the result into that report."""
+    """Compare the bill for the machines of an earlier report with their receipts, and add the result to its file."""
     try:
         earlier = from_json(file.read_text("utf-8"))
     except OSError as e:
@@ -205,13 +204,7 @@ def _silent(text: str) -> None:
 
 
 def _write(report: Report, file: Path) -> None:
-    """Write a report as Markdown to `file`, and as JSON to the file with the suffix .json beside it.
-
-    Each file is replaced as a whole, so that it is never half written.
-
-    Raises:
-        UsageError: a file cannot be written.
-    """
+    """Write a report as Markdown to `file`, and as JSON beside it. Each file is replaced as a whole."""
     for path, text in (
         (file, report.to_markdown()),
         (file.with_suffix(".json"), json.dumps(report.to_json(), indent=2) + "\n"),

@@ -1,7 +1,6 @@
 """`skypool shell`: open a terminal on a node of a running pool, or run one command there.
 
-A pool is a set of rented machines, its nodes. The process that runs the pool knows how they are reached. If it cannot
-be asked, the providers are.
+The process that runs the pool knows how the nodes are reached. If it cannot be asked, the providers are asked.
 """
 
 from __future__ import annotations
@@ -63,22 +62,14 @@ def shell(
 
 
 def _text(command: list[str]) -> str:
-    """Return a command line for the remote shell.
-
-    A single argument is returned as it is, because it may be a line for that shell. Several arguments are a program and
-    its arguments; these are quoted and joined.
-    """
+    """Return a command line for the remote shell: a single argument unchanged, several arguments quoted and joined."""
     return command[0] if len(command) == 1 else shlex.join(command)
 
 
 def _ports(said: list[str]) -> list[tuple[int, str, int]]:
-    """Return which ports are to be forwarded, as triples (port of this machine, host, port of the node).
+    """Return the ports to forward, as triples (port of this machine, host, port of the node).
 
-    Args:
-        said: values such as "8888:80" (the port of this machine, then that of the node), or "8888" if both are equal.
-
-    Raises:
-        UsageError: a value is not a port.
+    Each text is "8888:80" (the port here, then that of the node), or "8888" for both.
     """
     pairs = [each.partition(":") for each in said]
     ports = [(here, there or here) for here, _, there in pairs]
@@ -91,16 +82,7 @@ def _ports(said: list[str]) -> list[tuple[int, str, int]]:
 
 
 def _access(pool: str, node: int) -> Access:
-    """Return how to reach a node of a pool, by asking the pool's providers.
-
-    Args:
-        pool: the pool's name.
-        node: the number of the node.
-
-    Raises:
-        UsageError: the ledger (this machine's record of pools) has no such pool, or no running machine is that node.
-        SkypoolError: no machine of the pool is running.
-    """
+    """Return how to reach a running node of a pool, by asking the pool's providers."""
     found: list[Instance] = []
     for driver in Ledger.here(output.warn).drivers_of(pool):
         running = [each for each in driver.instances(pool=pool) if each.state == "running"]

@@ -68,7 +68,6 @@ def _watch(survey: Survey, alone: bool) -> None:
 
 
 def _print(survey: Survey) -> None:
-    """Print the table of pools, and then the nodes and calls of each pool."""
     survey.wait()
     views = survey.views()
     if not views:

@@ -47,16 +47,14 @@ class Help(ModalScreen[None]):
     CSS = "Help { align: center middle; } Help Static { width: 56; height: auto; border: round $accent; padding: 0 1; }"
 
     def compose(self) -> ComposeResult:
-        """Yield the text."""
+        """Yield the text of the help."""
         yield Static(HELP)
 
 
 class Top(App[None]):
-    """All pools of this user, with the nodes of the chosen one.
+    """The application: all pools of this user, with the nodes of the chosen one. It starts and stops `survey`.
 
-    Args:
-        survey: knows the pools. It is started and stopped by the view.
-        alone: True shows only one pool from the beginning, as for `skypool top POOL`.
+    If `alone` is True, it shows only the chosen pool at first, as `skypool top POOL` does.
     """
 
     ENABLE_COMMAND_PALETTE = False
@@ -95,14 +93,14 @@ class Top(App[None]):
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
-        """Start to ask for the pools, and to draw."""
+        """Start `survey`, which asks for the pools again and again, and start to draw."""
         self._survey.start()
         self.set_interval(_REDRAWN_EVERY, self.draw)
         self._show_alone(self._is_alone)
         self.draw()
 
     def on_unmount(self) -> None:
-        """Ask no more."""
+        """Stop `survey`, so that no pool is asked any more."""
         self._survey.stop()
 
     def on_resize(self, event: Resize) -> None:
@@ -165,7 +163,7 @@ class Top(App[None]):
         self.query_one(name, Static).update(text)
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
-        """Show the nodes of the pool that was chosen now."""
+        """Show the nodes of the pool that has just been chosen."""
         if event.option_index < len(self._shown):
             self._draw_rows()
             self._draw_details()
@@ -177,7 +175,7 @@ class Top(App[None]):
         self._show_alone(True)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Return False for keys that would change nothing now, so that the last line does not name them."""
+        """Return False for an action that would change nothing now, so that the footer does not show its key."""
         if action not in ("open", "close"):
             return True
         return len(self.screen_stack) == 1 and self._is_alone == (action == "close")
@@ -197,7 +195,7 @@ class Top(App[None]):
         self.query_one("#details" if alone else "#pools").focus()
 
     def action_sort(self) -> None:
-        """Order the pools in the next way."""
+        """Change to the next of the orders in `ORDERS`."""
         self._order = ORDERS[(ORDERS.index(self._order) + 1) % len(ORDERS)]
         self.draw()
 

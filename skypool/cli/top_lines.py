@@ -31,8 +31,7 @@ class _Column:
     """A column of the table of pools.
 
     Attributes:
-        heading: the heading.
-        cell: returns the text of a pool in this column.
+        cell: returns the text of a pool in this column, called as (view, now).
         is_number: True aligns the text to the right.
         rank: columns of the highest rank are left out first if the terminal is too narrow. Rank 0 is always shown.
     """
@@ -86,7 +85,7 @@ _COLUMNS = (
 
 
 def ordered(views: Sequence[PoolView], order: Order) -> list[PoolView]:
-    """Return the pools in an order. What is not known comes last."""
+    """Return the pools in an order. Pools whose amount is unknown come last."""
     match order:
         case "start":
             return sorted(views, key=lambda view: view.record.started)
@@ -101,12 +100,7 @@ def ordered(views: Sequence[PoolView], order: Order) -> list[PoolView]:
 
 
 def summary(views: Sequence[PoolView], trouble: str = "") -> Text:
-    """Return the first line: the number of pools, their rate and their cost so far.
-
-    Args:
-        views: the pools.
-        trouble: why the ledger cannot be read; "" if it was read.
-    """
+    """Return the first line: the numbers of pools and nodes, rate and cost; or else `trouble`, if it is not ""."""
     text = _line("").append("skypool top", "bold")
     if trouble:
         return text.append(f"  {trouble}", "red")
@@ -118,20 +112,14 @@ def summary(views: Sequence[PoolView], trouble: str = "") -> Text:
 
 
 def _sum(amounts: Sequence[float | None]) -> str:
-    """Return the sum of amounts, with "at least" before it if some of them are unknown."""
     known = [each for each in amounts if each is not None]
     return usd(sum(known)) if len(known) == len(amounts) else f"at least {usd(sum(known))}"
 
 
 def pool_lines(views: Sequence[PoolView], now: float, width: int) -> tuple[Text, list[Text]]:
-    """Return the headings of the table of pools, and a line for each pool.
+    """Return the headings of the table of pools, and a line for each pool, for a terminal of `width` columns.
 
-    Columns that the width has no room for are left out. Then long names of pools are cut.
-
-    Args:
-        views: the pools.
-        now: the time in seconds since 1970.
-        width: number of columns of the terminal.
+    Columns that do not fit are left out. If that is not enough, long names of pools are cut.
     """
     columns = list(_COLUMNS)
     cells = [[each.cell(view, now) for view in views] for each in columns]
@@ -169,13 +157,7 @@ def _cut(text: str, room: int) -> str:
 
 
 def details(view: PoolView, now: float, width: int) -> list[Text]:
-    """Return the lines of one pool: its state and costs, its nodes with bars, what is wrong, and its running calls.
-
-    Args:
-        view: the pool.
-        now: the time in seconds since 1970.
-        width: number of columns of the terminal.
-    """
+    """Return the lines of one pool for `width` columns: state, costs, nodes, problems and running calls."""
     notes = [
         _line(line, "yellow")
         for note in view.notes
@@ -211,7 +193,6 @@ def details(view: PoolView, now: float, width: int) -> list[Text]:
 
 
 def _from_ledger(view: PoolView, now: float, notes: Sequence[Text]) -> list[Text]:
-    """Return the lines of a pool whose owner has not answered: what the ledger has of its costs and machines."""
     count = f"{view.nodes} machine{'' if view.nodes == 1 else 's'}"
     lines = [_line("").append(f"{view.name}  ", "bold").append(f"{_state(view, now)}  {count}", "yellow"), *notes]
     lines.append(costs(Figures(view.usd, view.usd_per_hour, view.idle_usd)))

@@ -1,7 +1,7 @@
 """The pools of this user for `skypool top`: what the ledger has, and what the owners of running pools answer.
 
-A pool's owner is the process that made it. It is asked in a thread of its own, so that one that is stopped or slow
-delays no other. What the ledger has of a pool is shown until its owner answers, and after the owner is gone.
+Each owner is asked in a thread of its own, so that a stopped or slow one delays no other. What the ledger has of a pool
+is shown until its owner answers, and after the owner is gone.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _MOST_ASKED = 64
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the owner of a pool has answered.
+    """The last answer of a pool's owner.
 
     Attributes:
-        said: the fields of its last answer, as in `skypool.pool.observed`; None if it has not answered yet.
-        at: when that answer came, in seconds since 1970.
-        trouble: why the last question had no answer; "" if it had one.
+        said: fields of the answer, as `skypool.pool.observed` makes them; None if the owner has not answered yet.
+        at: when the answer came, in seconds since 1970.
+        trouble: why the newest question was not answered; "" if it was.
     """
 
     said: Mapping[str, Any] | None = None
@@ -52,15 +52,13 @@ class PoolView:
     """A pool as `skypool top` shows it. A number is None if it is not known. Money is in US dollars.
 
     Attributes:
-        record: the ledger's record of the pool.
-        state: phase of the pool's life as its owner says it, or "no answer", "live", "ending", "left" or "ended".
+        state: phase of the pool's life as its owner says it; or "no answer"; or the ledger's word for it: "live",
+            "ending", "left" (without an owner) or "ended".
         left: seconds until the lease of a pool without owner is over; None for a pool with an owner.
         usd, usd_per_hour, idle_usd: cost so far, current rate, and cost of the time in which no call ran.
         nodes: number of nodes that have not ended.
-        busy: number of running calls.
-        waiting: number of calls that wait for a free slot.
-        done: number of calls that the nodes have completed.
-        said: the answer of the owner on which this is based; None without one.
+        busy, waiting, done: numbers of calls that run, wait for a free slot, or have completed.
+        said: fields of the owner's answer, from which the others were taken; None if the ledger gave them.
         notes: lines that say what is wrong, and what can be done.
     """
 
@@ -89,13 +87,7 @@ class PoolView:
 
 
 def view_of(record: Record, answer: Answer, now: float) -> PoolView:
-    """Return a pool as it is shown, from its record in the ledger and the last answer of its owner.
-
-    Args:
-        record: the ledger's record of the pool.
-        answer: what the owner has answered.
-        now: the time in seconds since 1970.
-    """
+    """Return what to show of a pool, from its record in the ledger and the last answer of its owner."""
     is_run = record.state(now) in ("live", "ending")
     receipt = record.receipt(now)
     from_ledger = PoolView(
@@ -203,9 +195,7 @@ def calls_of(picture: Picture) -> list[tuple[int, CallSample]]:
 class Survey:
     """The pools of this user that run or have left machines, asked for again and again. Any thread may use it.
 
-    Args:
-        pool: name of the only pool to look at; None for all.
-        patience: seconds in which an owner must answer.
+    Only `pool` is looked at if it is not None. An owner must answer within `patience` seconds.
     """
 
     def __init__(self, pool: str | None = None, patience: float = _PATIENCE) -> None:
@@ -227,7 +217,7 @@ class Survey:
         threading.Thread(target=self._go_on, name="skypool top", daemon=True).start()
 
     def stop(self) -> None:
-        """Look at the pools no more. Does not wait for owners that have not answered yet."""
+        """Stop the thread of `start`. Does not wait for owners that have not answered yet."""
         self._ended.set()
 
     def _warn(self, text: str) -> None:
@@ -284,7 +274,7 @@ class Survey:
                 self._asked.pop(record.session, None)
 
     def wait(self) -> None:
-        """Wait until the owners that are being asked have answered, or their time is over."""
+        """Wait until the owners that `refresh` has asked have answered, or their time is over."""
         with self._lock:
             asked = list(self._asked.values())
         for each in asked:

@@ -11,6 +11,12 @@ is drawn, because that takes time. Everything else needs only the standard libra
 - `screen`: draws the view on the terminal, in a thread of its own.
 - `printer`: prints functions' output, marked with the node; `lines`: cuts streams of text into whole lines.
 - `outlet`: writes to the user's stdout and stderr without blocking the caller for long.
+
+Words of this package:
+
+- device: an accelerator. Slot: a place on a node where one call runs at a time. A CPU slot has no device.
+- gang: one call that runs as several processes, its ranks. Service: a long-running process on a node.
+- unfinished line: text that has no newline yet, such as a progress bar.
 """
 
 from __future__ import annotations
@@ -37,12 +43,11 @@ def attach(stream: events.EventStream, mode: Mode, figures: Callable[[], Figures
     The returned function shows what has not been shown yet, and blocks until all of it is written.
 
     Args:
-        stream: the pool's events.
-        mode: "live" shows a view that is redrawn, "plain" shows lines. "off" shows only what functions print. "auto" is
-            "live" if stderr is a terminal that can be redrawn and no CI job runs, otherwise "plain". "live" becomes
-            "plain" if stderr is not such a terminal.
-        figures: function that returns the costs and measurements of the pool. Only a live view calls it, in the thread
-            that draws. Default None: the view shows none.
+        mode: "live" shows a view that is redrawn, "plain" shows lines, "off" shows only what functions print. "auto" is
+            "live" on a terminal outside of CI jobs, otherwise "plain". "live" becomes "plain" if stderr cannot be
+            redrawn.
+        figures: returns the costs and measurements of the pool. Called only for a live view, in the thread that draws.
+            None: the view shows no costs and measurements.
     """
     if mode == "off":
         return OutputOnly().follow(stream)
@@ -59,10 +64,8 @@ def drawable(file: TextIO | None, environ: Mapping[str, str], *, asked: bool = F
     Returns False for None and for a closed file.
 
     Args:
-        file: the file to draw on, or None.
-        environ: environment variables; TERM and CI are read. The result is False if TERM is missing, empty, "dumb" or
-            "unknown".
-        asked: True if the user asked for the view. Then a CI job's terminal is accepted, too.
+        environ: environment variables. The result is False if TERM is missing, empty, "dumb" or "unknown".
+        asked: True accepts a CI job's terminal, because the user asked for the view.
     """
     try:
         terminal = file is not None and file.isatty()

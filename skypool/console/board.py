@@ -19,13 +19,7 @@ _FIGURES_EVERY = 1.0
 
 
 class Calls(NamedTuple):
-    """The number of calls of a pool that have ended.
-
-    Attributes:
-        done: the number of all of them.
-        failed: the number of those that failed.
-        nodes: the number of calls that have ended on each node, by the node's number.
-    """
+    """Numbers of ended calls of a pool. `done` includes `failed`. `nodes` has the ended calls by the node's number."""
 
     done: int
     failed: int
@@ -34,14 +28,14 @@ class Calls(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a pool costs and what its nodes measure. Money is in US dollars, and None if it is not known.
+    """Costs of a pool, and measurements of its nodes. Money is in US dollars. None means not known.
 
     Attributes:
-        usd: what the pool has cost so far.
-        usd_per_hour: the sum of the current prices.
+        usd: the cost of the pool so far.
+        usd_per_hour: the sum of the prices of the machines that run now.
         idle_usd: the part of `usd` for the time in which machines ran no call.
-        samples: the newest sample of each node that was measured, by the node's number.
-        counts: the number of calls that have ended; None if it is not known.
+        samples: the newest measurements of each measured node, by the node's number.
+        counts: numbers of ended calls; None if only the events tell them.
     """
 
     usd: float | None = None
@@ -53,28 +47,23 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """State of one node in the live view. A slot is a place on a node where one call runs at a time.
+    """State of one node in the live view. Times are in seconds since 1970.
 
     Attributes:
-        node: number of the node.
         phase: phase of the node's life, such as "launching" or "ready".
-        since: when this phase began, in seconds since 1970.
-        detail: reason for the phase, or the current step of the phase; "" for none.
-        slots: number of slots with devices, or of all slots if no slot has a device.
+        since: when this phase began.
+        detail: reason for the phase, or its current step; "" for none.
+        slots: slots with devices, or all slots if no slot has a device.
         busy: number of the slots counted in `slots` that run a call.
-        cpu_slots: number of further slots without a device (CPU slots).
-        cpu_busy: number of CPU slots that run a call.
         waiting: number of calls that wait on the node for a free slot.
-        done: number of calls that the node has completed.
         running: names of running functions.
-        down: reason why the connection to the node is broken; "" if the connection works.
-        down_at: when the connection broke, in seconds since 1970; 0 if the connection works.
-        tail: the last part of the output of the node's calls or of its setup; "" for none.
-        machine: facts about the node's machine, the most important first. They are shown in place of `tail`, as many as
-            fit into the line.
-        sample: the newest measurement of the node; None if there is none.
+        down: reason why the connection to the node is broken; "" if it works.
+        down_at: when the connection broke; 0 if it works.
+        tail: the last part of the output of the node's calls or of its setup.
+        machine: facts about the machine, the most important first. As many as fit are shown in place of `tail`.
+        sample: the newest measurements of the node; None if there are none.
         health: "degraded" or "unhealthy" if something is wrong with the node's devices; otherwise "".
-        why: what is wrong with them, and with which; "" if nothing is.
+        why: what is wrong with the devices; "" if nothing is.
     """
 
     node: int
@@ -99,17 +88,16 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """The state of a pool at one moment, as the live view shows it.
+    """State of a pool at one moment, as the live view shows it.
 
     Attributes:
         pool: name of the pool; "" before the first event.
         phase: phase of the pool's life, such as "ready".
-        began: time of the first event, in seconds since 1970; 0.0 before the first event.
-        failed: number of calls that failed.
+        began: time of the first event, in seconds since 1970; 0.0 before.
         gone: number of nodes that have ended.
         done: number of calls that have completed, including those on nodes that have ended.
         rows: the nodes that have not ended, in the order of their numbers.
-        figures: costs and measurements of the pool; None if the view does not show any.
+        figures: None if the view shows no costs and measurements.
     """
 
     pool: str = ""
@@ -123,26 +111,17 @@ class Picture:
 
 
 def health_of(state: object, reasons: Iterable[object]) -> tuple[str, str]:
-    """Return the health of a node's devices as a row has it, and what is wrong with them; two empty texts for nothing.
-
-    Args:
-        state: "ok", "unknown", "degraded" or "unhealthy".
-        reasons: what was found, each with its device.
-    """
+    """Return `health` and `why` of a node's `Row`, from an event's state: "" and "" for "ok" and "unknown"."""
     if state not in ("degraded", "unhealthy"):
         return "", ""
     return str(state), bare("; ".join(map(str, reasons)))
 
 
 class Board:
-    """A collector of a pool's events. It derives the current state of the pool from the events, as a `Picture`.
+    """Collector of a pool's events, which derives the current state of the pool from them.
 
-    Args:
-        figures: function that returns the costs and measurements of the pool. It is called when the view is drawn, at
-            most once a second, and may block. Default None: the view shows no costs and no measurements.
-
-    Attributes:
-        changes: the number of events so far.
+    `figures` returns costs and measurements of the pool. It is called when the view is drawn, at most once a second,
+    and may block. None: the view shows no costs and measurements.
     """
 
     def __init__(self, figures: Callable[[], Figures] | None = None) -> None:
@@ -157,10 +136,7 @@ class Board:
         """Number of events so far. The drawing thread compares this number to see if something changed."""
 
     def hear(self, e: events.Event) -> None:
-        """Apply one event to the state.
-
-        Events of kinds that the view does not show change only the number of events. Any thread may call this.
-        """
+        """Apply one event to the state. Any thread may call this."""
         with self._lock:
             self.changes += 1
             if isinstance(e, events.BootstrapOutput):
@@ -174,10 +150,7 @@ class Board:
             self._take_in(e)
 
     def picture(self) -> Picture:
-        """Return the current state of the pool, with its nodes in the order of their numbers.
-
-        One thread at a time may call this.
-        """
+        """Return the current state of the pool. One thread at a time may call this."""
         figures = self._newest_figures()
         samples = figures.samples if figures else {}
         with self._lock:
@@ -193,10 +166,7 @@ class Board:
             return replace(self._picture, rows=rows, done=counts.done, failed=counts.failed, figures=figures)
 
     def _newest_figures(self) -> Figures | None:
-        """Return costs and measurements that are at most a second old; None if the view does not show any.
-
-        The lock is not held meanwhile, because threads of the pool that tell of events would wait for it.
-        """
+        """Return figures that are at most a second old. Holds no lock, so that `hear` does not wait for them."""
         if self._figures is None:
             return None
         if (now := time.monotonic()) - self._asked_at >= _FIGURES_EVERY:

@@ -1,6 +1,6 @@
 """Small bars of a node's measurements: utilisation, memory and power, as text for the live view and `skypool top`.
 
-A value that is not known is shown as "?", or as the word "unknown". It is never shown as 0.
+An unknown value is shown as "?" or "unknown", never as 0.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Gauge:
     """One measured quantity of a node.
 
     Attributes:
-        name: what was measured, such as "GPU", "mem" or "power".
-        bars: the bars, such as "▇▆▅▂" with one character for each device, or "███░░░░░" for one value. "" if the
-            quantity has no scale, or is unknown.
+        name: such as "GPU", "mem" or "power".
+        bars: "▇▆▅▂" with one character for each device, or "███░░░░░" for one value. "" if the quantity has no scale,
+            or is unknown.
         text: the value as text, such as "61%", "272/640 GiB" or "unknown".
     """
 
@@ -36,14 +36,10 @@ class Gauge:
 
 
 def gauges(sample: NodeSample | None, most: int = BAR) -> list[Gauge]:
-    """Return utilisation, memory and power of a node, in this order.
+    """Return utilisation, memory and power, in this order: of a node's devices, or of its CPUs if it has no devices.
 
-    They are those of its devices, or of its CPUs and its own memory if it has no devices.
-
-    Args:
-        sample: the newest sample of the node; None if there is none yet.
-        most: the most devices that have a bar each. More devices share one bar, and the text names the lowest and the
-            highest value and the mean.
+    `sample` is None if the node was not measured yet. Up to `most` devices have a bar each. More devices share one bar,
+    and the text of the utilisation then has the lowest value, the highest and the mean.
     """
     if sample is None:
         return [Gauge(name, "", "unknown") for name in ("busy", "mem", "power")]
@@ -59,7 +55,7 @@ def gauges(sample: NodeSample | None, most: int = BAR) -> list[Gauge]:
 
 
 def bar(share: float | None, width: int = BAR) -> str:
-    """Return a horizontal bar, such as "███░░░░░". Return "" if the share is None, which means unknown.
+    """Return a horizontal bar of `width` blocks for a share from 0 to 1, such as "███░░░░░"; "" for None (unknown).
 
     A share above 0 has at least one full block, and a share below 1 has at least one free block.
     """
@@ -72,9 +68,9 @@ def bar(share: float | None, width: int = BAR) -> str:
 
 
 def bars(shares: Sequence[float | None], most: int = BAR) -> str:
-    """Return one bar for each share, such as "▇▆?▂", in which "?" is an unknown share.
+    """Return one bar for each share, such as "▇▆?▂", in which "?" is an unknown share; "" if all are unknown.
 
-    A single share has a horizontal bar. So has the mean of more than `most` shares. Return "" if all are unknown.
+    A single share is drawn as a horizontal bar (see `bar`), and so is the mean of more than `most` shares.
     """
     known = [each for each in shares if each is not None]
     if not known:
@@ -97,7 +93,7 @@ def _percent(share: float | None) -> str:
 
 
 def _percents(shares: Sequence[float | None], most: int) -> str:
-    """Return the mean of shares as text. If they have no bars of their own, the lowest and the highest come first."""
+    """Return the mean of shares as text. If there are more than `most`, the lowest and the highest come first."""
     known = [each for each in shares if each is not None]
     if not known:
         return "unknown"
@@ -108,13 +104,13 @@ def _percents(shares: Sequence[float | None], most: int) -> str:
 
 
 def _missing(values: Sequence[object]) -> str:
-    """Return " of 7/8" if some of several values are unknown, so that a sum or a mean is not taken for that of all."""
+    """Return " of 7/8" if 1 of 8 values is unknown, as a mark on their sum or mean; "" if all are known."""
     known = sum(each is not None for each in values)
     return "" if known == len(values) else f" of {known}/{len(values)}"
 
 
 def _memory(pairs: Sequence[tuple[float | None, float | None]], most: int) -> Gauge:
-    """Return the gauge of pairs (used MiB, whole MiB)."""
+    """Return the gauge of the memory of all devices, from a pair (used MiB, total MiB) for each."""
     known = [(used, whole) for used, whole in pairs if used is not None and whole]
     if not known:
         return Gauge("mem", "", "unknown")

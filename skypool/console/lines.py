@@ -1,7 +1,4 @@
-"""Cuts streamed output into whole lines. Of a line that redraws itself, such as a progress bar, keeps the last state.
-
-Other functions of this module remove control codes of terminals from text, or put a mark before each line.
-"""
+"""Cuts streamed output into whole lines. Keeps only the last state of a line that redraws itself."""
 
 from __future__ import annotations
 
@@ -21,9 +18,8 @@ _ANY_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b
 class Lines:
     """Splitter of one stream of text into whole lines. The unfinished line is kept until its newline comes.
 
-    Attributes:
-        redrawn: True if the unfinished line contains a carriage return, as lines of progress bars do.
-        size: the number of characters of the unfinished line.
+    `size` is the number of characters of the unfinished line. `redrawn` is True if that line has a carriage return, as
+    a progress bar has.
     """
 
     __slots__ = ("_pieces", "redrawn", "size")
@@ -35,10 +31,10 @@ class Lines:
         """True if the unfinished line contains a carriage return, as lines of progress bars do."""
 
     def feed(self, text: str) -> str:
-        """Add text to the stream. Return the lines that are complete now, each with its newline; "" if there are none.
+        """Add text to the stream. Return the lines that are complete now, each with its newline.
 
-        Of a line with carriage returns, only the text after the last carriage return is returned. An unfinished line of
-        more than a million characters (`LONGEST`) is returned, too, with a newline added.
+        Of a line with carriage returns, only the text after the last one is returned. An unfinished line that is too
+        long (`LONGEST`, or 4096 characters with carriage returns) is returned, too, with a newline added.
         """
         if self.redrawn or "\r" in text:
             text = self._redraw(text)
@@ -48,29 +44,19 @@ class Lines:
         return whole if self.size <= (_LONGEST_REDRAWN if self.redrawn else LONGEST) else whole + self.finish()
 
     def finish(self) -> str:
-        """End the stream. Return the unfinished line with a newline added; "" if there is none.
-
-        After that, this object can be used for another stream.
-        """
+        """End the stream. Return the unfinished line with a newline added; "" if there is none."""
         text = self._take().rstrip("\r")
         self.redrawn = False
         return f"{text}\n" if text else ""
 
     @property
     def unfinished(self) -> str:
-        """Return the line that has no newline yet, and keep it; "" if there is none.
-
-        Of a line with carriage returns, only the text after the last carriage return is returned.
-        """
+        """The unfinished line, or what follows its last carriage return; "" if there is none."""
         text = "".join(self._pieces).rstrip("\r")
         return text[text.rfind("\r") + 1 :]
 
     def _redraw(self, text: str) -> str:
-        """Return the unfinished line followed by the new text, with every line in its last state.
-
-        The last state of a line is the text after its last carriage return. A carriage return at the end of a line does
-        not count. The unfinished line is taken out of this object.
-        """
+        """Forget the unfinished line, and return it with `text` added. Each line has only its last state."""
         *whole, rest = (self._take() + text).split("\n")
         self.redrawn = "\r" in rest or (self.redrawn and not whole)
         states = [_last_state(line.rstrip("\r")) for line in whole]
@@ -96,20 +82,14 @@ def _last_state(line: str) -> str:
 
 
 def marked(lines: str, mark: str) -> str:
-    """Return whole lines with `mark` before each; "" for no lines.
-
-    Args:
-        lines: text in which every line ends with a newline.
-        mark: the text to put before each line.
-    """
+    """Return text with `mark` before each line. Every line of `lines` must end with a newline."""
     return f"{mark}{lines[:-1].replace(chr(10), chr(10) + mark)}\n" if lines else ""
 
 
 def harmless(text: str) -> str:
     """Return text without control codes that move a terminal's cursor or change its modes.
 
-    Carriage returns and colours are kept. If the text contains an escape code, a code that resets the colours is added
-    at the end of the text.
+    Carriage returns and colours are kept. If the text has an escape code, a reset of the colours is added at the end.
     """
     text = text.replace("\b", "").replace("\f", "").replace("\v", "")
     if "\x1b" not in text:
@@ -118,16 +98,13 @@ def harmless(text: str) -> str:
 
 
 def bare(text: str) -> str:
-    """Return a line of text without colours and control characters, for a cell of a table. Tabs become spaces."""
+    """Return a line without colours and control characters, for a cell of a table. Tabs become spaces."""
     text = _ANY_ESCAPE.sub("", text).expandtabs(4)
     return text if text.isprintable() else "".join(c for c in text if c.isprintable())
 
 
 def last_line(tail: str) -> str:
-    """Return the last line of a text that is not blank, without colours, control characters and surrounding spaces.
-
-    A carriage return counts as the end of a line. Returns "" if all lines are blank.
-    """
+    """Return the last line of a text that is not blank, without colours and control characters; "" if all are."""
     for line in reversed(tail.replace("\r", "\n").split("\n")):
         if line.strip():
             return bare(line).strip()

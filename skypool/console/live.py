@@ -16,10 +16,9 @@ class Live(Plain):
     """Console for terminals: a live view of the pool, and plain lines above it for what the view cannot show.
 
     Args:
-        show: function that starts to draw a board (the state of a pool), and returns a second function. The second
-            function removes the board again. Its argument is the maximum seconds to wait; None for no limit. The
-            default draws on stderr.
-        figures: function that returns the costs and measurements of the pool. Default None: the view shows none.
+        show: starts to draw a board, and returns a function that removes it. That function takes the maximum seconds to
+            wait; None for no limit. The default draws on stderr.
+        figures: returns costs and measurements of the pool. None: the view shows no costs and measurements.
     """
 
     def __init__(
@@ -39,12 +38,8 @@ class Live(Plain):
     def end(self, timeout: float | None = None) -> None:
         """Show what has not been shown yet, and remove the pool from the view. Blocks until that is done.
 
-        If no other pool is in the view, the view ends and the terminal is restored. This is done even if an error is
-        raised before.
-
-        Args:
-            timeout: maximum seconds to wait for a slow terminal. The time counts anew for stdout, for stderr and for
-                the view. Default None: no limit.
+        If no other pool is in the view, the terminal is restored, even if showing the rest raised an error. `timeout`
+        is the maximum seconds to wait for each of stdout, stderr and the view; None for no limit.
         """
         try:
             super().end(timeout)

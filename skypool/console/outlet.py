@@ -1,8 +1,7 @@
 """Writes to the user's stdout and stderr without blocking the calling thread for long.
 
-The reader of the output, a terminal or another program, may have stopped reading (`script.py | less`, Ctrl-S). The
-thread that receives events must not wait for the reader then, because this thread also keeps the nodes' connections
-alive.
+The reader of the output may have stopped reading (`script.py | less`, Ctrl-S). The thread that receives events must not
+wait for it, because this thread also keeps the nodes' connections alive.
 """
 
 from __future__ import annotations
@@ -35,11 +34,9 @@ _PIECE = select.PIPE_BUF
 
 
 class Backlog:
-    """Queue of text that waits to be written, with a maximum size. Any thread may use the queue.
+    """Queue of text that waits to be written. Any thread may use it.
 
-    Args:
-        most: number of characters at which the queue is full.
-        patience: maximum seconds that `put` waits for room.
+    The queue is full at `most` characters. `put` then waits for room, at most `patience` seconds.
     """
 
     def __init__(self, most: int = MOST, patience: float = PATIENCE) -> None:
@@ -51,10 +48,9 @@ class Backlog:
         self._dropped = 0
 
     def put(self, text: str) -> None:
-        """Add text to the queue. If the queue is full, wait for room, at most `patience` seconds.
+        """Add text to the queue. If the queue is still full after `patience` seconds, drop the text without an error.
 
-        If there is no room after that time, the text is dropped, and no error is raised. Further text is then dropped
-        without waiting, until `take` has emptied the queue.
+        From then on, `put` drops text without waiting, until `take` empties the queue.
         """
         with self._changed:
             if self._size >= self._most and not self._dropped:
@@ -66,9 +62,9 @@ class Backlog:
             self._size += len(text)
 
     def take(self) -> str:
-        """Return all waiting text and empty the queue. Return "" if no text waits. Does not block.
+        """Return all waiting text and empty the queue; "" if no text waits. Does not block.
 
-        If text was dropped, the returned text ends with a note that says how many characters are missing.
+        If text was dropped, the result ends with a note that says how many characters are missing.
         """
         with self._changed:
             text = "".join(self._waiting)
@@ -82,14 +78,10 @@ class Backlog:
 
 
 class Above:
-    """Stand-in for `sys.stdout` or `sys.stderr` while a live view is drawn on their terminal: text goes above the view.
+    """Stand-in for `sys.stdout` or `sys.stderr` while a live view is drawn: text goes above the view.
 
-    A line that has no newline yet, such as a progress bar, is kept, and the view shows it at the bottom. All attributes
-    that this class does not define are those of the file.
-
-    Args:
-        file: the file that is replaced.
-        backlog: the queue from which the view takes text to print above it.
+    Whole lines go to `backlog`, from which the view prints them. The view shows an unfinished line at the bottom.
+    `file` is the replaced stream, from which all other attributes come.
     """
 
     def __init__(self, file: TextIO, backlog: Backlog) -> None:
@@ -102,8 +94,7 @@ class Above:
     def write(self, text: str) -> int:
         """Write text above the view, or to the file itself after the view has ended. Return the length of the text.
 
-        While the view is drawn, the text is queued, without control codes that move the cursor. A last line without a
-        newline is kept until its newline comes.
+        Control codes that move the cursor are removed. An unfinished line is kept until its newline comes.
         """
         with self._lock:
             if not self._drawn:
@@ -113,10 +104,7 @@ class Above:
         return len(text)
 
     def write_lines(self, lines: str) -> None:
-        """Write whole lines above the view, or to the file itself after the view has ended.
-
-        An unfinished line that `write` has kept is not changed by this.
-        """
+        """Write whole lines as `write` does, but leave an unfinished line that `write` has kept unchanged."""
         with self._lock:
             if self._drawn:
                 self._backlog.put(harmless(lines))
@@ -134,32 +122,25 @@ class Above:
 
     @property
     def unfinished(self) -> str:
-        """Return the line that has no newline yet, and keep it; "" if there is none.
-
-        Of a line that redraws itself with carriage returns, such as a progress bar, only the last state is returned.
-        """
+        """The unfinished line; "" if there is none. Of a redrawn line, such as a progress bar, only the last state."""
         with self._lock:
             return self._lines.unfinished
 
     def take_unfinished(self) -> str:
-        """Return the line that has no newline yet, and forget it. Return "" if there is none."""
+        """Return the unfinished line and forget it; "" if there is none."""
         with self._lock:
             return self._lines.finish().removesuffix("\n")
 
     def end(self) -> str:
-        """Make `write` write to the file itself from now on, because the view has ended.
-
-        Return the line that has no newline yet, and forget it; "" if there is none.
-        """
+        """Let later writes go to the file itself. Return the unfinished line ("" if there is none) and forget it."""
         with self._lock:
             self._drawn = False
             return self._lines.finish().removesuffix("\n")
 
     def forget(self) -> None:
-        """Make `write` write to the file itself from now on, in a forked child process, which has no view.
+        """Let writes go to the file itself in a forked child process, which has no view.
 
-        An unfinished line is not written. The lock is replaced by a free lock, because another thread may have held the
-        old one during the fork.
+        An unfinished line is not written. The lock is made anew, because another thread may have held it at the fork.
         """
         self._lock = threading.RLock()
         self._drawn = False
@@ -169,13 +150,10 @@ class Above:
 
 
 class Scribe:
-    """A thread that writes to files that cannot be asked if a write would block, such as a regular file on a slow disk.
+    """Writer to files that cannot be asked if a write would block, such as a regular file on a slow disk.
 
-    The thread ends when nothing is left to write. Any thread may use this.
-
-    Args:
-        name: the name of the thread.
-        on_error: called as (file, error) in the thread when a file cannot be written.
+    A thread of its own writes, and ends when nothing is left to write. Any thread may use this object. When a file
+    cannot be written, the writing thread calls `on_error` as (file, error).
     """
 
     def __init__(self, name: str, on_error: Callable[[TextIO, Exception], None]) -> None:
@@ -191,7 +169,7 @@ class Scribe:
     def write(self, file: TextIO, text: str) -> None:
         """Write text to a file, and wait until it is written, for `PATIENCE` (1) second at most.
 
-        After a write that took longer, later ones are not waited for until all is written. If too much text waits,
+        After a write that takes longer, calls do not wait until all queued text is written. If too much text is queued,
         further text is dropped. If no thread can be started, the calling thread writes.
         """
         with self._changed:
@@ -242,15 +220,11 @@ class Scribe:
 
 
 class Outlet:
-    """Writer to the current `sys.stdout` or `sys.stderr`. Any thread may use it.
+    """Writer to the current `sys.stdout` or `sys.stderr`, which each write looks up anew. Any thread may use it.
 
-    Writing never blocks for long. Text that a pipe or terminal does not take at once is written by a background thread,
-    which ends when nothing is left. So is text for other files, for which `write` waits a second at most. If stdout
-    breaks (`script.py | head`), this is reported once, on stderr. Text for a broken file is dropped, until `sys.stdout`
-    or `sys.stderr` is replaced by another file.
-
-    Args:
-        name: "stdout" or "stderr". Each write looks up `sys.stdout` or `sys.stderr` anew.
+    Writing never blocks for long. A background thread writes what a pipe or terminal does not take at once. A second
+    thread writes to files of other kinds, and `write` waits for it a second at most. If stdout breaks (`script.py |
+    head`), this is reported once, on stderr. Text for a broken file is dropped, until `sys` has another file.
     """
 
     def __init__(self, name: Literal["stdout", "stderr"]) -> None:
@@ -264,8 +238,8 @@ class Outlet:
     def write(self, text: str) -> None:
         """Write whole lines. Any thread may call this. If the file is missing, closed or broken, the text is dropped.
 
-        Text that cannot be written at once is queued for a background thread. If the queue is full, this blocks for up
-        to a second, and then may drop the text (see `Backlog`).
+        Text that cannot be written at once is queued. If the queue is full, wait up to a second for room, and then
+        drop the text.
         """
         with self._lock:
             if self._thread is None:
@@ -277,11 +251,10 @@ class Outlet:
             self._backlog.put(text)
 
     def drain(self, timeout: float | None = None) -> None:
-        """Wait until all text is written. When the time is over, return without an error.
+        """Wait until all text is written, or until `timeout` is over: this raises no error.
 
-        Args:
-            timeout: maximum seconds to wait; None waits without limit for the reader of a pipe or terminal, and
-                `_LAST` (10) seconds for other files.
+        `timeout` is in seconds. None waits without limit for a pipe or terminal, and `_LAST` (10) seconds for files of
+        other kinds.
         """
         self._scribe.drain(_LAST if timeout is None else timeout)
         thread = self._thread
@@ -302,11 +275,7 @@ class Outlet:
             self._write(text, wait=True)
 
     def _write(self, text: str, *, wait: bool) -> str:
-        """Write text to the current file, and return the part that would have blocked; "" if no part is left.
-
-        With `wait`, block until all is written, and return "". Text for a missing or broken file is dropped, and "" is
-        returned.
-        """
+        """Write text, and return the part that would have blocked. With `wait`, block until all is written."""
         file: TextIO | Above | None = getattr(sys, self._name)
         if file is None or file is self._broken:
             return ""
@@ -336,7 +305,7 @@ _shared: dict[str, Outlet] = {}
 
 
 def outlet(name: Literal["stdout", "stderr"]) -> Outlet:
-    """Return this process's writer for "stdout" or "stderr". All pools share the writer, which is made on first use."""
+    """Return this process's writer for "stdout" or "stderr", which all pools share. It is made on first use."""
     return _shared.setdefault(name, Outlet(name))
 
 
@@ -344,13 +313,7 @@ os.register_at_fork(after_in_child=_shared.clear)
 
 
 def _context() -> contextvars.Context:
-    """Return the `contextvars` context in which to write to a file that may belong to a notebook.
-
-    In skypool's own threads the context is empty. In other threads it is a copy of the current context.
-
-    A notebook decides from the context below which cell it shows the text. With an empty context, that is the cell that
-    runs now.
-    """
+    """Return the context to write in. In skypool's threads, it is empty: a notebook then uses its running cell."""
     is_ours = threading.current_thread().name.startswith("skypool-")
     return contextvars.Context() if is_ours else contextvars.copy_context()
 
@@ -361,13 +324,7 @@ def _write_to(file: TextIO, text: str) -> None:
 
 
 def _may_block(file: TextIO) -> int | None:
-    """Return the descriptor of a file if writing to it may block, as with a pipe or a terminal.
-
-    Returns None for regular files, and for objects that are not an ordinary text file with a descriptor.
-
-    Raises:
-        ValueError: the file is closed.
-    """
+    """Return the descriptor of a file if writing to it may block, as with a pipe or terminal; None for other files."""
     if type(file) is not io.TextIOWrapper:
         return None
     try:
@@ -378,20 +335,7 @@ def _may_block(file: TextIO) -> int | None:
 
 
 def _send(file: TextIO, fd: int, text: str, wait: bool) -> str:
-    """Write text to the file's descriptor, and return the part that would have blocked; "" if all is written.
-
-    The buffer of the Python file object is not used; text that is in this buffer already is written first. Characters
-    that the file's encoding does not have are written as backslash escapes.
-
-    Args:
-        file: the file that owns the descriptor.
-        fd: the descriptor.
-        text: the text to write.
-        wait: True blocks until everything is written.
-
-    Raises:
-        OSError: the descriptor cannot be written to.
-    """
+    """Flush the file, and write to its descriptor. Return the text that would have blocked. With `wait`, block."""
     step = _PIECE if text.isascii() else _PIECE // 4
     poll = select.poll()
     poll.register(fd, select.POLLOUT)
@@ -410,7 +354,7 @@ def _send(file: TextIO, fd: int, text: str, wait: bool) -> str:
 
 
 def _takes_more(poll: select.poll, fd: int, wait: bool) -> bool:
-    """Return True if the descriptor can be written to now, otherwise False. With `wait`, block until it can."""
+    """Return True if the descriptor can be written to now. With `wait`, block until it can."""
     ready = poll.poll(None if wait else 0)
     if ready and ready[0][1] & select.POLLNVAL:  # on macOS poll() does not support terminals, but select() does
         return bool(select.select([], [fd], [], None if wait else 0)[1])
@@ -418,10 +362,7 @@ def _takes_more(poll: select.poll, fd: int, wait: bool) -> bool:
 
 
 def _encodable(text: str, file: TextIO) -> str:
-    """Return the text with backslash escapes for characters that the file's encoding does not have.
-
-    Without an encoding, only surrogates are changed.
-    """
+    """Return text with backslash escapes for what the file's encoding lacks; without an encoding, for surrogates."""
     text = encodable(text)
     encoding = getattr(file, "encoding", None)
     if text.isascii() or not encoding or encoding.lower().replace("-", "") == "utf8":

@@ -15,10 +15,8 @@ from skypool.console.words import Words
 class Plain:
     """Console that shows the events of one pool in files, pipes, notebooks and CI, where nothing can be redrawn.
 
-    Args:
-        words: the object that converts events into lines. Default None: a `Words()`, which describes all events.
-        printer: the object that prints functions' output. Default None: a `Printer()`, which also prints states of
-            progress bars.
+    `words` makes the lines, and `printer` prints functions' output. By default, all events are described, and states of
+    progress bars are printed.
     """
 
     def __init__(self, *, words: Words | None = None, printer: Printer | None = None) -> None:
@@ -27,10 +25,7 @@ class Plain:
         self._unlisten: Callable[[], None] | None = None
 
     def follow(self, stream: events.EventStream) -> Callable[[], None]:
-        """Start to show a stream's events. Return the method `end`, which stops showing them.
-
-        If nobody calls `end`, it is called when the interpreter exits.
-        """
+        """Start to show a stream's events. Return the method `end`, which is also called when the interpreter exits."""
         self._unlisten = stream.listen(self.hear, inline=True)
         atexit.register(self._end_at_exit)
         return self.end
@@ -44,10 +39,8 @@ class Plain:
     def end(self, timeout: float | None = None) -> None:
         """Show what has not been shown yet, and block until all of it is written. Later events are not shown.
 
-        Does nothing if `follow` was not called, or if the console has ended.
-
-        Args:
-            timeout: maximum seconds to wait for a slow reader of each stream; None waits without limit.
+        `timeout` is the maximum seconds to wait for stdout, and then for stderr; None for no limit. A second call does
+        nothing.
         """
         unlisten = self._unlisten
         self._unlisten = None
@@ -59,10 +52,7 @@ class Plain:
         self._printer.close(timeout)
 
     def _end_at_exit(self) -> None:
-        """End the console when the interpreter exits.
-
-        This waits at most one second for each of stdout and stderr, because machines may still have to be ended.
-        """
+        """End the console, but wait only a second for stdout and for stderr: machines may still have to be ended."""
         self.end(PATIENCE)
 
     def _say(self, lines: list[str]) -> None:
@@ -74,4 +64,4 @@ class OutputOnly(Plain):
     """Console that is off: it shows what functions print, and no lines of skypool's own."""
 
     def _say(self, lines: list[str]) -> None:
-        """Do nothing, so that skypool's own lines are not shown."""
+        """Show no lines of skypool's own."""

@@ -23,11 +23,10 @@ class _Source:
 
     Attributes:
         call: id of the call whose output came last.
-        place: what the mark of its lines says about the place on the node: " rank 5" for a process of a gang, " ray"
-            for a service. None for other calls, where the mark follows from the number of the slot.
-        lines: object that splits the stream into lines.
-        shown: when the state of a progress bar in this stream was last shown, in seconds since 1970; 0.0 before.
-        state: the state that was shown then; "" before.
+        place: what the mark of its lines has after the node: " rank 5" for a process of a gang, " ray" for a service
+            named ray. None for other calls, whose mark has the slot's number.
+        state: the newest printed state of a progress bar; "" if there is none.
+        shown: when that was printed, in seconds since 1970; 0.0 before.
     """
 
     call: int
@@ -40,15 +39,14 @@ class _Source:
 class Printer:
     """Printer of the output of one pool's nodes. Each line is printed with a mark, as `[node.slot] line`.
 
-    Output to stdout on a node goes to stdout here, and output to stderr goes to stderr. A slot is a place on a node
-    where one call runs at a time. Lines of a node with one slot have the mark `[node]`. Lines of a CPU slot (one
-    without a device) on a node with devices have a mark such as `[node.cpu3]`. Lines of a gang (a call that runs as
-    several processes) have the rank of the process, as `[node rank 5]`. Lines of a service have its name, as `[node
-    name]`. If several pools print, the pool's name comes first: `[pool node.slot]`. `skypool logs` has the same marks.
+    A node's stdout goes to stdout here, and its stderr to stderr. `states` also prints states of progress bars.
+    `skypool logs` has the same marks:
 
-    Args:
-        states: True (the default) prints the state of progress bars now and then. False does not, because a live view
-            is shown instead.
+    - `[node]`: a node with one slot.
+    - `[node.cpu3]`: a CPU slot of a node with devices.
+    - `[node rank 5]`: a process of a gang.
+    - `[node name]`: a service.
+    - `[pool node.slot]`: several pools print, so the pool's name comes first.
     """
 
     def __init__(self, *, states: bool = True) -> None:
@@ -64,11 +62,7 @@ class Printer:
         _open.add(self)
 
     def hear(self, e: events.Event) -> None:
-        """Print the output that an event contains.
-
-        If the event says that a node runs no call any more, print the unfinished lines of that node. Events of other
-        kinds print nothing.
-        """
+        """Print the output that an event contains. Print a node's unfinished lines when it runs no call any more."""
         match e:
             case events.Output():
                 self._print(e)
@@ -90,11 +84,7 @@ class Printer:
                     self._unfinished[number] = 0
 
     def close(self, timeout: float | None = None) -> None:
-        """Print the unfinished lines, and wait until all text is written.
-
-        Args:
-            timeout: maximum seconds to wait for each of stdout and stderr; None waits without limit.
-        """
+        """Print the unfinished lines, and wait until all is written: at most `timeout` seconds for each stream."""
         self.finish()
         _open.discard(self)
         self.stdout.drain(timeout)
@@ -122,14 +112,7 @@ class Printer:
                 self._show_state(e, source)
 
     def _show_state(self, e: events.Output, source: _Source) -> None:
-        """Print the state of a progress bar if it has changed, at most once every 10 seconds (`REDRAW_EVERY`).
-
-        The first state is only noted, not printed.
-
-        Args:
-            e: the event with the newest output of the bar.
-            source: the stream that the bar is on. The printed state and its time are noted there.
-        """
+        """Print the state of a progress bar if it has changed, at most every `REDRAW_EVERY` (10) seconds."""
         state = source.lines.unfinished
         if source.state == "":
             source.shown = e.time

@@ -1,7 +1,6 @@
 """Draws live views on the terminal, in a thread of its own. Other output is printed above the view.
 
-Threads that print only queue their text, and do not wait for the terminal. The text is written to the terminal at most
-8 times a second.
+Threads that print only queue their text, and do not wait for the terminal. The view is drawn at most 8 times a second.
 """
 
 from __future__ import annotations
@@ -36,12 +35,8 @@ The wait is at least `_PAUSE` and at most `_AT_LEAST_EVERY` seconds.
 class Screen:
     """View of several pools on one terminal. While it is drawn, it replaces `sys.stdout`, `sys.stderr` and `input()`.
 
-    Once the last pool has been removed, the view ends for good.
-
-    Args:
-        file: the terminal.
-        make: function that takes the terminal and returns a `Console` of the library rich, which draws on the terminal.
-            The drawing thread calls this function. Default None: rich's usual settings.
+    Once the last pool has been removed, the view ends for good. `make` is called in the drawing thread, and returns
+    rich's `Console` for the terminal.
     """
 
     def __init__(self, file: TextIO, make: Callable[[TextIO], Console] | None = None) -> None:
@@ -63,23 +58,14 @@ class Screen:
             self._thread.start()
 
     def remove(self, board: Board) -> bool:
-        """Remove a pool from the view.
-
-        Return True if no pool is left, so that the view ends. Does not wait for the end.
-        """
+        """Remove a pool. Return True if none is left, so that the view ends. Does not wait for the end."""
         self._boards = [each for each in self._boards if each is not board]
         if not self._boards:
             self._done.set()
         return not self._boards
 
     def wait(self, timeout: float | None) -> None:
-        """Wait until the view has ended and the terminal is restored.
-
-        When the time is over, return without an error.
-
-        Args:
-            timeout: maximum seconds to wait; None for no limit.
-        """
+        """Wait until the view has ended and the terminal is restored, at most `timeout` seconds; None for no limit."""
         self._thread.join(timeout)
 
     # --- the thread that draws ------------------------------------------------------------------------------
@@ -117,28 +103,18 @@ class Screen:
                 self._file.flush()
 
     def _let_ask(self) -> None:
-        """Pause the drawing while `input()` uses the terminal to ask the user.
-
-        Return when the user has answered, or when the view is to end. Return at once if `input()` is not running.
-        """
+        """Wait until `input()` no longer uses the terminal, or until the view is to end."""
         self._hidden.set()
         while self._asking.is_set() and not self._done.wait(_PAUSE):
             pass
         self._hidden.clear()
 
     def _begun(self) -> str:
-        """Return the unfinished lines of stdout and stderr, and forget them. The prompt of `input()` follows them."""
+        """Return and forget the unfinished lines of stdout and stderr, which are written before the prompt."""
         return "".join(above.take_unfinished() for _, above, _ in self._aboves)
 
     def _input(self, prompt: object = "", /) -> str:
-        """Ask the user as `input()` does, and return the answer.
-
-        This method replaces `input()` while a view is drawn. In the main thread, the view is hidden until the user has
-        answered, because it would overwrite the prompt and the answer. In other threads, the view is not hidden.
-
-        Args:
-            prompt: the text that is printed to ask the user. Default "": none.
-        """
+        """Stand in for `input()`. In the main thread, hide the view, which would overwrite prompt and answer."""
         if threading.current_thread() is not threading.main_thread():
             return self._ask(prompt)
         self._asking.set()
@@ -188,10 +164,7 @@ class Screen:
         builtins.input = self._input
 
     def _give_back(self) -> str:
-        """Restore `sys.stdout`, `sys.stderr` and `input()`, and return the unfinished lines of stdout and stderr.
-
-        If other code has replaced one of the three meanwhile, that replacement stays.
-        """
+        """Restore stdout, stderr and `input()`, unless other code has replaced them. Return the unfinished lines."""
         begun = ""
         self._give_back_input()
         for name, above, file in self._aboves:
@@ -205,10 +178,7 @@ class Screen:
             builtins.input = self._ask
 
     def forget(self) -> None:
-        """Restore stdout, stderr and `input()` in a forked child process, without touching the terminal.
-
-        The child has no drawing thread.
-        """
+        """Restore stdout, stderr and `input()` in a forked child process, without writing to the terminal."""
         self._give_back_input()
         for name, above, file in self._aboves:
             above.forget()
@@ -223,7 +193,7 @@ def _console(file: TextIO) -> Console:
 
 
 def _print_above(live: Live, text: str) -> None:
-    """Print text above the view unchanged: not wrapped, not cut, in the colours that it has. Do nothing for ""."""
+    """Print text above the view unchanged: not wrapped, not cut, in its own colours."""
     if text:
         from rich.segment import Segment, Segments
 
@@ -237,10 +207,10 @@ _current: Screen | None = None
 
 
 def show(board: Board) -> Callable[[float | None], None]:
-    """Show a pool on the terminal, below the others that are shown. Return a function that removes it again.
+    """Show a pool on stderr, below the others that are shown. Return a function that removes it again.
 
-    The view is drawn on stderr, in a thread of its own. The view ends when no pool is left. The returned function then
-    waits for the end; its argument is the maximum seconds to wait, or None for no limit.
+    A thread draws the view. If the returned function removes the last pool, it waits until the view has ended. Its
+    argument is the maximum seconds to wait, or None for no limit.
     """
     global _current
     with _lock:
@@ -260,10 +230,7 @@ def _hide(screen: Screen, board: Board, timeout: float | None) -> None:
 
 
 def _forget() -> None:
-    """Reset this module in a forked child process.
-
-    The child has no drawing thread, and prints as if there were no view.
-    """
+    """Reset this module in a forked child process, which has no drawing thread."""
     global _current, _lock
     screen = _current
     _current = None

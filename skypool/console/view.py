@@ -1,7 +1,4 @@
-"""Lays out the live view with the library rich: headline, costs, nodes with their measurements, colours.
-
-The time is always an argument. `skypool top` lays out its nodes with this module, too.
-"""
+"""Lays out the live view with the library rich, also for `skypool top`. `now` is in seconds since 1970 everywhere."""
 
 from __future__ import annotations
 
@@ -40,15 +37,11 @@ _WAITING = "yellow"
 def draw(
     pictures: Sequence[Picture], now: float, height: int, unfinished: Sequence[str] = (), width: int = 80
 ) -> RenderableType:
-    """Return all pools one below the other, and at the bottom the unfinished lines of the user's own program.
-
-    The result is an object that rich can print. Nothing is printed here.
+    """Return all pools one below the other, and the unfinished lines of the user's own program at the bottom.
 
     Args:
-        pictures: the pools.
-        now: the time in seconds since 1970.
         height: number of lines available. Nodes of a pool that do not fit are summed up in one line.
-        unfinished: lines of stdout and stderr that have no newline yet. Default (): none.
+        unfinished: unfinished lines of stdout and stderr.
         width: number of columns available.
     """
     left = height - 1 - len(unfinished)
@@ -69,15 +62,10 @@ def _lines_of(picture: Picture, is_detailed: bool = True) -> int:
 
 
 def share_lines(rows: Sequence[int], height: int) -> list[int]:
-    """Return the number of lines for each pool, in the order of `rows`.
+    """Return the number of lines for each pool. `rows` has the lines that each needs below its headline.
 
-    A pool needs one line for its headline and `rows` further lines. If there is not enough room for all, small pools
-    get what they need, and the larger pools share the rest equally. Each pool gets at least 2 lines, or 3 if it needs
-    more, even if the sum is then more than `height`.
-
-    Args:
-        rows: number of lines that each pool needs below its headline.
-        height: number of lines available.
+    If `height` lines are too few for all, small pools get what they need, and larger pools share the rest equally. But
+    each pool gets at least 2 lines, or 3 if it needs 3 or more, even if the sum then exceeds `height`.
     """
     rooms = [0] * len(rows)
     left = height
@@ -91,12 +79,10 @@ def draw_pool(picture: Picture, now: float, room: int, width: int = 80, *, is_de
     """Return the lines of one pool: its headline, its costs, and its nodes.
 
     Args:
-        picture: the pool.
-        now: the time in seconds since 1970.
         room: number of lines available. Nodes that do not fit are summed up in one line.
         width: number of columns available.
-        is_detailed: True (the default) gives the measurements of a node a line of their own. False puts a few of them
-            into the line of the node. Without figures, there are no measurements.
+        is_detailed: True shows the measurements of each node on a second line. False shows a few of them on the line of
+            the node. They are not shown if the picture has no figures.
     """
     parts = [_headline(picture, now)]
     if picture.figures and room > 2:
@@ -129,12 +115,6 @@ def costs(figures: Figures) -> Text:
 
 
 def _measured(row: Row, width: int) -> Text:
-    """Return the line of a node's measurements: bars and numbers of utilisation, memory and power.
-
-    Args:
-        row: the node.
-        width: number of columns available.
-    """
     most = _MOST_BARS if width >= _WIDE else BAR
     text = _whole_line(f"{_claim(row):<{_INDENT}}")
     for n, each in enumerate(gauges(row.sample, most)):
@@ -144,7 +124,7 @@ def _measured(row: Row, width: int) -> Text:
 
 
 def _claim(row: Row) -> str:
-    """Return the mark of values that come from a machine that is not trusted: its owner claims them."""
+    """Return "claimed" as a mark on values of an untrusted machine, whose owner may make them up; otherwise ""."""
     return "  claimed " if row.sample and row.sample.claimed else ""
 
 
@@ -160,15 +140,7 @@ def _whole_line(text: str = "", style: str = "") -> Text:
 
 
 def _headline(picture: Picture, now: float) -> Text:
-    """Return the first line of a pool: `train  ready  3 nodes  5/6 busy  12 done  0:42`.
-
-    Busy slots are left out while no node has a slot. Busy CPU slots, failed calls and, in a ready pool, ended nodes are
-    added if there are any. The last part is the time since the pool's first event.
-
-    Args:
-        picture: the pool.
-        now: the time in seconds since 1970.
-    """
+    """Return a pool's first line, `train  ready  3 nodes  5/6 busy  12 done  0:42`, with the time since its start."""
     slots = sum(row.slots for row in picture.rows)
     busy = sum(row.busy for row in picture.rows)
     text = Text(no_wrap=True, overflow="ellipsis")
@@ -190,14 +162,7 @@ def _headline(picture: Picture, now: float) -> Text:
 
 
 def _node_lines(rows: Sequence[Row], now: float, width: int, is_brief: bool) -> list[Text]:
-    """Return the line of each node, with columns of the same width.
-
-    Args:
-        rows: the nodes.
-        now: the time in seconds since 1970.
-        width: number of columns available.
-        is_brief: True puts measurements before the last line of output.
-    """
+    """Return the line of each node, with aligned columns. `is_brief` adds a column with a few measurements."""
     names = [_running(row.running) for row in rows]
     for each in names:
         each.truncate(_WIDEST_NAMES, overflow="ellipsis")
@@ -227,10 +192,7 @@ def _width_of(column: Sequence[Text]) -> int:
 
 
 def _about(row: Row, room: int) -> str:
-    """Return the end of a node's line: facts about its machine, or the last line of its output. "" without room.
-
-    Of facts that do not fit into `room` columns, the last are left out. Output that does not fit is cut later.
-    """
+    """Return the end of a node's line: facts about its machine that fit into `room` columns, or its last output."""
     facts = list(row.machine)
     while facts and cell_len("  ".join(facts)) > room:
         facts.pop()
@@ -238,10 +200,7 @@ def _about(row: Row, room: int) -> str:
 
 
 def _brief_column(rows: Sequence[Row], room: int) -> list[Text]:
-    """Return each node's measurements without bars, such as "GPU 61% mem 272/640 GiB power 3.2 kW".
-
-    What does not fit into `room` columns is left out for all nodes: power first, and then memory.
-    """
+    """Return each node's measurements as text. If `room` is too small, leave out power for all, then memory."""
     for count in (3, 2):
         column = [_brief(row, count) for row in rows]
         if _width_of(column) <= room:
@@ -257,15 +216,7 @@ def _brief(row: Row, count: int) -> Text:
 
 
 def _phase(row: Row, now: float) -> Text:
-    """Return a node's phase as coloured text, with the time for which it has lasted if that is known.
-
-    The time is left out if the node is ready. If a device of a ready node has a defect, the text is its health. If the
-    connection to the node is broken, the text is "unreachable" and the time for which it has been so.
-
-    Args:
-        row: the node.
-        now: the time in seconds since 1970.
-    """
+    """Return "unreachable", or else the health of a ready node if that is bad, or else the phase. Add its duration."""
     if row.down:
         return Text(f"unreachable {clock(now - row.down_at)}", "bold red")
     if row.phase == "ready" and row.health:
@@ -275,12 +226,7 @@ def _phase(row: Row, now: float) -> Text:
 
 
 def _bar(row: Row) -> Text:
-    """Return a bar of busy and free slots with their numbers, such as "██░░ 2/4"; empty text for a node without slots.
-
-    A slot is a place on a node where one call runs at a time. Up to eight slots have one block each. More slots share
-    eight blocks. CPU slots (slots without a device) have no blocks. If some of them are busy, their numbers follow the
-    bar.
-    """
+    """Return a bar of busy and free slots with their numbers, such as "██░░ 2/4"; empty text without slots."""
     if not row.slots:
         return Text()
     width = min(row.slots, _WIDEST_BAR)
@@ -303,12 +249,9 @@ def _trouble(row: Row) -> Text | None:
 
 
 def _foremost(rows: Sequence[Row], room: int, is_detailed: bool) -> Sequence[Row]:
-    """Return the rows (one for each node) that fit into `room` lines, in the order of their node numbers.
+    """Return the rows to show in `room` lines, in the order of node numbers, but at least one row.
 
-    If `is_detailed` is True, nodes with measurements need two lines.
-
-    If not all rows fit, nodes that are not ready, have a broken connection or a defect are preferred. Next are nodes
-    with running calls, and then nodes with low numbers. If there are any rows, at least one is returned.
+    Nodes with a problem are chosen first, then nodes with running calls, then nodes with low numbers.
     """
     if sum(_height(row, is_detailed) for row in rows) <= room:
         return rows
@@ -341,10 +284,7 @@ def _colour(phase: str) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Return a duration in seconds as a clock shows it: 0:07, 12:30, 1:02:03. Negative durations count as 0.
-
-    Parts of a second are cut off.
-    """
+    """Return a duration in seconds as a clock shows it: 0:07, 12:30, 1:02:03. Negative durations count as 0."""
     whole = max(0, int(seconds))
     minutes = f"{whole // 60 % 60:02}" if whole >= 3600 else f"{whole // 60}"
     return f"{f'{whole // 3600}:' if whole >= 3600 else ''}{minutes}:{whole % 60:02}"

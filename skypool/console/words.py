@@ -1,7 +1,4 @@
-"""Converts a pool's events into the lines of text that the plain console and logs show. Times come from the events.
-
-Some functions put numbers and durations into words, such as "8 slots" and "3:07 min".
-"""
+"""Converts a pool's events into the lines of text that the plain console and logs show. Times come from the events."""
 
 from __future__ import annotations
 
@@ -25,13 +22,10 @@ _WINDOW = 10.0
 
 @dataclass(slots=True)
 class _Limit:
-    """A limit on lines of one kind: at most 5 in 10 seconds are shown, and further ones are only counted.
+    """Limit on lines of one kind: at most 5 in a period of 10 seconds are shown, and further ones are only counted.
 
-    Attributes:
-        rest: name of the lines that are only counted, such as "calls failed".
-        since: when the current period of 10 seconds began, in seconds since 1970.
-        told: number of lines that were shown in this period.
-        held: number of lines that were only counted, and are not yet in a summary.
+    The period began at `since`, in seconds since 1970. In it, `told` lines were shown. `held` lines were held back, and
+    are not yet in a summary.
     """
 
     rest: str
@@ -41,14 +35,7 @@ class _Limit:
     held: int = 0
 
     def admits(self, now: float) -> bool:
-        """Return True if a line may be shown now. Otherwise count the line as held back, and return False.
-
-        A new period of 10 seconds begins only if no line is held back. So call `summary` first: it sets the number of
-        lines that are held back to 0 when the period is over.
-
-        Args:
-            now: the time in seconds since 1970.
-        """
+        """Return True if a line may be shown now. Otherwise count it. Call `summary` first: it can end the period."""
         if now - self.since >= _WINDOW and not self.held:
             self.since = now
             self.told = 0
@@ -59,14 +46,7 @@ class _Limit:
         return False
 
     def summary(self, now: float) -> str:
-        """Return a line with the number of lines that were held back, such as "… and 12 more calls failed".
-
-        The number is then set to 0. Returns "" if no line was held back. During the period of 10 seconds, returns ""
-        and keeps the number.
-
-        Args:
-            now: the time in seconds since 1970; infinity counts every period as over.
-        """
+        """Return a line such as "… and 12 more calls failed". Return "" during a period, or if none were held back."""
         if not self.held or now - self.since < _WINDOW:
             return ""
         held = self.held
@@ -78,11 +58,9 @@ class Words:
     """Converter of one pool's events into lines of text.
 
     Args:
-        routine: True (the default) also describes what goes as planned, such as a node that becomes ready. False
-            describes only problems, notices and the pool's end, because a live view shows the rest.
-        limited: True (the default) describes at most 5 events of a frequent kind in 10 seconds. False describes all.
-        whole: True (the default) if the first event is the pool's first. False if earlier ones are missing, so that
-            times since the pool's start are not known.
+        routine: False describes only problems, notices and the pool's end, because a live view shows the rest.
+        limited: True describes at most 5 events of a frequent kind in 10 seconds.
+        whole: False if the pool's first events are missing, so that times since the pool's start are not known.
     """
 
     def __init__(self, *, routine: bool = True, limited: bool = True, whole: bool = True) -> None:
@@ -115,10 +93,10 @@ class Words:
         self._limits = limits if limited else {}
 
     def tell(self, e: events.Event) -> list[str]:
-        """Return the lines that describe an event, each with the time of day and a newline.
+        """Return the lines that describe an event, each with the time of day and a newline. Many events have none.
 
-        The list is empty for many events. Of frequent kinds, such as failed calls, at most 5 lines are returned in 10
-        seconds. The result for a later event then begins with a line that says how many more there were.
+        Of frequent kinds of events, such as failed calls, only some are described. A later result then begins with a
+        line that says how many more there were.
         """
         self._pool = e.pool
         if self._began is None and self._whole:
@@ -130,13 +108,7 @@ class Words:
         return self._dated(e.time, [*self._summaries(e.time), *said])
 
     def close(self, now: float) -> list[str]:
-        """Return the last lines, which say how many lines of each frequent kind were left out. Empty if none were.
-
-        Lines that an earlier result of `tell` has counted are not counted again.
-
-        Args:
-            now: the time in seconds since 1970. The lines begin with this time, as the time of day.
-        """
+        """Return lines with the number of events that were left out, dated `now` (seconds since 1970)."""
         return self._dated(now, self._summaries(float("inf")))
 
     def _summaries(self, now: float) -> list[str]:
@@ -236,7 +208,6 @@ class Words:
                     yield f"node {e.node} {e.phase}{': ' if e.detail else ''}{brief(e.detail)}"
 
     def _about_health(self, e: events.HealthChanged) -> Iterator[str]:
-        """Yield a line about the health of a node's devices, unless nothing was found."""
         claimed = " (as its owner claims)" if e.claimed else ""
         reasons = brief("; ".join(e.reasons))
         if e.state == "unhealthy":
@@ -245,10 +216,7 @@ class Words:
             yield f"node {e.node} health is {e.state}{claimed}: {reasons}"
 
     def _about_files(self, e: events.FilesProgress) -> Iterator[str]:
-        """Yield a line about the progress of a long transfer of files, at most every 5 seconds for each node.
-
-        Yields nothing in the first 5 seconds of a transfer, or if `routine` is False.
-        """
+        """Yield progress of a transfer that takes over 5 seconds, at most every 5 seconds for each node."""
         since = self._files_told.setdefault(e.node, e.time)
         if self._routine and e.time - since >= _FILES_EVERY:
             self._files_told[e.node] = e.time
@@ -256,15 +224,7 @@ class Words:
             yield f"{doing}: {e.done / 1e6:,.0f} of {e.total / 1e6:,.0f} MB"
 
     def _about_loss(self, e: events.NodePhase) -> Iterator[str]:
-        """Yield lines about a node that ends.
-
-        If the event has a reason, the first line says "node 3 lost" and the reason. If the node was never ready, the
-        line says "failed" instead of "lost". A further event with another reason gives the line "node 3:" and that
-        reason. For a reason that was reported before, "" is yielded, which shows nothing.
-
-        When the node has ended, the line "node 3 ended" follows. This line is left out if `routine` is False, and while
-        the whole pool ends.
-        """
+        """Yield a line with the reason why a node ends, once. Yield another when it has ended, unless the pool ends."""
         ready = self._slots.pop(e.node, None) is not None
         self._cpu_slots.pop(e.node, None)
         if e.detail and e.node not in self._gone:
@@ -277,14 +237,7 @@ class Words:
             yield f"node {e.node} ended"
 
     def _news(self, text: str, detail: str, node: int | None = None) -> str:
-        """Return the text, or "" if its reason is empty or was reported before. Note the reason as reported.
-
-        Args:
-            text: the text to return.
-            detail: the reason that the text gives.
-            node: the node that the reason is about. Default None: the reason is about the whole pool. A reason that was
-                reported for any node then counts as reported.
-        """
+        """Return the text, or "" if its reason, `detail`, is empty or was reported before. Note that it is reported."""
         key = detail if node is None else f"{node} {detail}"
         if not detail or key in self._told:
             return ""
@@ -298,19 +251,13 @@ class Words:
 
 
 def brief(text: str) -> str:
-    """Return the first line of a text, without surrounding spaces. Return "" for blank text.
-
-    A line of more than 160 characters (`WIDEST`) is cut to that length, with "…" as its last character.
-    """
+    """Return the first line of a text without surrounding spaces, cut to 160 characters (`WIDEST`) with a final "…"."""
     line = text.strip().partition("\n")[0].rstrip()
     return line if len(line) <= WIDEST else f"{line[: WIDEST - 1]}…"
 
 
 def span(seconds: float) -> str:
-    """Return a duration in seconds as text: 0.3 s, 42 s, 3:07 min, 1:02 h. Negative durations count as 0.
-
-    From 10 seconds on, parts of a second are cut off. From an hour on, parts of a minute are cut off.
-    """
+    """Return a duration in seconds as text: 0.3 s, 42 s, 3:07 min, 1:02 h. Negative durations count as 0."""
     if seconds < 10:
         return f"{max(0.0, seconds):.1f} s"
     whole = int(seconds)
@@ -322,11 +269,7 @@ def span(seconds: float) -> str:
 
 
 def split(slots: int, devices: int) -> str:
-    """Return slots and devices in words: "1 slot with 8 devices", "8 slots with 1 device each".
-
-    If the devices do not divide evenly, return "3 slots with 8 devices in all". If one of the numbers is 0, return only
-    the slots, as "4 slots".
-    """
+    """Return slots and devices in words: "1 slot with 8 devices", "8 slots with 1 device each", "4 slots"."""
     if not devices or not slots:
         return many(slots, "slot")
     if slots == 1:
@@ -337,7 +280,7 @@ def split(slots: int, devices: int) -> str:
 
 
 def beside(cpu_slots: int) -> str:
-    """Return the number of CPU slots (slots without a device) as ", 4 CPU slots"; "" for 0."""
+    """Return the number of CPU slots as ", 4 CPU slots"; "" for 0."""
     return f", {many(cpu_slots, 'CPU slot')}" if cpu_slots else ""
 
 
@@ -347,7 +290,7 @@ def many(n: int, thing: str) -> str:
 
 
 def _costs(e: events.PoolPhase) -> str:
-    """Return what a pool has cost in words, with the idle share; "" if it cost nothing or that is not known."""
+    """Return in words what a pool has cost, with the idle share; "" if it cost nothing or that is not known."""
     if not e.usd:
         return ""
     idle = "unknown" if e.idle_usd is None else f"{e.idle_usd:.4f} USD"

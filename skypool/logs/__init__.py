@@ -1,7 +1,7 @@
-"""Logs: what calls, gangs, services and the setup of nodes print, kept in files of this computer for each pool.
+"""Logs: what calls, services and the setup of nodes print, kept in files of this computer for each pool.
 
 The process that runs a pool writes its events here. `skypool logs` reads them, also after the pool or the process has
-ended.
+ended. A run is the life of one pool, from its start to its end. A pool's nodes are rented machines.
 
 - `files`: where the files are, how much of them is kept, and what is removed when.
 - `masking`: replaces the values of secrets in what is written.

@@ -1,8 +1,8 @@
 """The files in which the events of pools are kept, and the limits of their size and age.
 
-Each run of a pool has a folder `logs/POOL/BEGAN-SESSION` in the user's state folder, beside the ledger (the local
-database of rented machines). In it are segments, `000001.jsonl` and so on, with one JSON object a line. Only the user
-can read them.
+Each run of a pool has a folder `logs/POOL/BEGAN-SESSION` in the user's state folder. BEGAN is the time of its start,
+and SESSION the id of the run. The folder has segments, `000001.jsonl` and so on, with one JSON object a line. Only the
+user can read them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Limits:
     Attributes:
         pool: bytes for one run of a pool; 0 keeps nothing. The oldest output is removed first.
         total: bytes for all pools. The runs that changed least recently are removed first.
-        age: seconds since its last change after which a run is removed.
+        age: a run is removed when so many seconds have passed since it last changed.
     """
 
     pool: int = 64 * 10**6
@@ -49,11 +49,7 @@ class Limits:
 
 
 def limits(environ: Mapping[str, str] = os.environ) -> Limits:
-    """Return the limits that the variable `SKYPOOL_LOGS` sets, or the default ones.
-
-    Raises:
-        UsageError: the variable has an invalid value.
-    """
+    """Return the limits that the variable `SKYPOOL_LOGS` sets, or the defaults. Raise UsageError for a wrong value."""
     said = environ.get(SWITCH, "").strip()
     if said.lower() == "off":
         return Limits(pool=0)
@@ -90,11 +86,7 @@ def folder() -> Path:
 
 
 def pools() -> list[str]:
-    """Return the names of the pools of which something is kept, sorted.
-
-    Raises:
-        NotPrivate: another user can change the folder of the logs.
-    """
+    """Return the sorted names of the pools that have a folder of logs. Raise NotPrivate as `runs` does."""
     with contextlib.suppress(FileNotFoundError):
         private.check(folder(), private.STATE)
         return sorted(each for each in os.listdir(folder()) if _NAME.fullmatch(each))
@@ -104,8 +96,7 @@ def pools() -> list[str]:
 def runs(pool: str) -> list[Path]:
     """Return the folders of the runs of a pool, the oldest first; [] if there are none.
 
-    Raises:
-        NotPrivate: another user can change the folder of the logs.
+    Raises NotPrivate if another user can change the folder of the logs.
     """
     if not _NAME.fullmatch(pool):  # a path must not lead out of the folder
         return []
@@ -116,7 +107,7 @@ def runs(pool: str) -> list[Path]:
 
 
 def segments(run: Path) -> dict[int, Path]:
-    """Return the segments of a run by number, in order. A run that is gone has none."""
+    """Return the segments of a run by number, in order; {} if the run's folder is gone."""
     found: dict[int, Path] = {}
     with contextlib.suppress(FileNotFoundError):
         for name in os.listdir(run):
@@ -131,14 +122,10 @@ def segment(run: Path, number: int) -> Path:
 
 
 def make_run(pool: str, session: str) -> Path:
-    """Return the folder of a run of a pool, and make it if it does not exist. Only the user can enter it.
+    """Return the folder of the run `session` of a pool, and make it if it does not exist. Only the user can enter it.
 
-    Args:
-        pool: the name of the pool.
-        session: the id of the run. A process that takes the pool over goes on in the same folder.
-
-    Raises:
-        OSError: the folder cannot be made, or another user can change it.
+    A process that takes the pool over uses the same folder. Raises OSError if the folder cannot be made, or another
+    user can change it.
     """
     for each in runs(pool):
         if each.name.endswith(f"-{session}"):
@@ -159,13 +146,9 @@ def size(run: Path) -> int:
 
 
 def prune(kept: Limits, keep: Path) -> None:
-    """Remove runs that are too old, and then the ones that changed least recently while all are too large.
+    """Remove runs that are too old. While the others are too large together, remove those that changed least recently.
 
-    Runs that changed in the last two hours stay, as their pools may be running.
-
-    Args:
-        kept: the limits.
-        keep: the run of the pool that asks, which stays.
+    The run `keep` stays, and so do runs that changed in the last two hours, as their pools may be running.
     """
     now = time.time()
     found: list[tuple[float, Path]] = []

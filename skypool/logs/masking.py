@@ -16,14 +16,10 @@ _HEAD = 16
 
 
 class Masker:
-    """A replacement of secrets in streams of text by a mark such as `[secret HF_TOKEN]`.
+    """Replacer of secrets in streams of text by marks such as `[secret HF_TOKEN]`. `secrets` has the values by name.
 
-    A secret is found as it is, and as it is written in URLs, JSON, Python, shells, HTML and hexadecimal. It is found in
-    base64, also inside a longer text, as in the header of HTTP Basic. It is found if it comes in several pieces of the
-    same stream.
-
-    Args:
-        secrets: the values of the secrets by their names.
+    A secret is found as it is, and as it is written in URLs, JSON, Python, shells, HTML, hexadecimal and base64. It is
+    found also as a part of a longer text in base64, as in HTTP Basic, and if it is cut into pieces of one stream.
     """
 
     def __init__(self, secrets: Mapping[str, str]) -> None:
@@ -54,13 +50,10 @@ class Masker:
         return self._pattern.sub(lambda found: self._marks[found[0]], text)
 
     def feed(self, source: Hashable, text: str) -> str:
-        """Return the next piece of a stream with marks in place of secrets.
+        """Return the next piece of a stream, with marks in place of secrets.
 
-        If the piece ends with the beginning of a secret, this end is kept, and comes with the stream's next piece.
-
-        Args:
-            source: what tells the stream from others.
-            text: the piece.
+        If the piece ends with what may be the beginning of a secret, this end is held back until the next piece.
+        `source` identifies the stream.
         """
         if self._pattern is None:
             return text
@@ -72,7 +65,7 @@ class Masker:
         return text
 
     def finish(self, source: Hashable) -> str:
-        """Return what is kept of a stream that has ended, or the mark if that is half of a secret or more."""
+        """Return the text held back of an ended stream; or a mark if the text is half of a secret or more."""
         held = self._held.pop(source, "")
         for secret, mark in self._marks.items():
             if len(held) >= max(_SHORTEST, len(secret) / 2) and secret.startswith(held):
@@ -80,11 +73,11 @@ class Masker:
         return held
 
     def held(self) -> list[Hashable]:
-        """Return the streams of which an end is kept."""
+        """Return the streams of which text is held back."""
         return list(self._held)
 
     def _begun(self, text: str) -> int:
-        """Return the length of the longest end of a text with which a secret begins; 0 if there is none."""
+        """Return the length of the longest end of a text that is the beginning of a secret; 0 if there is none."""
         longest = 0
         if text[-1:] not in self._characters:  # such as the end of a line
             return longest

@@ -1,4 +1,4 @@
-"""Reads what was kept of a pool: its records as they were written, and whole lines made of them.
+"""Reads the logs of a pool: records as they were written, and whole lines made of the records.
 
 A record is a JSON object with "event" (the type of the event) and the fields of that event. Output of a call may be cut
 into several records; `Assembler` makes lines of it.
@@ -32,14 +32,14 @@ _LONGEST = 16 << 20
 
 
 def records(run: Path, follow: bool = False, is_alive: Callable[[], bool] = lambda: True) -> Iterator[Record | None]:
-    """Yield the records of a run of a pool, the oldest first.
-
-    A line that is cut, as by a full disk or a kill of the writer, is left out.
+    """Yield the records of a run of a pool, the oldest first. Incomplete lines are left out.
 
     Args:
         run: the folder of the run.
-        follow: True goes on with new records until the pool ends. While there are none, None is yielded.
-        is_alive: with `follow`, called about once a second. When it returns False, this returns.
+        follow: True goes on with new records until the pool ends. While there are none, yield None about 10 times a
+            second.
+        is_alive: with `follow`, called about once a second. When it returns False, the iterator ends after
+            the last records.
     """
     number = min(files.segments(run), default=1)
     if number > 1:
@@ -74,7 +74,7 @@ def records(run: Path, follow: bool = False, is_alive: Callable[[], bool] = lamb
 
 
 def _whole(file: IO[bytes]) -> Iterator[dict[str, Any]]:
-    """Yield the records that are complete now. The file stays at the beginning of an incomplete one."""
+    """Yield the complete records from here on. The position of the file stays before an incomplete one."""
     while True:
         at = file.tell()
         line = file.readline(_LONGEST)
@@ -91,13 +91,12 @@ def _whole(file: IO[bytes]) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """A line of output, or of skypool's own words about an event.
+    """A line of output, or a line in which skypool describes an event.
 
     Attributes:
-        text: the line, without a newline.
         record: the record that completed the line.
-        place: where it comes from: "0" for node 0, "0.1" for its second slot, "0 rank 3" for a process of a gang,
-            "0 web" for a service, "0 setup" for the setup of a node. "" for skypool's own words.
+        place: where it comes from: "0" for node 0, "0.1" for its second slot, "0 rank 3" for a process of a call, "0
+            web" for a service, "0 setup" for the setup of a node. "" for the description of an event.
     """
 
     text: str
@@ -110,13 +109,13 @@ class LogLine:
 
 
 class Assembler:
-    """A maker of whole lines from the records of one run of a pool.
+    """Maker of whole lines from the records of one run of a pool.
 
     Args:
-        node: leave out what does not come from this node; None for all nodes.
-        call: leave out what does not come from this call: its id, or the name of its function or service. None for all.
-        since: leave out what is older, in seconds since 1970.
-        whole: True if the first record is the run's first. False if earlier ones are missing.
+        node: give only lines from this node; None for all nodes.
+        call: give only lines from this call: its id, or the name of its function or service. None for all.
+        since: give only lines from this time on, in seconds since 1970.
+        whole: False if the run's first records are missing.
     """
 
     def __init__(
@@ -131,7 +130,7 @@ class Assembler:
         self._sources: dict[tuple[int, int, int], tuple[Record, Lines]] = {}
 
     def feed(self, record: Record) -> Iterator[LogLine]:
-        """Yield the lines that are complete with a record."""
+        """Yield the lines that become complete with a record. Pass all records in order."""
         kind = record["event"]
         if kind == REMOVED and self._is_first:
             self._words = Words(limited=False, whole=False)
@@ -183,10 +182,7 @@ class Assembler:
         return f"{node}.{slot}" if slot or self._slots.get(node, 0) > 1 else f"{node}"
 
     def _told(self, record: Record) -> Iterator[LogLine]:
-        """Yield lines about an event that is no output of a call.
-
-        `Words` depends on earlier events, so it gets all events.
-        """
+        """Yield lines about an event that is no output. `Words` depends on earlier events, so it gets all of them."""
         kind = record["event"]
         if kind == "BootstrapOutput":
             if self._is_wanted(record):
@@ -223,7 +219,7 @@ def _event_of(record: Record) -> events.Event | None:
 
 
 def lines(found: Iterable[Record | None], assembler: Assembler) -> Iterator[LogLine | None]:
-    """Yield the lines that records make, and None where the records wait for more."""
+    """Yield the lines that `assembler` makes of records. For None in `found`, yield None: no record is there yet."""
     for record in found:
         if record is None:
             yield None

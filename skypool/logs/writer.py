@@ -1,4 +1,4 @@
-"""`LogWriter`: keeps the events of a pool in files, without making the threads wait that emit events."""
+"""`LogWriter`: keeps the events of a pool in files. The threads that emit events do not wait for it."""
 
 from __future__ import annotations
 
@@ -44,17 +44,16 @@ _NodeLine = tuple[int, bytes]
 
 
 class LogWriter:
-    """The writer of one pool's events. `hear` may be called by any thread, and never waits for the disk.
+    """Writer of one pool's events. Any thread may call `hear`, which never waits for the disk.
 
-    Events from before `open` are kept in memory until then. If the files cannot be written, the user is told once, and
-    what could not be written is dropped; later output is tried again.
+    Events that come before `open` is called wait in memory. If the files cannot be written, the user is told once, and
+    these events are dropped. Writing is tried again for later events.
 
     Args:
-        pool: the name of the pool.
         kept: the limits of size and age. With `kept.pool` 0, nothing is kept.
         notice: called with a sentence for the user, in the writer's thread.
-        quota: limits what is kept of each node. A node that is not trusted may fill half of the files of a run. Default
-            None: every node is trusted.
+        quota: limits what is kept of each node. An untrusted node may fill half of a run's files. None: every node is
+            trusted.
     """
 
     def __init__(self, pool: str, kept: Limits, notice: Callable[[str], None], quota: Quota | None = None) -> None:
@@ -82,12 +81,7 @@ class LogWriter:
         self._thread: threading.Thread | None = None
 
     def hear(self, event: events.Event, function: str = "") -> None:
-        """Keep an event. Does not wait.
-
-        Args:
-            event: the event.
-            function: for output of a call, the name of its function; "" if it is not known.
-        """
+        """Keep an event, without waiting. For output, `function` is the function that printed it, if known."""
         if not self._limits.pool or self._closed or isinstance(event, _LEFT_OUT):
             return
         size = events.weight(event)
@@ -106,19 +100,14 @@ class LogWriter:
             self._there.set()
 
     def open(self, session: str, secrets: Mapping[str, str]) -> None:
-        """Begin to write, in a thread of its own. Does not wait, and does not raise.
-
-        Args:
-            session: the id of this run of the pool.
-            secrets: the values of secrets by their names, which are not written.
-        """
+        """Start the thread that writes. `secrets` has values, by name, that are masked. Does not block or raise."""
         if self._limits.pool:
             work = partial(self._work, session, dict(secrets))
             self._thread = threading.Thread(target=work, name=f"skypool log of {self._pool}", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
-        """Write what waits, and end the thread. Later events are not kept. May be called more than once."""
+        """Write the waiting events, and end the thread. Later events are not kept. May be called more than once."""
         with self._lock:
             self._closed = True
         self._there.set()
@@ -137,7 +126,7 @@ class LogWriter:
                 self._file = None
 
     def _work(self, session: str, secrets: Mapping[str, str]) -> None:
-        """Make the folder, and write what waits, again and again, until `close` is called. Runs in its own thread."""
+        """Make the folder, and write events as they come, until `close` is called. Runs in its own thread."""
         with self._writing:
             self._masker = Masker(secrets)
             self._begin(session)
@@ -152,7 +141,7 @@ class LogWriter:
                 self._write(self._taken())
 
     def _begin(self, session: str) -> None:
-        """Make the folder. If that fails, tell the user; it is tried again for later events."""
+        """Make the folder. If that fails, tell the user. `_work` tries again when later events come."""
         try:
             run = files.make_run(self._pool, session)
             self._number = max(files.segments(run), default=0)
@@ -204,7 +193,6 @@ class LogWriter:
         return lines
 
     def _printed(self, event: events.Output, function: str, text: str) -> list[_NodeLine]:
-        """Return output of a call as lines of JSON, without secrets."""
         if not self._masker.is_needed:
             return [(event.node, _line_of_output(event, function, text))]
         source = event.node, event.slot, event.stream
@@ -216,7 +204,7 @@ class LogWriter:
         return [*lines, (event.node, _line_of_output(event, function, text))] if text else lines
 
     def _rest(self, key: _Key) -> list[_NodeLine]:
-        """Return a line with the end of a stream that was held back, because it may have begun a secret; or none."""
+        """Return what was held back of a stream, as it might begin a secret, as a line of JSON; [] if nothing was."""
         text = self._masker.finish(key)
         node, slot, stream, call = key
         event = events.Output(pool=self._pool, node=node, slot=slot, call=call, stream=stream, text=text)
@@ -269,7 +257,7 @@ class LogWriter:
             self._touch()
 
     def _put(self, data: bytearray) -> None:
-        """Write bytes to the current segment. There may be none, if there is no segment yet."""
+        """Write bytes to the current segment, if there is one."""
         with memoryview(data) as left:
             at = 0
             while self._file is not None and at < len(data):
@@ -277,7 +265,7 @@ class LogWriter:
         self._written += len(data)
 
     def _next_segment(self, run: Path) -> None:
-        """Begin a segment, and remove the oldest ones while all are larger than a run may be."""
+        """Begin a new segment. Remove the oldest ones, so that at most `files.SEGMENTS` are left."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -291,7 +279,7 @@ class LogWriter:
             self._remove(old)
 
     def _make_room(self, run: Path, node: int, size: int) -> None:
-        """Remove the oldest segments until the quota of a node has room for a line, which is then counted."""
+        """Remove the oldest segments until the quota of a node has room for `size` bytes. Take them from the quota."""
         self._next_segment(run)
         for old in list(files.segments(run).values())[:-1]:
             self._remove(old)
@@ -313,7 +301,6 @@ class LogWriter:
 
 
 def _continues(event: events.Event, first: events.Output) -> bool:
-    """Return True if an event is a further piece of the same output."""
     return (
         isinstance(event, events.Output)
         and event.call == first.call
@@ -324,7 +311,6 @@ def _continues(event: events.Event, first: events.Output) -> bool:
 
 
 def _record(event: events.Event) -> dict[str, Any]:
-    """Return an event as a JSON object."""
     return {"event": type(event).__name__, **{each.name: getattr(event, each.name) for each in fields(event)}}
 
 

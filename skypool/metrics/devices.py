@@ -1,4 +1,8 @@
-"""Converts samples and health of a node (a rented machine) into measurements. All functions are pure."""
+"""Converts samples and health of a node into measurements. All functions are pure.
+
+Arguments called `node` are the attributes that all measurements of a node have. `models` has the vendor's model name
+of each device, by (kind, index).
+"""
 
 from __future__ import annotations
 
@@ -22,12 +26,7 @@ Models = Mapping[tuple[str, int], str]
 
 
 def node_measurements(sample: NodeSample, node: Attributes) -> Iterator[Measurement]:
-    """Yield the measurements of a node itself.
-
-    Args:
-        sample: the newest sample of the node.
-        node: the attributes of the node.
-    """
+    """Yield the measurements of a node itself, such as its CPUs and memory, without those of its devices."""
     values: list[tuple[Metric, float | None, float, Attributes]] = [
         (names.NODE_CPU_UTILIZATION, sample.cpu_percent, 0.01, {}),
         (names.NODE_MEMORY_USAGE, sample.memory_used_mib, _MIB, {}),
@@ -45,14 +44,7 @@ def node_measurements(sample: NodeSample, node: Attributes) -> Iterator[Measurem
 def device_measurements(
     sample: NodeSample, health: NodeHealth | None, node: Attributes, models: Models
 ) -> Iterator[Measurement]:
-    """Yield the measurements of a node's devices.
-
-    Args:
-        sample: the newest sample of the node.
-        health: the health of the node; None if it is not known.
-        node: the attributes of the node.
-        models: the names of the models of its devices.
-    """
+    """Yield the measurements of a node's devices. `health` is None if it is not known."""
     judged = {(each.kind, each.index): each.state for each in health.devices} if health else {}
     for each in sample.devices:
         device = {**node, **_attributes(each.kind, each.index, each.uuid, models)}
@@ -68,14 +60,7 @@ def device_measurements(
 
 
 def _attributes(kind: str, index: int, uuid: str, models: Models) -> Attributes:
-    """Return the attributes of a device.
-
-    Args:
-        kind: the kind of the device, such as "cuda".
-        index: the number that the vendor's tool gives the device.
-        uuid: the vendor's unique id of the device; "" if unknown.
-        models: the names of the models of the node's devices.
-    """
+    """Return the attributes of a device. `uuid` is "" if unknown."""
     model = models.get((kind, index), "")
     return {
         "hw.id": uuid or f"{kind}-{index}",
@@ -116,12 +101,7 @@ def _values(seen: DeviceSample) -> list[tuple[Metric, float | None, float, Attri
 def _scaled(
     values: list[tuple[Metric, float | None, float, Attributes]], attributes: Attributes
 ) -> Iterator[Measurement]:
-    """Yield a measurement of each value that was measured.
-
-    Args:
-        values: tuples (metric, value, factor, further attributes). The value times the factor is in the metric's unit.
-        attributes: the attributes that all of them have.
-    """
+    """Yield a measurement of each value that was measured: the value times its factor, in the metric's unit."""
     for metric, value, factor, more in values:
         if value is not None:
             scaled = round(value / 100, 6) if factor == 0.01 else value * factor
@@ -131,15 +111,9 @@ def _scaled(
 def xid_measurements(
     sample: NodeSample, xids: Mapping[tuple[str, int, str, int], int], node: Attributes, models: Models
 ) -> Iterator[Measurement]:
-    """Yield the measurements of the errors of NVIDIA's driver (XID codes) since the start of the pool.
+    """Yield the counts of NVIDIA's driver errors (XID codes) since the start of the pool.
 
-    The value is 0 for a device whose driver reports such errors, but has reported none.
-
-    Args:
-        sample: the newest sample of the node.
-        xids: how often each code came, by kind, index and uuid of the device, and the code.
-        node: the attributes of the node.
-        models: the names of the models of its devices.
+    `xids` has the counts by (kind, index, uuid, code). Each device whose errors are watched also gets their sum.
     """
     sums = {(each.kind, each.index, each.uuid): 0 for each in sample.devices if each.xids_watched}
     for (kind, index, uuid, code), count in sorted(xids.items()):

@@ -18,9 +18,8 @@ class Source:
     """A pool as an exporter sees it.
 
     Attributes:
-        pool: the name of the pool.
         began: the time from which counters count, in seconds since 1970.
-        read: returns the present measurements of the pool. Any thread may call it. It may wait for the disk.
+        read: returns the present measurements of the pool. Any thread may call it. It may block while it reads files.
         notice: shows a sentence to the user.
     """
 
@@ -31,7 +30,7 @@ class Source:
 
 
 class Exporter(ABC):
-    """The base class of objects that export the measurements of pools to a monitoring system.
+    """Base class of objects that export the measurements of pools to a monitoring system.
 
     One exporter may serve several pools, at the same time or one after the other.
     """
@@ -40,19 +39,13 @@ class Exporter(ABC):
     def _begin(self, source: Source) -> Callable[[], None]:
         """Begin to export the measurements of a pool, and return a function that ends this. Blocks.
 
-        The function that is returned must not raise, and must return within a few seconds.
-
-        Raises:
-            UsageError: nothing can be exported, for example because a port is in use.
+        That function must not raise, and must return within a few seconds. Raises UsageError if nothing can be
+        exported, for example because a port is in use.
         """
 
 
 def exporters_asked(metrics: Exporter | Sequence[Exporter] | None) -> tuple[Exporter, ...]:
-    """Return the exporters of the argument `metrics` of a pool.
-
-    Raises:
-        UsageError: the argument is neither an exporter nor a list of them.
-    """
+    """Return the exporters in the argument `metrics` of a pool. Raise UsageError if it has anything else."""
     if metrics is None:
         return ()
     found = (metrics,) if isinstance(metrics, Exporter) else metrics

@@ -2,8 +2,10 @@
 
 Every user of this computer can connect to a port of 127.0.0.1. So what all of them together can cost this process is
 bounded: one thread, `_MOST` connections, `_LONGEST` bytes of a request, `_WITHIN` seconds for request and answer, and a
-fifth of the time of one CPU. While `_MOST` connections are open, a new one takes the place of the oldest that has not
-sent its request. So a client that is in earnest is answered, even if others hold connections.
+fifth of the time of one CPU.
+
+If there are `_MOST` connections, a new one replaces the oldest that has not sent its request yet. So an honest client
+is answered, even if others keep connections open.
 """
 
 from __future__ import annotations
@@ -39,7 +41,10 @@ _INVALID = b"HTTP/1.0 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
 
 @dataclass(slots=True, eq=False)
 class _Client:
-    """A connection: first its request comes, then its answer goes."""
+    """A connection to a client. It is closed at `until`, a time of `time.monotonic()`.
+
+    `answer` is the part of the answer that was not sent yet; None while the request is not complete.
+    """
 
     socket: socket.socket
     until: float
@@ -51,12 +56,9 @@ class Server:
     """An HTTP server. It answers requests from now on, until `close` is called.
 
     Args:
-        app: answers the requests. It is called in the thread of the server. It gets no body of a request.
+        app: the WSGI application, called in the thread of the server. Bodies of requests are not passed on.
         address: the address to listen on: IPv4, IPv6 or a name of this computer.
-        port: the port; 0 for a free one.
-
-    Attributes:
-        port: the port.
+        port: the port; 0 for a free one, which the attribute `port` then has.
 
     Raises:
         OSError: the address is not one of this computer, or the port is in use.
@@ -79,7 +81,7 @@ class Server:
         _servers.add(self)
 
     def close(self) -> None:
-        """Stop the server, and close its port. Blocks until an answer that is being made is there, at most 2 s."""
+        """Stop the server, and close its port. Waits for an answer that is being made, at most 2 s."""
         self._closed.set()
         with contextlib.suppress(OSError):
             self._wake.send(b".")
@@ -135,7 +137,7 @@ class Server:
         return True
 
     def _attend(self, client: _Client) -> None:
-        """Read what there is of a request, or send what the client takes of the answer."""
+        """Read what has arrived of the request, or send as much of the answer as the client takes. Does not block."""
         try:
             if client.answer is None:
                 if not self._is_asked(client):
@@ -151,12 +153,7 @@ class Server:
         self._end(client)
 
     def _is_asked(self, client: _Client) -> bool:
-        """Read what has come. Return True if the request is whole, or can be no request.
-
-        Raises:
-            BlockingIOError: nothing has come.
-            ConnectionError: the client is gone.
-        """
+        """Read what has arrived. Return True if the request is complete, or too long to be valid."""
         part = client.socket.recv(_LONGEST)
         if not part:
             raise ConnectionResetError("the connection ended before the request was whole")
@@ -173,7 +170,7 @@ class Server:
         return answer.getvalue()
 
     def _end(self, client: _Client) -> None:
-        """Close a connection. What was sent still arrives."""
+        """Close a connection. The client still receives what was sent before."""
         if client in self._clients:
             del self._clients[client]
             self._selector.unregister(client.socket)
@@ -183,7 +180,7 @@ class Server:
 
 
 def _environ(request: bytes) -> WSGIEnvironment | None:
-    """Return the variables of WSGI for a request; None if it is not valid or too long."""
+    """Return the WSGI environment of a request; None if the request is not valid or too long."""
     lines = io.BytesIO(request)
     words = lines.readline().decode("latin-1").split()
     if len(request) > _LONGEST or len(words) != 3 or not words[2].startswith("HTTP/"):

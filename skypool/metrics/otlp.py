@@ -37,8 +37,8 @@ class OTLP(Exporter):
     Args:
         endpoint: the address of the endpoint. "https" encrypts the connection. For `protocol="http"`, "/v1/metrics" is
             added if the address has no path.
-        protocol: "grpc" (the default; most endpoints have it at port 4317) or "http" (most have it at port 4318).
-        every: the time between two requests.
+        protocol: "grpc" (the usual port is 4317) or "http" (4318).
+        every: the time between two requests, in seconds or as text such as "1m". Default "10s".
         headers: further headers of each request, such as an API key. Default None: the headers in the environment
             variable OTEL_EXPORTER_OTLP_HEADERS, in the form "api-key=secret,tenant=7".
 
@@ -88,14 +88,7 @@ def _is_address(endpoint: str) -> bool:
 
 
 class _Sender(threading.Thread):
-    """A thread that sends the measurements of one pool again and again, until it is closed.
-
-    Args:
-        endpoint: the address of the endpoint, for messages.
-        transport: the connection to it.
-        every: seconds between two requests.
-        source: the pool.
-    """
+    """A thread that sends the measurements of one pool every `every` seconds, until it is closed."""
 
     def __init__(self, endpoint: str, transport: Transport, every: float, source: Source) -> None:
         super().__init__(name="skypool metrics sender", daemon=True)
@@ -115,7 +108,7 @@ class _Sender(threading.Thread):
         self._send(_LAST)
 
     def close(self) -> None:
-        """Have the last values sent, and wait for that, 5 s at most."""
+        """Let the thread send the last values, and wait for that, 5 s at most."""
         self._closing.set()
         self.join(_LONGEST_END)
         if self.is_alive():

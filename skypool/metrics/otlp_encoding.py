@@ -17,20 +17,16 @@ MOST = 2000
 
 
 def pairs(text: str) -> dict[str, str]:
-    """Return the pairs in a text of an OpenTelemetry environment variable, such as "api-key=secret,tenant=7".
+    """Return the pairs in an OpenTelemetry variable, such as "api-key=secret,tenant=7". Values are URL-decoded.
 
-    Values are URL-encoded. Parts without "=" are ignored.
+    Parts without "=" are ignored.
     """
     parts = [each.partition("=") for each in text.split(",") if "=" in each]
     return {name.strip(): unquote(value.strip()) for name, _, value in parts}
 
 
 def resource_attributes(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the resource attributes of this process: OTEL_RESOURCE_ATTRIBUTES and `service.name` (default "skypool").
-
-    Args:
-        environ: environment variables.
-    """
+    """Return the attributes of this process: OTEL_RESOURCE_ATTRIBUTES and `service.name` (default "skypool")."""
     given = pairs(environ.get("OTEL_RESOURCE_ATTRIBUTES", ""))
     name = environ.get("OTEL_SERVICE_NAME") or given.get("service.name") or "skypool"
     return {**given, "service.name": name}
@@ -41,11 +37,8 @@ def requests(
 ) -> Iterator[Any]:
     """Yield the requests that carry the measurements, each an `ExportMetricsServiceRequest`.
 
-    Args:
-        measurements: the measurements.
-        resource: the attributes of this process.
-        began: the time from which counters and sums count, in seconds since 1970.
-        now: when the measurements were read.
+    `resource` has the attributes of this process. The measurements were read at `now`. Counters and sums count from
+    `began`. Both are in seconds since 1970.
     """
     from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
     from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope

@@ -22,32 +22,20 @@ class Transport(Protocol):
     """A connection to an endpoint."""
 
     def send(self, request: Any, timeout: float) -> str:
-        """Send an `ExportMetricsServiceRequest`, and wait for the answer.
+        """Send an `ExportMetricsServiceRequest`, and wait for the answer, for `timeout` seconds at most.
 
-        Args:
-            request: the request.
-            timeout: seconds to wait at most.
-
-        Returns:
-            "", or a warning of the endpoint, which has accepted the request.
-
-        Raises:
-            NotSent: the endpoint cannot be reached, or refuses the request.
+        Returns "", or a warning if the endpoint has accepted the request only in part. Raises NotSent if it cannot be
+        reached, or refuses the request.
         """
         ...
 
     def close(self) -> None:
-        """End requests that wait for an answer. `send` raises NotSent from now on."""
+        """Make `send` raise NotSent from now on. A request that waits for its answer may go on, up to its timeout."""
         ...
 
 
 class Grpc:
-    """A connection to an endpoint over gRPC.
-
-    Args:
-        endpoint: the endpoint, such as "http://localhost:4317". With "https", the connection is encrypted.
-        headers: further headers of each request.
-    """
+    """A connection to an endpoint over gRPC, which "https" in the address encrypts. `headers` go with each request."""
 
     def __init__(self, endpoint: str, headers: Mapping[str, str]) -> None:
         import grpc
@@ -79,12 +67,7 @@ class Grpc:
 
 
 class Http:
-    """A connection to an endpoint over HTTP, with protobuf as the format.
-
-    Args:
-        endpoint: the endpoint, such as "http://localhost:4318". Without a path, "/v1/metrics" is added.
-        headers: further headers of each request.
-    """
+    """A connection to an endpoint over HTTP with protobuf. "/v1/metrics" is added to an address without a path."""
 
     def __init__(self, endpoint: str, headers: Mapping[str, str]) -> None:
         from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
@@ -117,7 +100,7 @@ class Http:
             return "the answer is not that of an OTLP endpoint"
 
     def close(self) -> None:
-        """Send nothing from now on. A request that waits for its answer ends after its timeout."""
+        """Make `send` raise NotSent from now on. A request that waits for its answer goes on, up to its timeout."""
         self._is_closed = True
 
 
@@ -135,7 +118,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def _complaint(answer: Any) -> str:
-    """Return how many values the endpoint has dropped and why, from its `ExportMetricsServiceResponse`; "" for none."""
+    """Return a sentence that says how many values the endpoint has dropped and why; "" if it has dropped none."""
     said = answer.partial_success
     if not said.rejected_data_points:
         return ""

@@ -16,19 +16,12 @@ STATES = ("launching", "booting", "bootstrapping", "ready", "unreachable", "leav
 
 
 def state_of(word: str) -> str:
-    """Return the bare state of a text of `pool.nodes`: "unreachable" for "unreachable since 12:03:04"."""
+    """Return the first word of a state in `pool.nodes`: "unreachable" for "unreachable since 12:03:04"."""
     return word.partition(" ")[0]
 
 
 def node_attributes(pool: Attributes, node: int, provider: str, offer: str) -> Attributes:
-    """Return the attributes of a node.
-
-    Args:
-        pool: the attributes of the pool.
-        node: the number of the node.
-        provider: the name of the provider; "" if the node has no machine yet.
-        offer: the type of the machine; "" if unknown.
-    """
+    """Return the attributes of a node, with those of its pool. `offer` is its machine type. "" means unknown."""
     return {
         **pool,
         "skypool.node": node,
@@ -38,24 +31,14 @@ def node_attributes(pool: Attributes, node: int, provider: str, offer: str) -> A
 
 
 def state_measurements(words: Mapping[int, str], pool: Attributes) -> Iterator[Measurement]:
-    """Yield the number of nodes in each state. States without a node have 0.
-
-    Args:
-        words: the state of each node, as `pool.nodes` has them.
-        pool: the attributes of the pool.
-    """
+    """Yield the number of nodes in each state; 0 for states without a node. `words` has the state of each node."""
     found = Counter(map(state_of, words.values()))
     for state in dict.fromkeys((*STATES, *found)):
         yield Measurement(names.NODES, found[state], {**pool, "skypool.state": state})
 
 
 def call_measurements(counts: PoolCounts, pool: Attributes) -> Iterator[Measurement]:
-    """Yield the measurements of a pool's calls.
-
-    Args:
-        counts: the calls of the pool.
-        pool: the attributes of the pool.
-    """
+    """Yield the measurements of a pool's calls."""
     ended = counts.ended
     for outcome in ("ok", "failed", "cancelled"):
         yield Measurement(names.CALLS, getattr(ended, outcome), {**pool, "skypool.outcome": outcome})
@@ -66,12 +49,7 @@ def call_measurements(counts: PoolCounts, pool: Attributes) -> Iterator[Measurem
 
 
 def slot_measurements(counts: NodeCounts, node: Attributes) -> Iterator[Measurement]:
-    """Yield the number of slots of a node, and of those that are busy. A node that runs no calls has none.
-
-    Args:
-        counts: the calls of the node.
-        node: the attributes of the node.
-    """
+    """Yield the number of slots of a node, and the number of busy ones. Nothing for a node that takes no calls."""
     for each in counts.slots:
         attributes = {**node, "skypool.slot": "cpu" if each.on_cpu else "all"}
         yield Measurement(names.NODE_SLOTS, each.slots, attributes)
@@ -79,24 +57,16 @@ def slot_measurements(counts: NodeCounts, node: Attributes) -> Iterator[Measurem
 
 
 def launch_measurements(orders: Mapping[OrderKey, int], pool: Attributes) -> Iterator[Measurement]:
-    """Yield the number of orders of machines by provider, offer and outcome.
-
-    Args:
-        orders: the number of orders, as `Holdings` counts them.
-        pool: the attributes of the pool.
-    """
+    """Yield the number of orders of machines. `orders` has it by (provider, machine type, outcome)."""
     for (provider, offer, outcome), count in orders.items():
         attributes = {"skypool.provider": provider, "skypool.offer": offer, "skypool.outcome": outcome}
         yield Measurement(names.LAUNCHES, count, {**pool, **attributes})
 
 
 def cost_measurements(lines: Iterable[Line], budget: float | None, pool: Attributes) -> Iterator[Measurement]:
-    """Yield the costs of a pool by node. Machines that have ended are included.
+    """Yield the costs of a pool by node, from its receipt. Machines that have ended are included.
 
-    Args:
-        lines: the lines of the pool's receipt.
-        budget: the budget of the pool in US dollars; None without a budget.
-        pool: the attributes of the pool.
+    The budget is in US dollars; None without a budget.
     """
     nodes: dict[tuple[int, str, str], list[Line]] = {}
     for line in lines:

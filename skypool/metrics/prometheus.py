@@ -43,8 +43,8 @@ class Prometheus(Exporter):
 
     Args:
         port: the port. 0 chooses a free one, which the attribute `port` has then.
-        address: the address to listen on. Everybody who can connect to it can read the values. Default "127.0.0.1":
-            programs of this computer only.
+        address: the address to listen on. Everybody who can connect to it can read the values. Default: only programs
+            of this computer.
 
     Raises:
         UsageError: an argument is not valid.
@@ -66,13 +66,13 @@ class Prometheus(Exporter):
 
     @property
     def port(self) -> int:
-        """The port. 0 while no pool runs, if a free one is to be chosen."""
+        """The port of the server. If a free one is to be chosen, it is 0 while no pool runs."""
         server = self._server
         return self._port if server is None else server.port
 
     @property
     def url(self) -> str:
-        """The address at which the values are while a pool runs, such as "http://127.0.0.1:9464/metrics"."""
+        """The address of the values while a pool runs, such as "http://127.0.0.1:9464/metrics"."""
         host = f"[{self.address}]" if ":" in self.address else self.address
         return f"http://{host}:{self.port}/metrics"
 
@@ -89,11 +89,7 @@ class Prometheus(Exporter):
         return lambda: self._end(source)
 
     def _serve(self) -> None:
-        """Start the server.
-
-        Raises:
-            UsageError: prometheus-client is not installed, or the server cannot listen there.
-        """
+        """Start the server. Raise UsageError if prometheus-client is missing, or the server cannot listen there."""
         try:
             from prometheus_client import CollectorRegistry, make_wsgi_app
         except ImportError as e:
@@ -126,7 +122,7 @@ class Prometheus(Exporter):
         return [one for source in list(self._sources) for one in self._read(source)]
 
     def _read(self, source: Source) -> list[Measurement]:
-        """Return the measurements of a pool. After an error, return [], and tell the user the first time."""
+        """Return the measurements of a pool. If that fails, return [], and tell the user, but only the first time."""
         try:
             return source.read()
         except Exception as e:  # noqa: BLE001 - the user is told, and other pools are served all the same
@@ -137,11 +133,7 @@ class Prometheus(Exporter):
 
 
 class _Collector:
-    """A collector for prometheus-client, which reads the measurements whenever Prometheus asks.
-
-    Args:
-        read: returns the measurements.
-    """
+    """A collector for prometheus-client, which reads the measurements whenever Prometheus asks."""
 
     def __init__(self, read: Callable[[], list[Measurement]]) -> None:
         self._read = read
@@ -176,11 +168,10 @@ def families(measurements: Iterable[Measurement]) -> list[Family]:
 
 
 def name_of(metric: Metric) -> str:
-    """Return the name of a metric in Prometheus, by OpenTelemetry's rules.
+    """Return the name of a metric in Prometheus, such as "hw_gpu_memory_usage_bytes", by OpenTelemetry's rules.
 
-    These are https://opentelemetry.io/docs/specs/otel/compatibility/prometheus_and_openmetrics/ (read 2026-11-25). For
-    example, "hw.gpu.memory.usage" in bytes is "hw_gpu_memory_usage_bytes". A gauge without a unit is a ratio, and a
-    counter ends in "_total".
+    These are https://opentelemetry.io/docs/specs/otel/compatibility/prometheus_and_openmetrics/ (read 2026-11-25). A
+    gauge without a unit is a ratio, and a counter ends in "_total".
     """
     name = label_of(metric.name)
     above, _, below = metric.unit.partition("/")
@@ -196,7 +187,7 @@ def name_of(metric: Metric) -> str:
 
 
 def label_of(attribute: str) -> str:
-    """Return the name of a label for the name of an attribute."""
+    """Return the name of the label in Prometheus for an attribute: "hw_id" for "hw.id"."""
     return attribute.replace(".", "_")
 
 

@@ -1,4 +1,4 @@
-"""The values of metrics: `Metric` says what is measured, and `Measurement` is one number of it."""
+"""The values of metrics: `Metric` says what is measured, and `Measurement` is one measured value of a metric."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Attributes = Mapping[str, str | int | bool]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric: something that is measured.
+    """Something that is measured.
 
     Attributes:
         name: the name in OpenTelemetry's spelling, such as "hw.gpu.utilization".
         unit: the unit in UCUM, the code of units that OpenTelemetry uses, such as "By", "s" or "1". Text in braces,
             such as "{call}", says what is counted, and is no unit.
-        kind: the kind of the metric.
+        kind: "counter", "updown", "gauge" or "histogram".
         description: what is measured, as a sentence without its full stop.
     """
 
@@ -39,8 +39,8 @@ class Distribution:
     """The value of a histogram.
 
     Attributes:
-        bounds: the upper bounds of the classes, ascending. A bound belongs to its class.
-        counts: the number of values in each class; the last class has the values above all bounds.
+        bounds: the upper bounds of the buckets, ascending. A value equal to a bound counts in the lower bucket.
+        counts: the number of values in each bucket. An additional last bucket has the values above all bounds.
         sum: the sum of the values.
     """
 
@@ -51,13 +51,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A value of a metric, with the attributes it belongs to.
-
-    Attributes:
-        metric: the metric.
-        value: the number; a `Distribution` for a histogram.
-        attributes: what it belongs to.
-    """
+    """A value of a metric, with attributes such as the node. The value of a histogram is a `Distribution`."""
 
     metric: Metric
     value: float | Distribution

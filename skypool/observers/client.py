@@ -1,4 +1,7 @@
-"""An observer's side: ask the owner of a pool (the process that made it) on this computer."""
+"""An observer's side: ask the owner of a pool on this computer.
+
+Everything here raises NoOwner if no process on this computer owns the pool, or if it does not answer in time.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,7 @@ _REACHING = 75.0
 
 
 class NoOwner(SkypoolError):
-    """The error if no process on this computer answers as the owner of a pool.
-
-    Attributes:
-        exists: True if such a process exists, but does not answer, as when it was stopped.
-    """
+    """The error if no process answers as the owner of a pool. `exists` is True if there is one that does not answer."""
 
     def __init__(self, message: str, exists: bool = False) -> None:
         super().__init__(message)
@@ -36,17 +35,8 @@ class NoOwner(SkypoolError):
 class Observation:
     """A connection to the owner of a pool, with one request that was answered. Use it in a `with` block, or close it.
 
-    Args:
-        pool: the name of the pool.
-        patience: seconds to wait for the answer.
-        asked: the request, as in `protocol`.
-
-    Attributes:
-        answer: the fields of the answer.
-
-    Raises:
-        NoOwner: no process on this computer owns the pool, or it does not answer.
-        SkypoolError: the owner refused the request. The error has the type that it had there.
+    `asked` has the fields of the request, and the attribute `answer` those of the answer, as in `protocol`. The answer
+    must come within `patience` seconds. If the owner refuses, the constructor raises the owner's error (SkypoolError).
     """
 
     def __init__(self, pool: str, patience: float = _CONNECTING, **asked: object) -> None:
@@ -79,7 +69,7 @@ class Observation:
         return said
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Yield each further line of the owner as it comes, until the owner ends the connection."""
+        """Yield each line that the owner sends after its answer, as a dict, until the owner ends the connection."""
         while True:
             try:
                 yield self._line(time.monotonic() + 3600)
@@ -100,35 +90,24 @@ class Observation:
 
 
 def info(pool: str, patience: float = _CONNECTING) -> dict[str, Any]:
-    """Return the state of a pool and its nodes, as its owner knows it.
-
-    Raises:
-        NoOwner: no process on this computer owns the pool, or it does not answer within `patience` seconds.
-    """
+    """Ask a pool's owner for the state of the pool and its nodes, and return it. Wait at most `patience` seconds."""
     with Observation(pool, patience, ask="info") as made:
         return {name: value for name, value in made.answer.items() if name != "ok"}
 
 
 def events(pool: str) -> Observation:
-    """Subscribe to the events of a pool. `lines` of the returned object yields each event from now on.
-
-    Raises:
-        NoOwner: no process on this computer owns the pool, or it does not answer.
-    """
+    """Subscribe to the events of a pool. The method `lines` of the result yields each event from now on, as a dict."""
     return Observation(pool, ask="logs")
 
 
 def forward(
     pool: str, port: int, node: int = 0, host: str = "localhost", here: int = 0, socket: str = ""
 ) -> Observation:
-    """Have the owner of a pool make a forward, which lasts as long as the returned object. Blocks until it can be used.
+    """Have the owner forward a port to `host`:`port`, as the node sees them, until the returned object is closed.
 
-    The answer's field "address" is its host and port on this computer, or `socket`, the absolute path of a Unix socket.
-
-    Raises:
-        NoOwner: no process on this computer owns the pool, or it does not answer.
-        UsageError: the pool does not have the node, the port `here` is not free, or the socket cannot be made.
-        ConnectionLost: the node cannot be reached.
+    `here` is the port of this computer (0 for a free one), and `socket` the absolute path of a Unix socket to use
+    instead. Blocks until the forward can be used. `answer["address"]` of the result has that port or path. Raises
+    UsageError for a wrong node, port or socket, and ConnectionLost if the node cannot be reached.
     """
     path = {"socket": socket} if socket else {}
     return Observation(pool, _REACHING, ask="forward", port=port, node=node, host=host, here=here, **path)
@@ -139,16 +118,8 @@ def command(
 ) -> list[str]:
     """Return a local command that runs a shell script on a node, by the way in which the owner reaches the node.
 
-    Args:
-        pool: the name of the pool.
-        node: the number of the node.
-        script: the script. It can use the variables `folder` (that of the node's agent) and `cwd` (that of calls).
-        terminal: True if the command is to run in a terminal.
-        ports: triples (port of this computer, host, port) that are forwarded meanwhile.
-
-    Raises:
-        NoOwner: no process on this computer owns the pool, or it does not answer.
-        UsageError: the pool does not have the node, or cannot forward ports to it.
+    The arguments are as in `protocol.Reach`. Raises UsageError if there is no such node, or if ports cannot be
+    forwarded to it.
     """
     asked: dict[str, Any] = {
         "node": node,
@@ -180,7 +151,7 @@ def _silent(pool: str, patience: float) -> NoOwner:
 
 
 def _error_of(answer: Mapping[str, Any]) -> SkypoolError:
-    """Return the error that the owner answered with, as the type that it had there."""
+    """Return the owner's error: a UsageError, a ConnectionLost or another SkypoolError, as it was there."""
     kind = getattr(errors, str(answer.get("kind")), SkypoolError)
     text = str(answer.get("error"))
     if kind is UsageError:

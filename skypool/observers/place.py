@@ -1,4 +1,4 @@
-"""Finds the sockets on which owners of pools serve observers (other processes of the same user).
+"""Finds the sockets on which owners of pools serve observers.
 
 Each socket has the name of its pool, in the folder `observers` of the user's state folder. Only the user may enter the
 folder. If the path would be too long for a socket, the entry is a symbolic link to a socket in a new folder in /tmp.
@@ -41,11 +41,11 @@ def folder() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A socket that was put in its place.
+    """The place of a socket in the folder of the sockets, as `listen` returns it.
 
     Attributes:
         name: the entry in the folder of the sockets.
-        inode: the number of the entry, which tells it from an entry of a later owner.
+        inode: the inode number of the entry. An entry of a later owner has another one.
         elsewhere: the folder of the socket, if the entry is a symbolic link; otherwise None.
     """
 
@@ -54,7 +54,7 @@ class Place:
     elsewhere: Path | None
 
     def remove(self) -> None:
-        """Remove the socket. Does nothing if it is gone. An entry of a later owner with the same name is kept."""
+        """Remove the socket, unless it is gone. An entry of a later owner with the same name is kept."""
         if self.elsewhere is not None:
             _discard(self.elsewhere)
         with contextlib.suppress(FileNotFoundError):
@@ -64,13 +64,10 @@ class Place:
 
 
 def listen(pool: str) -> tuple[socket.socket, Place]:
-    """Put a listening socket in the place of a pool, and return both. The socket of a former owner is replaced.
+    """Make a listening socket (mode 0600) under the name of a pool, replacing an older one. Return it and its place.
 
-    The socket has mode 0600. It accepts connections before it appears under its name, so an entry that refuses
-    connections is always stale.
-
-    Raises:
-        OSError: the folder or the socket cannot be made, or another user can change the folder.
+    The socket accepts connections before it appears under its name, so an entry that refuses connections is stale.
+    Raises OSError if the socket cannot be made, or if another user can change the folder.
     """
     home = private.folder(folder(), private.STATE)
     name = home / pool
@@ -104,10 +101,7 @@ def listen(pool: str) -> tuple[socket.socket, Place]:
 
 
 def pools() -> list[str]:
-    """Return the names of the pools that have a socket, sorted. Stale sockets of processes that were killed count.
-
-    Returns [] if another user can change the folder of the sockets.
-    """
+    """Return the sorted names of the pools that have a socket, also a stale one; [] if the folder is not private."""
     with contextlib.suppress(FileNotFoundError, NotPrivate):
         private.check(folder())
         return sorted(each for each in os.listdir(folder()) if _UNFINISHED not in each)
@@ -118,7 +112,6 @@ def connect(pool: str, patience: float) -> socket.socket:
     """Connect to the owner of a pool, and return the connection. A stale socket is removed.
 
     Args:
-        pool: the name of the pool.
         patience: seconds to wait for the connection, and later for each answer.
 
     Raises:
@@ -155,7 +148,7 @@ def connect(pool: str, patience: float) -> socket.socket:
 
 
 def _connect(made: socket.socket, path: str, until: float) -> None:
-    """Connect to a socket. While too many connections wait there already, try again, as Linux does not wait itself."""
+    """Connect to a socket. While its queue is full, try again until `until`, because Linux does not wait for room."""
     while True:
         try:
             return made.connect(path)
@@ -174,7 +167,7 @@ def _elsewhere(name: Path) -> Path | None:
 
 
 def _is_private(folder: Path) -> bool:
-    """Return False if another user can change a folder. A folder that is gone is nobody's."""
+    """Return False if another user can change a folder, and True if nobody else can or the folder is missing."""
     try:
         private.check(folder)
     except FileNotFoundError:
@@ -185,7 +178,7 @@ def _is_private(folder: Path) -> bool:
 
 
 def _discard(folder: Path) -> None:
-    """Remove a folder in /tmp with the socket in it. Does nothing if it is gone, or is not a folder of this user."""
+    """Remove a folder in /tmp with the socket in it, unless it is gone, or is not a folder of this user."""
     with contextlib.suppress(OSError):
         private.check(folder)
         if folder.name.startswith("skypool-"):

@@ -1,4 +1,4 @@
-"""The messages between an observer (another process of the same user) and the owner of a pool.
+"""The messages between an observer and the owner of a pool.
 
 A connection carries one request. The observer sends one line of JSON, at most 64 KiB with its newline:
 
@@ -10,7 +10,7 @@ the owner closes the connection. The requests are:
 
 | ask | further fields | answer |
 |---|---|---|
-| "info" | none | the pool and its nodes (rented machines) as fields; the connection ends |
+| "info" | none | the pool and its nodes as fields; the connection ends |
 | "logs" | none | then a line of JSON for each event from now on, with "event" as its type |
 | "forward" | "node", "port", "host", "here", "socket" | "address" on this computer, open as long as the connection |
 | "reach" | "node", "script", "terminal", "ports" | "argv", a local command that runs the shell script on the node |
@@ -39,21 +39,19 @@ LONGEST_ANSWER = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """A request for the state of the pool and its nodes."""
+    """Request for the state of the pool and its nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Logs:
-    """A request for all events of the pool from now on."""
+    """Request for all events of the pool from now on."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardPort:
-    """A request for a port of this computer that leads to a port of a node.
+    """Request for a port of this computer that leads to a port of a node.
 
     Attributes:
-        port: the port to connect to.
-        node: the number of the node.
         host: the host to connect to, as the node knows it.
         here: the port of this computer; 0 for a free one.
         socket: the absolute path of a Unix socket in place of a port; "" for a port.
@@ -68,14 +66,12 @@ class ForwardPort:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """A request for a local command that runs a shell script on a node.
+    """Request for a local command that runs a shell script on a node.
 
     Attributes:
-        node: the number of the node.
-        script: the script. It can use the variables `folder` (that of the node's agent) and `cwd` (that of calls).
+        script: can use the variables `folder` (that of the node's agent) and `cwd` (that of calls).
         terminal: True if the command is to run in a terminal.
-        ports: triples (port of this computer, host, port) that are forwarded meanwhile. Only nodes that are reached by
-            ssh can do so.
+        ports: triples (port of this computer, host, port) to forward meanwhile. Needs a node that is reached by ssh.
     """
 
     node: int
@@ -88,11 +84,7 @@ Request = Info | Logs | ForwardPort | Reach
 
 
 def request_of(line: bytes) -> Request:
-    """Return the request in a line that an observer sent.
-
-    Raises:
-        UsageError: the line is not a request of this version. The message says why.
-    """
+    """Return the request in a line that an observer sent. Raise UsageError if it is no request of this version."""
     try:
         said = json.loads(line)
     except (ValueError, RecursionError) as e:  # UnicodeDecodeError is a ValueError
@@ -130,7 +122,7 @@ def _is_port(value: Any) -> bool:
 
 
 def _is_host(value: Any) -> bool:
-    """Return True for text that can be a host name or an address, and no option or further word of a command."""
+    """Return True for a host name or address, but not for an option or several words of a command."""
     return type(value) is str and 0 < len(value) < 256 and value[0] != "-" and value.isprintable() and " " not in value
 
 
@@ -180,22 +172,16 @@ def line_of(message: Mapping[str, object]) -> bytes:
 
 
 def read_line(connection: socket, longest: int, until: float, got: bytes = b"") -> tuple[bytes, bytes]:
-    """Read a line from a connection.
+    """Read a line from a connection. Return it without its newline, and the bytes that came after it.
 
     Args:
-        connection: the connection.
-        longest: the most bytes of the line, with its newline.
+        longest: the most bytes of the line, with its newline. UsageError is raised beyond.
         until: the time of `time.monotonic()` at which the whole line must have arrived.
         got: bytes that have arrived already.
 
-    Returns:
-        (line, rest): the line without its newline, and the bytes that arrived after it.
-
     Raises:
         EOFError: the connection ended before the line was complete.
-        TimeoutError: the line was not complete in time.
-        UsageError: the line is too long.
-        OSError: reading failed.
+        OSError: reading failed. TimeoutError: the line was not complete in time.
     """
     while b"\n" not in got:
         if len(got) >= longest:

@@ -1,4 +1,4 @@
-"""The local command by which an observer (another process of the user) reaches a node (a rented machine)."""
+"""The local command by which an observer reaches a node."""
 
 from __future__ import annotations
 
@@ -12,17 +12,9 @@ from skypool.wire.transport import SSH
 
 
 def local_command(access: Access, script: str, terminal: bool, ports: Sequence[tuple[int, str, int]]) -> list[str]:
-    """Return a local command that runs a shell script on a machine, with the machine's folders as variables.
+    """Return a local command that runs a shell script on a machine. The arguments are as in `protocol.Reach`.
 
-    Args:
-        access: how the machine is reached.
-        script: the script. It can use the variables `folder` (that of the agent, the program there that runs calls) and
-            `cwd` (that of calls).
-        terminal: True if the command is to run in a terminal.
-        ports: triples (port of this computer, host, port) that are forwarded meanwhile.
-
-    Raises:
-        UsageError: `ports` is not empty, and the machine is not reached by ssh.
+    Raises UsageError if there are ports, and the machine is not reached by ssh.
     """
     transport = access.transport
     if ports:

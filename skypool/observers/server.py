@@ -1,7 +1,6 @@
-"""`ObserverServer`: the owner of a pool serves observers (other processes of the same user) on a Unix socket.
+"""`ObserverServer`: the owner of a pool serves observers on a Unix socket, with a thread for each connection.
 
-The server has threads of its own, one for each connection, and does nothing between requests. Bytes of forwarded ports
-and of commands on nodes (rented machines) never pass through the owner's process.
+Bytes of forwarded ports and of commands on nodes never pass through the owner's process.
 
 What an observer can cost the owner is bounded. At most 16 connections are open, and at most 25 begin in a second. A
 request must come whole within 10 s. Events wait in a buffer of 1 MiB for each observer, and 64 KiB are sent at a time,
@@ -59,7 +58,7 @@ _ENDING = 2.0
 
 
 class OpenForward(Protocol):
-    """A forward that the owner has made: a port of this computer that leads to a port of a node."""
+    """A forward that the owner has made. `closed` becomes True if it ends early, for example with its node."""
 
     closed: bool
 
@@ -74,7 +73,7 @@ class OpenForward(Protocol):
 
 
 class Watched(Protocol):
-    """A protocol for the pool that observers look at. The methods are called in the server's threads, and may block."""
+    """The pool that observers look at. The methods are called in the server's threads, and may block."""
 
     def info(self) -> Mapping[str, object]:
         """Return the state of the pool and its nodes, as values for JSON."""
@@ -87,28 +86,20 @@ class Watched(Protocol):
     def forward(self, node: int, host: str, port: int, here: int | str) -> OpenForward:
         """Make a forward to a port of a node, and return it when it can be used.
 
-        `here` is a port of this computer, 0 for a free one, or the path of a Unix socket.
-
-        Raises:
-            SkypoolError: the pool does not have the node, or the node cannot be reached, or the port is not free.
+        `here` is a port of this computer, 0 for a free one, or the path of a Unix socket. Raises SkypoolError if there
+        is no such node, it cannot be reached, or the port is not free.
         """
         ...
 
     def command(self, node: int, script: str, terminal: bool, ports: Sequence[tuple[int, str, int]]) -> Sequence[str]:
-        """Return a local command that runs a shell script on a node.
-
-        Raises:
-            SkypoolError: the pool does not have the node, or cannot forward ports to it.
-        """
+        """Return a local command that runs a script on a node. Raise SkypoolError if that is not possible."""
         ...
 
 
 class ObserverServer:
-    """The server for the observers of one pool. Any thread may use it.
+    """Server for the observers of one pool. Any thread may use it.
 
-    Args:
-        pool: the name of the pool, which names the socket.
-        watched: what observers see of the pool.
+    The socket has the name of the pool. `watched` is what observers can see and use of the pool.
     """
 
     def __init__(self, pool: str, watched: Watched) -> None:
@@ -122,11 +113,7 @@ class ObserverServer:
         self._accepting: threading.Thread | None = None
 
     def open(self) -> None:
-        """Make the socket, and begin to serve. Does nothing if `close` was called before.
-
-        Raises:
-            OSError: the socket cannot be made.
-        """
+        """Make the socket, and begin to serve, unless `close` was called before. Raises OSError if that fails."""
         with self._lock:
             if self._closed.is_set():
                 return
@@ -138,10 +125,7 @@ class ObserverServer:
             self._accepting.start()
 
     def close(self) -> None:
-        """Remove the socket and end all connections. Blocks until the threads have ended, at most 2 s.
-
-        Does nothing if the server was closed or not opened.
-        """
+        """Remove the socket and end all connections. Waits for the threads, at most 2 s. May be called at any time."""
         with self._lock:
             self._closed.set()
             listener, accepting, put = self._listener, self._accepting, self._place
@@ -268,10 +252,7 @@ class ObserverServer:
 
 
 class Waiting:
-    """The events that wait for one observer. Their size is bounded; events that come later are dropped and counted.
-
-    `hear` is called in the threads that emit events, and does not block.
-    """
+    """The events that wait for one observer. Their size is bounded; events that come later are dropped and counted."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards all that follows
@@ -281,7 +262,7 @@ class Waiting:
         self._missed = 0
 
     def hear(self, event: events.Event) -> None:
-        """Keep an event, or count it if too many wait."""
+        """Keep an event, or count it if too many wait. Called in the threads that emit events; does not block."""
         size = events.weight(event)
         with self._lock:
             if self._size + size > _HELD:
@@ -294,17 +275,15 @@ class Waiting:
             self._there.set()
 
     def _note_missed(self) -> None:
-        """Put the number of missed events, if there are some, after the events that wait. Call this with the lock."""
+        """Put the number of missed events, if any, after the waiting events. The caller must hold the lock."""
         if self._missed:
             self._events.append(self._missed)
             self._missed = 0
 
     def taken(self, patience: float, most: int) -> list[bytes]:
-        """Wait until there are events, and return the first ones as lines of JSON; [] if none came in time.
+        """Wait up to `patience` seconds for events, and return them as lines of JSON; [] if none came.
 
-        Args:
-            patience: seconds to wait.
-            most: bytes of events, about. At least one event is returned if there is one.
+        After about `most` bytes, further events are left for the next call.
         """
         self._there.wait(patience)
         taken: list[events.Event | int] = []
@@ -323,14 +302,13 @@ class Waiting:
 
 
 def _line(event: events.Event | int) -> bytes:
-    """Return an event, or the number of missed events, as a line of JSON."""
     if isinstance(event, int):
         return line_of({"event": "Missed", "count": event})
     return line_of({"event": type(event).__name__, **asdict(event)})
 
 
 def _has_left(connection: socket.socket, patience: float) -> bool:
-    """Return True if the observer leaves, or sends something (which it must not), within `patience` seconds."""
+    """Wait up to `patience` seconds. Return True if the observer leaves, or sends something, which it must not."""
     connection.settimeout(patience)
     try:
         connection.recv(1)

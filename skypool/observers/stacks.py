@@ -1,7 +1,4 @@
-"""Asks the nodes of a pool what their processes are doing, and reads the stacks of calls that they answer with.
-
-A node answers by the program `skypool.agent.stacks`, which runs there beside the agent.
-"""
+"""Asks the nodes of a pool what their processes are doing, by the program `skypool.agent.stacks` there."""
 
 from __future__ import annotations
 
@@ -43,19 +40,16 @@ _LARGEST_PID = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class ProcessStack:
-    """The stacks of one process on a node, which say what it was doing. `str()` has it as `skypool stack` does.
+    """The stacks of one process on a node, which say what it was doing. `str()` gives the text of `skypool stack`.
 
     Attributes:
-        node: the number of the node.
-        pid: the id of the process there.
-        name: what the process is, such as "worker 0" or "rank 3"; for a program that a call has started, its command.
-        state: "running", "idle" for a worker without a call, "waits for its program" for one whose call has started a
-            program, or what the kernel says, such as "sleeps in do_wait", of a process that cannot write its stack.
-        stacks: the stack of each Python thread, that of the main thread first: its calls, the innermost first.
+        name: what the process is, such as "worker 0" or "rank 3". For a program that a call has started, its command.
+        state: "running"; "idle" for a worker without a call; "waits for its program" if its call has started one. For a
+            process that cannot write its stack, what the kernel says, such as "sleeps in do_wait".
+        stacks: the calls of each Python thread, the innermost first. The main thread comes first.
         native: the stacks with native calls, as py-spy writes them; "" without `native=True`.
         problem: why there are no native calls; "" if there are some or none were asked for.
-        rank: the rank of the process in its gang, or of the process of a gang that has started it; None if there is
-            none.
+        rank: in a call of several processes, the rank of this process or of the one that started it; otherwise None.
     """
 
     node: int
@@ -73,14 +67,14 @@ class ProcessStack:
 
     @property
     def heading(self) -> str:
-        """The line that says which process it is, and its state unless it is running."""
+        """The line that says which process it is, and its state if that is not "running"."""
         end = "" if self.state == "running" else f": {self.state}"
         whose = "" if self.rank is None or self.name == f"rank {self.rank}" else f"rank {self.rank}, "
         return f"node {self.node}, {whose}{self.name}, process {self.pid}{end}"
 
     @property
     def lines(self) -> list[str]:
-        """The lines below that one: the stacks of its threads, and what py-spy says."""
+        """The lines below the heading: the stacks of its threads, and what py-spy says."""
         lines: list[str] = []
         for number, frames in enumerate(self.stacks):
             if number:
@@ -95,7 +89,7 @@ class ProcessStack:
 
 @dataclass(frozen=True, slots=True)
 class Stacks:
-    """The stacks of the processes on a pool's nodes. `print` shows it as `skypool stack` does.
+    """The stacks of the processes on a pool's nodes. `print` shows them as `skypool stack` does.
 
     Attributes:
         nodes: the processes of each node that answered, by the node's number.
@@ -108,7 +102,7 @@ class Stacks:
     def __str__(self) -> str:
         """Return the text of all processes, and a line for each node that did not answer.
 
-        Processes of a gang with the same stacks come together. Those of skypool that have nothing to show come last.
+        Processes of a gang with the same stacks come together. Processes that only wait (`_SHOWN_LAST`) come last.
         """
         alike: dict[tuple[object, ...], list[ProcessStack]] = {}
         for process in (each for processes in self.nodes.values() for each in processes):
@@ -126,8 +120,6 @@ def ask(pool: str, nodes: Sequence[int], native: bool, command: Callable[[int, s
     """Return what the processes of nodes are doing. Blocks until each node has answered or its time is over.
 
     Args:
-        pool: the name of the pool, for errors.
-        nodes: the numbers of the nodes.
         native: True also asks py-spy for native calls. The node may have to install it first.
         command: returns the local command that runs a shell script on a node, called as (node, script).
     """
@@ -151,11 +143,7 @@ def ask(pool: str, nodes: Sequence[int], native: bool, command: Callable[[int, s
 
 
 def _asked(pool: str, node: int, native: bool, command: Callable[[int, str], list[str]]) -> tuple[ProcessStack, ...]:
-    """Return what the processes of a node do.
-
-    Raises:
-        SkypoolError: the pool does not have the node, or the node does not answer.
-    """
+    """Return what a node's processes do. Raise SkypoolError if there is no such node, or it does not answer."""
     where = (files("skypool.observers") / "where_calls_run.sh").read_text("utf-8")
     program = (files("skypool") / "agent" / "stacks.py").read_bytes()
     argv = command(node, f'{where}exec "$python" -P - "$keeper" "$folder" {"native" if native else "python"}')
@@ -182,13 +170,9 @@ def _asked(pool: str, node: int, native: bool, command: Callable[[int, str], lis
 
 
 def _run(argv: Sequence[str], program: bytes, patience: float) -> tuple[bytes, bytes]:
-    """Run a command with a program as its input. Return its output and its error output.
+    """Run a command with a program as its input. Return its output and error output, cut at `_LONGEST` bytes.
 
-    A command that says more than `_LONGEST` or `_LONGEST_COMPLAINT` bytes is ended, and the output is cut there.
-
-    Raises:
-        TimeoutError: it did not end within `patience` seconds.
-        OSError: it cannot be started.
+    Raises TimeoutError after `patience` seconds, and OSError if it cannot be started.
     """
     until = time.monotonic() + patience
     with tempfile.TemporaryFile() as given, selectors.DefaultSelector() as selector:
@@ -217,11 +201,7 @@ def _run(argv: Sequence[str], program: bytes, patience: float) -> tuple[bytes, b
 
 
 def _processes(node: int, answer: bytes) -> tuple[ProcessStack, ...]:
-    """Return what a node said about its processes. It may be a stranger's, so it is checked as its messages are.
-
-    Raises:
-        ValueError, RecursionError, ProtocolError: it said something else, or what takes far more memory than its text.
-    """
+    """Return the processes in a node's answer, which is checked first: the node may be a stranger's."""
     check_json(answer)
     said = json.loads(answer)
     if type(said) is not list:

@@ -1,6 +1,7 @@
-"""The proof of an account, in three levels: what only reads, what must be refused, and machines for a few cents.
+"""The proof that skypool works with the user's account at a provider, which `skypool prove` performs and shows.
 
-The command `skypool prove` shows it, and `skypool doctor` shows the level "read".
+It has three levels: "read" only reads, "write" sends creates that must be refused, and "cents" rents machines for a few
+cents. `skypool doctor` shows the level "read", too.
 
 - `report`: the steps of a proof and their results, as JSON and Markdown.
 - `redaction`: removes secrets, account names and addresses from a report.
@@ -10,6 +11,9 @@ The command `skypool prove` shows it, and `skypool doctor` shows the level "read
 - `renting`: rents a machine by the usual path, runs a call on it, ends it, and proves its end.
 - `guard`: watches the end of a machine whose client was killed; `guard_client` is that client.
 - `proof`: performs the levels one after the other.
+
+A receipt is a pool's own list of its machines and their costs. The guard is a program on a machine that ends the
+machine when its client is gone.
 """
 
 __all__ = [

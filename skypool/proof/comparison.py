@@ -19,7 +19,7 @@ SEND = "docs/guides/first-account.md says how to send us this report"
 
 
 def offered_price(offers: Sequence[Offer], line: Line) -> float | None:
-    """Return the price per machine of the offer that a receipt's line was rented on; None if no offer is the same."""
+    """Return the price per machine of the offer for a receipt's line: same type, place and market. None without one."""
     for each in offers:
         if (each.instance_type, each.zone or each.region, each.market) == (line.type, line.place, line.market):
             return each.usd_per_hour / each.hosts
@@ -27,10 +27,10 @@ def offered_price(offers: Sequence[Offer], line: Line) -> float | None:
 
 
 def price_step(what: str, machines: Sequence[RentedMachine]) -> Step:
-    """Compare the prices of machines with the plan, and return the result as a step.
+    """Compare the prices of machines with the plan.
 
-    A machine on an offer that the plan did not have is open: another offer was out of stock. A spot price may move
-    between the plan and the launch.
+    The step is bad if a price differs, but good if only spot prices do, which may move meanwhile. It is open if the
+    plan did not have the offer of a machine: those of the plan were out of stock.
     """
     drifted = [
         each
@@ -53,10 +53,7 @@ def price_step(what: str, machines: Sequence[RentedMachine]) -> Step:
 
 
 def bill_step(machines: Sequence[RentedMachine], bill: Bill) -> Step:
-    """Compare a bill with the receipts of machines, and return the result as a step.
-
-    The step is open if the provider does not tell the sum, or does not tell it yet.
-    """
+    """Compare a bill with the receipts of machines. The step is open if the provider does not (yet) tell the sum."""
     what = "bill"
     usd = sum(each.usd for each in machines)
     if bill.usd is None:

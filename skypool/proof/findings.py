@@ -33,11 +33,7 @@ TABLE_DAYS = 180
 
 
 def of_this_computer(warn: Callable[[str], None]) -> Iterable[Finding]:
-    """Yield the findings about this computer: Python, skypool, the ssh programs, the ledger and the clock.
-
-    Args:
-        warn: called with each warning about the ledger.
-    """
+    """Yield findings about this computer: Python, ssh, ledger and clock. `warn` gets warnings about the ledger."""
     version = "{}.{}.{}".format(*sys.version_info)
     yield Finding("Python", True, f"{version}; nodes get {'{}.{}'.format(*sys.version_info)}")
     yield Finding("skypool", True, f"{metadata.version('skypool')} in {Path(__file__).parent.parent}")
@@ -67,12 +63,7 @@ def _ledger(ledger: Ledger) -> Finding:
 
 
 def _clock(ledger: Ledger) -> Finding:
-    """Check the wall clock of this machine, and return the result.
-
-    The clock is wrong if it is more than a second behind a time that was recorded earlier. Such times are those in the
-    ledger (the file that records pools), and the modification time of skypool's own code. A ledger that cannot be read
-    is ignored here.
-    """
+    """Check that the wall clock is not over 1 s before the ledger's latest time or this file's modification time."""
     now, last = time.time(), Path(__file__).stat().st_mtime
     with contextlib.suppress(LedgerError):  # _ledger() reports it
         last = max([last, *(each.beat for each in ledger.pools())])
@@ -93,12 +84,7 @@ def _clock(ledger: Ledger) -> Finding:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The results of the level "read" at a provider.
-
-    Attributes:
-        findings: the results of the checks.
-        known: True if the provider accepts the credentials. Otherwise nothing else can be proved.
-    """
+    """The results of the level "read". `known` is False if the provider does not accept the credentials."""
 
     findings: tuple[Finding, ...]
     known: bool
@@ -107,8 +93,8 @@ class Reading:
 def read(driver: Driver) -> Reading:
     """Ask a provider for everything that costs nothing and changes nothing, and return the findings, each fact once.
 
-    If the provider does not accept the credentials, only the reason for that is returned, with the checks that passed:
-    most other failures follow from it. A wrong clock is such a reason, too, because requests are signed with the time.
+    If the credentials are not accepted, return only the checks that passed and the reason, from which other failures
+    follow. The reason may be a wrong clock of this computer, because requests are signed with the time.
     """
     with ThreadPoolExecutor() as threads:
         told = threads.submit(_told, driver)
@@ -125,10 +111,7 @@ def read(driver: Driver) -> Reading:
 
 
 def once(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings, with failures that have the same advice (or the same text, without advice) as one.
-
-    That one has the text of the first of them, and the titles of all.
-    """
+    """Return the findings. Failures with the same advice (or, without advice, text) become one with all titles."""
     groups: dict[object, list[Finding]] = {}
     for place, each in enumerate(findings):
         groups.setdefault(place if each.good else each.advice or each.text, []).append(each)
@@ -136,7 +119,7 @@ def once(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def _told(driver: Driver) -> list[Finding]:
-    """Return the driver's own findings; [] if the driver checks nothing. `of_this_computer` tells about ssh."""
+    """Return the findings of the driver's own checks; [] if it has none. Leave out ssh: see `of_this_computer`."""
     if not isinstance(driver, Checks):
         return []
     try:
@@ -146,7 +129,6 @@ def _told(driver: Driver) -> list[Finding]:
 
 
 def _instances(driver: Driver) -> int | Exception:
-    """Return how many machines of the user's pools there are, or the error of the provider."""
     try:
         return len(driver.instances())
     except Exception as e:  # noqa: BLE001 - any error is a finding to show
@@ -171,10 +153,9 @@ def _offers(driver: Driver) -> list[Finding]:
 
 
 def prices(offers: Sequence[Offer], today: date) -> list[Finding]:
-    """Return a finding about prices that are from tables; [] if the provider itself told all prices.
+    """Return a finding about prices from tables, as a list; [] if the provider itself told all prices.
 
-    The finding is bad if a table is too old. A spot price is old after `SPOT_DAYS` days, another price after
-    `TABLE_DAYS`.
+    The finding is bad if a price is too old: over `SPOT_DAYS` days for spot, and over `TABLE_DAYS` for on-demand.
     """
     tables = Counter(each.price_source.day for each in offers if each.price_source.kind == "table")
     if not tables:
@@ -199,10 +180,7 @@ def prices(offers: Sequence[Offer], today: date) -> list[Finding]:
 
 
 def refused_creates(driver: Driver) -> list[Finding] | None:
-    """Send creates that the provider must refuse, and return the findings, each fact once.
-
-    Returns None if the driver has no such requests.
-    """
+    """Send creates that the provider must refuse, and return the findings. None if the driver has no such creates."""
     if not isinstance(driver, Proves):
         return None
     try:

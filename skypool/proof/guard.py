@@ -44,17 +44,12 @@ def watch_end(
 ) -> tuple[RentedMachine, ...]:
     """Let a process rent a machine, kill the process, and watch the provider's list until the machine has ended.
 
-    What is left after that is ended here. If this is interrupted, the process ends its machine itself. Return the
-    machines of the receipt.
+    What is left after that is ended here. If this function is interrupted, the process ends its machine itself. Return
+    the machines of the receipt. The arguments are those of `renting.rent`, and:
 
     Args:
-        driver: the provider.
-        pool: name of the pool.
-        offers: the offers of the plan, to compare prices with.
-        options: further arguments of the pool.
         lease: seconds that the machine may live on without its client.
-        margin: further seconds that the end, and the provider's list, may take.
-        tell: called with each step when it has ended.
+        margin: seconds after the lease until the provider's list must show the end.
     """
 
     def done(finding: Finding, since: float) -> None:
@@ -82,10 +77,7 @@ def watch_end(
 
 @contextlib.contextmanager
 def _client(driver: Driver, pool: str, options: PoolOptions) -> Iterator[subprocess.Popen[bytes]]:
-    """Start the process that rents the machine. At the end of the block, wait until the process has ended.
-
-    A process that was not killed ends its machine itself, because its stdin ends.
-    """
+    """Start the process that rents the machine. After the block, close its stdin, and wait until it has ended."""
     import cloudpickle  # it can also send drivers that the user's own script defines
 
     path = os.pathsep.join(each or os.getcwd() for each in sys.path)
@@ -109,7 +101,7 @@ def _client(driver: Driver, pool: str, options: PoolOptions) -> Iterator[subproc
 
 
 def _reached(client: subprocess.Popen[bytes], driver: Driver, pool: str) -> Finding:
-    """Wait until the client is ready and the provider lists its machine, and return the result as a finding."""
+    """Wait until the client is ready and the provider lists its machine."""
     what = f"{_TITLE}: reached"
     lines = cast(IO[bytes], client.stdout)
     line = next((each for each in lines if each.startswith(b"{")), b"")  # a `sitecustomize` may print as well
@@ -127,10 +119,10 @@ def _reached(client: subprocess.Popen[bytes], driver: Driver, pool: str) -> Find
 
 
 def _watched(driver: Driver, pool: str, ledger: Ledger, lease: float, margin: float) -> Finding:
-    """Look at the provider's list until the machine has ended, record the end, and return the result as a finding.
+    """Look at the provider's list until the machine has ended, and record the end.
 
-    A machine that has switched itself off, and that the provider lists as "ending" for half of the margin, is good,
-    too: at some providers it then costs no more than its disk, until somebody deletes it.
+    The finding is good, too, if half of the margin is over and the machine is listed as "ending": at some providers it
+    then costs only its disk.
     """
     what = f"{_TITLE}: its own end"
     began = time.monotonic()
@@ -162,10 +154,7 @@ def _listed(driver: Driver, pool: str) -> list[Instance]:
 
 
 def _swept(driver: Driver, pool: str, ledger: Ledger) -> Finding:
-    """End what is left of the pool, and prove it. Keys and disks are always left if the client was killed.
-
-    If this is interrupted, as by a second Ctrl-C, a process in the background goes on.
-    """
+    """End what is left of the pool, such as keys, and prove that. If interrupted, a background process ends it."""
     what = f"{_TITLE}: nothing left"
     try:
         ledger.ending(pool)

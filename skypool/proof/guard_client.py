@@ -1,7 +1,7 @@
 """The client whose machine must end itself: rents a machine, says that it is ready, and waits to be killed.
 
-`guard.watch_end` runs this module in a process of its own. Its stdin has the pickled task: the driver, the name of the
-pool and the pool's arguments. If stdin ends, the process that began it is gone. The client then ends its pool itself.
+`guard.watch_end` runs this module in a process of its own. It sends the driver, and the pool's name and arguments, to
+stdin, pickled. If stdin ends, the process of `watch_end` is gone or gives up, and this client ends its pool itself.
 """
 
 from __future__ import annotations
@@ -18,10 +18,7 @@ from skypool.pool.pool import ComputePool
 
 
 def main() -> int:
-    """Rent the machine, print one line of JSON, and wait. Return 1 if the machine cannot be reached.
-
-    The line is {"ready": true}, or {"text": …, "advice": …} for an error.
-    """
+    """Rent the machine, print {"ready": true}, and wait. For an error, print {"text": …, "advice": …} and return 1."""
     driver, pool, options = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:

@@ -43,19 +43,16 @@ _BEFORE = 3600.0
 
 @dataclass
 class Proof:
-    """The proof of one account.
+    """The proof of one account. Money is in US dollars.
 
     Attributes:
-        driver: the provider.
-        level: the level that was asked for.
-        max_usd: the most that the proof may cost, in US dollars.
+        max_usd: the most that all machines of the proof may cost together.
         wish: what machines to rent.
         lease: seconds that the machine of the guard may live on without its client.
         margin: seconds after the lease within which that machine must have ended.
         tell: called with each step when it has ended.
         warn: called with each warning about the ledger.
         keep: called with the report after each step.
-        report: the report so far.
     """
 
     driver: Driver
@@ -151,7 +148,7 @@ class Proof:
         self._done(bill_step(self.report.machines, bill))
 
     def end(self) -> None:
-        """Write down that the proof reached its end."""
+        """Note in the report that the proof reached its end, and keep the report."""
         self.report = replace(self.report, ended=time.time())
         self.keep(self.redacted)
 
@@ -163,10 +160,7 @@ class Proof:
         return redacted(self.report, Redaction(secrets_of(self.driver, os.environ)))
 
     def _accelerator(self) -> Step | None:
-        """Return an open step that names the command for a machine with an accelerator, and what that costs.
-
-        Returns None if the provider sells none of the usual accelerators.
-        """
+        """Return an open step that says how to rent a usual accelerator, and its cost; None if none is sold."""
         try:
             offers = self._plan(_USUAL).offers
         except SkypoolError:
@@ -184,7 +178,7 @@ class Proof:
         return Step("cents", "accelerator", "open", text, advice)
 
     def _plan(self, accelerators: Sequence[str] = ()) -> Plan:
-        """Return the offers for the user's wish; if it has no accelerator, those for any of `accelerators`."""
+        """Return the plan for the user's wish. If the wish has no accelerator, accept any of `accelerators`."""
         terms: NodeTerms = {"market": "cheapest"}
         if self.wish.memory is not None and not accelerators:
             terms["memory"] = self.wish.memory
@@ -214,11 +208,7 @@ class Proof:
 
 
 def billed(driver: Driver, report: Report) -> Bill:
-    """Return what the provider bills for the machines of a report.
-
-    Raises:
-        ProviderError: the provider refused the request or did not answer.
-    """
+    """Return what the provider bills for the machines of a report. Raise ProviderError if it cannot be asked."""
     if not isinstance(driver, Bills):
         return Bill(None, f"the driver of {driver.name} cannot ask for bills; look at the provider's billing page")
     since = datetime.fromtimestamp(min(each.launched for each in report.machines) - _BEFORE, UTC)
@@ -226,7 +216,7 @@ def billed(driver: Driver, report: Report) -> Bill:
 
 
 def versions(driver: Driver) -> dict[str, str]:
-    """Return the versions of skypool, of Python, and of the distribution that has the driver, by name."""
+    """Return the versions of skypool, Python and the driver's distribution, by name, and the name of the system."""
     found = {"skypool": metadata.version("skypool"), "Python": platform.python_version(), "system": platform.system()}
     package = type(driver).__module__.partition(".")[0]
     for name in metadata.packages_distributions().get(package, ()):

@@ -28,17 +28,16 @@ They are in sentences of drivers and providers. `skypool.drivers.scrub` knows th
 
 
 class Redaction:
-    """A function that removes secrets, account names and addresses from texts.
+    """A callable that removes account names, addresses and `secrets` from texts.
 
-    Args:
-        secrets: values to remove, wherever they are. Values of less than 8 characters are ignored.
+    Secrets shorter than 8 characters are not removed: usual words may contain them.
     """
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         self._scrubber = Scrubber(each for each in secrets if len(each) >= _SHORTEST)
 
     def __call__(self, text: str) -> str:
-        """Return a text without what must not be shown."""
+        """Return a text with a mark, such as "(account)", in place of each thing that must not be shown."""
         for pattern, instead in _PATTERNS:
             text = pattern.sub(instead, text)
         return self._scrubber.text(text, Private())
@@ -47,8 +46,7 @@ class Redaction:
 def secrets_of(driver: object, environment: Mapping[str, str]) -> set[str]:
     """Return the values that must not be in a report of this driver.
 
-    These are the driver's secret settings (fields with `repr=False`), and the values of environment variables whose
-    names suggest a secret.
+    These are the driver's settings with `repr=False`, and environment variables whose names suggest a secret.
     """
     found = {value for name, value in environment.items() if _SECRET_NAME.search(name)}
     if dataclasses.is_dataclass(driver):

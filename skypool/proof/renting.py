@@ -34,10 +34,9 @@ class Wish:
     """The machines that the user asked for, and the limits of each.
 
     Attributes:
-        accelerator: the accelerator; None for the cheapest machine of all.
-        region: the regions; () for all.
+        accelerator: None for the cheapest machine of all.
+        region: () for all.
         lifetime: seconds after which each machine ends in any case.
-        console: the form of the pools' output.
     """
 
     accelerator: str | None = None
@@ -47,17 +46,11 @@ class Wish:
 
     @property
     def memory(self) -> str | None:
-        """The least memory of a machine. A machine with less could not install packages."""
+        """The least memory of a machine, such as "2GiB", which installing packages needs; None with an accelerator."""
         return None if self.accelerator else "2GiB"
 
     def options(self, driver: Driver, stage: Stage, left_usd: float) -> PoolOptions:
-        """Return the arguments of the pool that rents the machine of a stage.
-
-        Args:
-            driver: the provider.
-            stage: the stage.
-            left_usd: US dollars that are left for this pool.
-        """
+        """Return the arguments of the pool that rents a stage's machine, with a budget of `left_usd` US dollars."""
         market: Wanted = stage.offer.market
         budget = Budget(left_usd, best_effort=not ends_itself(driver, stage.offer))
         options: PoolOptions = {
@@ -93,12 +86,9 @@ def rent(
 ) -> tuple[RentedMachine, ...]:
     """Rent the machine of a stage, run a call on it, end it, and prove its end. Return the machines of the receipt.
 
-    If this is interrupted, the pool ends its machines as always, and the interruption is raised.
+    If this is interrupted, for example by Ctrl-C, the machine is ended, and the interruption is raised.
 
     Args:
-        driver: the provider.
-        pool: name of the pool.
-        stage: the stage.
         offers: the offers of the plan, to compare prices with.
         options: further arguments of the pool.
         tell: called with each step when it has ended.
@@ -136,10 +126,9 @@ def rent(
 
 
 def proved(driver: Driver, pool: str, what: str) -> Finding:
-    """Ask the provider if anything of a pool is left, and return the result as a finding.
+    """Ask the provider if anything of a pool is left. Return a finding titled `what`, which is good if nothing is.
 
-    Raises:
-        ProviderError, ErrorGroup: the provider could not be asked.
+    Raises ProviderError or ErrorGroup if the provider cannot be asked.
     """
     left = [f"machine {each.id}" for each in driver.instances(pool=pool) if each.state != "ended"]
     if isinstance(driver, Tidies):
@@ -162,7 +151,7 @@ def _machine(receipt: Receipt) -> str:
 
 
 def _told(got: object) -> str:
-    """Return the answer of the call `about` as text, without the domain of the host name."""
+    """Return the result of the call of `about` as text. The host name is without its domain."""
     if not isinstance(got, dict):
         raise TypeError(f"the call returned {got!r}, and not what it was to return; {SEND}")
     devices = got["devices"]

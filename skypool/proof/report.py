@@ -26,9 +26,9 @@ class Step:
     """A step of a proof and its result.
 
     Attributes:
-        level: the level that the step belongs to; "bill" for the comparison of the bill.
-        what: title of the step.
-        result: "good", "bad" or "open". Open means that the step was not possible here, which is no failure.
+        level: the level of the proof; "bill" for the comparison of the bill.
+        what: the title of the step.
+        result: "good", "bad", or "open" if the step was not possible here, which is no failure.
         text: what was found, on one line.
         advice: what to do next; "" if there is nothing to do.
         seconds: duration of the step; None if it was not measured.
@@ -55,19 +55,12 @@ class RentedMachine:
     """A machine that the proof rented, as in the pool's receipt. Times are in seconds since 1970.
 
     Attributes:
-        id: the provider's identifier of the machine.
-        pool: name of the pool.
-        type: machine type.
         place: zone, or region if no zone is known.
-        market: "on-demand" or "spot".
         offered_usd_per_hour: price in the plan that was shown before; None if the plan did not have this offer.
-        usd_per_hour: price in the receipt.
         least_billed: minimum time that is charged for, in seconds.
         launched: time of the request.
         billed_from: time since when the provider bills the machine; None if billing did not begin.
-        until: time of the proved end.
-        ended: True if the end is proved.
-        usd: cost by the receipt.
+        until: time of the machine's end if `ended` is True; otherwise the time at which the receipt was made.
     """
 
     id: str
@@ -106,18 +99,14 @@ class RentedMachine:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The report of one proof.
+    """The report of one proof. Times are in seconds since 1970.
 
     Attributes:
-        provider: name of the driver.
-        level: the level that was asked for.
-        began: time of the beginning, in seconds since 1970.
-        ended: time of the end; None if the proof did not reach its end, for example after Ctrl-C.
+        ended: None if the proof did not reach its end, for example after Ctrl-C.
         versions: the versions of skypool, of Python and of the driver's distribution, by name.
         max_usd: the most that the proof was allowed to cost.
-        steps: the steps in the order in which they ended.
-        machines: the machines that were rented.
-        billed_usd: what the provider bills for them; None if it does not tell, or was not asked yet.
+        steps: in the order in which they ended.
+        billed_usd: what the provider bills for the machines; None if it does not tell, or was not asked yet.
         format: version of the JSON.
     """
 
@@ -143,7 +132,7 @@ class Report:
         return sum(each.usd for each in self.machines)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON, from which `from_json` makes it again."""
+        """Return the report as a dict for JSON. `from_json` makes the report again from that JSON."""
         return {**asdict(self), "good": self.good, "receipt_usd": self.receipt_usd}
 
     def to_markdown(self) -> str:
@@ -175,11 +164,7 @@ class Report:
 
 
 def from_json(text: str) -> Report:
-    """Return the report that `Report.to_json` wrote.
-
-    Raises:
-        UsageError: the text is no such report, or one of a later version.
-    """
+    """Return the report in a JSON text of `Report.to_json`. Raise UsageError for other texts and later versions."""
     try:
         found = json.loads(text)
         if found["format"] != FORMAT:
@@ -211,7 +196,6 @@ def _clock(time: float) -> str:
 
 
 def _table(headings: Sequence[str], rows: Any) -> list[str]:
-    """Return a Markdown table as lines."""
     told = [headings, ["---"] * len(headings), *rows]
     return [f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in row)} |" for row in told]
 

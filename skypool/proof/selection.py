@@ -42,7 +42,7 @@ class Selection:
     """The machines that the level "cents" rents.
 
     Attributes:
-        stages: the machines, in the order in which they are rented.
+        stages: in the order in which they are rented.
         left_out: a text for each stage that is left out, and why.
         offers: all offers of the plan, to compare prices with.
     """
@@ -63,27 +63,20 @@ class Selection:
 
 
 def cost(offer: Offer, seconds: float) -> float:
-    """Return what an offer costs for so many seconds, in US dollars: at least the minimum time that is billed.
-
-    The estimated cost of the machine's start is included.
-    """
+    """Return what an offer costs for `seconds`, in US dollars, with `start_usd` and at least `least_billed` seconds."""
     return offer.usd_per_hour * max(seconds, offer.least_billed) / _HOUR + offer.start_usd
 
 
 def select(offers: Sequence[Offer], *, max_usd: float, lifetime: float, with_guard: bool) -> Selection:
-    """Return what to rent for at most `max_usd` US dollars.
+    """Return what to rent for at most `max_usd` US dollars. Raise BudgetExceeded if the first machine costs more.
 
     The cheapest on-demand machine comes first, or the cheapest machine if there is none on demand. If the rest of the
-    money suffices, a machine for the guard, and a spot or second machine are added.
+    money suffices, a machine for the guard, and a spot machine or a second one like the first, are added.
 
     Args:
         offers: the offers to choose from, the best first. At least one.
-        max_usd: the most that all machines together may cost, in US dollars.
         lifetime: seconds after which each machine ends in any case.
-        with_guard: True if the machine's own end is to be watched.
-
-    Raises:
-        BudgetExceeded: the first machine does not fit in.
+        with_guard: True to add the machine for the guard, whose own end is watched.
     """
     in_stock = [each for each in offers if each.available is not False] or list(offers)
     best = next((each for each in in_stock if each.market == "on-demand"), in_stock[0])

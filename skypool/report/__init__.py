@@ -7,6 +7,9 @@
 - `elements`: elements of HTML and SVG, which escape their texts; `tables`: tables, sections and lists made of them.
 - `widget`: the live display of a pool in a notebook.
 - `words`: formats times, numbers and amounts. A value that is not known is "unknown".
+
+A node is a rented machine. The ledger is the local database of nodes and their costs. A pool's receipt is the pool's
+part of the ledger.
 """
 
 __all__ = [

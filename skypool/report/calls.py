@@ -55,7 +55,7 @@ def _histogram(counts: CallCounts) -> Iterator[Element]:
 
 
 def _class(number: int) -> str:
-    """Return the name of a class of wall times, such as "50 ms to 100 ms"."""
+    """Return the name of a class (bar) of the histogram of wall times, such as "50 ms to 100 ms"."""
     if number == len(BOUNDS):
         return f"more than {words.duration(BOUNDS[-1])}"
     if number == 0:
@@ -64,7 +64,7 @@ def _class(number: int) -> str:
 
 
 def _quantile(classes: Sequence[int], share: float) -> str:
-    """Return a quantile of the wall times as text. It is the upper bound of a class, as single times are not kept."""
+    """Return a quantile of the wall times as text: the upper bound of its class, because single times are not kept."""
     wanted = share * sum(classes)
     number = next(number for number, below in enumerate(accumulate(classes)) if below >= wanted)
     if number >= len(BOUNDS):

@@ -148,7 +148,6 @@ _HEADINGS = (
 
 
 def _mean(points: Sequence[Point], value_of: Callable[[Point], float | None]) -> float | None:
-    """Return the mean of a value over all samples; None if it is not known in any."""
     known = [(value, each.samples) for each in points if (value := value_of(each)) is not None]
     samples = sum(number for _, number in known)
     return sum(value * number for value, number in known) / samples if samples else None

@@ -18,13 +18,7 @@ Value = str | int | float | bool | None
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """An element of HTML or SVG.
-
-    Attributes:
-        tag: the name of the element.
-        attributes: the names and values of its attributes.
-        children: the elements and texts in it.
-    """
+    """An element of HTML or SVG, with its attributes and with the elements and texts in it."""
 
     tag: str
     attributes: tuple[tuple[str, str | None], ...]
@@ -52,15 +46,9 @@ class Element:
 
 
 def element(tag: str, *children: Element | str | None, **attributes: Value) -> Element:
-    """Return an element.
+    """Return an element of HTML or SVG. Children that are None are left out. Raise ValueError for an invalid name.
 
-    Args:
-        tag: the name of the element.
-        children: the elements and texts in it, in order. None is left out.
-        attributes: its attributes. "_" in a name becomes "-", and one at the end is left out, as in `class_`.
-
-    Raises:
-        ValueError: the tag, or the name of an attribute, is not a name.
+    In names of attributes, "_" becomes "-". A "_" at the end is removed, as in `class_`.
     """
     given: list[tuple[str, str | None]] = []
     for name, value in attributes.items():

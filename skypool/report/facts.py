@@ -1,7 +1,4 @@
-"""Reads the stored data of a pool: its record in the ledger, and the samples and the history of its run.
-
-The ledger is the local database of rented machines, and has the costs. A node is a rented machine.
-"""
+"""Reads the stored data of a pool: its record in the ledger, and the samples and the history of its run."""
 
 from __future__ import annotations
 
@@ -25,13 +22,9 @@ _MOST_POINTS_IN_ALL = 30_000
 
 @dataclass(frozen=True, slots=True)
 class PhaseSpan:
-    """A phase of a node's life. Times are in seconds since 1970.
+    """A phase of a node's life, as in `skypool.events.NodePhase`. Times are in seconds since 1970.
 
-    Attributes:
-        phase: the name of the phase, as in `skypool.events.NodePhase`.
-        since: its beginning.
-        until: its end, or the time until which something is known.
-        is_over: True if its end is known.
+    `is_over` is False if the phase's end is not known. `until` is then the end of the time line.
     """
 
     phase: str
@@ -45,13 +38,9 @@ class StepSpan:
     """A step of a node's setup. Times are in seconds since 1970.
 
     Attributes:
-        name: the name of the step.
-        number: its number, from 1.
-        steps: the number of all steps.
-        since: its beginning.
-        until: its end, or the time until which something is known.
+        number: its number, from 1, of `steps`.
+        until: its end; if that is not known, the end of the node or of the time line.
         state: "done", "skipped" (it was done before) or "started" (its end is not known).
-        retries: how often it was tried again.
     """
 
     name: str
@@ -65,16 +54,14 @@ class StepSpan:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """The stored data of a node.
+    """The stored data of a node. All tuples are in order of time.
 
     Attributes:
-        node: its number.
-        phases: the phases of its life, in order. The phase "ended" is not among them.
+        phases: the phases of its life, without "ended".
         ended: when its machine had ended, in seconds since 1970; None if that is not known.
         error: the error that ended it; "" without one.
-        steps: the steps of its setup, in order.
-        work: spans of its working time, in order.
-        marks: the node's events that are marked on the time line, in order.
+        work: spans of time, and how long the node worked in each.
+        marks: the node's events that are marked on the time line.
         calls: the calls that it ran, as far as they are kept.
         done: the number of calls that ended on it; None if that is not known.
         hardware: its devices as text; "" if they are not known.
@@ -101,9 +88,9 @@ class NodeFacts:
 
     @property
     def worked(self) -> float | None:
-        """The share of its time, from when it was ready, in which the node was not idle, from 0 to 1; None if unknown.
+        """The share (0 to 1) of the time since the node was ready in which it was not idle; None if unknown.
 
-        A node is idle while no call runs on it, or while all of its devices are under 5 % of their use.
+        A node is idle while no call runs on it, or while all of its devices are under 5 % utilisation.
         """
         seconds = sum(each.until - each.since for each in self.work)
         return sum(each.busy for each in self.work) / seconds if seconds > 0 else None
@@ -114,16 +101,12 @@ class PoolFacts:
     """The stored data of a pool. Times are in seconds since 1970.
 
     Attributes:
-        record: its record in the ledger.
-        receipt: its costs.
         now: when the facts were read.
-        start: the beginning of its time line.
         end: the end of its time line: now, or the time of the last stored data.
         state: "live", "ending", "left" (its process is gone, and machines may still run) or "ended".
-        is_kept: True if a history of the pool is kept. Otherwise only its record and its costs are known.
-        nodes: its nodes, by number.
-        counts: the number of calls that ended; None if it is not known.
-        journal: its history.
+        is_kept: False if no history is kept, so that only its record and its costs are known.
+        nodes: the nodes in the order of their numbers.
+        counts: the numbers of calls that ended, by outcome; None if they are not known.
         points: its samples, summarised over steps of time.
     """
 
@@ -146,15 +129,9 @@ class PoolFacts:
 
 
 def collect(record: Record, file: Path, now: float) -> PoolFacts:
-    """Read the stored data of a pool, and return it.
+    """Read the stored data of a pool. `file` has its samples and its history; it need not exist.
 
-    Args:
-        record: its record in the ledger.
-        file: the file with its samples and its history. It need not exist.
-        now: the time in seconds since 1970.
-
-    Raises:
-        sqlite3.Error: the file is damaged.
+    `now` is in seconds since 1970. Raises sqlite3.Error if the file is damaged.
     """
     journal = read(file)
     measured = points(file, _MOST_POINTS, _MOST_POINTS_IN_ALL)
@@ -233,13 +210,12 @@ def _node(
 
 
 def _done(facts: Mapping[str, Any], node: int) -> int | None:
-    """Return the number of calls that ended on a node, of all processes that ran the pool; None if it is not known."""
+    """Return the number of calls that ended on a node, for all processes that ran the pool; None if not known."""
     found = [int(value) for name, value in facts.items() if name.startswith(f"done {node} ")]
     return sum(found) if found else None
 
 
 def _until(work: Sequence[WorkSpan], ended: float | None) -> tuple[WorkSpan, ...]:
-    """Return spans of working time, cut off at the end of their node."""
     if ended is None:
         return tuple(work)
     cut = [each._replace(until=min(each.until, ended)) for each in work if each.since < ended]

@@ -47,7 +47,6 @@ def _in_order(lines: Sequence[Line]) -> list[Line]:
 
 
 def _plot(facts: PoolFacts) -> Element | None:
-    """Return a plot of the cost over time; None if nothing was charged."""
     lines, span = facts.receipt.lines, facts.span
     times = [facts.start + span * each / _POINTS for each in range(_POINTS + 1)]
     costs = [sum(each.usd_between(0.0, time) for each in lines) for time in times]

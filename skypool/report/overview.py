@@ -31,7 +31,6 @@ def head(facts: PoolFacts) -> Element:
 
 
 def _figures(facts: PoolFacts) -> list[tuple[str, str, str]]:
-    """Return the figures as triples (name, value, explanation)."""
     receipt, counts = facts.receipt, facts.counts
     is_open = any(not each.ended for each in receipt.lines)
     idle = receipt.idle_usd

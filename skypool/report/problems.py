@@ -1,4 +1,4 @@
-"""Errors and notices, and the plan by which the pool's machines were chosen."""
+"""The sections with errors and notices, and with the plan by which the pool's machines were chosen."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ def problems(facts: PoolFacts) -> Element:
 
 
 def _text(event: JournalEvent) -> str | None:
-    """Return an error or a notice as text; None for other events."""
     said = event.data
     match event.kind:
         case "PoolPhase" | "NodePhase":

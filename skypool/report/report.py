@@ -16,10 +16,6 @@ from skypool.samples.session_file import path_of
 class Report:
     """A report of a pool. A notebook shows it below the cell that returns it.
 
-    Args:
-        pool: the name of the pool.
-        html: the report as a whole HTML page.
-
     Attributes:
         pool: the name of the pool.
         html: the report as a whole HTML page, which has no scripts and loads nothing.
@@ -50,12 +46,5 @@ class Report:
 
 
 def report_of(record: Record) -> Report:
-    """Return the report of a pool as it is known now.
-
-    Args:
-        record: its record in the ledger (the local database of rented machines).
-
-    Raises:
-        sqlite3.Error: the file of its samples and its history is damaged.
-    """
+    """Return the report of a pool as it is known now. Raise sqlite3.Error if the file of its history is damaged."""
     return Report(record.pool, page(collect(record, path_of(record.session), clock.now())))

@@ -22,9 +22,6 @@ def table(
     ARIA roles are set, because some browsers drop them for tables whose layout is changed by CSS.
 
     Args:
-        caption: the title of the table.
-        headings: the headings of the columns.
-        rows: the rows, each with one cell for each column.
         numbers: the headings of columns with numbers, which are aligned to the right.
         is_compact: True for a table with few short columns, which stays a table on narrow screens.
     """
@@ -56,7 +53,7 @@ def _row(headings: Sequence[str], row: Sequence[Cell], numbers: Collection[str])
 
 
 def folded(summary: str, *content: Element | None) -> Element:
-    """Return content that is shown when its summary is clicked, or chosen with the keyboard."""
+    """Return a summary with content that is hidden until the reader opens it."""
     return element("details", element("summary", summary), *content)
 
 
@@ -69,13 +66,7 @@ def long_table(
     shown: int = 10,
     most: int = 1000,
 ) -> list[Element]:
-    """Return a table whose later rows are folded.
-
-    Args:
-        caption, headings, rows, numbers, is_compact: the same arguments as those of `table`.
-        shown: the number of rows that are always shown.
-        most: the most rows. Further ones are only counted.
-    """
+    """Return a table of the first `shown` rows, a folded one of rows up to `most`, and a note that counts the rest."""
     made = [table(caption, headings, rows[:shown], numbers, is_compact)]
     if len(rows) > shown:
         rest = rows[shown:most]
@@ -86,7 +77,7 @@ def long_table(
 
 
 def section(name: str, title: str, *content: Element | None) -> Element:
-    """Return a section of the page, with its heading. `name` is its anchor."""
+    """Return a section of the page, with the heading `title`. `name` is the anchor for links to it."""
     return element(
         "section", element("h2", title, id=f"{name}-title"), *content, id=name, aria_labelledby=f"{name}-title"
     )

@@ -1,7 +1,4 @@
-"""The time line of the nodes: launch, boot, setup with its steps, work, calls, interruptions and the end.
-
-The horizontal unit of plots is seconds since the pool's start, as in the history.
-"""
+"""The time line of the nodes, in seconds since the pool's start: launch, boot, setup, work, calls, and end."""
 
 from __future__ import annotations
 
@@ -64,7 +61,7 @@ def timeline(facts: PoolFacts) -> Element:
 
 
 def axis(start: float, span: float) -> Element:
-    """Return a scale of five times below a plot."""
+    """Return a scale with five times of day for a plot. `start` is in seconds since 1970, `span` in seconds."""
     ticks = [element("span", words.clock(start + span * each / 4)) for each in range(5)]
     return element("div", *ticks, class_="axis", aria_hidden="true")
 
@@ -134,7 +131,7 @@ def _work(node: NodeFacts, facts: PoolFacts, most: int) -> Iterator[Element]:
 
 
 def fewer(spans: Sequence[WorkSpan], most: int) -> list[WorkSpan]:
-    """Merge adjacent spans of a node, so that at most `most` are left, and return them. Sums stay the same."""
+    """Merge adjacent spans of a node, so that at most `most` are left, and return them. Their `busy` is added up."""
     size = -(-len(spans) // max(1, most))
     if size <= 1:
         return list(spans)
@@ -168,7 +165,7 @@ def _line(facts: PoolFacts, time: float, top: float, bottom: float, title: str) 
 
 
 def told(event: JournalEvent) -> str | None:
-    """Return an event of a node as text; None if it is no problem."""
+    """Return the text of a node's event for a mark on the time line; None if the event is no problem."""
     said = event.data
     match event.kind:
         case "NodeInterruption":

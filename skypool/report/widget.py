@@ -23,11 +23,7 @@ _CELL = "padding: 0.15rem 0.75rem 0.15rem 0; text-align: left; vertical-align: t
 
 @dataclass(frozen=True, slots=True)
 class Now:
-    """The state of a pool at one moment.
-
-    Attributes:
-        info: the pool's phase, costs and nodes, as observers get them. None before the pool is started.
-    """
+    """The state of a pool at one moment. `info` has the fields that observers get; None before the pool's start."""
 
     info: Mapping[str, Any] | None = None
 
@@ -90,13 +86,7 @@ def _row(node: Mapping[str, Any]) -> Element:
 
 
 def _measured(sample: Mapping[str, Any] | None) -> tuple[float | None, float | None]:
-    """Return the mean use and the used memory in percent, of the devices or of a node without devices.
-
-    A value that is not known is None.
-
-    Args:
-        sample: the newest sample of the node as values for JSON; None if there is none.
-    """
+    """Return mean utilisation and used memory in percent, each None if unknown. `sample` is a NodeSample as JSON."""
     if sample is None:
         return None, None
     devices = sample.get("devices") or []
@@ -116,7 +106,6 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _bar(percent: float | None) -> Element:
-    """Return a small bar with its value; "unknown" without a bar for None."""
     if percent is None:
         return element("em", words.UNKNOWN)
     inner = element("span", style=f"display: block; height: 100%; width: {min(percent, 100):.0f}%; background: {_BAR}")
@@ -127,9 +116,7 @@ def _bar(percent: float | None) -> Element:
 class Widget:
     """A display of a pool below a cell of a notebook. A thread of its own updates it until the pool has ended.
 
-    Args:
-        pool: the name of the pool.
-        look: returns the state of the pool; None if nobody uses the pool any more.
+    `look` returns the state of the pool, or None to stop the updates, because nothing refers to the pool any more.
     """
 
     def __init__(self, pool: str, look: Callable[[], Now | None]) -> None:
@@ -157,7 +144,6 @@ class Widget:
         self._stopped.set()
 
     def _follow(self, handle: Any) -> None:
-        """Update the display every second, if the pool has changed, until the pool has ended."""
         while not self._stopped.wait(_EVERY):
             now = self._look()
             if now is None:

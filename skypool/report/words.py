@@ -12,7 +12,7 @@ _DAY = 24 * _HOUR
 
 
 def known(value: float | None, form: Callable[[float], str]) -> str:
-    """Return a value as text, or "unknown" for None."""
+    """Return a value as text, formatted by `form`; "unknown" for None."""
     return UNKNOWN if value is None else form(value)
 
 
@@ -60,10 +60,10 @@ def gib(mib: float) -> str:
 
 
 def count(number: float) -> str:
-    """Return a whole number with separators."""
+    """Return a number rounded to a whole one, with separators, such as "12,345"."""
     return f"{number:,.0f}"
 
 
 def several(number: int, one: str, many: str = "") -> str:
-    """Return a number with its noun, such as "1 node" or "8 nodes"."""
+    """Return a number with its noun, such as "1 node" or "8 nodes". Without `many`, the plural is made with "s"."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -1,6 +1,6 @@
 """Protects this process from other users of the same computer, and from what other machines send.
 
-docs/trust.md lists what other users can reach, and what each part does about it.
+docs/trust.md lists what other users can reach, and what each part does about it. A node is a rented machine of a pool.
 
 - `book`: a connection to SQLite that takes any text.
 - `descriptors`: file descriptors in reserve for the end of machines.
@@ -8,7 +8,7 @@ docs/trust.md lists what other users can reach, and what each part does about it
 - `peers`: which user a Unix socket is connected to.
 - `places`: the folders in which the client keeps files.
 - `private`: folders and files that only this user can change.
-- `quota`: counts what this process keeps of each node (a rented machine) of a pool, and refuses what is too much.
+- `quota`: counts what this process keeps of each node, and refuses what is too much.
 - `removal`: removes folders, but nothing that is mounted in them.
 """
 

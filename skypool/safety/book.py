@@ -1,4 +1,4 @@
-"""`Book`: a connection to a SQLite file that takes any text."""
+"""`Book`: a connection to a SQLite file that accepts any text, even with surrogates, which SQLite cannot store."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from skypool.text import encodable
 
 
 class Book(sqlite3.Connection):
-    """A connection to a SQLite file. Surrogates in texts, which SQLite refuses, are written as escapes.
-
-    Pass it as `factory` to `sqlite3.connect`.
-    """
+    """Connection to a SQLite file that escapes surrogates in texts. Pass it as `factory` to `sqlite3.connect`."""
 
     def execute(self, sql: str, values: Any = (), /) -> sqlite3.Cursor:
         """Execute a statement, as the base class does."""
@@ -25,7 +22,6 @@ class Book(sqlite3.Connection):
 
 
 def _encodable(values: Any) -> Any:
-    """Return the values of a statement without surrogates."""
     if isinstance(values, Mapping):
         return {name: _text(value) for name, value in values.items()}
     return [_text(value) for value in values] if isinstance(values, Sequence) else values

@@ -1,7 +1,7 @@
 """Keeps file descriptors in reserve for the end of machines.
 
-A program that leaks open files, or to whose ports others hold connections, may have none left when its pool ends. Then
-no provider could be asked to end a machine, and the ledger could not be opened.
+A program that leaks open files, or whose ports have many open connections, may have no descriptor left when its pool
+ends. Then no provider could be asked to end a machine, and the ledger could not be opened.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ _pools: weakref.WeakSet[object] = weakref.WeakSet()
 
 
 def keep(pool: object) -> None:
-    """Keep the reserve from now on, until `forget` is called for this and all other pools. Any thread may call this."""
+    """Keep the reserve until `forget` was called for `pool` and all others. Any thread may call this."""
     with _lock:
         _pools.add(pool)
         _fill()
 
 
 def release() -> None:
-    """Free the reserve, because a pool ends. Any thread may call this."""
+    """Close the descriptors of the reserve, so that the end of a pool can use them. Any thread may call this."""
     with _lock:
         _free()
 
 
 def forget(pool: object) -> None:
-    """Note that a pool has ended. If other pools are left, the reserve is kept for them again."""
+    """Note that a pool has ended. If other pools are left, fill the reserve again for them."""
     with _lock:
         _pools.discard(pool)
         if _pools:

@@ -13,7 +13,7 @@ from skypool.text import encodable
 
 
 def bytes_of(value: str) -> bytes:
-    """Return the bytes of a secret, which may have been no UTF-8 in the environment, or may have any surrogates."""
+    """Return the bytes of a secret. It may have surrogates, as environment variables that are not UTF-8 do."""
     try:
         return value.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -73,11 +73,11 @@ ENCODINGS: tuple[Callable[[str], str], ...] = (
 
 
 def base64_parts(value: str) -> list[str]:
-    """Return the base64 characters that a secret always gives, wherever it stands in a longer text.
+    """Return strings to search for, to find a secret in the base64 form of a longer text, such as "user:secret".
 
-    There are three places, because base64 encodes three bytes at a time: `base64("user:" + secret)` of HTTP Basic has
-    other characters than `base64(secret)`. The alphabet of URLs is included. At each place, a part that is followed by
-    the end of the text comes before one that is followed by more, which is shorter if a character has bits of both.
+    base64 encodes three bytes at a time. So the characters of a secret depend on its place in the text, modulo three.
+    For each of these places, there is a string for a secret at the end of the text, and then a shorter one without the
+    character that also depends on what follows. Both are also given in the alphabet for URLs.
     """
     data = bytes_of(value)
     parts: dict[str, None] = {}

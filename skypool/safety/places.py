@@ -8,20 +8,12 @@ from skypool.errors import UsageError
 
 
 def state() -> Path:
-    """Return the folder of what must last, such as the ledger. It need not exist.
-
-    Raises:
-        UsageError: nothing says where it is: the user has no home folder.
-    """
+    """Return the folder of files that must last. It may not exist. Raise UsageError if the user has no home folder."""
     return _folder("user_state_dir")
 
 
 def cache() -> Path:
-    """Return the folder of what can be made again. It need not exist.
-
-    Raises:
-        UsageError: nothing says where it is: the user has no home folder.
-    """
+    """Return the folder of files that can be made again. It may not exist. Raise UsageError without a home folder."""
     return _folder("user_cache_dir")
 
 

@@ -1,9 +1,10 @@
 """Makes and checks folders and files that only this user can change.
 
-What skypool runs, imports, unpickles or believes is in such places. A folder is made with mode 0700. One that exists is
-used only if it belongs to this user, and if nobody else can change it or replace it. Everything on the way to it
-counts. Each folder there belongs to this user or root. Others can add nothing to it, or at least cannot replace what is
-there (the sticky bit, as in /tmp). Symbolic links on the way belong to this user or root, and the last part is none.
+What skypool runs, imports, unpickles or believes is in such places. A new folder is made with mode 0700. An existing
+one is used only if this user owns it, and nobody else can change or replace it. That includes the way to it:
+
+- Each folder on the way belongs to this user or root. Others cannot change it, unless it has the sticky bit, as /tmp.
+- Symbolic links on the way belong to this user or root. The last part of the path is no link.
 
 So no other user can change what was checked between the check and the use.
 """
@@ -32,14 +33,12 @@ _MOST_LINKS = 40
 
 
 def folder(path: str | os.PathLike[str], instead: str = "", *, mend: bool = True) -> Path:
-    """Make a folder that only this user can enter, with the folders above it. Check it if it exists. Return its path.
+    """Make a folder that only this user can enter, and the folders above it, or check an existing one. Return it.
 
     Args:
-        path: the path.
-        instead: what the user can do to have another folder used, for the error message, such as "set XDG_STATE_HOME to
-            a folder of your own".
-        mend: True takes away the rights of others to read a folder of this user. False refuses such a folder. A folder
-            that others can change is refused in any case, as they may have put something into it. Default True.
+        instead: for the error message, how to use another folder, such as "set XDG_STATE_HOME to a folder of your own".
+        mend: True takes away the rights of others to read an existing folder; False refuses such a folder. A folder
+            that others can change is always refused, as they may have put something into it.
 
     Raises:
         NotPrivate: another user can change the folder, or what is on the way to it. Nothing was changed.
@@ -60,24 +59,19 @@ def folder(path: str | os.PathLike[str], instead: str = "", *, mend: bool = True
 
 
 def check(path: str | os.PathLike[str], instead: str = "") -> None:
-    """Check a folder that exists: others may be able to read it, but cannot change it. Nothing is changed.
+    """Check that other users cannot change an existing folder. They may be able to read it. Nothing is changed.
 
-    Raises:
-        NotPrivate: another user can change the folder, or what is on the way to it.
-        FileNotFoundError: the folder does not exist.
-        OSError: the folder cannot be looked at.
+    Raises NotPrivate if another user can change it or what is on the way to it. Raises FileNotFoundError if it does not
+    exist, or another OSError if it cannot be looked at.
     """
     place = _way_to(os.fspath(path), instead, make=False)
     _judge(place, os.lstat(place), instead)
 
 
 def check_file(path: str | os.PathLike[str], instead: str = "") -> None:
-    """Check a file in a private folder. A file that does not exist is fine.
+    """Check a file in a private folder, which others may have put there earlier. A missing file raises nothing.
 
-    Others may have put it there while the folder was open to them.
-
-    Raises:
-        NotPrivate: the file belongs to another user, others can change it, or it is no regular file.
+    Raises NotPrivate if the file is another user's, others can change it, or it is no regular file.
     """
     with contextlib.suppress(FileNotFoundError):
         _judge_file(os.fspath(path), os.lstat(path), instead)
@@ -86,9 +80,7 @@ def check_file(path: str | os.PathLike[str], instead: str = "") -> None:
 def opened(path: str | os.PathLike[str], flags: int, instead: str = "") -> int:
     """Open a file in a private folder, and return its descriptor. With O_CREAT, a new file gets mode 0600.
 
-    Raises:
-        NotPrivate: the file belongs to another user, others can change it, or it is no regular file.
-        OSError: the file cannot be opened.
+    Raises NotPrivate as `check_file` does, and OSError if the file cannot be opened.
     """
     place = os.fspath(path)
     with contextlib.suppress(FileNotFoundError):
@@ -104,12 +96,7 @@ def opened(path: str | os.PathLike[str], flags: int, instead: str = "") -> int:
 
 
 def read(path: str | os.PathLike[str]) -> bytes:
-    """Return the contents of a file in a private folder.
-
-    Raises:
-        NotPrivate: the file belongs to another user, others can change it, or it is no regular file.
-        OSError: the file cannot be read.
-    """
+    """Return the contents of a file in a private folder. Raises as `opened` does."""
     with open(opened(path, os.O_RDONLY), "rb") as file:
         return file.read()
 
@@ -117,11 +104,8 @@ def read(path: str | os.PathLike[str]) -> bytes:
 def _way_to(path: str, instead: str, make: bool) -> str:
     """Check all folders and links on the way to a folder. Return the folder's path without symbolic links.
 
-    The folder itself is not checked, except that it is a folder. Folders that do not exist are made with mode 0700.
-
-    Raises:
-        NotPrivate: another user can change something on the way.
-        FileNotFoundError: a folder does not exist, and `make` is False.
+    Of the folder itself, only its type is checked. With `make`, missing folders are made; otherwise FileNotFoundError
+    is raised. Raises NotPrivate if another user can replace something on the way.
     """
     todo = deque(each for each in os.path.join(os.getcwd(), path).split(os.sep) if each not in ("", os.curdir))
     here = os.sep
@@ -190,20 +174,14 @@ def _judge_file(place: str, about: os.stat_result, instead: str) -> None:
 
 
 def _is_open(about: os.stat_result) -> bool:
-    """Return True if users other than the owner can write.
-
-    The group of a user alone is no other user. Systems with such groups often make folders with mode 0775.
-    """
+    """Return True if others than the owner can write. Rights of this user's own group (mode 0775) do not count."""
     if not about.st_mode & _OTHERS_WRITE:
         return False
     return bool(about.st_mode & stat.S_IWOTH) or not _is_own_group(about.st_gid)
 
 
 def _is_own_group(group: int) -> bool:
-    """Return True if a group is this user's alone, or root's.
-
-    A user's own group has the user's name, is the user's first group, and has no other member.
-    """
+    """Return True if a group is root's, or this user's first group that has their name and no other member."""
     import grp
     import pwd
 
@@ -217,10 +195,7 @@ def _is_own_group(group: int) -> bool:
 
 
 def _is_builder(user: int) -> bool:
-    """Return True if a user may own what is on the way: root, this user, or whoever made the container that this is.
-
-    In a user namespace, all users outside of it have the same id.
-    """
+    """Return True for root and this user. In a user namespace, return True also for the id of all users outside it."""
     if user in (0, os.geteuid()):
         return True
     try:
@@ -232,7 +207,6 @@ def _is_builder(user: int) -> bool:
 
 
 def _refused(place: str, about: os.stat_result, why: str, instead: str) -> NotPrivate:
-    """Return the error for a folder or file, with what the user can do about it."""
     mode = stat.S_IMODE(about.st_mode)
     mine = about.st_uid == os.geteuid()
     if not mine:

@@ -1,7 +1,7 @@
-"""`Quota`: counts what this process keeps of each node (a rented machine) of a pool, and refuses what is too much.
+"""`Quota`: counts what this process keeps of each node of a pool, and refuses what is too much.
 
-A node may be a stranger's, and send as much as the network carries. Whatever keeps something of a node, in memory or on
-disk, takes its size from the node's quota first. It gives the size back when it keeps the thing no more.
+A node may be a stranger's, and send as much as the network carries. Code that keeps something of a node, in memory or
+on disk, takes its size from the node's quota first, and gives the size back when the thing is no longer kept.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ class Share:
     """The part of a node's quota that is for things of one kind.
 
     Attributes:
-        name: the name of the kind.
         most: the largest size of these things together, in bytes.
-        beyond: what happens beyond that, as the end of a sentence for the user.
-        strangers: True if the limit is for nodes that are not trusted only.
+        beyond: what happens beyond `most`, as the end of a sentence for the user.
+        strangers: True if only untrusted nodes are limited; False if all are.
     """
 
     name: str
@@ -33,7 +32,7 @@ class Quota:
 
     Args:
         is_stranger: returns True for a node that is not trusted.
-        tell: called with a sentence for the user when a node reaches a limit for the first time. Default: nobody is.
+        tell: called with a sentence for the user when a node reaches a limit for the first time.
     """
 
     def __init__(self, is_stranger: Callable[[int], bool], tell: Callable[[str], None] = lambda text: None) -> None:
@@ -44,14 +43,10 @@ class Quota:
         self._told: set[tuple[int, str]] = set()
 
     def take(self, node: int, share: Share, size: int) -> bool:
-        """Count a thing that is to be kept. Return False, and count nothing, if there is no room for it.
+        """Count a thing of `size` bytes that is to be kept. Return False, and count nothing, if there is no room.
 
-        The user is told of the first refusal. `tell` may emit an event, so do not hold a lock that listeners need.
-
-        Args:
-            node: the number of the node; -1 for the pool itself, which has a quota like a trusted node.
-            share: the part of the quota.
-            size: the size of the thing in bytes.
+        The first refusal calls `tell`, which may emit an event: do not hold a lock that listeners need. Node -1 is the
+        pool itself, which counts as trusted.
         """
         key = (node, share.name)
         with self._lock:
@@ -66,12 +61,12 @@ class Quota:
         return False
 
     def give_back(self, node: int, share: Share, size: int) -> None:
-        """Count a thing that is not kept any more. `size` is what `take` got."""
+        """Subtract a thing that is not kept any more. `size` is the one that was passed to `take`."""
         with self._lock:
             self._used[node, share.name] = max(0, self._used.get((node, share.name), 0) - size)
 
     def set(self, node: int, share: Share, size: int) -> None:
-        """Note the size of all things of one kind that are kept of a node, as it was measured."""
+        """Set the measured size of all things of one kind that are kept of a node, in bytes."""
         with self._lock:
             self._used[node, share.name] = size
 

@@ -13,10 +13,10 @@ _ESCAPED = {"\\040": " ", "\\011": "\t", "\\012": "\n", "\\134": "\\"}
 
 
 def remove(folder: str | os.PathLike[str]) -> None:
-    """Remove a folder with everything in it, but nothing that is mounted in it: that is unmounted first.
+    """Remove a folder with everything in it, except what is mounted in it, which is unmounted first.
 
-    A mount that this user may not unmount stays, with the folders above it. Symbolic links are removed and not
-    followed. Errors, such as a missing folder, are ignored.
+    A mount that this user may not unmount stays, with the folders above it. Symbolic links in the folder are removed,
+    not followed. Errors, such as a missing folder, are ignored.
     """
     top = os.path.realpath(folder)
     for mount in reversed(_mounts_below(top)):
@@ -40,7 +40,7 @@ def _clear(folder: str, kept: list[str]) -> None:
 
 
 def _mounts_below(folder: str) -> list[str]:
-    """Return the mount points below a folder, in the order in which they were mounted; [] on systems without /proc."""
+    """Return the mount points below a folder in the order of mounting; [] on systems without /proc."""
     try:
         with open("/proc/self/mountinfo", errors="surrogateescape") as file:
             places = [line.split(" ")[4] for line in file]
@@ -52,7 +52,7 @@ def _mounts_below(folder: str) -> list[str]:
 
 
 def _unmount(place: str) -> None:
-    """Unmount a place, if this user may: root may, and others what they have mounted with FUSE."""
+    """Unmount a mount point, if this user may. Root may unmount all, and other users their own FUSE mounts."""
     import ctypes  # imported here, as they are seldom needed
     import subprocess
 

@@ -23,14 +23,7 @@ _DRAIN_P2P = 3
 
 @dataclass(frozen=True, slots=True)
 class DeviceHealth:
-    """The health of one device.
-
-    Attributes:
-        kind: the kind of the device, such as "cuda".
-        index: the number that the vendor's tool gives the device.
-        state: "ok", "unknown", "degraded" or "unhealthy".
-        reasons: what was found, and which checks could not be made, as texts.
-    """
+    """The health of one device. `reasons` says what was found, and which checks could not be made."""
 
     kind: str
     index: int
@@ -40,14 +33,7 @@ class DeviceHealth:
 
 @dataclass(frozen=True, slots=True)
 class NodeHealth:
-    """The health of a node (a rented machine): that of its worst device.
-
-    Attributes:
-        node: the number of the node.
-        state: "ok", "unknown", "degraded" or "unhealthy".
-        devices: the health of each device.
-        claimed: True if the node is not trusted, so that this is what its owner claims.
-    """
+    """The health of a node: that of its worst device. `claimed` is True if the node is not trusted."""
 
     node: int
     state: State
@@ -56,7 +42,7 @@ class NodeHealth:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """The reasons of the devices that decide the state, each with its device."""
+        """The reasons of the devices that have the node's state, each with the name of the device."""
         return tuple(
             f"{each.kind} {each.index}: {reason}"
             for each in self.devices
@@ -93,10 +79,10 @@ class HealthOfNode:
         self._judged: dict[tuple[str, int], tuple[tuple[object, ...], DeviceHealth]] = {}
 
     def judge(self, sample: NodeSample) -> NodeHealth:
-        """Return the health of the node after a sample. The sample must be later than those before.
+        """Return the health of the node after a sample, which must be later than those before.
 
-        An XID code, and errors that were seen to increase, count until the end: only a reset of the GPU ends them, and
-        the pool makes none.
+        XID codes, increased memory errors, and lost devices and NVLinks count in all later samples: only a reset of the
+        GPU can mend them, and the pool never resets one.
         """
         devices = []
         for each in sample.devices:
@@ -123,7 +109,7 @@ _relevant = attrgetter(
 
 
 def worst(states: Sequence[State]) -> State:
-    """Return the state that decides; "unknown" if there are none."""
+    """Return the worst of the states; "unknown" if there are none."""
     for state in _WORST:
         if state in states:
             return state
@@ -131,7 +117,6 @@ def worst(states: Sequence[State]) -> State:
 
 
 def _remembered(past: _Past, seen: DeviceSample) -> _Past:
-    """Return what is to be remembered of a device after another sample of it."""
     found = dict.fromkeys(past.found)
     for code in seen.xids:
         if state := _state_of(code, seen):
@@ -153,10 +138,7 @@ def _remembered(past: _Past, seen: DeviceSample) -> _Past:
 
 
 def _state_of(code: int, seen: DeviceSample) -> State | None:
-    """Return the state that an XID code causes; None for noise.
-
-    Code 154 says that the recommended action has changed. If the action can be read, the action decides.
-    """
+    """Return the state that an XID code causes; None for a harmless one, and for 154 if `seen.recovery` is known."""
     if code in xid.FATAL:
         return "unhealthy"
     if code in xid.SERIOUS:
@@ -167,12 +149,7 @@ def _state_of(code: int, seen: DeviceSample) -> State | None:
 
 
 def judge(seen: DeviceSample, found: Sequence[tuple[State, str]] = ()) -> DeviceHealth:
-    """Return the health of a device by one sample, and by findings of earlier samples.
-
-    Args:
-        seen: the sample.
-        found: pairs (state, reason) that earlier samples have shown, and that stay.
-    """
+    """Return a device's health, from a sample and the lasting findings of earlier samples: pairs (state, reason)."""
     findings = [*found]
     if seen.lost:
         findings += [_LOST] if _LOST not in findings else []
@@ -187,7 +164,7 @@ def judge(seen: DeviceSample, found: Sequence[tuple[State, str]] = ()) -> Device
 
 
 def _findings(seen: DeviceSample) -> list[tuple[State, str]]:
-    """Return what one sample of a device shows that was read, as pairs (state, reason)."""
+    """Return the findings in a sample of a device, which is not lost and could be read, as pairs (state, reason)."""
     found: list[tuple[State, str]] = []
     if seen.recovery is not None and seen.recovery != 0:
         state: State = "degraded" if seen.recovery == _DRAIN_P2P else "unhealthy"
@@ -223,7 +200,7 @@ _ACTIONS = {
 
 
 def _checks(seen: DeviceSample) -> dict[str, object]:
-    """Return the values that the checks need, by the name of the check. None means that the check cannot be made."""
+    """Return the values that the checks need, by name. None means that the check cannot be made."""
     return {
         "XID codes": seen.xids_watched or None,
         "memory errors (ECC)": seen.ecc_uncorrected,

@@ -1,8 +1,7 @@
-"""`Journal`: keeps what happened in a pool, in the SQLite file of its samples. `read` reads it again.
+"""`Journal`: keeps what happened in a pool, in the SQLite file of the pool's samples. `read` reads such a file.
 
-It has the events of the pool and its nodes, single calls that have ended, the times in which nodes worked, and facts
-such as the plan. Each of these is bounded, so the file stays small. The content can be read while the pool runs, after
-its end, and after a kill of its process.
+A journal has events, ended calls, the times in which nodes worked, and facts such as the plan. The number of each is
+limited, so the file stays small. It can be read while the pool runs, after the pool's end, and after a kill.
 """
 
 from __future__ import annotations
@@ -35,12 +34,11 @@ _MOST_SPANS = 20_000
 
 
 class JournalEvent(NamedTuple):
-    """Something that happened to a pool or a node (a rented machine).
+    """Something that happened to a pool or a node. `time` is in seconds since 1970.
 
     Attributes:
-        time: when it happened, in seconds since 1970.
         kind: the name of the event's class, such as "NodePhase".
-        node: the number of the node; -1 if it concerns the pool.
+        node: -1 if it concerns the pool.
         data: the other fields of the event.
     """
 
@@ -51,11 +49,10 @@ class JournalEvent(NamedTuple):
 
 
 class JournalCall(NamedTuple):
-    """A call that has ended. A gang (one call that runs as several processes) has one for each process.
+    """A call that has ended. A call that ran as several processes has a JournalCall for each.
 
     Attributes:
-        name: the name of the function.
-        node: the number of the node that ran the call; -1 if no node ran it.
+        node: -1 if no node ran it.
         ended: when its result arrived, in seconds since 1970.
         seconds: the wall time of the function, as the node measured it; None if unknown.
         outcome: "ok", "failed" or "cancelled".
@@ -71,13 +68,9 @@ class JournalCall(NamedTuple):
 
 
 class WorkSpan(NamedTuple):
-    """A span of time of a node, and for how long the node worked in it. Times are in seconds since 1970.
+    """A span of time, from `since` to `until` (seconds since 1970), in which a node worked for `busy` seconds.
 
-    Attributes:
-        node: the number of the node.
-        since: the beginning of the span. A node has at most one span with this beginning.
-        until: its end.
-        busy: the seconds in which the node was not idle.
+    A node has at most one span for each `since`.
     """
 
     node: int
@@ -88,13 +81,9 @@ class WorkSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JournalContent:
-    """The content of a journal. All tuples are ordered by time.
+    """The content of a journal, in time order. `calls` has only the slowest calls, and the last that did not succeed.
 
-    Attributes:
-        events: the events.
-        calls: the slowest calls that succeeded, and the newest ones that failed or were cancelled.
-        work: spans of the working time of nodes.
-        facts: further values by their names.
+    `facts` has values of JSON by name, such as the plan.
     """
 
     events: tuple[JournalEvent, ...] = ()
@@ -107,8 +96,8 @@ class Journal:
     """The journal of one run of a pool. Any thread may use it.
 
     Args:
-        file: returns the path of the file of the pool's samples. It is called when the file is first needed.
-        quota: limits what is kept of each node. Default None: every node is trusted.
+        file: returns the path of the file of the pool's samples. Called when the file is first needed.
+        quota: limits what is kept of each node. None: every node is trusted.
     """
 
     def __init__(self, file: Callable[[], Path], quota: Quota | None = None) -> None:
@@ -128,11 +117,9 @@ class Journal:
         work: Sequence[WorkSpan] = (),
         facts: Mapping[str, object] | None = None,
     ) -> None:
-        """Add events and calls. Add spans and facts, or replace those with the same beginning or name.
+        """Add events, calls, spans and facts. A span replaces one with the same node and `since`, a fact its namesake.
 
-        Raises:
-            OSError: the folder cannot be made.
-            sqlite3.Error: the file cannot be written.
+        Raises OSError if the folder cannot be made, and sqlite3.Error if the file cannot be written.
         """
         with session_file.writing(self.file) as book, book:
             if events:
@@ -167,16 +154,12 @@ def _keep_events(book: sqlite3.Connection) -> None:
 
 
 def _sizes(book: sqlite3.Connection) -> dict[int, int]:
-    """Return the size of the events of each node, in bytes, by the node's number."""
+    """Return the bytes of the events of each node, by the node's number."""
     return dict(book.execute("select node, sum(? + length(data)) from event group by node", (_ROW,)))
 
 
 def _make_room(book: sqlite3.Connection, node: int) -> int:
-    """Remove the older half of the events of a node until they are small enough, those of phases last.
-
-    Returns:
-        Their size, in bytes.
-    """
+    """Remove the older half of a node's events, phases last, until they fit half its quota. Return their bytes."""
     while (size := _sizes(book).get(node, 0)) > _KEPT.most // 2:
         count = book.execute("select count(*) from event where node = ?", (node,)).fetchone()[0]
         book.execute(
@@ -197,7 +180,7 @@ def _keep_calls(book: sqlite3.Connection) -> None:
 
 
 def _join_spans(book: sqlite3.Connection) -> None:
-    """Join the spans of each node that begin in the same step of time, if there are too many. Sums stay as they are."""
+    """If there are too many spans, join those of a node that begin in the same time step, and add up their `busy`."""
     count, nodes, first, last = book.execute(
         "select count(*), count(distinct node), min(since), max(until) from work"
     ).fetchone()
@@ -213,10 +196,9 @@ def _join_spans(book: sqlite3.Connection) -> None:
 
 
 def read(file: Path) -> JournalContent:
-    """Return the content of a file. It is empty if there is no such file, or if the file has samples only.
+    """Return the content of a file; empty if there is no such file, or if the file has samples only.
 
-    Raises:
-        sqlite3.Error: the file is damaged.
+    Raises sqlite3.Error if the file is damaged.
     """
     with session_file.reading(file) as book:
         tables = "" if book is None else book.execute("select group_concat(name) from sqlite_master").fetchone()[0]

@@ -24,11 +24,7 @@ _Pair = tuple[int, int] | None
 
 
 class Machine:
-    """A reader of the machine's load. Rates are averages since the previous reading.
-
-    Args:
-        folder: the folder whose disk's used and whole space are measured.
-    """
+    """Reader of the machine's load, and of the disk that has `folder`. Rates are averages since the last reading."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -65,10 +61,9 @@ class Machine:
         return sample
 
     def _disk_traffic(self) -> _Pair:
-        """Return the bytes that were read from and written to all disks since the machine's start; None if unknown.
+        """Return the bytes read and written since the machine's start, on disks with hardware; None if unknown.
 
-        Only disks with hardware behind them count. The traffic of partitions, RAID and LVM volumes, and files that are
-        mounted as disks (loop devices) is part of that of the disks below them.
+        Partitions, RAID, LVM and loop devices are left out, because their traffic is part of that of the disks below.
         """
         read = written = 0
         any_disk = False
@@ -95,19 +90,14 @@ def _is_disk(name: str) -> bool:
 
 
 def _rates(before: tuple[int, int], now: tuple[int, int], seconds: float) -> tuple[float, float]:
-    """Return by how many MiB per second each of two counters of bytes has grown; 0 for one that has become smaller."""
+    """Return by how many MiB per second each of two byte counters has grown; 0 for one that became smaller."""
     first, second = (max(0.0, (new - old) / _MIB / seconds) for old, new in zip(before, now, strict=True))
     return first, second
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessUse:
-    """The CPU time and the memory that a process uses.
-
-    Attributes:
-        cpu_seconds: its CPU time, with that of children that have ended.
-        rss_mib: its memory in MiB.
-    """
+    """CPU time of a process, with that of children that have ended, and its memory."""
 
     cpu_seconds: float
     rss_mib: float
@@ -124,7 +114,7 @@ def process(pid: int) -> ProcessUse | None:
 
 
 def _cpu() -> _Pair:
-    """Return the busy and the whole CPU time of the machine, in clock ticks; None if they cannot be read."""
+    """Return the busy and the total CPU time of the machine, in clock ticks; None if they cannot be read."""
     try:
         with open("/proc/stat", "rb") as file:
             times = [int(each) for each in file.readline().split()[1:9]]
@@ -134,7 +124,7 @@ def _cpu() -> _Pair:
 
 
 def _memory() -> tuple[float | None, float | None]:
-    """Return the used and the whole memory of the machine in MiB; None for a value that cannot be read."""
+    """Return the used and the total memory of the machine in MiB; None for a value that cannot be read."""
     found: dict[bytes, int] = {}
     try:
         with open("/proc/meminfo", "rb") as file:

@@ -39,11 +39,7 @@ _REASONS = {
 
 
 def load() -> Any:
-    """Return the module `pynvml`: the one of the image if it has one, otherwise the one that skypool sends to nodes.
-
-    Raises:
-        ImportError: there is neither.
-    """
+    """Import and return `pynvml`: that of the node's image, or else skypool's own copy. May raise ImportError."""
     try:
         return import_module("pynvml")
     except ImportError:
@@ -52,14 +48,10 @@ def load() -> Any:
 
 
 class Nvml:
-    """The NVIDIA GPUs of this machine. NVML is initialised when the object is made.
+    """Reader of NVIDIA GPUs of this machine: those in `wanted`, which has pairs (index, uuid).
 
-    Args:
-        wanted: the pairs (index, uuid) of the GPUs to read.
-
-    Raises:
-        ImportError: nvidia-ml-py is missing.
-        Exception: an NVMLError of `pynvml`: the driver or its library is missing or does not work.
+    NVML is initialised when the object is made. That raises ImportError without nvidia-ml-py, and an NVMLError of
+    `pynvml` if the driver or its library is missing or does not work.
     """
 
     def __init__(self, wanted: Sequence[tuple[int, str]]) -> None:
@@ -91,10 +83,9 @@ class Nvml:
         self._watched.add(index)
 
     def _handle(self, index: int, uuid: str) -> Any:
-        """Return NVML's handle of a GPU; None if there is none. A GPU that is lost is noted in `_lost`.
+        """Return NVML's handle of a GPU; None if there is none. Note a lost GPU in `_lost`.
 
-        If another GPU was lost before NVML was initialised, later ones may have other indexes than before. So the uuid
-        decides, where NVML tells it.
+        Indexes change if another GPU was lost before NVML was initialised. So the uuid decides, where NVML tells it.
         """
         nvml = self._nvml
         handle = self._ask(nvml.nvmlDeviceGetHandleByIndex, index, of=index)
@@ -113,17 +104,10 @@ class Nvml:
         return None
 
     def _uuid(self, handle: Any) -> str:
-        """Return the uuid of a GPU; "" if NVML does not tell it."""
         return str(self._ask(self._nvml.nvmlDeviceGetUUID, handle) or "")
 
     def _ask(self, function: Callable[..., Any], *args: Any, of: int | None = None) -> Any:
-        """Call a function of NVML, and return its result; None if NVML cannot tell.
-
-        Args:
-            function: the function.
-            args: its arguments.
-            of: the index of the GPU that the call is about. If NVML says that this GPU is lost, that is noted.
-        """
+        """Return the result of a function of NVML; None if NVML cannot tell. If GPU `of` is lost, note that."""
         nvml = self._nvml
         try:
             return function(*args)
@@ -133,9 +117,9 @@ class Nvml:
             return None
 
     def wait(self, seconds: float) -> bool:
-        """Wait this long for XID errors, and keep their codes for the next sample. Return True if one came.
+        """Wait so many seconds for XID errors, and keep their codes for the next sample. Return True if one came.
 
-        Returns after the first error and those that wait behind it, so that it is told at once.
+        When an error comes, return at once, with all errors that the driver has queued, so that they can be reported.
         """
         nvml = self._nvml
         if not self._watched:
@@ -158,7 +142,7 @@ class Nvml:
         return True
 
     def _note(self, event: Any) -> None:
-        """Keep the code of an XID error for the next sample. If NVML does not say of which GPU, it counts for all."""
+        """Keep an XID code for the next sample of its GPU; of all GPUs if NVML does not say which one it is."""
         if event.eventType != self._nvml.nvmlEventTypeXidCriticalError:
             return
         code, place = int(event.eventData), _address(event.device)
@@ -260,7 +244,7 @@ class Nvml:
         return read
 
     def _fields(self, handle: Any, index: int) -> dict[int, int]:
-        """Return field values of a GPU, by the number of the field. Those that the GPU does not have are left out."""
+        """Return field values of a GPU by the field's number, without those that the GPU does not have."""
         nvml = self._nvml
         links = (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX)
         asked: list[Any] = [(each, _ALL_LINKS) for each in links]
@@ -279,10 +263,7 @@ class Nvml:
         return (counter - before) / unit / (now - at) if now > at and counter >= before else None
 
     def _active_links(self, handle: Any, index: int) -> int | None:
-        """Return the number of active NVLinks of a GPU; 0 for one without NVLink, None if unknown.
-
-        Notes the number of all its NVLinks in `_links`.
-        """
+        """Return the number of active NVLinks; None if unknown. Note the number of all NVLinks in `_links`."""
         nvml = self._nvml
         states = []
         for link in range(self._links.get(index, int(nvml.NVML_NVLINK_MAX_LINKS))):
@@ -324,7 +305,7 @@ class Nvml:
         return float(metric.value) if metric.nvmlReturn == nvml.NVML_SUCCESS else None
 
     def _memory_of(self, handle: Any, index: int) -> dict[str, float] | None:
-        """Return the memory in MiB of each process that computes on a GPU, by its process id; None if unknown."""
+        """Return the GPU memory in MiB of each process that computes on a GPU, by process id; None if unknown."""
         found = self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses, handle, of=index)
         if found is None:
             return None
@@ -332,7 +313,7 @@ class Nvml:
 
 
 def _address(handle: Any) -> int | None:
-    """Return the address in a handle of NVML, which says whether two handles are of the same GPU."""
+    """Return the address in a handle of NVML. Two handles with the same address mean the same GPU."""
     return ctypes.cast(handle, ctypes.c_void_p).value
 
 
@@ -341,7 +322,7 @@ def _real(value: Any) -> float | None:
 
 
 def _value(nvml: Any, field: Any) -> int:
-    """Return the number in a field value of NVML, whose type the field names."""
+    """Return the number in a field value of NVML. Its `valueType` says which member of the union has it."""
     names = {
         nvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
         nvml.NVML_VALUE_TYPE_UNSIGNED_LONG: "ulVal",

@@ -1,7 +1,7 @@
-"""The sampler: the program that reads a node's devices, in a process of its own, because a broken device may hang it.
+"""The sampler: the program that reads a node's devices, in a process of its own, which a broken device may hang.
 
-The agent (the node's main process) starts it, and kills it when it is silent for too long. It prints one line of JSON
-for each reading: a list of device samples. It ends when its stdin ends, which is when the agent has ended.
+The sampler prints one line of JSON for each reading: a list of device samples. The agent kills it if it is silent for
+too long. It ends when its stdin ends, which means that the agent has ended.
 """
 
 from __future__ import annotations
@@ -26,11 +26,7 @@ _TOOLS_EVERY = 10.0
 
 
 def main(wanted: Sequence[Sequence[str | int]]) -> None:
-    """Print samples of devices until stdin ends.
-
-    Args:
-        wanted: a triple (kind, index, uuid) for each device.
-    """
+    """Print samples of devices until stdin ends. `wanted` has a triple (kind, index, uuid) for each device."""
     cuda = [(int(index), str(uuid)) for kind, index, uuid in wanted if kind == "cuda"]
     others = [(str(kind), int(index), str(uuid)) for kind, index, uuid in wanted if kind != "cuda"]
     if cuda:
@@ -79,7 +75,7 @@ def _say(samples: Sequence[DeviceSample]) -> None:
 
 
 def _go_on(seconds: float) -> bool:
-    """Wait this long. Return False at once when stdin ends."""
+    """Wait `seconds`, and return True. If stdin ends meanwhile, return False at once."""
     return not select.select([sys.stdin], [], [], seconds)[0]
 
 

@@ -1,7 +1,6 @@
-"""Opens the SQLite file of a session: one run of a pool. It has the samples and the history of that run.
+"""Opens the SQLite file of a session, which has the samples and the history of one run of a pool.
 
-The files are in a folder beside the ledger (the local database of rented machines). Each run of a pool has a file of
-its own, so no two processes write the same one. The files of old runs are removed.
+Each session has its own file, so no two processes write the same one. The files of old sessions are removed.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _WAIT = 30.0
 
 
 def folder() -> Path:
-    """Return the folder of the files. It need not exist."""
+    """Return the folder that has the files of all sessions. It may not exist yet."""
     return places.state() / "samples"
 
 
@@ -50,13 +49,10 @@ def path_of(session: str) -> Path:
 
 @contextmanager
 def writing(file: Path) -> Iterator[sqlite3.Connection]:
-    """Open a file to write it, and close it at the end. A file that does not exist is made. Any thread may use this.
+    """Open a file for writing in a `with` block. A missing file is made. Any thread may use this.
 
-    A file gets its name when it has its tables, so that nobody reads it before.
-
-    Raises:
-        OSError: the folder cannot be made, or another user can change it.
-        sqlite3.Error: the file cannot be written.
+    A new file gets its name only when it has its tables, so that nobody reads it before. Raises OSError if the folder
+    cannot be made, or another user can change it, and sqlite3.Error if the file cannot be written.
     """
     with _MAKING:
         is_new = not file.exists()
@@ -75,11 +71,9 @@ def writing(file: Path) -> Iterator[sqlite3.Connection]:
 
 @contextmanager
 def reading(file: Path) -> Iterator[sqlite3.Connection | None]:
-    """Open a file to read it, and close it at the end. Yield None if there is no such file.
+    """Open a file for reading in a `with` block. Yield None if there is no such file.
 
-    Raises:
-        NotPrivate: another user can change the file or its folder.
-        sqlite3.Error: the file is damaged.
+    Raises NotPrivate if another user can change the file or its folder, and sqlite3.Error if it is damaged.
     """
     if not file.exists():
         yield None
@@ -91,7 +85,7 @@ def reading(file: Path) -> Iterator[sqlite3.Connection | None]:
 
 
 def _prune(files: Path) -> None:
-    """Remove the files of old sessions, and those never finished. Files that vanish meanwhile are no error."""
+    """Remove files of old sessions, and files that were never finished. A file that vanishes meanwhile is no error."""
     for part in files.glob("*.part*"):
         if 0 < _stat(part)[0] < time.time() - _UNFINISHED:
             part.unlink(missing_ok=True)
@@ -104,7 +98,6 @@ def _prune(files: Path) -> None:
 
 
 def _stat(file: Path) -> tuple[float, int, Path]:
-    """Return the time of a file's last change, its size, and its path."""
     with contextlib.suppress(OSError):
         found = file.stat()
         return found.st_mtime, found.st_size, file

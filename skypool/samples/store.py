@@ -1,8 +1,8 @@
 """Keeps the samples of a pool on the client, in a SQLite file beside the ledger. Only this module reads or writes them.
 
-`session_file` opens the file. Old samples are thinned: one for each node in 10 s after an hour, and one in a minute
-after a day. Samples with an error of a driver stay. The file has a largest size, and so have the folder and the part of
-the file for a node that is not trusted. Beyond it, every second sample of the nodes with the most is removed.
+Old samples are thinned out: after an hour, one in 10 s is kept of each node, and after a day, one in a minute. Samples
+with an error of a driver stay. The size of the file is limited, and so is the part of an untrusted node. Beyond these
+limits, every second sample is removed: of the nodes with the most samples, or of that node.
 """
 
 from __future__ import annotations
@@ -50,14 +50,13 @@ _CLOCKS = 2 * _HOUR
 
 
 class SampleStore:
-    """The samples of one pool: the newest of each node in memory, and the others in a file.
+    """The samples of one pool: the newest of each node in memory, and the others in a file. Any thread may use it.
 
-    `add` only notes samples, so it is quick. `flush` writes them. The file is made by the first `flush` with samples.
-    Any thread may call the methods.
+    `add` keeps samples in memory, so it is quick. `flush` writes them to the file, and makes the file if needed.
 
     Args:
-        file: returns the path of the file. It is called when the file is first needed.
-        quota: limits what is kept of each node. Default None: every node is trusted.
+        file: returns the path of the file. Called when the file is first needed.
+        quota: limits what is kept of each node. None: every node is trusted.
     """
 
     def __init__(self, file: Callable[[], Path], quota: Quota | None = None) -> None:
@@ -77,9 +76,9 @@ class SampleStore:
         return self._file_of()
 
     def add(self, samples: Sequence[NodeSample]) -> list[NodeSample]:
-        """Note samples, and return those that are new. A node may send samples again after a reconnection.
+        """Keep samples, and return those that are new. A node may send samples again after a reconnection.
 
-        A sample that is too large is not noted. If too many wait to be written, a sample is noted, but not written.
+        A sample of over 64 KiB from an untrusted node is dropped. If too many wait to be written, some never are.
         """
         new = []
         for each in samples:
@@ -116,11 +115,9 @@ class SampleStore:
             self._seen.pop(node, None)
 
     def flush(self) -> None:
-        """Write the samples that wait to the file. If that fails, they are dropped, because newer ones will come.
+        """Write the waiting samples to the file. If that fails, they are dropped: newer ones will come.
 
-        Raises:
-            OSError: the file cannot be made.
-            sqlite3.Error: the file cannot be written.
+        Raises OSError if the file cannot be made, and sqlite3.Error if it cannot be written.
         """
         with self._lock:
             waiting, self._waiting = self._waiting, []
@@ -152,7 +149,7 @@ class SampleStore:
                     self._quota.set(node, _KEPT, left.get(node, 0))
 
     def history(self, node: int | None = None, since: float = 0.0, until: float | None = None) -> list[NodeSample]:
-        """Return samples in the order of their time, as `history` of this module."""
+        """Write the waiting samples, and return those of the file as the module's function `history` yields them."""
         with contextlib.suppress(OSError, sqlite3.Error):
             self.flush()
         return list(history(self._file, node, since, until))
@@ -161,16 +158,10 @@ class SampleStore:
 def history(
     file: Path, node: int | None = None, since: float = 0.0, until: float | None = None
 ) -> Iterator[NodeSample]:
-    """Yield the samples of a file, ordered by time. Yield none if there is no such file.
+    """Yield the samples of a session's file, ordered by time. Yield none if there is no such file.
 
-    Args:
-        file: the file of a session: `session_file.path_of(session)`.
-        node: the number of a node. Default None: all nodes.
-        since: the earliest time, in seconds since 1970. Default: no limit.
-        until: the latest time. Default None: no limit.
-
-    Raises:
-        sqlite3.Error: the file is damaged.
+    `since` and `until` are in seconds since 1970; None for no limit. With `node` None, yield those of all nodes. Raises
+    sqlite3.Error if the file is damaged.
     """
     asked = "select node, data from sample where time between ? and ?"
     values: list[float] = [since, 1e300 if until is None else until]
@@ -187,23 +178,19 @@ def history(
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The measurements of a device in a step of time, put together. A value is None if it is unknown.
+    """A summary of the samples of a device, or of the node itself, in a step of time. A value is None if it is unknown.
+
+    Values are means of the samples, except for the maxima: `most_…`, `memory_total_mib` and `temperature_celsius`.
 
     Attributes:
-        node: the number of the node.
         kind: the kind of the device, such as "cuda"; "" for the node itself.
         index: the number that the vendor's tool gives the device; 0 for the node itself.
         time: the mean time of the samples, in seconds since 1970.
         samples: the number of samples.
-        use_percent: the mean of the device's utilisation, or of the node's CPUs.
-        most_used_percent: the highest utilisation.
-        sm_activity_percent: the mean share of the streaming multiprocessors that were busy.
-        memory_mib: the mean of the used memory in MiB.
-        most_memory_mib: the most used memory in MiB.
-        memory_total_mib: the whole memory in MiB.
-        power_watts: the mean power draw in watts.
-        temperature_celsius: the highest temperature in degrees Celsius.
-        claimed: True if the node is not trusted, so that the values are what its owner claims.
+        use_percent: utilisation of the device, or of the node's CPUs. `most_used_percent` is its maximum.
+        sm_activity_percent: the share of the streaming multiprocessors that were busy.
+        memory_mib: used memory. `most_memory_mib` is its maximum.
+        claimed: True if the node is not trusted.
         unknown: why the device could not be read; "" if each sample was read.
     """
 
@@ -247,17 +234,14 @@ from measured group by node, kind, number, cast((time - :start) / :step as integ
 
 
 def points(file: Path, most: int, total: int) -> list[Point]:
-    """Return the samples of a file, put together in steps of time of equal length.
+    """Return the samples of a session's file, summarised over time steps of equal length.
 
-    The points are ordered by node, device and time. Those of the node itself come before those of its devices.
+    The points are ordered by node, device and time. Of a node, those of the node itself come before those of its
+    devices. Raises sqlite3.Error if the file is damaged.
 
     Args:
-        file: the file of a session: `session_file.path_of(session)`.
         most: the most points for each device.
-        total: the most points in all, about. With many nodes there are fewer points for each device.
-
-    Raises:
-        sqlite3.Error: the file is damaged.
+        total: the most points in all, about. With many nodes there are fewer points for each device, but at least 24.
     """
     with session_file.reading(file) as book:
         if book is None:
@@ -277,12 +261,7 @@ def _point(values: list[Any]) -> Point:
 
 
 def thin(book: sqlite3.Connection, now: float) -> None:
-    """Thin old samples, and then others if the file is too large.
-
-    Args:
-        book: a connection to the file.
-        now: the time in seconds since 1970.
-    """
+    """Thin out old samples, and then newer ones if the file is too large. `now` is in seconds since 1970."""
     with book:
         for age, step in ((_HOUR, 10), (_DAY, 60)):
             book.execute(
@@ -295,7 +274,7 @@ def thin(book: sqlite3.Connection, now: float) -> None:
 
 
 def shrink(book: sqlite3.Connection) -> bool:
-    """Thin the samples of the nodes with the most, if the file is too large. Return True if it was."""
+    """If the file is too large, halve the samples of the nodes with the most, and return True. Else return False."""
     pages, free, size = (
         book.execute(f"pragma {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
     )
@@ -318,7 +297,7 @@ def shrink(book: sqlite3.Connection) -> bool:
 
 
 def halve(book: sqlite3.Connection, nodes: Sequence[int]) -> None:
-    """Remove every second sample of some nodes. Of those with an error of a driver, remove the older half."""
+    """Remove every second sample of `nodes`. But of samples with an error of a driver, remove the older half."""
     with book:
         book.execute(
             "delete from sample where rowid in (select rowid from (select rowid, error, "
@@ -332,7 +311,7 @@ def halve(book: sqlite3.Connection, nodes: Sequence[int]) -> None:
 
 
 def sizes(book: sqlite3.Connection) -> dict[int, int]:
-    """Return the size of the samples of each node in a file, in bytes, by the node's number."""
+    """Return the bytes of the samples in a file, by the node's number."""
     return dict(
         book.execute(
             "select node, sum(? + max(length(data), ? * coalesce(json_array_length(data, '$.devices'), 0))) "
@@ -347,8 +326,6 @@ def _vacuum(book: sqlite3.Connection) -> None:
 
 
 class _Row(NamedTuple):
-    """A sample as the file has it, and its size in bytes."""
-
     node: int
     time: float
     error: bool

@@ -1,4 +1,4 @@
-"""Reads devices of AMD, AWS, Google and Intel with their vendors' tools. These tell less than NVML, and take longer."""
+"""Reads devices of AMD, AWS, Google and Intel with the vendors' tools, which report less than NVML and are slower."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ from skypool.samples.values import DeviceSample
 
 
 def read(wanted: Sequence[tuple[str, int, str]]) -> list[DeviceSample]:
-    """Return a sample of each device. Blocks for up to 20 s for each run of a tool.
-
-    Args:
-        wanted: the triples (kind, index, uuid) of the devices.
-    """
+    """Return a sample of each device (kind, index, uuid). Blocks for up to 20 s for each run of a tool."""
     return [_read(kind, index, uuid) for kind, index, uuid in wanted]
 
 

@@ -1,4 +1,4 @@
-"""The values of one sample: of a node (a rented machine), its devices, and the calls that run there.
+"""The values of one sample: of a node, its devices, and the calls that run there.
 
 A value that could not be measured is None, never 0. So is a value that cannot be true, such as a negative one: some
 drivers report -1, or the largest number, for what they do not know.
@@ -37,7 +37,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class DeviceSample:
-    """A measurement of a device. A value is None if the device or its vendor's library does not report it.
+    """Measurement of a device. A value is None if the device or its vendor's library does not report it.
+
+    Rates such as `pcie_sent_mib` are per second. Those of NVLink are the sum over all links.
 
     Attributes:
         kind: the kind of the device, such as "cuda".
@@ -45,32 +47,20 @@ class DeviceSample:
         uuid: the vendor's unique id of the device; "" if unknown.
         unknown: why the device could not be read, such as "the monitor hangs"; "" if it was read.
         lost: True if the driver reports that the device is no longer reachable.
-        utilization_percent: the share of time in which at least one kernel ran. 100 does not mean that the device was
-            full: one small kernel is enough.
+        utilization_percent: the share of time in which at least one kernel ran, however small.
         sm_activity_percent: the share of the streaming multiprocessors that were busy (NVIDIA H100 and later).
-        memory_used_mib: used memory in MiB.
-        memory_total_mib: whole memory in MiB.
-        power_watts: power draw in watts.
-        power_limit_watts: the power in watts that the driver lets the device draw at most.
-        temperature_celsius: temperature of the chip in degrees Celsius.
-        sm_clock_mhz: clock of the processors in MHz.
-        memory_clock_mhz: clock of the memory in MHz.
+        power_limit_watts: the most power that the driver lets the device draw.
         throttled: why the clocks are lower than asked for, such as "power cap"; () if they are not.
-        pcie_sent_mib: MiB sent over PCIe per second.
-        pcie_received_mib: MiB received over PCIe per second.
-        nvlink_sent_mib: MiB sent over all NVLinks per second.
-        nvlink_received_mib: MiB received over all NVLinks per second.
         pcie_width: the number of PCIe lanes in use.
         pcie_width_max: the number of PCIe lanes that device and slot support.
-        nvlinks: the number of active NVLinks. 0 for a device without NVLink.
-        nvlinks_all: the number of NVLinks of the device. 0 for a device without NVLink.
-        ecc_corrected: memory errors that were corrected, since the driver was loaded.
-        ecc_uncorrected: memory errors that could not be corrected, since the driver was loaded.
+        nvlinks: the number of active NVLinks, of `nvlinks_all`; 0 for a device without NVLink.
+        ecc_corrected: corrected memory errors since the driver was loaded.
+        ecc_uncorrected: memory errors since then that could not be corrected.
         remap_pending: True if a row of memory will be replaced at the next reset.
         remap_failed: True if a row of memory could not be replaced.
-        recovery: what the driver says must be done: 0 for nothing; other numbers as NVML's `GPU_RECOVERY_ACTION`.
+        recovery: what the driver says must be done, as in NVML's `GPU_RECOVERY_ACTION`; 0 for nothing.
         xids: the codes of the driver's errors since the previous sample, in order.
-        xids_watched: True if such errors are received. False if the driver does not report them.
+        xids_watched: False if the driver does not report such errors.
         memory_of: the device memory in MiB that processes use, by their process id on the node.
     """
 
@@ -109,18 +99,15 @@ class DeviceSample:
 
 @dataclass(frozen=True, slots=True)
 class CallSample:
-    """A measurement of a call while it runs. Calls that end within a second may have none.
+    """Measurement of a running call. Calls that end within a second may have none.
 
     Attributes:
         id: the id of the call on its node.
-        name: the name of the function.
-        slot: the number of the slot that runs the call.
         wall_seconds: how long the call has run.
-        cpu_seconds: CPU time of the call's process since the first sample of the call; None in that first sample.
-            Children count once they ended.
-        rss_mib: memory of the call's process in MiB.
-        peak_rss_mib: the largest `rss_mib` of the samples so far.
-        device_memory_mib: device memory that the call's process uses; None if it is not reported by process.
+        cpu_seconds: CPU time of the call's process since the first sample, in which it is None. Children count once
+            they ended.
+        rss_mib: memory of the call's process; `peak_rss_mib` is the largest so far.
+        device_memory_mib: device memory of the call's process; None if it is not reported by process.
     """
 
     id: int
@@ -135,26 +122,20 @@ class CallSample:
 
 @dataclass(frozen=True, slots=True)
 class NodeSample:
-    """A measurement of a node (a rented machine) with its devices and the calls that run there.
+    """Measurement of a node with its devices and the calls that run there.
 
-    A rate such as `sent_mib` is the average since the previous sample, and None in the first one.
+    Rates are in MiB per second: averages since the previous sample, and None in the first one. Disk rates are of all
+    disks, and network rates of all interfaces but loopback.
 
     Attributes:
-        node: the number of the node.
         time: when it was measured, by the node's clock, in seconds since 1970.
         claimed: True if the node is not trusted (`trust="data"`), so that the values are what its owner claims.
         cpu_percent: used CPU time of the whole machine, 100 for all CPUs.
-        memory_used_mib: used memory of the machine in MiB.
-        memory_total_mib: whole memory of the machine in MiB.
-        disk_used_mib: used space in MiB on the disk of the folder in which calls run.
-        disk_total_mib: size of that disk in MiB.
-        disk_read_mib: MiB read per second from all disks of the machine. As `/proc/diskstats` counts for the whole
-            machine, this includes what other containers of it read. None without disks of its own, as on some virtual
-            machines, and where the system does not tell.
-        disk_written_mib: MiB written per second to all disks of the machine, counted in the same way.
-        sent_mib: MiB that the machine sent per second, over all interfaces but loopback.
-        received_mib: MiB that the machine received per second, over all interfaces but loopback.
-        devices: the devices of the node.
+        disk_used_mib: used space on the disk of the folder in which calls run.
+        disk_total_mib: size of that disk.
+        disk_read_mib: read rate of the whole machine, as in `/proc/diskstats`: other containers are included. None if
+            unknown, or without own disks, as on some virtual machines.
+        disk_written_mib: write rate, counted in the same way.
         calls: calls that run on the node, at most 64.
     """
 
@@ -190,16 +171,10 @@ def to_json(sample: NodeSample | DeviceSample | CallSample) -> dict[str, Any]:
 
 
 def node_sample(said: object, printable: Callable[[str], str] = str) -> NodeSample:
-    """Return the sample in a JSON value of `to_json`. The value is not trusted: each field is checked against bounds.
+    """Return the sample in an untrusted JSON value, as `to_json` makes it. Ignore unknown fields, check all others.
 
-    Unknown fields are ignored.
-
-    Args:
-        said: the JSON value.
-        printable: removes control characters from a text. Default: nothing is removed.
-
-    Raises:
-        ValueError: a field is missing, has another type or is out of range.
+    `printable` removes control characters from a text. Raises ValueError if a field is missing, has another type or is
+    out of range.
     """
     return _read(NodeSample, said, printable)
 
@@ -251,7 +226,7 @@ def _number(name: str, value: object, _: Callable[[str], str]) -> float:
 
 
 def _measured(name: str, value: object, _: Callable[[str], str]) -> float | None:
-    """Return a measured number; None if it cannot be true."""
+    """Return a measured number; None if it is out of the range in `_LIMITS`, so that it cannot be true."""
     if type(value) is not float and type(value) is not int:
         raise ValueError(f"the field {name!r} is no number")
     least, most = _LIMITS[name]
@@ -259,7 +234,7 @@ def _measured(name: str, value: object, _: Callable[[str], str]) -> float | None
 
 
 def _counted(name: str, value: object, _: Callable[[str], str]) -> int | None:
-    """Return a counted number; None if it cannot be true."""
+    """Return a counted number; None if it is out of the range in `_LIMITS`, so that it cannot be true."""
     if type(value) is not int:
         raise ValueError(f"the field {name!r} is no whole number")
     least, most = _LIMITS[name]

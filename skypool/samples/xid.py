@@ -1,4 +1,4 @@
-"""The XID codes of NVIDIA's driver, by what they mean for a node (a rented machine).
+"""The XID codes of NVIDIA's driver, by what they mean for a node.
 
 The severities follow the column "Resolution Bucket (Immediate Action)" of NVIDIA's XID catalogue,
 https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html (read 2026-11-24). Codes whose action is to reset
@@ -50,9 +50,9 @@ def meaning(code: int) -> str:
 
 
 def bounded(codes: Sequence[int], most: int = 64) -> tuple[int, ...]:
-    """Return at most so many of the codes, in their order. Repeated codes are left out first, the oldest of them first.
+    """Return at most `most` of the codes, in order. Repeated codes are left out first, the oldest of them first.
 
-    So a storm of one code does not hide another one.
+    So a code that comes very often does not hide another one.
     """
     surplus = len(codes) - most
     if surplus <= 0:
