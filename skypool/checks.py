@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from skypool import tracebacks
 from skypool.errors import UsageError, nearest
 
 T = TypeVar("T")
@@ -135,12 +134,6 @@ def gibibytes(name: str, size: float | str | None) -> float:
     if size == math.inf:
         raise UsageError(f"{name} must be finite, not infinite; leave {name} out to set no limit")
     return float(size or 0)
-
-
-def warn_renamed(old: str, new: str) -> None:
-    """Issue a DeprecationWarning that `old` has been renamed to `new`, at the line of the user's code."""
-    text = f"{old} has been renamed to {new}; the old name still works in this release, but not in the next one"
-    tracebacks.warn(text, DeprecationWarning)
 
 
 def not_an_argument(what: str, function: Callable[..., Any], name: str, *more: str) -> str:

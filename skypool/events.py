@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 import traceback
-import warnings
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -523,24 +522,3 @@ class EventStream:
         for each in list(self._listeners):
             if isinstance(each, _Listener) and not each.settle(max(0.0, until - time.monotonic())):
                 raise TimeoutError(f"a listener has not heard all events within {within:g} s: {each.hear!r}")
-
-
-_RENAMED = {"Stream": EventStream, "Interruption": NodeInterruption}
-"""A dict from former names of classes in this module to the classes. Former names still work, with a warning.
-
-The names `skypool.Stream` and `skypool.Interruption` mean other classes.
-"""
-
-
-def __getattr__(name: str) -> object:
-    """Return the class that a former name stands for, and issue a DeprecationWarning."""
-    renamed = _RENAMED.get(name)
-    if renamed is None:
-        raise AttributeError(f"module 'skypool.events' has no attribute {name!r}")
-    warnings.warn(
-        f"events.{name} has been renamed to events.{renamed.__name__}; the old name still works in this release, but "
-        f"not in the next one",
-        DeprecationWarning,
-        stacklevel=2,
-    )
-    return renamed

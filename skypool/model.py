@@ -14,7 +14,6 @@ from datetime import date, datetime
 from typing import Any, Literal, Protocol, TypedDict
 
 from skypool.accelerators import Accelerator
-from skypool.checks import warn_renamed
 from skypool.wire.keys import Keys
 from skypool.wire.transport import Transport
 
@@ -252,12 +251,6 @@ class Order:
         return len(self.nodes)
 
     @property
-    def ranks(self) -> tuple[int, ...]:
-        """The former name of `nodes`. Reading it issues a DeprecationWarning."""
-        warn_renamed("Order.ranks", "Order.nodes")
-        return self.nodes
-
-    @property
     def keys(self) -> Keys:
         """The SSH keys of the pool: the key with which the client logs in, and the host keys of the machines."""
         return Keys.of(self.pool)
@@ -319,12 +312,6 @@ class Instance:
     region: str = ""
     instance_type: str = ""
     created_at: float | None = None
-
-    @property
-    def rank(self) -> int:
-        """The former name of `node`. Reading it issues a DeprecationWarning."""
-        warn_renamed("Instance.rank", "Instance.node")
-        return self.node
 
 
 @dataclass(frozen=True, slots=True)

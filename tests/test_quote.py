@@ -181,19 +181,6 @@ def test_the_commands_use_what_was_kept_and_refresh_asks_again(skypool: Any, tmp
     assert "kept cannot be reached (no route to api.snapshot.example); its cached offers are used, " in old
 
 
-@pytest.mark.slow
-def test_the_former_name_of_order_by_works_and_warns(skypool: Any) -> None:
-    new = skypool("offers", "H100:8", "--order-by", "per-gb", "--json")
-    old = skypool("offers", "H100:8", "--sort", "per-gb", "--json")
-    assert old.stdout == new.stdout != ""
-    assert "--sort has been renamed to --order-by" in old.stderr
-    assert "--sort" not in new.stderr
-    assert "--sort" not in skypool("offers", "--help").stdout
-    both = skypool("plan", "--sort", "per-gb", "--order-by", "per-gb")
-    assert both.returncode == 2
-    assert "give only --order-by" in both.stderr
-
-
 @pytest.mark.parametrize(
     ("args", "says"),
     [

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
-from typing import ClassVar
 
 import pytest
 
 from skypool.drivers.contract import Answers
-from skypool.drivers.regional import Regional, each_done, everywhere
+from skypool.drivers.regional import each_done, everywhere
 from skypool.errors import AccessError, ErrorGroup, NoAnswer, ProviderError, SkypoolError
-from skypool.model import Instance
 
 ANSWERS: dict[str, list[str] | Exception] = {
     "a": ["one", "two"],
@@ -90,24 +87,3 @@ def test_what_is_to_be_done_everywhere_is_tried_everywhere() -> None:
         each_done(do, ["dark", "gone", "a"], "not all could be told")
     assert sorted(done) == ["a", "dark", "gone"]
     assert len(failed.value.exceptions) == 2
-
-
-def test_a_driver_with_the_former_names_of_regionals_hooks_works_with_a_warning() -> None:
-    class Former(Regional):
-        asked: ClassVar[list[str]] = []
-
-        def _end(self, region: str, instances: Mapping[str, Instance]) -> list[str]:
-            self.asked.append(f"end in {region}")
-            return list(instances)
-
-        def _ending(self, region: str, instances: Mapping[str, Instance]) -> list[str]:
-            self.asked.append(f"look in {region}")
-            return []
-
-    one = Instance("former", "m-1", "p", 0, region="fra")
-    with (
-        pytest.warns(DeprecationWarning, match=r"Regional\._end has been renamed to Regional\._terminate;"),
-        pytest.warns(DeprecationWarning, match=r"Regional\._ending has been renamed to Regional\._terminating;"),
-    ):
-        Former().terminate([one])
-    assert Former.asked == ["end in fra", "look in fra"]

@@ -66,11 +66,3 @@ def test_that_a_list_lacks_a_young_one_proves_its_end_only_where_that_was_taken(
     with pytest.raises(StillRunning, match=r"a: who are you\?") as still:
         ssh_machine.terminate_and_wait(machines("a", "b", "c"), destroy, lambda: set(), 30.0, {"a", "b"})
     assert [each.id for each in still.value.instances if isinstance(each, Instance)] == ["a"]
-
-
-@pytest.mark.parametrize(("former", "name"), [("end_all", "terminate_and_wait"), ("watch", "notice_program")])
-def test_a_former_name_works_with_a_warning(former: str, name: str) -> None:
-    with pytest.warns(DeprecationWarning, match=f"ssh_machine.{former} has been renamed to ssh_machine.{name};"):
-        assert getattr(ssh_machine, former) is getattr(ssh_machine, name)
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        getattr(ssh_machine, "nothing")  # noqa: B009

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from skypool.drivers import tags
-from skypool.model import Instance, Need, Order
+from skypool.model import Need, Order
 
 WHEN = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
 
@@ -79,14 +79,3 @@ def test_ranks_in_a_tag_are_read_as_they_were_written(nodes: tuple[int, ...]) ->
 def test_what_somebody_else_wrote_in_a_tag_is_no_rank(text: str) -> None:
     assert tags.unpacked(text) == []
     assert tags.when(text) is None
-
-
-def test_the_former_names_of_a_nodes_number_work_and_warn() -> None:
-    order = Order("train", "token-1", (2, 3), Need())
-    instance = Instance("fake", "i-1", "train", 2)
-    with pytest.warns(DeprecationWarning, match=r"Order\.ranks has been renamed to Order\.nodes;"):
-        assert order.ranks == (2, 3)
-    with pytest.warns(DeprecationWarning, match=r"Instance\.rank has been renamed to Instance\.node;"):
-        assert instance.rank == 2
-    with pytest.warns(DeprecationWarning, match=r"tags\.RANKS has been renamed to tags\.NODES;"):
-        assert tags.RANKS == tags.NODES

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import skypool as sky
-from skypool import events
 from skypool.checks import gibibytes, seconds
 from skypool.model import Need
 
@@ -83,54 +80,14 @@ def test_what_cannot_be_meant_is_refused_with_the_nearest_right_spelling(wrong: 
         sky.ComputePool(**wrong)
 
 
-@pytest.mark.parametrize("wrong", [{"markt": "spot"}, {"market": "sopt"}, {"order_by": "cheap"}, {"nodes": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{"markt": "spot"}, {"rank": "per-gb"}, {"market": "sopt"}, {"order_by": "cheap"}, {"nodes": 0}]
+)
 def test_a_plan_refuses_what_a_pool_refuses(wrong: dict[str, Any]) -> None:
     with pytest.raises(sky.UsageError):
         sky.plan(**wrong)
     with pytest.raises(sky.UsageError, match="plan has no argument 'leese'"):
         sky.plan(leese="1h")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-
-
-@pytest.mark.parametrize("call", [sky.ComputePool, sky.plan])
-def test_the_former_name_of_order_by_works_and_warns_at_the_callers_line(call: Callable[..., Any]) -> None:
-    with pytest.warns(DeprecationWarning, match="rank= has been renamed to order_by=") as caught:
-        made = call(rank="per-gb")
-    assert [each.filename for each in caught] == [__file__]
-    terms = made if isinstance(made, sky.Plan) else made._terms
-    assert terms.order_by == "per-gb"
-    with (
-        pytest.warns(DeprecationWarning, match="order_by="),
-        pytest.raises(sky.UsageError, match="give order_by= only"),
-    ):
-        call(order_by="per-gb", rank="per-gb")
-    with (
-        pytest.warns(DeprecationWarning, match="order_by="),
-        pytest.raises(sky.UsageError, match="did you mean 'cheapest'"),
-    ):
-        call(rank="cheap")
-
-
-def test_a_plan_tells_its_order_under_the_former_name_and_warns_at_the_callers_line() -> None:
-    made = sky.plan(order_by="per-device")
-    with pytest.warns(DeprecationWarning, match=r"Plan\.rank has been renamed to Plan\.order_by") as caught:
-        assert made.rank == "per-device"
-    assert [each.filename for each in caught] == [__file__]
-
-
-@pytest.mark.parametrize(("old", "new"), [("Stream", "EventStream"), ("Interruption", "NodeInterruption")])
-def test_former_names_of_events_work_with_a_warning(old: str, new: str) -> None:
-    with pytest.warns(DeprecationWarning, match=f"events.{old} has been renamed to events.{new};") as caught:
-        assert getattr(events, old) is getattr(events, new)
-    assert [each.filename for each in caught] == [__file__]
-    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
-        events.Nothing
-
-
-def test_attach_warns_at_the_callers_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    with pytest.warns(DeprecationWarning, match="order_by=") as caught, pytest.raises(sky.SkypoolError):
-        sky.ComputePool.attach("nobody", sky.Local(), rank="cheap")  # type: ignore[call-arg]  # the old word
-    assert [each.filename for each in caught] == [__file__]
 
 
 @pytest.mark.parametrize(

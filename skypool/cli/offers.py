@@ -32,7 +32,6 @@ Memory = Annotated[str | None, typer.Option(help="Minimum main memory of a node:
 Disk = Annotated[str | None, typer.Option(help="Minimum disk of a node: 200 (GiB), 200GiB, 1TB.")]
 Arch = Annotated[str | None, typer.Option(help="Processor: x86_64 or arm64.")]
 OrderBy = Annotated[str, typer.Option("--order-by", help=f"Order of the offers: {', '.join(ORDERS)}.")]
-FormerOrderBy = Annotated[str | None, typer.Option("--sort", hidden=True)]
 Refresh = Annotated[bool, typer.Option("--refresh", help="Ask the providers even if cached offers are still valid.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
@@ -55,7 +54,6 @@ def offers(
     disk: Disk = None,
     arch: Arch = None,
     order_by: OrderBy = "cheapest",
-    sort: FormerOrderBy = None,
     limit: Annotated[int, typer.Option(min=0, help="Number of offers to show; 0 shows all.")] = 50,
     refresh: Refresh = False,
     as_json: AsJson = False,
@@ -65,7 +63,7 @@ def offers(
     Without --market, both on-demand and spot offers are listed.
     """
     node = _node(market or "cheapest", spot, market, region, max_price, vcpus, memory, disk, arch)
-    made, left_out = _planned(provider, accelerators, order_by=_order(order_by, sort), refresh=refresh, **node)
+    made, left_out = _planned(provider, accelerators, order_by=order_by, refresh=refresh, **node)
     if as_json:
         output.data(_data(made, left_out))
         return
@@ -89,15 +87,12 @@ def plan_(
     disk: Disk = None,
     arch: Arch = None,
     order_by: OrderBy = "cheapest",
-    sort: FormerOrderBy = None,
     refresh: Refresh = False,
     as_json: AsJson = False,
 ) -> None:
     """Show which machines a pool would rent, at which price, and why the other offers are rejected."""
     node = _node(market or "on-demand", spot, market, region, max_price, vcpus, memory, disk, arch)
-    made, left_out = _planned(
-        provider, accelerators, nodes=_nodes(nodes), order_by=_order(order_by, sort), refresh=refresh, **node
-    )
+    made, left_out = _planned(provider, accelerators, nodes=_nodes(nodes), order_by=order_by, refresh=refresh, **node)
     if as_json:
         output.data(_data(made, left_out))
         return
@@ -133,16 +128,6 @@ def _node(
         "disk": disk,
         "arch": arch,
     }
-
-
-def _order(order_by: str, sort: str | None) -> str:
-    """Return the order of the offers, from --order-by or its former name --sort. Warn the user about the latter."""
-    if sort is None:
-        return order_by
-    if order_by != "cheapest":
-        raise UsageError("--sort is the former name of --order-by, so both cannot be given: give only --order-by")
-    output.warn("--sort has been renamed to --order-by; the old name still works in this release, but not in the next")
-    return sort
 
 
 def _nodes(text: str) -> int | tuple[int, int]:

@@ -15,7 +15,6 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import ClassVar, TypeVar
 
-from skypool.checks import warn_renamed
 from skypool.drivers.contract import Answers, lacks
 from skypool.drivers.retry import at_once, soon
 from skypool.errors import AccessError, CredentialsError, NoAnswer, RateLimitError, UsageError, not_ended, together
@@ -120,8 +119,7 @@ class Regional:
     def _terminate(self, region: str, instances: Mapping[str, Instance]) -> Collection[str]:
         """Ask one region to terminate these instances, and return the ids of those that have not ended yet.
 
-        A driver must implement this method. If it still has the former method `_end` instead, that is called, with a
-        DeprecationWarning.
+        A driver must implement this method.
 
         Args:
             region: name of the region.
@@ -130,23 +128,15 @@ class Regional:
         Returns:
             The ids, or a mapping from each id to the reason why the instance has not ended.
         """
-        former: _Ask | None = getattr(self, "_end", None)
-        if former is None:
-            raise NotImplementedError
-        warn_renamed("Regional._end", "Regional._terminate")
-        return former(region, instances)
+        raise NotImplementedError
 
     def _terminating(self, region: str, instances: Mapping[str, Instance]) -> Collection[str]:
         """Return the ids (or a mapping to reasons) of the given instances that have not ended yet.
 
         `terminate` calls this method repeatedly after `_terminate`, until no instance is left or the time is over. By
-        default, it calls `_terminate` again, or the driver's former method `_ending`, with a DeprecationWarning.
+        default, it calls `_terminate` again.
         """
-        former: _Ask | None = getattr(self, "_ending", None)
-        if former is None:
-            return self._terminate(region, instances)
-        warn_renamed("Regional._ending", "Regional._terminating")
-        return former(region, instances)
+        return self._terminate(region, instances)
 
     def _left(self, region: str, pool: str | None) -> Iterable[Leftover]:
         """Return the leftovers of a pool in one region; if `pool` is None, of all pools of this user.

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.resources import files
 
-from skypool.checks import warn_renamed
 from skypool.drivers import userdata
 from skypool.drivers.retry import at_once, soon
 from skypool.errors import ProviderError, not_ended
@@ -142,14 +141,3 @@ def terminate_and_wait(
         listed = f"the provider still lists the instance after {seconds:g} s"
         why = {id: refused.get(id) or unseen or listed for id in left}
         raise not_ended(why, [*left.values()]) from unseen or next(iter(refused.values()), None)
-
-
-_FORMER = {"end_all": "terminate_and_wait", "watch": "notice_program"}
-"""New name of each renamed function, by its former name. The former names still work in this release."""
-
-
-def __getattr__(name: str) -> object:
-    if name not in _FORMER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
-    warn_renamed(f"ssh_machine.{name}", f"ssh_machine.{_FORMER[name]}")
-    return globals()[_FORMER[name]]

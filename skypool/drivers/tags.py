@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from skypool.checks import warn_renamed
 from skypool.model import Instance, Leftover, Order
 from skypool.processes import host_name
 
@@ -236,10 +235,3 @@ def unpacked(text: str) -> list[int]:
         first, _, last = run.partition("-")
         found += range(int(first), int(last or first) + 1)
     return found
-
-
-def __getattr__(name: str) -> str:
-    if name != "RANKS":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
-    warn_renamed("tags.RANKS", "tags.NODES")
-    return NODES

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypedDict, cast, get_args
 
 from skypool import accelerators
 from skypool.accelerators import Accelerator
-from skypool.checks import gibibytes, not_an_argument, number, one_of, switch, warn_renamed, whole
+from skypool.checks import gibibytes, not_an_argument, number, one_of, switch, whole
 from skypool.drivers import registry
 from skypool.drivers.contract import Driver
 from skypool.errors import UsageError
@@ -119,13 +119,13 @@ def need_asked(
 
     A missing keyword sets no requirement, except that `market` is then "on-demand". An error message names the
     arguments of `function`, which the user called. `bases` are base images, the systems from which machines start, by
-    provider. The key `rank` of `node` is ignored: it is the former name of `order_by`.
+    provider.
 
     Raises:
         UsageError: a keyword does not exist, or a value is invalid. A number that sets a limit must be finite.
     """
     for name in node:
-        if name not in NodeTerms.__annotations__ and name != "rank":  # see `order_asked`
+        if name not in NodeTerms.__annotations__:
             what = function.__qualname__.removesuffix(".__init__")
             raise UsageError(not_an_argument(what, function, name, *NodeTerms.__annotations__))
     cap = node.get("max_usd_per_hour")
@@ -166,16 +166,8 @@ def slots_asked(slots: SlotsAsked) -> SlotsAsked:
     return int(slots)
 
 
-def order_asked(order_by: OrderBy, node: Mapping[str, object]) -> OrderBy:
-    """Return the `order_by` argument, checked: the order in which offers are ranked. Otherwise raise UsageError.
-
-    `rank`, the former name of `order_by`, is accepted among the other keywords `node`, with a DeprecationWarning.
-    """
-    if "rank" in node:
-        warn_renamed("rank=", "order_by=")
-        if order_by != "cheapest":
-            raise UsageError("rank= is the former name of order_by=, so both cannot be given: give order_by= only")
-        return one_of("order_by", node["rank"], ORDERS)
+def order_asked(order_by: OrderBy) -> OrderBy:
+    """Return the `order_by` argument, checked: the order in which offers are ranked. Otherwise raise UsageError."""
     return one_of("order_by", order_by, ORDERS)
 
 

@@ -58,6 +58,6 @@ def plan(
     need = need_asked(plan, accelerator, slots, bases_asked(image_asked(image), drivers), node)
     asked = nodes_asked(nodes)
     hosts_alike(need.accelerators, asked[1])
-    order = order_asked(order_by, node)
+    order = order_asked(order_by)
     with tracebacks.warned_here():
         return Loop.shared().run(look_around(drivers, need, order_by=order, nodes=asked, refresh=refresh, offline=True))

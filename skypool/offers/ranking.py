@@ -15,7 +15,6 @@ from fnmatch import fnmatchcase
 from itertools import groupby
 
 from skypool import clock
-from skypool.checks import warn_renamed
 from skypool.errors import nearest
 from skypool.model import Need, Offer, PriceSource
 from skypool.offers.filters import checks_of, rejected
@@ -68,12 +67,6 @@ class Plan:
     failures: Mapping[str, BaseException] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     today: date = field(default_factory=clock.today)
-
-    @property
-    def rank(self) -> OrderBy:
-        """Return `order_by`. `rank` is the former name of `order_by`, and gives a DeprecationWarning."""
-        warn_renamed("Plan.rank", "Plan.order_by")
-        return self.order_by
 
     @property
     def best(self) -> Offer | None:

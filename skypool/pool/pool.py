@@ -218,7 +218,7 @@ class ComputePool(Executor):
             name=self.name,
             drivers=drivers,
             need=need_asked(ComputePool.__init__, accelerator, slots, bases_asked(image_, drivers), node),
-            order_by=order_asked(order_by, node),
+            order_by=order_asked(order_by),
             budget=budget_asked(budget),
             **trust_asked(trust, allow_results),
             minimum=minimum,
