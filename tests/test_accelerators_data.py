@@ -12,9 +12,9 @@ from typing import TypeVar
 
 import pytest
 
+from docs.generate.accelerators import written as generated
 from skypool import accelerators
 from skypool.accelerators import Accelerator, partitions, tables
-from skypool.accelerators._generate import written as generated
 from skypool.accelerators.facts import Partition, Variant
 from skypool.accelerators.model import attribute_of
 
@@ -198,4 +198,4 @@ def test_every_chip_of_a_slice_is_the_chip_of_the_catalogue() -> None:
 
 @pytest.mark.parametrize(("path", "text"), list(generated()), ids=lambda value: getattr(value, "name", ""))
 def test_generated_files_say_what_the_data_says(path, text) -> None:  # type: ignore[no-untyped-def] # from pytest
-    assert path.read_text() == text, "run: python -m skypool.accelerators._generate"
+    assert path.read_text() == text, "run: python -m docs.generate.accelerators"

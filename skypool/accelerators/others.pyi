@@ -1,7 +1,7 @@
 # Accelerators of AMD, AWS, Intel and others.
 #
 # For type checkers and editors: at run time `skypool.accelerators` makes each factory when its name is first used.
-# Written by `python -m skypool.accelerators._generate` from accelerators.csv; change that instead.
+# Written by `python -m docs.generate.accelerators` from accelerators.csv; change that instead.
 
 from typing import Literal, Never
 

@@ -1,8 +1,8 @@
 """Generates the type stubs of the accelerator factories, and the tables in docs/accelerators.md.
 
-    python -m skypool.accelerators._generate
+    python -m docs.generate.accelerators
 
-Writes the `.pyi` files beside this module, and the page in a checkout. A test fails if a file is not up to date.
+A test fails if a file is not up to date.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from docs.generate.accelerator_tables import family, page
 from skypool.accelerators import partitions, tables
-from skypool.accelerators._page import family, page
 from skypool.accelerators.model import FLYTE, attribute_of
 
-HERE = Path(__file__).parent
-PAGE = HERE.parents[1] / "docs" / "accelerators.md"
+ROOT = Path(__file__).parents[2]
+STUBS = ROOT / "skypool" / "accelerators"
+PAGE = ROOT / "docs" / "accelerators.md"
 HEADING = """# {what}
 #
 # For type checkers and editors: at run time `skypool.accelerators` makes each factory when its name is first used.
-# Written by `python -m skypool.accelerators._generate` from accelerators.csv; change that instead.
+# Written by `python -m docs.generate.accelerators` from accelerators.csv; change that instead.
 
 from typing import Literal, Never
 
@@ -39,7 +40,7 @@ MODULES = {
 
 def factories() -> dict[Path, str]:
     """Return the text of every generated type stub (a `.pyi` file) by its path. No file is written."""
-    return {HERE / f"{module}.pyi": _module(module, what) for module, what in MODULES.items()}
+    return {STUBS / f"{module}.pyi": _module(module, what) for module, what in MODULES.items()}
 
 
 def _module(module: str, what: str) -> str:
@@ -98,10 +99,9 @@ def _literal(words: Iterable[str]) -> str:
 
 
 def written() -> Iterator[tuple[Path, str]]:
-    """Yield the path and the text of every generated file. docs/accelerators.md is included only in a checkout."""
+    """Yield the path and the text of every generated file."""
     yield from factories().items()
-    if PAGE.exists():
-        yield PAGE, page(PAGE.read_text())
+    yield PAGE, page(PAGE.read_text())
 
 
 def main() -> None:
