@@ -50,6 +50,8 @@ PARTS = {
     "logs-200": ("skypool logs, wide", "The same in 200 columns:"),
 }
 """The screens of the page, each with its title and a sentence."""
+USE = r"\d+ s +\d+ MiB"
+"""What a call has used, as a pattern. It is known after two samples."""
 SPENT = {"47.84": "0.8211", "2.99": "0.0507", "50.83": "0.8718"}
 """What stands on the page as cost, by the rate beside it: those of the pools, and their sum."""
 SAVED = {"47.84": "0.4223", "2.99": "0.0507"}
@@ -84,14 +86,14 @@ class Terminals:
     def screen(self, name: str) -> str:
         return self.tmux("capture-pane", "-p", "-t", name).rstrip()
 
-    def until(self, name: str, *parts: str) -> str:
-        """Return the screen of a terminal as soon as it shows all of these texts."""
+    def until(self, name: str, *parts: str, pattern: str = "") -> str:
+        """Return the screen of a terminal as soon as it shows all of these texts, and what the pattern matches."""
         seen = ""
 
         def shows() -> bool:
             nonlocal seen
             seen = self.screen(name)
-            return all(part in seen for part in parts)
+            return all(part in seen for part in parts) and re.search(pattern, seen) is not None
 
         try:
             eventually(shows, 60, f"{parts} in terminal {name!r}")
@@ -128,9 +130,9 @@ def captured() -> dict[str, str]:
                 made.open(f"top-{name}", size, "skypool", "top")
                 made.open(f"logs-{name}", size, "skypool", "logs", "train", "--follow")
             for name in ("top-80", "top-200"):
-                found[name] = made.until(name, BUSY, IDLE, "480.0 GiB", "40   2.99", "Only this pool")
+                found[name] = made.until(name, BUSY, IDLE, "480.0 GiB", "40   2.99", "Only this pool", pattern=USE)
             made.tmux("send-keys", "-t", "top-80", "Enter")
-            found["one-80"] = made.until("top-80", BUSY, IDLE, "480.0 GiB", "All pools")
+            found["one-80"] = made.until("top-80", BUSY, IDLE, "480.0 GiB", "All pools", pattern=USE)
             for name in ("logs-80", "logs-200"):
                 made.until(name, "[0] step 1200 loss 2.30")
             found["live-200"] = made.until("live", *measured)

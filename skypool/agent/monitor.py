@@ -30,8 +30,8 @@ _EVERY = 5.0
 """Seconds between two samples of a node without devices."""
 _EVERY_WITH_DEVICES = 1.0
 """Seconds between two samples of a node with devices."""
-_FIRST = 0.5
-"""Seconds until the first sample."""
+_FIRST = 1.0
+"""Seconds until the first sample, so that a node's start costs nothing."""
 _PATIENCE = 10.0
 """Seconds without a reading after which the sampler counts as hung, and is killed."""
 _PATIENCE_WITH_TOOLS = 120.0

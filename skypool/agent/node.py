@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _TICK = 0.1
 """Seconds between two checks of things that no file descriptor reports, such as the lease and timeouts."""
 _UNMEASURED = 0.5
-"""Seconds after the start of the loop in which nothing is measured."""
+"""Seconds after the start of the loop in which nothing is measured on a node without devices."""
 _HIRED = 4
 """The number of workers that are started before the loop handles other events again."""
 _TO_VANISH = 2.0
@@ -361,7 +361,7 @@ class Agent:
         The imports of the monitor would delay the start.
         """
         if self._measures_at is None:
-            self._measures_at = now + _UNMEASURED
+            self._measures_at = now if self._measured else now + _UNMEASURED
         if self._monitor is None and now >= self._measures_at:
             from skypool.agent.monitor import Monitor
 

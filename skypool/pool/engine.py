@@ -1020,9 +1020,11 @@ class PoolEngine:
             await beside(self._close_watchers, "skypool closing")
 
     def _close_watchers(self) -> None:
-        """Close what watches the pool, the logs last, and tell the user what failed. Blocks, for at most 16 s."""
+        """Close what watches the pool, and tell the user what failed. Blocks, for at most 24 s.
+
+        The logs have all that is told here. Whoever follows them sees their end in the socket for other terminals.
+        """
         parts: list[closing.Part] = [
-            ("the connections of other terminals", self._close_observers),
             ("the forwards", self.forwards.close),
             ("the file of the samples", self.health.flush),
             ("the history of the pool", self.history.flush),
@@ -1032,8 +1034,13 @@ class PoolEngine:
             parts.append(("the metrics", self.metering.close))
         for failure in closing.close_all(parts, _TO_CLOSE):
             self._notice(f"the pool has ended, but {failure}")
-        for failure in closing.close_all([("the logs of the pool", self._close_log)], _TO_CLOSE):
-            self._notice(f"the pool has ended, but {failure}")
+        last: list[closing.Part] = [
+            ("the logs of the pool", self._close_log),
+            ("the connections of other terminals", self._close_observers),
+        ]
+        for part in last:  # one after the other: who follows the logs takes them for complete when the socket is gone
+            for failure in closing.close_all([part], _TO_CLOSE):
+                self._notice(f"the pool has ended, but {failure}")
 
     def close_metrics(self) -> None:
         """Close the exporters of a pool that could not start. Blocks, for at most 8 s. Any thread may call this."""
