@@ -178,7 +178,7 @@ def test_a_spot_slice_that_is_taken_back_is_replaced_and_what_is_left_of_it_is_d
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_host_that_is_lost_costs_its_slice_which_is_replaced_as_a_whole(tpu: TPU) -> None:
-    with sky.ComputePool(gcp(), slots=1, liveness=3.0, console="off", **TWO) as pool:
+    with sky.ComputePool(gcp(), slots=1, liveness=10.0, console="off", **TWO) as pool:
         (first,) = tpu.queued.values()
         machine = first.hosts[1].machine
         assert machine is not None
