@@ -520,7 +520,8 @@ class Worker:
         run the call, the call is given back to the queue and this process ends.
         """
         known = self._functions.get(header["fn"]) or self._function(header["fn"])
-        if known is not None and not (is_entered := namespaces.is_entered(known[2])) and known[2].is_outdated():
+        is_entered = known is not None and namespaces.is_entered(known[2])
+        if known is not None and not is_entered and known[2].is_outdated():
             known = self._function(header["fn"], known[2])
         if known is None:
             self._page.begin(self._slot, 0, time.monotonic())  # another worker may have it before this one has ended
