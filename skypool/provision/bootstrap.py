@@ -7,6 +7,7 @@ All of this uses one connection. At the end, the shell that ran the steps become
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import re
 import shlex
@@ -313,10 +314,13 @@ async def _lines(
     loop = asyncio.get_running_loop()
     got = bytearray()
     try:
-        await loop.sock_sendall(stream.socket, setup.words)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # what it said before its end is read below
+            await loop.sock_sendall(stream.socket, setup.words)
         while True:
-            async with asyncio.timeout(silence):
-                part = await loop.sock_recv(stream.socket, 65536)
+            part = b""
+            with contextlib.suppress(ConnectionResetError):
+                async with asyncio.timeout(silence):
+                    part = await loop.sock_recv(stream.socket, 65536)
             if not part:
                 return
             got += part  # in place, as a copy for each of many small parts would take long
