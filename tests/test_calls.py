@@ -486,6 +486,8 @@ def test_a_function_is_pickled_once_while_nothing_it_captures_can_change(source:
         ("a = 1\ndef f():\n    try: return 'a', a\n    except NameError: return 'b', b", "del a; b = 1"),
         ("def f(): return 1", "f.__code__ = (lambda: 2).__code__"),
         ("def f(x=1): return x", "f.__defaults__ = (2,)"),
+        ("def f(*, x=1): return x", "f.__kwdefaults__ = {'x': 2}"),
+        ("def f(*, x=1): return x", "f.__kwdefaults__['x'] = 2"),
     ],
 )
 def test_a_change_in_what_a_function_captures_reaches_the_nodes(source: str, change: str) -> None:
@@ -707,3 +709,19 @@ def test_a_function_that_names_a_method_sees_its_object_as_it_is_now(node_queue:
     before = call.code().key
     box.size = 5
     assert call.code().key != before
+
+
+def test_a_function_is_pickled_again_when_what_its_on_interruption_captures_has_changed() -> None:
+    word = "before"
+
+    def notice(_: object) -> str:
+        return word
+
+    @compute(on_interruption=notice)
+    def bare(n: int = 1) -> int:
+        return n
+
+    first = bare.code().key
+    assert bare.code().key == first
+    word = "after"
+    assert bare.code().key != first

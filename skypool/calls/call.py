@@ -270,7 +270,7 @@ class ComputeFunction(Generic[P, T]):
         self._generation = generation
         if state is not None:
             self._code = (state, code)
-            self._bare = function.__code__ if _is_bare(function) else None
+            self._bare = function.__code__ if notified is None and _is_bare(function) else None
             self._defaults = function.__defaults__
         return code
 
