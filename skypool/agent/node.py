@@ -356,10 +356,7 @@ class Agent:
         return found
 
     def _measure(self, now: float) -> None:
-        """Let the monitor measure the node. It is made only some seconds after the node's start.
-
-        The imports of the monitor would delay the start.
-        """
+        """Let the monitor measure the node. Its modules take long to import, so it is made after the start."""
         if self._measures_at is None:
             self._measures_at = now if self._measured else now + _UNMEASURED
         if self._monitor is None and now >= self._measures_at:

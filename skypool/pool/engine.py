@@ -1032,14 +1032,10 @@ class PoolEngine:
         ]
         if self.metering.exporters:
             parts.append(("the metrics", self.metering.close))
-        for failure in closing.close_all(parts, _TO_CLOSE):
-            self._notice(f"the pool has ended, but {failure}")
-        last: list[closing.Part] = [
-            ("the logs of the pool", self._close_log),
-            ("the connections of other terminals", self._close_observers),
-        ]
-        for part in last:  # one after the other: who follows the logs takes them for complete when the socket is gone
-            for failure in closing.close_all([part], _TO_CLOSE):
+        logs: closing.Part = ("the logs of the pool", self._close_log)
+        others: closing.Part = ("the connections of other terminals", self._close_observers)
+        for at_once in (parts, [logs], [others]):
+            for failure in closing.close_all(at_once, _TO_CLOSE):
                 self._notice(f"the pool has ended, but {failure}")
 
     def close_metrics(self) -> None:

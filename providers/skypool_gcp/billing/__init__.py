@@ -125,7 +125,7 @@ _NAMES = _names()
 
 
 class Shape(NamedTuple):
-    """What a machine of some type has and Google charges for: vCPUs, GiB of memory, and GPUs.
+    """The vCPUs, GiB of memory and GPUs of a machine type, for which Google charges.
 
     Attributes:
         cards: The GPUs, as (Google's name, number).
