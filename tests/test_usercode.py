@@ -78,6 +78,13 @@ def test_a_folder_whose_name_begins_like_an_installed_one_is_the_users() -> None
     assert user_modules.is_users(stdlib + "-mine/train.py")
 
 
+def test_what_another_environment_has_installed_is_not_the_users(project: Path) -> None:
+    for name in ("site-packages", "dist-packages"):
+        assert not user_modules.is_users(str(project / "other" / "lib" / name / "torch" / "__init__.py"))
+        assert user_modules.is_users(str(project / f"{name}-mine" / "train.py"))
+    assert user_modules.is_users(str(project / "site-packages"))
+
+
 # --- what is loaded ------------------------------------------------------------------------------------------
 
 
@@ -324,16 +331,10 @@ from pathlib import Path
 import skypool as sky
 
 HERE = Path(__file__).parent
-sys.path.append(str(HERE / "outside"))
-from skypool.shipping import user_modules
+sys.path.append(str(HERE / "other/site-packages"))
 from tests.conftest import ROOT
 import whole, google.mine.known, versioned
 import fake_installed
-
-# a distribution that is installed as editable: its metadata is where installed code is
-installed = user_modules._installed
-user_modules._installed = lambda: (*installed(), f"{HERE}/outside/")
-user_modules._is_users_file.cache_clear()
 
 
 @sky.compute
@@ -435,6 +436,7 @@ with sky.ComputePool(slots=3, console="off") as pool:
     results["large"] = notes_of(large())
     results["missing"] = {name: notes_of(missing(name)) for name in ("nothing_of_that_name", "made_at_run_time")}
     results["installed"] = notes_of(missing("fake_installed"))
+    results["compiled"] = notes_of(missing("built._core"))
     for method in ("fork", "spawn", "forkserver"):
         results[method] = [in_pool(method) >> pool, in_executor(method) >> pool]
     results["loky"] = in_loky() >> pool
@@ -460,9 +462,9 @@ FILES = {
     "whole/deep/note.txt": "a note",
     "whole_thing.egg-info/PKG-INFO": "Metadata-Version: 2.1\nName: whole-thing\nVersion: 1.2\n",
     "whole_thing.egg-info/entry_points.txt": "[of.mine]\npoint = whole:point\n",
-    "outside/editable_thing-3.4.dist-info/METADATA": "Metadata-Version: 2.1\nName: editable-thing\nVersion: 3.4\n",
-    "outside/editable_thing-3.4.dist-info/direct_url.json": '{"url": "file://HERE", "dir_info": {"editable": true}}',
-    "outside/fake_installed.py": "name = 'installed here only'\n",
+    "other/site-packages/editable_thing-3.4.dist-info/METADATA": "Metadata-Version: 2.1\nName: editable-thing\nVersion: 3.4\n",
+    "other/site-packages/editable_thing-3.4.dist-info/direct_url.json": '{"url": "file://HERE", "dir_info": {"editable": true}}',
+    "other/site-packages/fake_installed.py": "name = 'installed here only'\n",
     "google/mine/__init__.py": "",
     "google/mine/known.py": "name = 'known'\n",
     "google/mine/late.py": "name = 'late'\n",
@@ -471,6 +473,7 @@ FILES = {
     "helper_of_mine.py": "name = 'helper'\n",
     "program_of_mine.py": "import helper_of_mine\nprint('program', helper_of_mine.name)\n",
     "site/sitecustomize.py": "name = 'the one that is hidden'\n",
+    "built/__init__.py": "",
     "versioned.py": "value = 'first'\n",
     "late_versioned.py": "value = 'first'\n",
 }
@@ -483,8 +486,9 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for name, text in FILES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text.replace("HERE", str(folder)))
-    with open(folder / "whole/large.bin", "wb") as file:
-        file.truncate(11 << 20)
+    for large in ("whole/large.bin", "built/_core.abi3.so"):
+        with open(folder / large, "wb") as file:
+            file.truncate(11 << 20)
     (folder / "script.py").write_text(SCRIPT)
     done = subprocess.run(
         [sys.executable, "script.py"],
@@ -522,6 +526,13 @@ def test_a_file_that_is_too_large_is_named_with_what_to_do(there: dict[str, Any]
     assert there["large"] == [
         "whole/large.bin of your package was not sent: files of more than 10 MB, and more than 50 MB of files for a "
         "package, are left out; send it with Image(files={…})"
+    ]
+
+
+def test_a_compiled_file_that_is_too_large_is_named_with_what_to_do(there: dict[str, Any]) -> None:
+    assert there["compiled"] == [
+        "built/_core.abi3.so of your package was not sent: files of more than 10 MB are left out; install the package "
+        "with Image(pip=[…])"
     ]
 
 

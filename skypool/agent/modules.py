@@ -165,6 +165,11 @@ class UserModules:
 
     def advice(self, error: BaseException) -> str:
         """Return advice for the user about an exception that concerns modules, their files or versions; else ""."""
+        if isinstance(error, ImportError) and error.name and (path := self._code_left_out(error.name)):
+            return (
+                f"{path} of your package was not sent: files of more than 10 MB are left out; install the package with "
+                "Image(pip=[…])"
+            )
         if isinstance(error, ModuleNotFoundError) and error.name:
             return self._numpys(error.name) or self._missing_advice(error.name)
         if isinstance(error, FileNotFoundError) and isinstance(error.filename, str):
@@ -176,6 +181,11 @@ class UserModules:
                         "files for a package, are left out; send it with Image(files={…})"
                     )
         return self._numpys("numpy.") if "numpy" in text_of(error) else ""
+
+    def _code_left_out(self, name: str) -> str:
+        """Return the path of a compiled file that was not sent, of the package of the module `name`; "" if none."""
+        found = self._found.get(name.partition(".")[0])
+        return next((path for path in found.left_out if path.endswith(".so")), "") if found else ""
 
     def _missing_advice(self, name: str) -> str:
         top = name.partition(".")[0]

@@ -1,7 +1,8 @@
 """Finds the user's own modules and packages, and the files of them that are sent to nodes which import them.
 
-A module is the user's own if its file is outside the standard library and outside site-packages. A package is sent
-whole: with its data files, and with the metadata of its installation if that is editable.
+A module is the user's own if its file is outside the standard library and outside every folder site-packages or
+dist-packages, also those of other environments. A package is sent whole: with its data files, and with the metadata of
+its installation if that is editable.
 
 Files are read once: modules that the program has loaded are sent as they were at its first call, or when reloaded.
 """
@@ -77,6 +78,9 @@ _MOST_LEFT_OUT = 100
 _NEVER_SENT = SCRIPT | {"skypool", "skypool_images", "cloudpickle", "sitecustomize", "usercustomize"}
 """Names of modules of which each machine has its own. Debian's sitecustomize lies outside of the standard library."""
 
+_OF_ENVIRONMENTS = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+"""Parts of the paths of code that is installed in any environment, such as one that PYTHONPATH names."""
+
 
 @cache
 def _installed() -> tuple[str, ...]:
@@ -88,16 +92,18 @@ def _installed() -> tuple[str, ...]:
 
 
 def is_users(path: str | None) -> bool:
-    """Return True if the file of a module is the user's own: it is in none of the folders of installed code.
+    """Return True if the file of a module is the user's own: it is in no folder of installed code.
 
     Symbolic links are resolved first. The file need not exist. Returns False for None, "" and a relative path.
     """
     if not path or not os.path.isabs(path):
         return False
     if os.path.islink(path):
-        return not os.path.realpath(path).startswith(_installed())
-    folder, name = os.path.split(path)
-    return not os.path.join(_real_folder(folder), name).startswith(_installed())
+        real = os.path.realpath(path)
+    else:
+        folder, name = os.path.split(path)
+        real = os.path.join(_real_folder(folder), name)
+    return not (real.startswith(_installed()) or any(each in real for each in _OF_ENVIRONMENTS))
 
 
 _real_folder = cache(os.path.realpath)
