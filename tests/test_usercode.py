@@ -331,7 +331,7 @@ from pathlib import Path
 import skypool as sky
 
 HERE = Path(__file__).parent
-sys.path.append(str(HERE / "other/site-packages"))
+sys.path.append(str(HERE / "site-packages"))
 from tests.conftest import ROOT
 import whole, google.mine.known, versioned
 import fake_installed
@@ -462,9 +462,11 @@ FILES = {
     "whole/deep/note.txt": "a note",
     "whole_thing.egg-info/PKG-INFO": "Metadata-Version: 2.1\nName: whole-thing\nVersion: 1.2\n",
     "whole_thing.egg-info/entry_points.txt": "[of.mine]\npoint = whole:point\n",
-    "other/site-packages/editable_thing-3.4.dist-info/METADATA": "Metadata-Version: 2.1\nName: editable-thing\nVersion: 3.4\n",
-    "other/site-packages/editable_thing-3.4.dist-info/direct_url.json": '{"url": "file://HERE", "dir_info": {"editable": true}}',
-    "other/site-packages/fake_installed.py": "name = 'installed here only'\n",
+    "site-packages/editable_thing-3.4.dist-info/METADATA": "Metadata-Version: 2.1\n"
+    "Name: editable-thing\nVersion: 3.4\n",
+    "site-packages/editable_thing-3.4.dist-info/direct_url.json": '{"url": "file://HERE", '
+    '"dir_info": {"editable": true}}',
+    "site-packages/fake_installed.py": "name = 'installed here only'\n",
     "google/mine/__init__.py": "",
     "google/mine/known.py": "name = 'known'\n",
     "google/mine/late.py": "name = 'late'\n",
