@@ -281,7 +281,8 @@ def test_another_user_is_refused_even_where_the_modes_let_him_in(still: Still) -
             print(b"")
     """
     argv = [sys.executable, "-c", textwrap.dedent(program), str(there.parent), there.name]
-    assert subprocess.run(argv, capture_output=True, text=True, timeout=60).stdout == "b''\n"
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("b''\n", "")
 
 
 # --- what observers must not do ------------------------------------------------------------------------------

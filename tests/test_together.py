@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import sys
@@ -18,7 +19,7 @@ import pytest
 
 import skypool as sky
 from skypool import events
-from skypool.agent.batch import LARGEST_END, Batch, Pipes
+from skypool.agent.batch import LARGEST_END, ROOM, Batch, SharedBatch
 from skypool.agent.unacknowledged import Unacknowledged
 from skypool.agent.value_storage import SpareMemory
 from skypool.calls.arguments import payload_of
@@ -371,20 +372,66 @@ def test_a_batch_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_a_call_is_begun_or_taken_back_and_never_both() -> None:
-    pipes = Pipes()
+    batch = SharedBatch()
     try:
-        pipes.hold([3, 1 << 63, 9])
-        assert pipes.claim()
-        assert pipes.take_back() == [1 << 63, 9]
-        assert not pipes.claim()
-        assert pipes.take_back() == []
-        assert pipes.ended() == b""
-        pipes.end(end_of(3, True, 0.5, b"x"))
-        pipes.end(end_of(4, False, 0.25, b""))
-        assert list(ends_in(pipes.ended())) == [(3, True, 0.5, b"x"), (4, False, 0.25, b"")]
+        batch.hold([3, 1 << 63, 9])
+        assert batch.claim()
+        assert batch.take_back() == [1 << 63, 9]
+        assert not batch.claim()
+        assert batch.take_back() == []
     finally:
-        pipes.keep()
-        pipes.close()
+        batch.keep()
+        batch.close()
+
+
+@pytest.fixture
+def shared() -> Iterator[SharedBatch]:
+    batch = SharedBatch()
+    yield batch
+    batch.keep()
+    batch.close()
+
+
+def test_outcomes_are_read_once_and_in_order(shared: SharedBatch) -> None:
+    assert shared.ended() == b""
+    assert shared.end(end_of(3, True, 0.5, b"x"))
+    assert shared.end(end_of(4, False, 0.25, b""))
+    assert list(ends_in(shared.ended())) == [(3, True, 0.5, b"x"), (4, False, 0.25, b"")]
+    assert shared.ended() == b""
+
+
+def test_an_outcome_that_finds_no_room_is_refused_until_others_were_read(shared: SharedBatch) -> None:
+    end = bytes(ROOM // 4)
+    assert [shared.end(end) for _ in range(5)] == [True] * 4 + [False]
+    assert shared.ended() == bytes(ROOM)
+    assert shared.end(end)
+
+
+def test_a_worker_whose_count_is_impossible_is_refused(shared: SharedBatch) -> None:
+    for count in (ROOM + 1, (1 << 64) - 1):
+        shared._numbers[0] = count
+        with pytest.raises(ProtocolError):
+            list(ends_in(shared.ended()))
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_outcomes_that_another_process_writes_while_they_are_read_arrive_whole(
+    shared: SharedBatch, monkeypatch: pytest.MonkeyPatch, in_order: bool
+) -> None:
+    monkeypatch.setattr("skypool.agent.batch._IN_ORDER", in_order)
+    sizes = random.Random(5).choices((0, 7, 60, 1000, LARGEST_END - 40), k=5_000)
+    pid = os.fork()
+    if pid == 0:
+        for id_, size in enumerate(sizes):
+            while not shared.end(end_of(id_, True, 0.0, bytes([id_ % 256]) * size)):
+                pass
+        os._exit(0)
+    found: list[Any] = []
+    while os.waitpid(pid, os.WNOHANG) == (0, 0):
+        found += ends_in(shared.ended(asked=False))
+    found += ends_in(shared.ended())
+    assert [each[0] for each in found] == list(range(5_000))
+    assert all(data == bytes([id_ % 256]) * sizes[id_] for id_, _, _, data in found)
 
 
 @pytest.mark.parametrize("length", [1, 20, 24])

@@ -8,8 +8,8 @@ dies, or if one of them is cancelled or slow.
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
-import select
 import struct
 from collections.abc import Mapping
 from typing import ClassVar
@@ -19,11 +19,21 @@ from skypool.agent.value_storage import Blob
 from skypool.errors import protocol_violation
 from skypool.wire.frames import TOGETHER, Buffer, Frame, Kind, encode
 
-LARGEST_END = select.PIPE_BUF
-"""The greatest size in bytes of one outcome in a pipe. Up to this size, one write is never split."""
+LARGEST_END = 4 << 10
+"""The greatest size in bytes of one outcome in shared memory. Larger ones are sent by themselves."""
+ROOM = 64 << 10
+"""The number of bytes of outcomes that shared memory holds."""
 _ID = struct.Struct("Q")
 _ALL = 64 << 10
 """The greatest number of bytes that are read from a pipe at once. A pipe holds no more than that."""
+_NUMBERS = 128
+"""The size in bytes of the numbers before the outcomes. Those of the agent and of the worker are in lines of their own
+of the CPU's cache."""
+_WRITTEN = 0
+_READ = 8
+_IMPOSSIBLE = b"\0"
+_IN_ORDER = os.uname().machine == "x86_64"
+"""True if other processors see what a processor writes in the order in which it was written."""
 
 
 class Batch:
@@ -118,35 +128,37 @@ class Batch:
         return call
 
 
-class Pipes:
-    """Two pipes that a worker shares with the agent, for batches. The agent creates them before it forks the worker.
+class SharedBatch:
+    """What a worker and the agent share about the worker's batch. The agent creates it before it forks the worker.
 
-    The first pipe contains the ids of the calls that have not begun. The worker reads an id before it begins that call.
-    To take back these calls, the agent reads all ids that are left. An id can be read only once, so no call runs twice.
+    A pipe contains the ids of the calls that have not begun. The worker reads an id before it begins that call. To take
+    back these calls, the agent reads all ids that are left. An id can be read only once, so no call runs twice.
 
-    The second pipe contains the outcomes of calls. The agent reads it when the worker asks for that, at regular checks,
-    and after the worker's death.
+    Shared memory contains the outcomes of calls, as writing them there takes no system call. The worker writes an
+    outcome after the last one, at the end of the memory from its start again, and then how many bytes it has written in
+    all. The agent reads them when the worker asks for that, at regular checks, and after the worker's death.
     """
 
     def __init__(self) -> None:
         flags = os.O_CLOEXEC | os.O_NONBLOCK
         self._claims, self._claim = os.pipe2(flags)
-        self._ended, self._end = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(self._ended, False)
+        memory = memoryview(mmap.mmap(-1, _NUMBERS + ROOM))
+        self._numbers = memory[:_NUMBERS].cast("Q")
+        self._outcomes = memory[_NUMBERS:]
+        self._written = self._read = self._seen = 0
+        self._limit = ROOM
 
     def leave(self) -> set[int]:
-        """Return the three file descriptors of these pipes that the worker must leave open. Closes nothing."""
-        return {self._claims, self._claim, self._end}
+        """Return the file descriptors that the worker must leave open. Closes nothing."""
+        return {self._claims, self._claim}
 
     def keep(self) -> None:
-        """Close the writing ends, which only the worker needs. Called in the agent, once, after the fork."""
+        """Close the writing end of the pipe, which only the worker needs. Called in the agent, once, after the fork."""
         os.close(self._claim)
-        os.close(self._end)
 
     def close(self) -> None:
-        """Close the agent's reading ends. Called in the agent, once, when the worker has died."""
+        """Close the agent's end of the pipe. Called in the agent, once, when the worker has died."""
         os.close(self._claims)
-        os.close(self._ended)
 
     # --- in the worker ---------------------------------------------------------------------------------------
 
@@ -167,12 +179,25 @@ class Pipes:
         except BlockingIOError:
             return False
 
-    def end(self, end: bytes) -> None:
-        """Write an outcome of at most `LARGEST_END` bytes, as `frames.end_of` makes it, to the pipe of outcomes.
+    def end(self, end: bytes) -> bool:
+        """Write an outcome of at most `ROOM` bytes, as `frames.end_of` makes it. Called in the worker.
 
-        Called in the worker. Waits while the pipe is full. Raises BrokenPipeError if the agent is gone.
+        Returns False, and writes nothing, if the agent has not yet read enough of the earlier ones.
         """
-        os.write(self._end, end)
+        written = self._written + len(end)
+        if written > self._limit:
+            self._limit = self._numbers[_READ] + ROOM
+            if written > self._limit:
+                return False
+        at = self._written % ROOM
+        stop = at + len(end)
+        if stop <= ROOM:
+            self._outcomes[at:stop] = end
+        else:
+            self._outcomes[at:] = end[: ROOM - at]
+            self._outcomes[: stop - ROOM] = end[ROOM - at :]
+        self._numbers[_WRITTEN] = self._written = written
+        return True
 
     # --- in the agent ----------------------------------------------------------------------------------------
 
@@ -187,18 +212,31 @@ class Pipes:
             return [id_ for (id_,) in _ID.iter_unpack(data[:whole])]
         return []
 
-    def ended(self) -> bytes:
-        """Return outcomes that the worker has written, each once, at most 64 KiB; b"" if there are none.
+    def ended(self, asked: bool = True) -> bytes:
+        """Return outcomes that the worker has written, each once; b"" if there are none. Called in the agent.
 
-        Called in the agent. Does not wait. `frames.ends_in` splits the result.
+        `asked` is False if the worker may be writing at this moment. It has neither asked for this nor died. Then some
+        processors may show how much it has written before they show the outcomes themselves. With these, what was
+        written since the last look is left for the next one.
+
+        `frames.ends_in` splits the result. It refuses it if the worker's process was damaged so much that its count is
+        impossible.
         """
-        with contextlib.suppress(BlockingIOError):
-            return os.read(self._ended, _ALL)
-        return b""
+        written = self._numbers[_WRITTEN]
+        if not (asked or _IN_ORDER):
+            written, self._seen = max(self._seen, self._read), written
+        size = written - self._read
+        if not 0 <= size <= ROOM:
+            return _IMPOSSIBLE
+        at = self._read % ROOM
+        found = bytes(self._outcomes[at : at + size])
+        found += self._outcomes[: size - len(found)]
+        self._numbers[_READ] = self._read = written
+        return found
 
 
 def frame_of_ends(body: bytes) -> list[Buffer]:
-    """Return the OUTCOMES frame that sends outcomes, as `Pipes.ended` returns them, to the client.
+    """Return the OUTCOMES frame that sends outcomes, as `SharedBatch.ended` returns them, to the client.
 
     The frame is two buffers, to be written one after the other. The second is `body` itself.
     """

@@ -58,7 +58,7 @@ class BatchWatch:
         if self._slots.spare:
             idle.add(CPU)  # a worker is started as soon as a call waits for one
         for slot in self._slots.all:
-            slot.ended += slot.pipes.ended()
+            slot.ended += slot.batch.ended(asked=False)
             if slot.ended:
                 self._hear(slot)
             id_ = running[slot.number]

@@ -179,7 +179,7 @@ class CallQueue:
 
         They stay in the agent until `pump` moves them to the workers.
         """
-        self.again([id_ for slot in slots for id_ in slot.pipes.take_back()])
+        self.again([id_ for slot in slots for id_ in slot.batch.take_back()])
 
     def give_back(self, n: int, kind: int) -> list[int]:
         """Remove up to `n` calls that have not begun from the end of the queue. Return their ids, the last call first.

@@ -606,7 +606,7 @@ class Agent:
                     more = False  # send the outcome at once, as no other packet is expected
                     break
             elif f.kind is Kind.OUTCOMES:
-                slot.ended += slot.pipes.ended()
+                slot.ended += slot.batch.ended()
             else:
                 self._on_packet(slot, f, packet, fds)
         if slot.waiting:
@@ -682,7 +682,7 @@ class Agent:
         self._batch_watch.ended()
 
     def _on_ends(self, slot: Slot) -> None:
-        """Send the client, in one frame, the outcomes of batched calls that a worker has written to its pipe.
+        """Send the client, in one frame, the outcomes of batched calls that a worker has written to shared memory.
 
         Drops outcomes of calls that the agent itself has ended. Raises ProtocolError, after the valid outcomes were
         sent, if other bytes follow them.
@@ -800,7 +800,7 @@ class Agent:
             self._call_output.read(slot, fd)
 
     def _hear_last_ends(self, slot: Slot) -> None:
-        slot.ended += slot.pipes.ended()
+        slot.ended += slot.batch.ended()
         self._on_ends(slot)
 
     def _answer_for(self, slot: Slot, call: NodeCall, status: int) -> None:

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 from skypool import devices, runtime
 from skypool.agent import own_name
-from skypool.agent.batch import Pipes
+from skypool.agent.batch import SharedBatch
 from skypool.agent.call import NodeCall
 from skypool.agent.notice import Herald
 from skypool.agent.packets import CLOEXEC, PACKET, SPACE, descriptors, rights
@@ -85,8 +85,8 @@ class Slot:
         waiting: packets for which the worker's socket had no room, in order. Each is (buffers, file descriptors, True
             if these file descriptors are closed after sending).
         printed: a file descriptor of the memory in which a call with `output="capture"` has what it prints.
-        pipes: the pipes through which the agent follows batches.
-        ended: outcomes from these pipes that were not sent to the client yet.
+        batch: what the worker and the agent share about batches.
+        ended: outcomes of batches that were not sent to the client yet.
         answer: the outcome of a service, kept until all its processes are gone. A tuple (packet, True if a large value
             was sent before it, True if the worker no longer uses the arguments); None for other calls.
         tail: the last bytes that the call `tail_of` printed.
@@ -116,7 +116,7 @@ class Slot:
     outputs: dict[int, int] = field(default_factory=dict)
     waiting: deque[Packet] = field(default_factory=deque)
     printed: int = -1
-    pipes: Pipes = field(init=False)
+    batch: SharedBatch = field(init=False)
     ended: bytearray = field(default_factory=bytearray)
     answer: tuple[bytes, bool, bool] | None = None
     tail: bytearray = field(default_factory=bytearray)
@@ -362,9 +362,9 @@ class Slots:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         opened.callback(ours.close)
         opened.callback(theirs.close)
-        slot.pipes = Pipes()
-        opened.callback(slot.pipes.close)
-        opened.callback(slot.pipes.keep)
+        slot.batch = SharedBatch()
+        opened.callback(slot.batch.close)
+        opened.callback(slot.batch.keep)
         slot.printed = os.memfd_create("skypool-printed", os.MFD_CLOEXEC)
         opened.callback(os.close, slot.printed)
         pipes: dict[int, tuple[int, int]] = {}
@@ -396,7 +396,7 @@ class Slots:
             os.waitpid(pid, 0)
             raise
         theirs.close()
-        slot.pipes.keep()
+        slot.batch.keep()
         for _, write_end in pipes.values():
             os.close(write_end)
         ours.setblocking(False)
@@ -420,7 +420,7 @@ class Slots:
             os.setsid()
             for fd, write_end in outputs.items():
                 os.dup2(write_end, fd)
-            keep = {0, 1, 2, channel.fileno(), taken.fileno(), notice, slot.printed, *slot.pipes.leave()}
+            keep = {0, 1, 2, channel.fileno(), taken.fileno(), notice, slot.printed, *slot.batch.leave()}
             for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
                 if fd not in keep:
                     with contextlib.suppress(OSError):
@@ -445,7 +445,7 @@ class Slots:
                 slot.number,
                 channel,
                 taken,
-                slot.pipes,
+                slot.batch,
                 Herald(notice, self.page, slot.number),
                 self.page,
                 self._plan.config.spool,
@@ -663,7 +663,7 @@ class Slots:
         slot.channel.close()
         for fd in (slot.pidfd, slot.printed, *slot.outputs.values()):
             os.close(fd)
-        slot.pipes.close()
+        slot.batch.close()
         slot.outputs = {}
         _end_notice(slot)
 

@@ -12,14 +12,14 @@ import socket
 import sys
 import time
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 from weakref import ref
 
 from skypool import runtime
 from skypool.agent import broken_devices, child_imports, stacks
-from skypool.agent.batch import LARGEST_END, Pipes
+from skypool.agent.batch import LARGEST_END, SharedBatch
 from skypool.agent.call_state import CallState
 from skypool.agent.capture import PRINTED, Capture
 from skypool.agent.import_clock import ImportClock
@@ -43,9 +43,9 @@ _SOME_ENDED: list[Buffer] = [encode(Kind.OUTCOMES, {})]
 _LINGERING = 5
 """The most seconds that a process of a gang waits, after it has failed, until the client knows its exception."""
 _UNTOLD = 16 << 10
-"""The number of bytes of outcomes in the pipe after which the agent is asked to read them, before the pipe is full."""
+"""The number of bytes of outcomes in shared memory after which the agent is asked to read them, before it is full."""
 _LARGEST = LARGEST_END - len(end_of(0, True, 0, b""))
-"""The greatest size in bytes of the serialized value or error of a batched call that is sent through the pipe."""
+"""The greatest size in bytes of the serialized value or error of a batched call that is sent through shared memory."""
 LOADING = 60.0
 """Seconds to load a call's function, modules and arguments. Only longer loading counts towards the call's timeout.
 
@@ -74,13 +74,56 @@ class _Small:
         self.buffers = buffers
 
 
+class _Function(NamedTuple):
+    """Function that this process has unpickled.
+
+    Attributes:
+        run: the function itself.
+        view: the values of its globals.
+        name: its name.
+        what: a name for its value, for messages.
+    """
+
+    run: Callable[..., Any] | runtime.Attended
+    view: namespaces.View
+    name: str
+    what: str
+
+
+class _Order:
+    """How to run a call, or each call of a batch, as the header of its packet says. Read once for the whole batch.
+
+    Attributes:
+        fn: the key of the function.
+        is_gang: True for a call of a gang.
+        is_own: True for a call of a gang or a service, whose worker runs nothing else.
+        is_fresh: True if no other call may have run in its process.
+        captures: True if what it prints becomes part of its value.
+        timeout: seconds after which it must have ended; None for no limit.
+        stream: how many bytes of items its generator may send before the client takes them; None if it is no generator.
+        world: as for `runtime.begin`.
+    """
+
+    __slots__ = ("captures", "fn", "is_fresh", "is_gang", "is_own", "stream", "timeout", "world")
+
+    def __init__(self, header: dict[str, Any]) -> None:
+        self.fn: str = header["fn"]
+        self.is_gang = "gang" in header
+        self.is_own = self.is_gang or "service" in header
+        self.is_fresh = self.is_own or "fresh" in header
+        self.captures = header.get("output") == "capture"
+        self.timeout: float | None = header.get("timeout")
+        self.stream: int | None = header.get("stream")
+        self.world: tuple[int, Sequence[str]] | None = header.get("world")
+
+
 class Worker:
     """Main loop of one worker, which runs calls for the agent.
 
     Args:
         agent: the packet socket to and from the agent, for this worker only.
         queue: the packet socket in which calls wait. All workers with the same kind of slot share it.
-        pipes: the pipes through which the agent follows the calls of a batch.
+        batch: what this process and the agent share about the calls of a batch.
         herald: calls `on_interruption` of the running call when there is a notice.
         folder: the folder for values that are too large for memory.
         spool_memory: the size in bytes of the largest value kept in memory; None for half of the free memory.
@@ -93,7 +136,7 @@ class Worker:
         slot: int,
         agent: socket.socket,
         queue: socket.socket,
-        pipes: Pipes,
+        batch: SharedBatch,
         herald: Herald,
         page: SharedPage,
         folder: str,
@@ -105,11 +148,11 @@ class Worker:
         self._socket = agent
         self._queue = queue
         self._buffer = bytearray(PACKET)
-        self._pipes = pipes
+        self._batch = batch
         self._page = page
         self._herald = herald
         self._process = os.getpid()
-        self._functions: dict[str, tuple[str, Callable[..., Any] | runtime.Attended, namespaces.View]] = {}
+        self._functions: dict[str, _Function] = {}
         self._objects: dict[str, Any] = {}
         self._sources: dict[str, str] = {}
         self._shield = Shield()
@@ -157,7 +200,7 @@ class Worker:
                 if packet.kind is _CALLS:
                     self._serve_all(packet)
                 else:
-                    self._serve(packet.header["id"], packet, fds)
+                    self._serve(packet.header["id"], _Order(packet.header), packet, fds)
             except Cancelled:
                 self._flush()
                 os._exit(0)
@@ -325,10 +368,8 @@ class Worker:
         found = self._objects[key]
         return codec.loads([found.buffers[0], *map(bytearray, found.buffers[1:])]) if type(found) is _Small else found
 
-    def _function(
-        self, key: str, view: namespaces.View | None = None
-    ) -> tuple[str, Callable[..., Any] | runtime.Attended, namespaces.View] | None:
-        """Return (name, function, values of its globals) for a key. The first use fetches the function from the agent.
+    def _function(self, key: str, view: namespaces.View | None = None) -> _Function | None:
+        """Return the function of a key. The first use fetches it from the agent.
 
         `view` is given to have the function unpickled again, with the values of its globals in that view. Returns None
         if an imported module has changed on the client: only a new process can import it anew. Raises SkypoolError or
@@ -351,7 +392,8 @@ class Worker:
                 self._take_source(file, source)
             view = view or namespaces.View()
             with namespaces.loading(view):
-                self._functions[key] = (reply.header["name"], codec.loads(pickled), view)
+                name = reply.header["name"]
+                self._functions[key] = _Function(codec.loads(pickled), view, name, f"the result of {name}")
         return self._functions[key]
 
     def _take_source(self, file: str, key: str) -> None:
@@ -369,12 +411,13 @@ class Worker:
 
         Stops early if this process must be replaced; the agent then queues the other calls again.
         """
-        self._pipes.hold(packet.header["ids"])
+        self._batch.hold(packet.header["ids"])
         self._untold = at = 0
+        order = _Order(packet.header)
         for id_, length in zip(packet.header["ids"], packet.header["lens"], strict=True):
-            if not self._pipes.claim():
+            if not self._batch.claim():
                 break
-            if not self._serve(id_, packet, [], packet.body[at : at + length]):
+            if not self._serve(id_, order, packet, [], packet.body[at : at + length]):
                 return
             at += length
             if self._worn:
@@ -382,17 +425,17 @@ class Worker:
         if self._untold:
             self._socket.sendmsg(_SOME_ENDED)
 
-    def _serve(self, id_: int, packet: Frame, fds: list[int], part: Buffer | None = None) -> bool:
+    def _serve(self, id_: int, order: _Order, packet: Frame, fds: list[int], part: Buffer | None = None) -> bool:
         """Run one call and send its outcome, which may be any exception. Returns False in a child that the call forked.
 
         A call that needs a fresh process is given back to the agent if this process has run another call. `part` has
         the arguments of a batched call. Raises Cancelled, and sends no outcome, if the call is stopped. Raises an
         OSError if the agent is gone.
         """
-        is_own = "gang" in packet.header or "service" in packet.header
-        if is_own or "fresh" in packet.header:
+        is_own = order.is_own
+        if order.is_fresh:
             self._worn = True
-        function = packet.header["fn"]
+        function = order.fn
         began = time.monotonic()
         is_other = function != self._function_key or self._uses_devices or began - self._ended_at > _PAUSE
         is_unfit = is_other and self._is_unfit()
@@ -416,7 +459,7 @@ class Worker:
             self._channel.drain()
         ok = True
         try:
-            buffers = self._run(id_, packet.header, self._payload(packet, fds) if part is None else [part])
+            buffers = self._run(id_, order, self._payload(packet, fds) if part is None else [part])
         except Cancelled:
             raise
         except BaseException as e:  # noqa: BLE001 - every error is sent to the caller
@@ -426,7 +469,7 @@ class Worker:
                 annotate(e, advice, {})
             buffers = exceptions.dump_error(e, home=True)
         self._runs = False
-        late = self._lateness(packet.header) if "timeout" in packet.header else None
+        late = None if order.timeout is None else self._lateness(order.timeout)
         self._herald.leave()
         if self._out.waiting or self._err.waiting:
             self._flush()
@@ -444,12 +487,13 @@ class Worker:
             self._answer(id_, ok, buffers, seconds, late)
         elif part is None or len(buffers) > 1 or len(buffers[0]) > _LARGEST:
             self._answer(id_, ok, buffers, seconds)
-        else:
-            self._pipes.end(end := end_of(id_, ok, seconds, buffers[0]))
+        elif self._batch.end(end := end_of(id_, ok, seconds, buffers[0])):
             self._untold += len(end)
             if self._untold > _UNTOLD:
                 self._untold = 0
                 self._socket.sendmsg(_SOME_ENDED)
+        else:
+            self._answer(id_, ok, buffers, seconds)
         # after a short call of a function that had changed nothing a moment ago, it waits until another one is called
         self._is_restored = (
             seconds > _BRIEF
@@ -462,7 +506,7 @@ class Worker:
         if self._is_restored and not is_own and not self._worn:
             self._restored_at = began
             self._worn = self._is_spoiled()
-        if "gang" not in packet.header:
+        if not order.is_gang:
             # Kept until here because its frames may hold sockets: peers must not notice their end before it is sent.
             self._failure = None
         return True
@@ -496,14 +540,14 @@ class Worker:
             return True
         return self._uses_devices and self._contexts.are_broken(_KERNELS)  # a kernel may fail after its call
 
-    def _lateness(self, header: dict[str, Any]) -> dict[str, Any]:
+    def _lateness(self, timeout: float) -> dict[str, Any]:
         """Return what the outcome tells the agent about a call that exceeded its timeout; {} if it did not.
 
         The keys: `late` is how many seconds the call ran, `said` its exception, and `printed` the end of its captured
         output. The agent decides if it was too long, because it alone knows for how long the whole node was stopped.
         """
         ran = time.monotonic() - self._counts_from
-        if ran <= header["timeout"]:
+        if ran <= timeout:
             return {}
         said = "" if self._failure is None else f"{type(self._failure).__name__}: {text_of(self._failure)}"
         return {"late": ran, "said": said[:_TEXT], "printed": self._capture.last}
@@ -513,24 +557,24 @@ class Worker:
         self._page.run(self._slot, time.monotonic() + _ENDING)
         return end_processes()
 
-    def _run(self, id_: int, header: dict[str, Any], payload: list[Buffer]) -> list[Buffer]:
+    def _run(self, id_: int, order: _Order, payload: list[Buffer]) -> list[Buffer]:
         """Run the function of a call and return the buffers of its serialized result.
 
         The items of a generator are sent while it runs, and its return value is the result. If only a new process can
         run the call, the call is given back to the queue and this process ends.
         """
-        known = self._functions.get(header["fn"]) or self._function(header["fn"])
-        is_entered = known is not None and namespaces.is_entered(known[2])
-        if known is not None and not is_entered and known[2].is_outdated():
-            known = self._function(header["fn"], known[2])
+        known = self._functions.get(order.fn) or self._function(order.fn)
+        is_entered = known is not None and namespaces.is_entered(known.view)
+        if known is not None and not is_entered and known.view.is_outdated():
+            known = self._function(order.fn, known.view)
         if known is None:
             self._page.begin(self._slot, 0, time.monotonic())  # another worker may have it before this one has ended
             self._channel.send(Kind.RECALLED, {"id": self._channel.call}, [])
             os._exit(0)
-        name, function, view = known
+        function, view, name, what = known
         if not is_entered:
             namespaces.enter(view)
-        runtime.begin(id_, header.get("world"))
+        runtime.begin(id_, order.world)
         self._capture.last = ""
         args, kwargs = codec.loads(payload)
         if isinstance(function, runtime.Attended):
@@ -542,21 +586,18 @@ class Worker:
         self._runs = True
         value: Any
         try:
-            if header.get("output") == "capture":
-                value = self._captured(function, args, kwargs)
-            else:
-                value = function(*args, **kwargs)
+            value = self._captured(function, args, kwargs) if order.captures else function(*args, **kwargs)
             if type(value) is types.CoroutineType:
                 value = _run_coroutine(value)
-            if "stream" in header:
+            if order.stream is not None:
                 stall = partial(self._page.stall, self._slot)
-                value = Sender(self._channel, id_, name, header["stream"], self._shield, stall).send_all(value)
+                value = Sender(self._channel, id_, name, order.stream, self._shield, stall).send_all(value)
         except SystemExit as e:
             if not _is_success(e):
                 raise
             value = None
         try:
-            return exceptions.dump_result(value, f"the result of {name}")
+            return exceptions.dump_result(value, what)
         except (PickleError, UntrustedResult) as e:
             self._tell_printed(e)
             raise
