@@ -160,10 +160,10 @@ class Dispatch:
         queues: dict[int, CallQueue] = {}
         last: CallQueue | None = None
         with self._lock:
+            if self._closed is not None and pending_calls:
+                raise self._too_late(pending_calls[0].name)
             try:
                 for pending in pending_calls:
-                    if self._closed is not None:
-                        raise self._too_late(pending.name)
                     pending.id = next(self._ids)
                     if type(pending.outlet) is not ResultCell:
                         self._connect(pending)

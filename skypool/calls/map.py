@@ -67,15 +67,18 @@ class Map(Generic[T]):
         node = None if options.node == "all" else options.node
         code = function.code()
         chunk: list[PendingCall] = []
+        is_timed = self._chunksize is None
         full = self._chunksize or 1
+        begins = self._at_hand and is_timed and not self._has_begun
+        self._has_begun = True
         first = 0  # how many calls are sent first, one to each idle node
         began = time.monotonic()
         for args in items:
             payload, feeds = payload_of(function, args, {})
             pending = PendingCall(code, payload, ResultCell(), options, node=node, feeds=feeds, chunk=self._chunksize)
-            if self._at_hand and self._chunksize is None and not self._has_begun:
+            if begins:
+                begins = False
                 first = self._dispatch.idle_lanes(pending)
-            self._has_begun = True
             self._sent.append(pending)
             chunk.append(pending)
             if first:
@@ -83,11 +86,11 @@ class Map(Generic[T]):
                     self._dispatch.submit_spread(chunk)
                     first, chunk = 0, []
                 continue
-            if len(chunk) >= full or (self._chunksize is None and time.monotonic() - began > _GATHER):
+            if len(chunk) >= full or (is_timed and time.monotonic() - began > _GATHER):
                 self._dispatch.submit(*chunk)
                 chunk = []
                 began = time.monotonic()
-                if self._chunksize is None and self._at_hand:
+                if is_timed and self._at_hand:
                     full = self._dispatch.frame_full(pending)
                 if read is not None:
                     read()

@@ -114,13 +114,13 @@ class CallProgress:
         now = time.time()
         if ends and node_queue.find(ends[0][0]) is None:
             node_queue.stray(ends[0][0])
+        underway = node_queue.lanes[0].underway
         for id_, ok, seconds, data in ends:
-            pending = node_queue.find(id_)
+            pending = underway.pop(id_, None) or node_queue.take(id_)
             if pending is None:
                 node_queue.to_ack.append(id_)
                 continue
             failure = None if ok else errors[id_]
-            del node_queue.lane(pending).underway[id_]
             count += 1
             took += seconds
             last = pending

@@ -218,6 +218,7 @@ class CallTally:
         self._present = present
         self._new: list[tuple[str, int, float, float]] = []
         self._kept: list[tuple[str, int, float, float]] = []
+        self._least = 0.0  # seconds of the fastest call in _kept that may still be among the slowest
         self._unhappy: list[JournalCall] = []
         self._classes = [0] * (len(BOUNDS) + 1)
         self._ok = self._failed = self._cancelled = self._retried = 0
@@ -352,24 +353,27 @@ class CallTally:
         """
         with self._lock:
             self._count()
-            kept, self._kept = self._kept, []
+            kept, self._kept, self._least = self._kept, [], 0.0
             unhappy, self._unhappy = self._unhappy, []
         return [*unhappy, *itertools.starmap(JournalCall, heapq.nlargest(MOST_SLOWEST, kept, key=_SECONDS))]
 
     def _count(self) -> None:
         """Count the calls that were appended, and move them to the records that wait for `take`."""
         new, self._new = self._new, []
-        classes, done = self._classes, self._done
+        classes, done, least, kept = self._classes, self._done, self._least, self._kept
         total = 0.0
-        for _, node, _, seconds in new:
+        for each in new:
+            seconds = each[3]
             classes[bisect_left(BOUNDS, seconds)] += 1
-            done[node] += 1
+            done[each[1]] += 1
             total += seconds
+            if seconds >= least:
+                kept.append(each)
         self._seconds += total
         self._ok += len(new)
-        self._kept += new
-        if len(self._kept) > _MOST_WAITING:
-            self._kept = heapq.nlargest(MOST_SLOWEST, self._kept, key=_SECONDS)
+        if len(kept) > _MOST_WAITING:
+            self._kept = heapq.nlargest(MOST_SLOWEST, kept, key=_SECONDS)
+            self._least = _SECONDS(self._kept[-1])
 
     def _measure(self, seconds: float) -> None:
         self._classes[bisect_left(BOUNDS, seconds)] += 1

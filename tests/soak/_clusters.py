@@ -192,7 +192,7 @@ def _words(program: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
 def left_on(engine: Engine, machine: Machine) -> list[str]:
     """Return what skypool and an engine have left on a machine that runs: processes, files, and open ports."""
     left = [name for name in machine.processes().values() if "skypool" in name] + engine.left(machine)
-    left += [each.name for each in machine.path("/tmp").iterdir()]
+    left += [each.name for each in machine.path("/tmp").iterdir() if not kernel.mounts_below(each)]  # of the host
     left += machine.run(["ls", "/dev/shm"]).stdout.split()
     listening = machine.run("ss -Hltn").stdout.splitlines()
     return left + [line for line in listening if not line.split()[3].endswith((":22", "169.254.169.254:80"))]
