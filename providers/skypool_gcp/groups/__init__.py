@@ -246,8 +246,8 @@ class Groups(Tpu):
 
     def _seen(self, zone: str, slice: str) -> tuple[compute_v1.InstanceGroupManager | None, list[compute_v1.Instance]]:
         """Return the instance group of a slice, None if it does not exist, and the machines with the slice's label."""
-        find = partial(look, self._machines.groups.get, slice, f"the instance group {slice}", zone=zone)
-        group = quietly(find, "notFound")
+        find = partial(self._machines.groups.get, slice, f"the instance group {slice}", zone=zone)
+        group = look(quietly, find, "notFound")
         return group, look(self._machines.instances.list, f"labels.{google.SLICE}={slice}")
 
     def _ask_to_terminate(self, zone: str, slice: str) -> bool:
