@@ -1,8 +1,7 @@
-"""The borders of this process: where requests to providers leave it, and what a recording learns of them.
+"""The borders of this process, where requests to providers leave it, and what they tell a recording that is on.
 
-A border is `Rest`, or a session or channel of a provider's SDK. At each request, it asks for the recorder with
-`current()`, and gives it the request and its reply as an `Exchange`. A driver says with `Private` what is private at
-its provider. `skypool.proof.recording` writes recordings.
+At each request, a border asks for the recorder with `current()`, and gives it the request and its reply as an
+`Exchange`. `attend` makes a session of the package `requests` a border.
 """
 
 from __future__ import annotations

@@ -3,11 +3,20 @@
     with recording.to("recorded", about={"provider": "acme"}):
         driver.offers(need)
 
-Private values are replaced by placeholders of the same shape before they are written. Of headers, only those in a list
-are kept.
+While a recording is on, each border writes its requests and replies. A border is a place where requests leave this
+process: `Rest`, or the sessions and channels of a provider's SDK. At each request, a border asks for the recorder with
+`current()`. There is one recorder for the whole process, because a driver is called from many threads, and its clients
+live longer than a recording.
 
-This module only names what two others have. `skypool.drivers.border` has what drivers need while no recording is on.
-`skypool.proof.recording` writes and reads the files. It is imported when one of its names is first used.
+The folder has two files. `manifest.json` says when and with which version the recording was made. `exchanges.jsonl` has
+one JSON object in each line, an `Exchange`. Each line is written at once, so a process that is killed leaves a file
+that can be read. Both files can be read by their owner only.
+
+Private values are replaced by placeholders of the same shape before they are written. Of headers, only those in a list
+are kept. A driver says with `Private` what is private at its provider.
+
+This module only names what two others have: `border` what drivers need, and `skypool.proof.recording` what writes and
+reads the files. The latter is imported when one of its names is first used.
 """
 
 from __future__ import annotations

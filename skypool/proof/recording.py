@@ -1,11 +1,7 @@
 """Writes the requests of this process to providers, and the replies, into the files of a recording, without secrets.
 
-`to` begins and ends a recording, a `Recorder` writes it, and `read` returns it as a `Recording`. There is one recorder
-for the whole process, because a driver is called from many threads, and its clients live longer than a recording.
-
-The folder has two files. `manifest.json` says when and with which version the recording was made. `exchanges.jsonl` has
-one JSON object in each line, an `Exchange`. Each line is written at once, so a process that is killed leaves a file
-that can be read. Both files can be read by their owner only.
+`to` begins and ends a recording, a `Recorder` writes it, and `read` returns it as a `Recording`. Users find these names
+in `skypool.drivers.recording`, which says what is in the files.
 """
 
 from __future__ import annotations
