@@ -238,6 +238,16 @@ def test_names_for_drivers_cost_nothing_until_they_are_used() -> None:
     assert got.stdout.split() == ["skypool", "skypool.drivers"]
 
 
+def test_what_writes_recordings_is_not_loaded_before_something_is_recorded() -> None:
+    code = (
+        "import sys; from skypool.drivers import Rest, recording; recording.Private(), recording.current()\n"
+        "print(*[name for name in sys.modules if name.startswith(('skypool.proof', 'requests'))])\n"
+        "print(recording.to.__module__)"
+    )
+    got = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
+    assert got.stdout.splitlines() == ["", "skypool.proof.recording"]
+
+
 def test_the_list_of_names_for_drivers_agrees_with_their_homes() -> None:
     from skypool import drivers
 

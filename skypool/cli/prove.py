@@ -16,9 +16,10 @@ import typer
 
 from skypool.checks import number, one_of, seconds
 from skypool.cli import output
-from skypool.drivers import recording, registry
+from skypool.drivers import registry
 from skypool.drivers.contract import Driver, ends_itself
 from skypool.errors import UsageError
+from skypool.proof import recording
 from skypool.proof.proof import Proof
 from skypool.proof.renting import WORDS, Wish
 from skypool.proof.report import LEVELS, Level, Report, Step, from_json

@@ -13,6 +13,7 @@ A driver is the class that talks to one cloud provider. It is found by name thro
 - `rest`: HTTP client for clouds without an SDK.
 - `sdk`: imports SDKs (the Python packages of providers).
 - `recording`: records requests and replies without secrets.
+- `border`: what a recording learns from each border, a place where requests leave this process, such as `Rest`.
 - `regional`: base class for clouds with regions.
 - `tags`: writes owner, pool and expiry time into the tags of machines, and reads them.
 - `userdata`: boot scripts, with the guard.
@@ -30,7 +31,6 @@ Words of this package:
 - spot notice: a provider's announcement that it will take a spot machine back.
 - finding: the result of one check (`skypool.model.Finding`).
 - ledger: skypool's local database of rented machines.
-- border: a place where requests leave this process, such as `Rest` or a client of an SDK.
 - placeholder: the text that replaces a private value in a recording, such as "user-1".
 """
 

@@ -5,6 +5,8 @@ cents. `skypool doctor` shows the level "read", too.
 
 - `report`: the steps of a proof and their results, as JSON and Markdown.
 - `redaction`: removes secrets, account names and addresses from a report.
+- `recording`: writes requests and replies into files, without secrets.
+- `scrub`: finds what is private in texts. `placeholders` has the texts that take its place.
 - `findings`: the levels "read" and "write", and the checks of this computer.
 - `selection`: chooses what the level "cents" rents, and what that can cost at most. Pure.
 - `comparison`: compares prices and bills with receipts. Pure.
@@ -21,9 +23,12 @@ __all__ = [
     "findings",
     "guard",
     "guard_client",
+    "placeholders",
     "proof",
+    "recording",
     "redaction",
     "renting",
     "report",
+    "scrub",
     "selection",
 ]

@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from skypool.drivers.scrub import Private, Scrubber
+from skypool.drivers.border import NOTHING_PRIVATE
+from skypool.proof.scrub import Scrubber
 
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 """Matches names of environment variables that may have secrets."""
@@ -23,7 +24,7 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
 )  # fmt: skip
 """Patterns of texts that name a person or an account, with what replaces them.
 
-They are in sentences of drivers and providers. `skypool.drivers.scrub` knows those that requests and replies have.
+They are in sentences of drivers and providers. `scrub` knows those that requests and replies have.
 """
 
 
@@ -40,7 +41,7 @@ class Redaction:
         """Return a text with a mark, such as "(account)", in place of each thing that must not be shown."""
         for pattern, instead in _PATTERNS:
             text = pattern.sub(instead, text)
-        return self._scrubber.text(text, Private())
+        return self._scrubber.text(text, NOTHING_PRIVATE)
 
 
 def secrets_of(driver: object, environment: Mapping[str, str]) -> set[str]:

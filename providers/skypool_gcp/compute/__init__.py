@@ -108,9 +108,9 @@ class Compute:
         held = self._reservations()
         rates = billing.rates(self.settings)
         base = need.bases.get("gcp") or self.settings.image or ""
-        records = look(self._calls.machine_types, _named(types))
+        records = look(self._calls.machine_types.list, _named(types))
         models = {model for cards in catalog.pairs(need).values() for model, _ in cards}
-        attachable = look(self._calls.accelerator_types, _named(sorted(models))) if models else Answers()
+        attachable = look(self._calls.accelerator_types.list, _named(sorted(models))) if models else Answers()
         found: list[Offer] = []
         for ware in catalog.wares(records, attachable, need):
             if ware.zone in zones:
@@ -152,10 +152,10 @@ class Compute:
         """Return where each network of the setting `networks` can be used. Raises ProviderError if one is missing."""
         names = self.settings.networks or ()
         profiles = {
-            name: look(self._calls.network, name).network_profile for name in {n.partition("/")[0] for n in names}
+            name: look(self._calls.networks.get, name).network_profile for name in {n.partition("/")[0] for n in names}
         }
         regions: dict[str, set[str]] = {name: set() for name in names}
-        for each in look(self._calls.subnetworks, _named(sorted({name.partition("/")[2] for name in names}))):
+        for each in look(self._calls.subnetworks.list, _named(sorted({name.partition("/")[2] for name in names}))):
             whole = f"{_api.last_part(each.network)}/{each.name}"
             if whole in regions:
                 regions[whole].add(_api.last_part(each.region))
@@ -248,11 +248,11 @@ class Compute:
 
         def destroy(id: str) -> None:
             asked[id] = time.monotonic()
-            delete = partial(self._calls.delete_instance, zones[id], id, what=f"to end the machine {id}")
+            delete = partial(self._calls.instances.delete, id, f"to end the machine {id}", zone=zones[id])
             retry.patiently(delete, _REQUESTED, "resourceNotReady")
 
         def there() -> list[str]:
-            seen = look(self._calls.instances, f"labels.{tags.POOL}:*")
+            seen = look(self._calls.instances.list, f"labels.{tags.POOL}:*")
             running = {each.name for each in seen if each.status in STATES}
             for id in running & asked.keys():
                 if time.monotonic() > asked[id] + _AGAIN:
@@ -303,8 +303,8 @@ class Compute:
         for path in [self.settings.image] if self.settings.image else catalog.IMAGES.values():
             questions[f"image {path}"] = partial(self._image_name, path)
         questions["machine types with GPUs"] = lambda: _survey.types(
-            look(calls.machine_types, _survey.filter()),
-            look(calls.accelerator_types, 'name eq ".*"'),
+            look(calls.machine_types.list, _survey.filter()),
+            look(calls.accelerator_types.list, 'name eq ".*"'),
         )
         for metric in _QUOTAS:
             questions[f"quota {metric}"] = partial(self._quota, metric)
@@ -326,7 +326,7 @@ class Compute:
 
     def _shapes(self) -> dict[str, billing.Shape]:
         """Return the vCPUs, memory and GPUs of each machine type in the table of prices that Google still has."""
-        records = look(self._calls.machine_types, _named(sorted(billing.machines())))
+        records = look(self._calls.machine_types.list, _named(sorted(billing.machines())))
         return {
             each.name: billing.Shape(
                 each.guest_cpus,
@@ -354,7 +354,7 @@ class Compute:
             UsageError: The settings name a zone that does not exist, is down, or that the project may not use.
             ProviderError: Google refused the request, or did not answer within 20 s.
         """
-        up = [each.name for each in look(self._calls.zones) if each.status == "UP"]
+        up = [each.name for each in look(self._calls.zones.list) if each.status == "UP"]
         of_zones_and_regions = [each for pattern in patterns for each in (pattern, f"{pattern}-?")]
         return chosen(up, self.settings.zones or (), of_zones_and_regions)
 
@@ -369,7 +369,7 @@ class Compute:
         """
         if self.settings.reservation is None:
             return None
-        found = look(self._calls.reservations, f'name eq "{self.settings.reservation}"')
+        found = look(self._calls.reservations.list, f'name eq "{self.settings.reservation}"')
         if not found:
             what = f"the reservation {self.settings.reservation}"
             raise _api.REFUSALS.error(what, "NoReservation", "the project has no reservation of this name")
@@ -425,7 +425,7 @@ class Compute:
         parsed = catalog.parsed(path)
         if parsed.is_family:
             return look(self._calls.newest_image, parsed.project, parsed.name)
-        return look(self._calls.image, parsed.project, parsed.name)
+        return look(self._calls.images.get, parsed.name, project=parsed.project)
 
     def _image_name(self, path: str) -> str:
         """Return the name of the image at a path, or of the newest image of a family. Raises what `image` raises."""
@@ -460,9 +460,8 @@ class Compute:
         Raises ProviderError if the machine has ended or is ending, or with `code` "pending" if it got no address in
         time.
         """
-        tell = partial(
-            self._calls.instance, instance.region, instance.id, what=f"to describe the machine {instance.id}"
-        )
+        what = f"to describe the machine {instance.id}"
+        tell = partial(self._calls.instances.get, instance.id, what, zone=instance.region)
 
         def see() -> catalog.Ends:
             record = retry.quietly(tell, "notFound")
@@ -494,7 +493,7 @@ class Compute:
 
         def make(rule: compute_v1.Firewall) -> None:
             what = f"the firewall rule {rule.name}"
-            insist(self._calls, what, partial(self._calls.insert_firewall, rule, what), _MADE)
+            insist(self._calls, what, partial(self._calls.firewalls.insert, rule, what), _MADE)
 
         for outcome in at_once(make, _requests.firewall_rules(self.settings, order, allowed)):
             if isinstance(outcome, Exception):
@@ -510,7 +509,7 @@ class Compute:
             return []
         policy = _requests.placement(order, offer.region)
         what = f"the placement policy {policy.name}"
-        insist(self._calls, what, partial(self._calls.insert_policy, offer.region, policy, what), _MADE)
+        insist(self._calls, what, partial(self._calls.policies.insert, policy, what, region=offer.region), _MADE)
         return [f"projects/{self.settings.billed()}/regions/{offer.region}/resourcePolicies/{policy.name}"]
 
     def _begin(
@@ -532,13 +531,8 @@ class Compute:
             scripts=_requests.scripts(self.settings, order, offer.zone, f"instances/{name}"),
             policies=policies,
         )
-        insert = partial(
-            self._calls.insert_instance,
-            offer.zone,
-            instance,
-            _requests.request_id(offer.zone, name),
-            what,
-        )
+        id = _requests.request_id(offer.zone, name)
+        insert = partial(self._calls.instances.insert, instance, what, zone=offer.zone, request_id=id)
         return name, retry.patiently(insert, _REQUESTED)
 
     def _made(self, zone: str, what: str, begun: tuple[str, compute_v1.Operation | None] | Exception) -> Instance:
@@ -553,7 +547,7 @@ class Compute:
         name, operation = begun
         is_over = _asked.done(self._calls, operation, what, _MADE)
         try:
-            record = look(self._calls.instance, zone, name, what=what)
+            record = look(self._calls.instances.get, name, what, zone=zone)
         except ProviderError as e:
             if e.code == "notFound" and is_over:
                 text = f"its machine {name} has ended already"
@@ -582,10 +576,12 @@ class Compute:
             ProviderError: Google refused the change, or did not answer within 30 s.
         """
 
+        what = f"to label the machine {id}"
+
         def change() -> None:
-            record = look(self._calls.instance, zone, id, what=f"to label the machine {id}")
+            record = look(self._calls.instances.get, id, what, zone=zone)
             labels = {**record.labels, **_api.labels(said)}
-            self._calls.set_labels(zone, id, labels, record.label_fingerprint, what=f"to label the machine {id}")
+            self._calls.set_labels(zone, id, labels, record.label_fingerprint, what)
 
         # "conditionNotMet" means that the labels were changed after they were read.
         retry.quietly(partial(retry.patiently, change, _REQUESTED, "conditionNotMet"), "notFound")
@@ -619,13 +615,13 @@ class Compute:
         remove: Callable[[], compute_v1.Operation | None]
         match leftover.kind:
             case "disk":
-                remove = partial(calls.delete_disk, leftover.detail["zone"], name, what)
+                remove = partial(calls.disks.delete, name, what, zone=leftover.detail["zone"])
             case "firewall":
-                remove = partial(calls.delete_firewall, name, what)
+                remove = partial(calls.firewalls.delete, name, what)
             case "placement":
-                remove = partial(calls.delete_policy, leftover.region, name, what)
+                remove = partial(calls.policies.delete, name, what, region=leftover.region)
             case "template":
-                remove = partial(calls.delete_template, name, what)
+                remove = partial(calls.templates.delete, name, what)
             case _:
                 raise ValueError(
                     f"cannot remove {leftover.kind} {leftover.id}: skypool never creates this kind of resource "

@@ -1,6 +1,6 @@
 """Sends requests to the API of Google Compute Engine, and finds the resources that skypool tagged.
 
-- `ComputeApi`: one method for each request of the API that the driver uses.
+- `ComputeApi`: the collections of the API, such as `instances`. Each is a `Collection`, with get, list, insert, delete.
 - `look`: repeats a request that only reads. `insist`: makes a change and repeats it. `done`: waits for a change.
 - `labelled` and `described`: list the resources (machines, disks, firewall rules, …) that belong to this user's pools.
 
@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack
 
 from skypool.drivers import tags
 from skypool.drivers.contract import Answers, lacks
@@ -47,55 +47,7 @@ _making = threading.Lock()
 P = ParamSpec("P")
 V = TypeVar("V")
 Client = TypeVar("Client")
-Request = TypeVar("Request", contravariant=True)
-Answer = TypeVar("Answer", covariant=True)
-Item = TypeVar("Item", covariant=True)
-Paged = TypeVar("Paged", bound=_api.Paged, covariant=True)
-Page = TypeVar("Page", bound=_api.Paged)
-
-
-class _Method(Protocol[Request, Answer]):
-    """The type of an SDK method that sends one request and returns the answer. For type checkers only."""
-
-    def __call__(self, request: Request, *, retry: None, timeout: float) -> Answer: ...
-
-
-class _Scope(Protocol):
-    """The type of one zone's or region's part of a list; `warning` says if it lacks results. For type checkers only."""
-
-    @property
-    def warning(self) -> compute_v1.Warning: ...
-
-
-class _Pager(Protocol[Paged]):
-    """The type of the SDK's iterator over a list, which requests the pages. For type checkers only."""
-
-    @property
-    def pages(self) -> Iterable[Paged]: ...
-
-
-class _Warned(_api.Paged, Protocol):
-    """The type of one page of any list of Compute Engine. For type checkers only."""
-
-    @property
-    def warning(self) -> compute_v1.Warning: ...
-
-
-class _Items(_Warned, Protocol[Item]):
-    """The type of one page of a list of one zone, or of things without a zone. For type checkers only."""
-
-    @property
-    def items(self) -> Iterable[Item]: ...
-
-
-class _Scopes(_Warned, Protocol[Item]):
-    """The type of one page of a list of all zones and regions. For type checkers only."""
-
-    @property
-    def items(self) -> Mapping[str, Item]: ...
-
-    @property
-    def unreachables(self) -> Iterable[str]: ...
+Record = TypeVar("Record")
 
 
 class _Labelled(Protocol):
@@ -112,33 +64,105 @@ class _Described(Protocol):
     def description(self) -> str: ...
 
 
-Scope = TypeVar("Scope", bound=_Scope)
 Labelled = TypeVar("Labelled", bound=_Labelled)
 Described = TypeVar("Described", bound=_Described)
 
 
+class _Place(TypedDict, total=False):
+    """The fields of a request that say where a resource is. `project` is the one that pays, if it is not given."""
+
+    project: str
+    zone: str
+    region: str
+
+
 @dataclass(frozen=True, slots=True)
-class ComputeApi:
-    """The requests to Compute Engine's API that the driver sends, one method for each, for one Google Cloud project.
+class Collection(Generic[Record]):
+    """A collection of the API: the resources of one kind in a project, such as its machines.
 
     Each method blocks, and sends its request once, with a time limit of 60 s. The functions `look` and `insist` repeat
-    a request. Methods that return a list return the items of all pages and all zones, or [] if nothing matches.
+    a request. The argument `what` is the request in words, for error messages.
 
-    Methods whose names begin with "insert", "delete" or "set" only start a change, and return its operation without
-    waiting for its end. They return None if the resource to delete or change does not exist. They also return None if
-    the resource to create exists already, which then stays as it is.
+    All methods raise ProviderError if the API refuses the request, and its subclass NoAnswer if it does not answer.
 
-    These arguments mean the same in all methods:
-
-    - `filter`: a filter expression of the API, such as 'name eq "skypool-.*"'.
-    - `what`: the request in words, for error messages.
-    - `request_id`: a UUID. The API creates only one resource for a UUID, even if the request is sent again.
-
-    All methods raise ProviderError if the API refuses the request; its `code` is "notFound" if a single record to read
-    does not exist. They raise NoAnswer, a subclass of it, if the API does not answer. Methods that return a list also
-    raise NoAnswer if a zone or region does not answer. Only `machine_types` and `accelerator_types` leave that zone out
-    instead.
+    Attributes:
+        client: The class of the SDK that has the methods of this collection.
+        one: The field of a request that names one resource, such as "disk".
+        words: The resources in words, for error messages.
+        many: The field of a list's parts, one for each zone and region, that has the resources. "" if it has no parts.
+        may_lack: True if `list` may leave out a zone or region that does not answer.
     """
+
+    settings: _api.Settings
+    client: Callable[..., Any]
+    one: str
+    words: str
+    many: str = ""
+    may_lack: bool = False
+
+    def get(self, name: str, what: str = "", **place: Unpack[_Place]) -> Record:
+        """Return one record. Raises ProviderError with the `code` "notFound" if it does not exist."""
+        record: Record = self.send("get", what or f"the {self.one} {name}", **place, **{self.one: name})
+        return record
+
+    def list(self, filter: str = "") -> Answers[Record]:
+        """Return the records of all pages, and of all zones and regions, or [] if nothing matches.
+
+        If a zone or region does not answer, NoAnswer is raised. With `may_lack`, it is left out instead, a
+        RuntimeWarning is issued, and `lacks` of the result is ("offers",).
+
+        Args:
+            filter: A filter expression of the API, such as 'name eq "skypool-.*"'. "" means all records.
+        """
+        what = f"the list of {self.words}"
+        ask = self._ready("aggregated_list" if self.many else "list", {"filter": filter} if filter else {})
+        pages = _api.pages(what, lambda: ask().pages, project=self.settings.billed())
+        if not self.many:
+            if missing := _missing(what, pages):
+                raise missing
+            return Answers(each for page in pages for each in page.items)
+        parts = [each for page in pages for each in page.items.items()]
+        silent = {where for where, part in parts if part.warning.code == _SILENT}
+        silent.update(where for page in pages for where in page.unreachables)
+        error = _missing(what, [*pages, *(part for _, part in parts)], silent)
+        if error and not self.may_lack:
+            raise error
+        records = (each for _, part in parts for each in getattr(part, self.many))
+        return Answers(records, [lacks("offers", error)] if error else ())
+
+    def insert(
+        self, record: Record, what: str, *, request_id: str = "", **place: Unpack[_Place]
+    ) -> compute_v1.Operation | None:
+        """Start to create a resource, and return the operation. Returns None if one of this name exists, which stays.
+
+        Args:
+            request_id: A UUID. The API creates only one resource for it, even if the request is sent again.
+        """
+        once = {"request_id": request_id} if request_id else {}
+        insert = partial(self.send, "insert_unary", what, **place, **once, **{f"{self.one}_resource": record})
+        return quietly(insert, "alreadyExists")
+
+    def delete(self, name: str, what: str, **place: Unpack[_Place]) -> compute_v1.Operation | None:
+        """Start to delete a resource, and return the operation. The API refuses this while the resource is in use.
+
+        Returns None if the resource does not exist.
+        """
+        return quietly(partial(self.send, "delete_unary", what, **place, **{self.one: name}), "notFound")
+
+    def send(self, method: str, what: str, **fields: Any) -> Any:
+        """Send the request of any method of the SDK that answers at once, and return its answer."""
+        return _api.call(what, self._ready(method, fields), project=self.settings.billed())
+
+    def _ready(self, method: str, fields: Mapping[str, Any]) -> Callable[[], Any]:
+        """Return a function that sends a request, without the SDK's own retries."""
+        send = getattr(_client_of(self.client), method)
+        request = {"project": self.settings.billed(), **fields}
+        return partial(send, request=request, retry=None, timeout=_TIMEOUT)
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeApi:
+    """The collections of Compute Engine's API that the driver uses, for one Google Cloud project."""
 
     settings: _api.Settings
 
@@ -153,172 +177,100 @@ class ComputeApi:
 
     # --- what Google has -------------------------------------------------------------------------------------
 
-    def project_record(self) -> compute_v1.Project:
-        """Return Google's record of the project, which contains its quotas."""
-        request = compute_v1.GetProjectRequest(project=self.project)
-        return self._get("the record of the project", _client_of(compute_v1.ProjectsClient).get, request)
+    @property
+    def zones(self) -> Collection[compute_v1.Zone]:
+        """All zones, whatever their `status` is, such as "UP"."""
+        return Collection(self.settings, compute_v1.ZonesClient, "zone", "zones")
 
-    def zones(self) -> list[compute_v1.Zone]:
-        """Return the records of all zones, whatever their `status` is, such as "UP"."""
-        request = compute_v1.ListZonesRequest(project=self.project)
-        return self._list("the list of zones", _client_of(compute_v1.ZonesClient).list, request)
+    @property
+    def regions(self) -> Collection[compute_v1.Region]:
+        """All regions, with the project's quotas there."""
+        return Collection(self.settings, compute_v1.RegionsClient, "region", "regions")
 
-    def network(self, name: str) -> compute_v1.Network:
-        """Return the record of the project's network of this name."""
-        request = compute_v1.GetNetworkRequest(project=self.project, network=name)
-        return self._get(f"the network {name}", _client_of(compute_v1.NetworksClient).get, request)
+    @property
+    def machine_types(self) -> Collection[compute_v1.MachineType]:
+        """Each machine type once for each zone that has it. The list may lack zones that do not answer."""
+        client = compute_v1.MachineTypesClient
+        return Collection(self.settings, client, "machine_type", "machine types", "machine_types", may_lack=True)
 
-    def regions(self) -> list[compute_v1.Region]:
-        """Return the records of all regions, which contain the project's quotas there."""
-        request = compute_v1.ListRegionsRequest(project=self.project)
-        return self._list("the list of regions", _client_of(compute_v1.RegionsClient).list, request)
+    @property
+    def accelerator_types(self) -> Collection[compute_v1.AcceleratorType]:
+        """Each type of GPU once for each zone where machines can get it. The list may lack zones, too."""
+        client, kind = compute_v1.AcceleratorTypesClient, "accelerator_type"
+        return Collection(self.settings, client, kind, "accelerator types", "accelerator_types", may_lack=True)
 
-    def subnetworks(self, filter: str) -> list[compute_v1.Subnetwork]:
-        """Return the project's subnetworks, in all regions."""
-        request = compute_v1.AggregatedListSubnetworksRequest(project=self.project, filter=filter)
-        client = _client_of(compute_v1.SubnetworksClient)
-        scopes = self._list_everywhere("the list of subnetworks", client.aggregated_list, request)
-        return [each for scope in scopes for each in scope.subnetworks]
-
-    def machine_types(self, filter: str) -> Answers[compute_v1.MachineType]:
-        """Return one record for each machine type in each zone that has the type.
-
-        If a zone does not answer, its types are left out, a RuntimeWarning is issued, and `lacks` of the result is
-        ("offers",).
-        """
-        request = compute_v1.AggregatedListMachineTypesRequest(project=self.project, filter=filter)
-        client = _client_of(compute_v1.MachineTypesClient)
-        scopes = self._list_everywhere("the list of machine types", client.aggregated_list, request, may_lack=True)
-        return Answers((each for scope in scopes for each in scope.machine_types), scopes.lacks)
-
-    def accelerator_types(self, filter: str) -> Answers[compute_v1.AcceleratorType]:
-        """Return one record for each type of GPU in each zone where machines can get it.
-
-        If a zone does not answer, its types are left out, a RuntimeWarning is issued, and `lacks` of the result is
-        ("offers",).
-        """
-        request = compute_v1.AggregatedListAcceleratorTypesRequest(project=self.project, filter=filter)
-        client = _client_of(compute_v1.AcceleratorTypesClient)
-        scopes = self._list_everywhere("the list of accelerator types", client.aggregated_list, request, may_lack=True)
-        return Answers((each for scope in scopes for each in scope.accelerator_types), scopes.lacks)
-
-    def image(self, project: str, name: str) -> compute_v1.Image:
-        """Return the record of one disk image. `project` is the one that contains the image."""
-        request = compute_v1.GetImageRequest(project=project, image=name)
-        return self._get(f"the image {name}", _client_of(compute_v1.ImagesClient).get, request)
-
-    def newest_image(self, project: str, family: str) -> compute_v1.Image:
-        """Return the record of an image family's newest image. `project` is the one that contains the family."""
-        request = compute_v1.GetFromFamilyImageRequest(project=project, family=family)
-        return self._get(f"the image family {family}", _client_of(compute_v1.ImagesClient).get_from_family, request)
+    @property
+    def images(self) -> Collection[compute_v1.Image]:
+        """Disk images. The argument `project` of `get` is the one that has the image."""
+        return Collection(self.settings, compute_v1.ImagesClient, "image", "images")
 
     # --- what the project has --------------------------------------------------------------------------------
 
-    def reservations(self, filter: str) -> list[compute_v1.Reservation]:
-        """Return the project's reservations, in all zones."""
-        request = compute_v1.AggregatedListReservationsRequest(project=self.project, filter=filter)
-        client = _client_of(compute_v1.ReservationsClient)
-        scopes = self._list_everywhere("the list of reservations", client.aggregated_list, request)
-        return [each for scope in scopes for each in scope.reservations]
+    @property
+    def networks(self) -> Collection[compute_v1.Network]:
+        """Networks, which have subnetworks in regions."""
+        return Collection(self.settings, compute_v1.NetworksClient, "network", "networks")
 
-    def instances(self, filter: str) -> list[compute_v1.Instance]:
-        """Return the machines of the project, in all zones and in any state, also stopped ones."""
-        request = compute_v1.AggregatedListInstancesRequest(project=self.project, filter=filter)
-        client = _client_of(compute_v1.InstancesClient)
-        scopes = self._list_everywhere("the list of machines", client.aggregated_list, request)
-        return [each for scope in scopes for each in scope.instances]
+    @property
+    def subnetworks(self) -> Collection[compute_v1.Subnetwork]:
+        """Subnetworks, in all regions."""
+        return Collection(self.settings, compute_v1.SubnetworksClient, "subnetwork", "subnetworks", "subnetworks")
 
-    def instance(self, zone: str, name: str, what: str = "the record of a machine") -> compute_v1.Instance:
-        """Return the record of one machine."""
-        request = compute_v1.GetInstanceRequest(project=self.project, zone=zone, instance=name)
-        return self._get(what, _client_of(compute_v1.InstancesClient).get, request)
+    @property
+    def firewalls(self) -> Collection[compute_v1.Firewall]:
+        """Firewall rules."""
+        return Collection(self.settings, compute_v1.FirewallsClient, "firewall", "firewall rules")
 
-    def disks(self, filter: str) -> list[compute_v1.Disk]:
-        """Return the project's disks, in all zones and regions."""
-        request = compute_v1.AggregatedListDisksRequest(project=self.project, filter=filter)
-        client = _client_of(compute_v1.DisksClient)
-        scopes = self._list_everywhere("the list of disks", client.aggregated_list, request)
-        return [each for scope in scopes for each in scope.disks]
+    @property
+    def reservations(self) -> Collection[compute_v1.Reservation]:
+        """Reservations, in all zones."""
+        return Collection(self.settings, compute_v1.ReservationsClient, "reservation", "reservations", "reservations")
 
-    def firewalls(self, filter: str) -> list[compute_v1.Firewall]:
-        """Return the project's firewall rules."""
-        request = compute_v1.ListFirewallsRequest(project=self.project, filter=filter)
-        return self._list("the list of firewall rules", _client_of(compute_v1.FirewallsClient).list, request)
+    @property
+    def instances(self) -> Collection[compute_v1.Instance]:
+        """Machines, in all zones and in any state, also stopped ones."""
+        return Collection(self.settings, compute_v1.InstancesClient, "instance", "machines", "instances")
 
-    def policies(self, filter: str) -> list[compute_v1.ResourcePolicy]:
-        """Return the project's resource policies, in all regions.
+    @property
+    def disks(self) -> Collection[compute_v1.Disk]:
+        """Disks, in all zones and regions."""
+        return Collection(self.settings, compute_v1.DisksClient, "disk", "disks", "disks")
 
-        A resource policy tells Google where to place machines, or how to connect their TPU chips.
-        """
-        request = compute_v1.AggregatedListResourcePoliciesRequest(project=self.project, filter=filter)
-        client = _client_of(compute_v1.ResourcePoliciesClient)
-        scopes = self._list_everywhere("the list of resource policies", client.aggregated_list, request)
-        return [each for scope in scopes for each in scope.resource_policies]
+    @property
+    def policies(self) -> Collection[compute_v1.ResourcePolicy]:
+        """Resource policies, which tell Google where to place machines, or how to connect their TPU chips."""
+        client, kind = compute_v1.ResourcePoliciesClient, "resource_policy"
+        return Collection(self.settings, client, kind, "resource policies", "resource_policies")
 
-    def templates(self, filter: str) -> list[compute_v1.InstanceTemplate]:
-        """Return the project's global instance templates, from which managed groups create their machines."""
-        request = compute_v1.ListInstanceTemplatesRequest(project=self.project, filter=filter)
-        return self._list("the list of templates", _client_of(compute_v1.InstanceTemplatesClient).list, request)
+    @property
+    def templates(self) -> Collection[compute_v1.InstanceTemplate]:
+        """Global instance templates, from which managed groups create their machines."""
+        return Collection(self.settings, compute_v1.InstanceTemplatesClient, "instance_template", "templates")
 
-    def groups(self, filter: str) -> list[compute_v1.InstanceGroupManager]:
-        """Return the project's managed instance groups, in all zones."""
-        request = compute_v1.AggregatedListInstanceGroupManagersRequest(project=self.project, filter=filter)
-        client = _client_of(compute_v1.InstanceGroupManagersClient)
-        scopes = self._list_everywhere("the list of instance groups", client.aggregated_list, request)
-        return [each for scope in scopes for each in scope.instance_group_managers]
+    @property
+    def groups(self) -> Collection[compute_v1.InstanceGroupManager]:
+        """Managed instance groups, whose machines Google creates and deletes together."""
+        client, kind = compute_v1.InstanceGroupManagersClient, "instance_group_manager"
+        return Collection(self.settings, client, kind, "instance groups", "instance_group_managers")
 
-    def group(self, zone: str, name: str) -> compute_v1.InstanceGroupManager | None:
-        """Return the managed instance group of this name in a zone, or None if it does not exist."""
-        request = compute_v1.GetInstanceGroupManagerRequest(
-            project=self.project,
-            zone=zone,
-            instance_group_manager=name,
-        )
-        client = _client_of(compute_v1.InstanceGroupManagersClient)
-        return quietly(partial(self._get, f"the instance group {name}", client.get, request), "notFound")
+    # --- requests that are no verb of a collection -----------------------------------------------------------
 
-    def operation(self, begun: compute_v1.Operation) -> compute_v1.Operation:
-        """Fetch the present state of an operation. If it has failed, nothing is raised: the record has the error."""
-        if begun.zone:
-            in_zone = compute_v1.GetZoneOperationRequest(
-                project=self.project,
-                zone=_api.last_part(begun.zone),
-                operation=begun.name,
-            )
-            return self._get("the state of an operation", _client_of(compute_v1.ZoneOperationsClient).get, in_zone)
-        if begun.region:
-            in_region = compute_v1.GetRegionOperationRequest(
-                project=self.project,
-                region=_api.last_part(begun.region),
-                operation=begun.name,
-            )
-            return self._get("the state of an operation", _client_of(compute_v1.RegionOperationsClient).get, in_region)
-        in_project = compute_v1.GetGlobalOperationRequest(project=self.project, operation=begun.name)
-        return self._get("the state of an operation", _client_of(compute_v1.GlobalOperationsClient).get, in_project)
+    def project_record(self) -> compute_v1.Project:
+        """Return Google's record of the project, which contains its quotas."""
+        client = compute_v1.ProjectsClient
+        projects: Collection[compute_v1.Project] = Collection(self.settings, client, "project", "projects")
+        return projects.get(self.project, "the record of the project")
 
-    # --- changes ---------------------------------------------------------------------------------------------
-
-    def insert_instance(
-        self, zone: str, instance: compute_v1.Instance, request_id: str, what: str
-    ) -> compute_v1.Operation | None:
-        """Start to create a machine. Returns None if a machine of this name exists already in the zone."""
-        request = compute_v1.InsertInstanceRequest(
-            project=self.project,
-            zone=zone,
-            request_id=request_id,
-            instance_resource=instance,
-        )
-        return self._create(what, _client_of(compute_v1.InstancesClient).insert_unary, request)
-
-    def delete_instance(self, zone: str, name: str, what: str) -> compute_v1.Operation | None:
-        """Start to delete a machine."""
-        request = compute_v1.DeleteInstanceRequest(project=self.project, zone=zone, instance=name)
-        return self._change(what, _client_of(compute_v1.InstancesClient).delete_unary, request)
+    def newest_image(self, project: str, family: str) -> compute_v1.Image:
+        """Return the record of an image family's newest image. `project` is the one that contains the family."""
+        what = f"the image family {family}"
+        image: compute_v1.Image = self.images.send("get_from_family", what, project=project, family=family)
+        return image
 
     def set_labels(
         self, zone: str, name: str, labels: Mapping[str, str], fingerprint: str, what: str
     ) -> compute_v1.Operation | None:
-        """Start to replace all labels of a machine; labels that are not in `labels` are removed.
+        """Start to replace all labels of a machine. Returns None if the machine does not exist.
 
         Args:
             fingerprint: The `label_fingerprint` of the machine's record from which the present labels were read.
@@ -326,138 +278,23 @@ class ComputeApi:
         Raises:
             ProviderError: Its `code` is "conditionNotMet" if the labels have changed since the fingerprint was read.
         """
-        request = compute_v1.SetLabelsInstanceRequest(
-            project=self.project,
-            zone=zone,
-            instance=name,
-            instances_set_labels_request_resource=compute_v1.InstancesSetLabelsRequest(
-                label_fingerprint=fingerprint,
-                labels=labels,
-            ),
-        )
-        return self._change(what, _client_of(compute_v1.InstancesClient).set_labels_unary, request)
+        wanted = compute_v1.InstancesSetLabelsRequest(label_fingerprint=fingerprint, labels=labels)
+        fields = {"zone": zone, "instance": name, "instances_set_labels_request_resource": wanted}
+        return quietly(partial(self.instances.send, "set_labels_unary", what, **fields), "notFound")
 
-    def delete_disk(self, zone: str, name: str, what: str) -> compute_v1.Operation | None:
-        """Start to delete a disk in a zone. The API refuses this while a machine uses the disk."""
-        request = compute_v1.DeleteDiskRequest(project=self.project, zone=zone, disk=name)
-        return self._change(what, _client_of(compute_v1.DisksClient).delete_unary, request)
-
-    def insert_firewall(self, rule: compute_v1.Firewall, what: str) -> compute_v1.Operation | None:
-        """Start to create a firewall rule."""
-        request = compute_v1.InsertFirewallRequest(project=self.project, firewall_resource=rule)
-        return self._create(what, _client_of(compute_v1.FirewallsClient).insert_unary, request)
-
-    def delete_firewall(self, name: str, what: str) -> compute_v1.Operation | None:
-        """Start to delete a firewall rule."""
-        request = compute_v1.DeleteFirewallRequest(project=self.project, firewall=name)
-        return self._change(what, _client_of(compute_v1.FirewallsClient).delete_unary, request)
-
-    def insert_policy(self, region: str, policy: compute_v1.ResourcePolicy, what: str) -> compute_v1.Operation | None:
-        """Start to create a resource policy. See `policies` for what it is."""
-        request = compute_v1.InsertResourcePolicyRequest(
-            project=self.project,
-            region=region,
-            resource_policy_resource=policy,
-        )
-        return self._create(what, _client_of(compute_v1.ResourcePoliciesClient).insert_unary, request)
-
-    def delete_policy(self, region: str, name: str, what: str) -> compute_v1.Operation | None:
-        """Start to delete a resource policy. The API refuses this while the policy is in use."""
-        request = compute_v1.DeleteResourcePolicyRequest(project=self.project, region=region, resource_policy=name)
-        return self._change(what, _client_of(compute_v1.ResourcePoliciesClient).delete_unary, request)
-
-    def insert_template(self, template: compute_v1.InstanceTemplate, what: str) -> compute_v1.Operation | None:
-        """Start to create a global instance template."""
-        request = compute_v1.InsertInstanceTemplateRequest(
-            project=self.project,
-            instance_template_resource=template,
-        )
-        return self._create(what, _client_of(compute_v1.InstanceTemplatesClient).insert_unary, request)
-
-    def delete_template(self, name: str, what: str) -> compute_v1.Operation | None:
-        """Start to delete an instance template. The API refuses this while a group uses the template."""
-        request = compute_v1.DeleteInstanceTemplateRequest(project=self.project, instance_template=name)
-        return self._change(what, _client_of(compute_v1.InstanceTemplatesClient).delete_unary, request)
-
-    def insert_group(
-        self, zone: str, group: compute_v1.InstanceGroupManager, request_id: str, what: str
-    ) -> compute_v1.Operation | None:
-        """Start to create a managed instance group, whose machines Google creates and deletes together."""
-        request = compute_v1.InsertInstanceGroupManagerRequest(
-            project=self.project,
-            zone=zone,
-            request_id=request_id,
-            instance_group_manager_resource=group,
-        )
-        return self._create(what, _client_of(compute_v1.InstanceGroupManagersClient).insert_unary, request)
-
-    def delete_group(self, zone: str, name: str, what: str) -> compute_v1.Operation | None:
-        """Start to delete a managed instance group with all its machines."""
-        request = compute_v1.DeleteInstanceGroupManagerRequest(
-            project=self.project,
-            zone=zone,
-            instance_group_manager=name,
-        )
-        return self._change(what, _client_of(compute_v1.InstanceGroupManagersClient).delete_unary, request)
-
-    # --- calling a method of the SDK -------------------------------------------------------------------------
-
-    def _get(self, what: str, method: _Method[Request, V], request: Request) -> V:
-        """Send a request once, without the SDK's own retries, and translate the SDK's errors."""
-        return _api.call(
-            what,
-            lambda: method(request=request, retry=None, timeout=_TIMEOUT),
-            project=self.project,
-        )
-
-    def _list(self, what: str, method: _Method[Request, _Pager[_Items[V]]], request: Request) -> list[V]:
-        """Return the items of all pages of a list. Raises ProviderError if the list may be incomplete."""
-        pages = self._pages(what, method, request)
-        if missing := _missing(what, pages):
-            raise missing
-        return [each for page in pages for each in page.items]
-
-    def _pages(self, what: str, method: _Method[Request, _Pager[Page]], request: Request) -> list[Page]:
-        """Return all pages of a list, which are at least one. Each page has a time limit of 60 s."""
-        return _api.pages(
-            what,
-            lambda: method(request=request, retry=None, timeout=_TIMEOUT).pages,
-            project=self.project,
-        )
-
-    def _list_everywhere(
-        self,
-        what: str,
-        method: _Method[Request, _Pager[_Scopes[Scope]]],
-        request: Request,
-        *,
-        may_lack: bool = False,
-    ) -> Answers[Scope]:
-        """Return the parts of a list of the whole project, one for each zone and region.
-
-        Args:
-            may_lack: True to issue a RuntimeWarning if a zone or region does not answer, and to set the result's
-                `lacks` to ("offers",). False to raise NoAnswer then.
-        """
-        pages = self._pages(what, method, request)
-        scopes = [each for page in pages for each in page.items.items()]
-        silent = {where for where, scope in scopes if scope.warning.code == _SILENT}
-        silent.update(where for page in pages for where in page.unreachables)
-        error = _missing(what, [*pages, *(scope for _, scope in scopes)], silent)
-        if error and not may_lack:
-            raise error
-        return Answers((scope for _, scope in scopes), [lacks("offers", error)] if error else ())
-
-    def _create(self, what: str, method: _Method[Request, V], request: Request) -> V | None:
-        """Send a request that creates a resource. Returns None if the resource exists already."""
-        return quietly(partial(self._get, what, method, request), "alreadyExists")
-
-    def _change(self, what: str, method: _Method[Request, V], request: Request) -> V | None:
-        """Send a request that changes or deletes a resource. Returns None if the resource does not exist."""
-        return quietly(partial(self._get, what, method, request), "notFound")
+    def operation(self, begun: compute_v1.Operation) -> compute_v1.Operation:
+        """Fetch the present state of an operation. If it has failed, nothing is raised: the record has the error."""
+        place: _Place = {}
+        client: Callable[..., Any] = compute_v1.GlobalOperationsClient
+        if begun.zone:
+            client, place = compute_v1.ZoneOperationsClient, {"zone": _api.last_part(begun.zone)}
+        elif begun.region:
+            client, place = compute_v1.RegionOperationsClient, {"region": _api.last_part(begun.region)}
+        operations: Collection[compute_v1.Operation] = Collection(self.settings, client, "operation", "operations")
+        return operations.get(begun.name, "the state of an operation", **place)
 
 
-def _missing(what: str, parts: Iterable[_Scope], silent: Iterable[str] = ()) -> ProviderError | None:
+def _missing(what: str, parts: Iterable[Any], silent: Iterable[str] = ()) -> ProviderError | None:
     """Return the error for an incomplete list, or None if it has no warning that results are missing.
 
     `parts` are the list's pages, and its parts for zones and regions, which have the warnings. `silent` has the names
@@ -562,15 +399,12 @@ def _has_ended(api: ComputeApi, operation: compute_v1.Operation, what: str) -> b
 # --- tags ----------------------------------------------------------------------------------------------------
 
 
-def labelled(
-    method: Callable[[str], list[Labelled]], pool: str | None = None
-) -> Iterator[tuple[Labelled, dict[str, str]]]:
+def labelled(collection: Collection[Labelled], pool: str | None = None) -> Iterator[tuple[Labelled, dict[str, str]]]:
     """Yield the resources that belong to this user's pools, each with the tags that skypool encoded in its labels.
 
     The request is sent when the first item is taken, and is repeated for up to 20 s if there is no answer.
 
     Args:
-        method: A method of `ComputeApi` that lists resources for a filter, such as `ComputeApi.instances`.
         pool: The name of a pool that was started from this machine. None means all pools of this user, started from any
             machine.
 
@@ -579,21 +413,19 @@ def labelled(
     """
     label = f"labels.{tags.POOL}"
     exact = pool is not None and _api.labels({tags.POOL: pool}) == {tags.POOL: pool}
-    for each in look(method, f"{label}={pool}" if exact else f"{label}:*"):
+    for each in look(collection.list, f"{label}={pool}" if exact else f"{label}:*"):
         said = _api.said(each.labels)
         if tags.ours(said, pool):
             yield each, said
 
 
-def described(
-    method: Callable[[str], list[Described]], pool: str | None = None
-) -> Iterator[tuple[Described, dict[str, str]]]:
+def described(collection: Collection[Described], pool: str | None = None) -> Iterator[tuple[Described, dict[str, str]]]:
     """Yield the resources that belong to this user's pools, each with the tags that skypool wrote into its description.
 
     This is for kinds of resources that have no labels, such as firewall rules. Only resources whose names begin with
     "skypool-" are read. Otherwise it works like `labelled`.
     """
-    for each in look(method, 'name eq "skypool-.*"'):
+    for each in look(collection.list, 'name eq "skypool-.*"'):
         said = _api.tags_in(each.description)
         if tags.ours(said, pool):
             yield each, said

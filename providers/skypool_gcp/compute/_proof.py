@@ -103,8 +103,8 @@ def _requests_for(calls: ComputeApi, offer: Offer, image: compute_v1.Image) -> l
         return _Impossible(
             what,
             f"the machine {name} in {offer.zone}",
-            partial(calls.insert_instance, offer.zone, record, id, what),
-            partial(calls.delete_instance, offer.zone, name, f"to end the machine {name}"),
+            partial(calls.instances.insert, record, what, zone=offer.zone, request_id=id),
+            partial(calls.instances.delete, name, f"to end the machine {name}", zone=offer.zone),
             expected,
         )
 
@@ -116,8 +116,8 @@ def _requests_for(calls: ComputeApi, offer: Offer, image: compute_v1.Image) -> l
         _Impossible(
             "a firewall rule in an unknown network",
             f"the firewall rule {rule.name}",
-            partial(calls.insert_firewall, rule, "a firewall rule in an unknown network"),
-            partial(calls.delete_firewall, rule.name, f"to remove the firewall rule {rule.name}"),
+            partial(calls.firewalls.insert, rule, "a firewall rule in an unknown network"),
+            partial(calls.firewalls.delete, rule.name, f"to remove the firewall rule {rule.name}"),
             ProviderError,
         ),
     ]

@@ -33,7 +33,7 @@ def network(calls: ComputeApi, regions: Sequence[str]) -> str:
         ProviderError: There is no such network, or it has no subnetwork in a region, or Google did not answer.
     """
     settings = calls.settings
-    record = look(calls.network, settings.network)
+    record = look(calls.networks.get, settings.network)
     name = settings.subnetwork
     if name is None and not record.auto_create_subnetworks:
         raise ProviderError(
@@ -43,7 +43,7 @@ def network(calls: ComputeApi, regions: Sequence[str]) -> str:
         )
     there = {
         _api.last_part(each.region)
-        for each in look(calls.subnetworks, f'name eq "{name or settings.network}"')
+        for each in look(calls.subnetworks.list, f'name eq "{name or settings.network}"')
         if _api.last_part(each.network) == settings.network
     }
     missing = sorted(set(regions) - there)
@@ -69,7 +69,7 @@ def quotas(calls: ComputeApi, regions: Sequence[str]) -> Finding:
     metrics = sorted({each for each in FACTS["metrics"].values() if each.startswith("NVIDIA_")})
     limits: dict[str, list[float]] = {}
     untold: list[str] = []
-    for region in look(calls.regions):
+    for region in look(calls.regions.list):
         if region.name not in regions:
             continue
         if region.quota_status_warning.code:

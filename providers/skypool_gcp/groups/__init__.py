@@ -23,6 +23,7 @@ from skypool.accelerators import tables
 from skypool.drivers import tags
 from skypool.drivers.contract import Abilities, Answers
 from skypool.drivers.regional import each_done
+from skypool.drivers.retry import quietly
 from skypool.errors import CapacityError, UsageError
 from skypool.model import Finding, Instance, Leftover, Need, Offer, Order
 from skypool_gcp import _api as google
@@ -71,7 +72,7 @@ class Groups(Tpu):
         if not kinds:
             return Answers()
         types = sorted({tables.slices()[kind].machine_type for kind in kinds})
-        records = look(self._machines.machine_types, f'name eq "({"|".join(types)})"')
+        records = look(self._machines.machine_types.list, f'name eq "({"|".join(types)})"')
         base = need.bases.get("gcp") or self.settings.image or ""
         zones = Compute(self.settings).zones(need.regions)
         rates = billing.rates(self.settings)
@@ -144,7 +145,7 @@ class Groups(Tpu):
 
         policy = _requests.workload_policy(order, name=name, topology=slice.topology)
         what = f"the workload policy {name}"
-        insist(self._machines, what, partial(self._machines.insert_policy, offer.region, policy, what), _MADE)
+        insist(self._machines, what, partial(self._machines.policies.insert, policy, what, region=offer.region), _MADE)
 
         image = Compute(settings).image(catalog.machine_of(offer).image)
         _requests.check_processor(image, offer)
@@ -158,7 +159,7 @@ class Groups(Tpu):
             scripts=_requests.scripts(settings, order, offer.zone, f"instanceGroupManagers/{name}"),
         )
         what = f"{offer.instance_type} in {offer.zone}"
-        insist(self._machines, what, partial(self._machines.insert_template, template, what), _MADE)
+        insist(self._machines, what, partial(self._machines.templates.insert, template, what), _MADE)
 
         group = _requests.group(
             settings,
@@ -167,7 +168,8 @@ class Groups(Tpu):
             hosts=slice.vms,
             description=google.description({**said, _TYPE: slice.type}),
         )
-        return self._machines.insert_group(offer.zone, group, _requests.request_id(offer.zone, name), what)
+        id = _requests.request_id(offer.zone, name)
+        return self._machines.groups.insert(group, what, zone=offer.zone, request_id=id)
 
     def _look(self, zone: str, slice: str, operation: Any = None) -> str:
         """Return the state of a slice, in the words of Cloud TPU: "CREATING", "WAITING_FOR_RESOURCES" or "ACTIVE".
@@ -244,8 +246,9 @@ class Groups(Tpu):
 
     def _seen(self, zone: str, slice: str) -> tuple[compute_v1.InstanceGroupManager | None, list[compute_v1.Instance]]:
         """Return the instance group of a slice, None if it does not exist, and the machines with the slice's label."""
-        group = look(self._machines.group, zone, slice)
-        return group, look(self._machines.instances, f"labels.{google.SLICE}={slice}")
+        find = partial(self._machines.groups.get, slice, f"the instance group {slice}", zone=zone)
+        group = look(quietly, find, "notFound")
+        return group, look(self._machines.instances.list, f"labels.{google.SLICE}={slice}")
 
     def _ask_to_terminate(self, zone: str, slice: str) -> bool:
         """Request the end of a slice, without waiting. Return True if a part of it still existed.
@@ -254,10 +257,10 @@ class Groups(Tpu):
         """
         group, machines = self._seen(zone, slice)
         if group is not None:
-            self._machines.delete_group(zone, slice, f"to end the TPU slice {slice}")
+            self._machines.groups.delete(slice, f"to end the TPU slice {slice}", zone=zone)
             return True
         for each in machines:
-            self._machines.delete_instance(zone, each.name, f"to end the machine {each.name}")
+            self._machines.instances.delete(each.name, f"to end the machine {each.name}", zone=zone)
         return bool(machines)
 
 

@@ -1,26 +1,35 @@
-"""Writes the requests of this process to providers, and the replies, into the file of a recording, without secrets.
+"""Writes the requests of this process to providers, and the replies, into the files of a recording, without secrets.
 
-A `Recorder` writes one recording; `skypool.drivers.recording.to` begins and ends it. An `Exchange` is one request with
-its reply. `current` returns the recorder of this process.
+`to` begins and ends a recording, a `Recorder` writes it, and `read` returns it as a `Recording`. Users find these names
+in `skypool.drivers.recording`, which says what is in the files.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from skypool.drivers import tags
-from skypool.drivers.placeholders import Kind
-from skypool.drivers.scrub import Private, Scrubber
+from skypool.drivers import border, tags
+from skypool.drivers.border import NOTHING_PRIVATE, Exchange, Kind, Private
 from skypool.errors import UsageError
+from skypool.proof.scrub import Scrubber
+from skypool.safety import private
+
+FORMAT = 1
+"""Version of the format of both files."""
+
+MANIFEST = "manifest.json"
+"""Name of the file that says when and with which version a recording was made."""
 
 EXCHANGES = "exchanges.jsonl"
 """Name of the file with the exchanges."""
@@ -45,51 +54,9 @@ _REPLY_HEADERS = (
 )
 """Headers of replies that are kept, in small letters."""
 
-NOTHING_PRIVATE = Private()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
-    """A request and the reply to it.
-
-    Attributes:
-        provider: name of the driver.
-        service: the provider's service, such as "ec2"; "" if the provider has only one.
-        region: the region that was asked; "" if the address does not depend on it.
-        operation: the operation, such as "DescribeInstances" or "GET /v2/pods".
-        method: HTTP method, or "gRPC".
-        url: path and query. For gRPC, the path is "/SERVICE/METHOD".
-        request_headers, reply_headers: the headers. A file has only some of them, with names in lower case.
-        request: body of the request; "" for none. Messages of gRPC are JSON.
-        status: HTTP status, or the status code of gRPC; -1 if no reply came.
-        reply: body of the reply; "" for none. Bytes that are no text stay bytes.
-        error: why no reply came; "" if one came. For gRPC also the text of a refusal.
-        confidential: the request was for a token or another secret, so only the fact is recorded.
-        number: counts the exchanges of a recording, from 1, in the order in which they ended.
-        time: when the request was sent, as an ISO time in UTC.
-        seconds: time from then until the whole reply had come.
-    """
-
-    provider: str
-    service: str = ""
-    region: str = ""
-    operation: str = ""
-    method: str = ""
-    url: str = ""
-    request_headers: Mapping[str, str] = field(default_factory=dict[str, str])
-    request: str | bytes = ""
-    status: int = -1
-    reply_headers: Mapping[str, str] = field(default_factory=dict[str, str])
-    reply: str | bytes = ""
-    error: str = ""
-    confidential: bool = False
-    number: int = 0
-    time: str = ""
-    seconds: float = 0.0
-
 
 class Recorder:
-    """A recording that is on. Any thread may use it. `skypool.drivers.recording.to` makes one.
+    """A recording that is on. Any thread may use it. `to` makes one.
 
     If a write fails, the recording ends, and `to` raises the error at the end of its block. The error never reaches the
     driver, because a driver that loses a reply to a request for a machine would cost money.
@@ -113,7 +80,7 @@ class Recorder:
             OSError: the file exists, or could not be made.
         """
         with self._lock:
-            self._file = opened(file)
+            self._file = _opened(file)
 
     def hide(self, value: str, kind: Kind = "secret") -> None:
         """Replace a private value, such as a key, in all texts that are written from now on.
@@ -206,32 +173,91 @@ class Recorder:
         return self._scrubber.body(body, private)
 
 
-_lock = threading.Lock()  # held while a recording begins or ends
-_current: Recorder | None = None
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """The contents of a folder with a recording.
+
+    Attributes:
+        manifest: version, time, and the entries of the argument `about` of `to`.
+        exchanges: the exchanges, in the order in which they ended.
+    """
+
+    manifest: Mapping[str, Any]
+    exchanges: list[Exchange]
 
 
-def current() -> Recorder | None:
-    """Return the recorder of this process, or None while no recording is on. Borders call this at each request."""
-    return _current
+@contextlib.contextmanager
+def to(
+    directory: str | os.PathLike[str], *, scrub: Iterable[str] = (), about: Mapping[str, object] | None = None
+) -> Iterator[Recorder]:
+    """Record all requests of this process to providers, and the replies, during a `with` block.
+
+    The requests of all threads are recorded, also those of clients that were made before. Other processes are not.
+
+    Args:
+        directory: the folder for the recording. It is made if it does not exist.
+        scrub: private values to replace in all texts, in addition to values that are recognised as private.
+        about: further entries of the manifest, such as the provider and the settings.
+
+    Raises:
+        UsageError: another recording is on, or the folder already has a recording.
+        NotPrivate: another user can change the folder.
+        OSError: the folder or a file could not be made or written.
+    """
+    folder = Path(directory)
+    recorder = Recorder(scrub)
+    border.begin(recorder)
+    try:
+        if folder.is_dir():
+            private.check(folder, "name another folder")
+        else:
+            private.folder(folder, "name another folder")
+        if (folder / EXCHANGES).exists():
+            raise UsageError(f"{folder} already has a recording; name another folder")
+        manifest = {
+            "format": FORMAT,
+            "skypool": metadata.version("skypool"),
+            "began": datetime.now(UTC).isoformat(),
+            **recorder.about(dict(about or {})),
+        }
+        with open(_opened(folder / MANIFEST), "w", encoding="utf-8") as file:
+            file.write(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n")
+        recorder.open(folder / EXCHANGES)
+        yield recorder
+    finally:
+        border.end()
+        recorder.close()
 
 
-def begin(recorder: Recorder) -> None:
-    """Make `recorder` the recorder of this process. Raise UsageError if another recording is on."""
-    global _current
-    with _lock:
-        if _current is not None:
-            raise UsageError("a recording is on already; there can be only one in a process")
-        _current = recorder
+def read(directory: str | os.PathLike[str]) -> Recording:
+    """Return the recording in a folder. A last line that was not written to its end is left out.
+
+    Raises:
+        UsageError: the folder has no recording, or one of another version.
+    """
+    folder = Path(directory)
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
+        lines = (folder / EXCHANGES).read_text("utf-8").split("\n")[:-1]
+    except OSError as e:
+        raise UsageError(f"{folder} has no recording: {e}") from e
+    if manifest.get("format") != FORMAT:
+        raise UsageError(
+            f"the recording in {folder} has format {manifest.get('format')}, and this skypool reads {FORMAT}"
+        )
+    return Recording(manifest, [_exchange(json.loads(line)) for line in lines])
 
 
-def end() -> None:
-    """Remove the recorder of this process, so that `current` returns None."""
-    global _current
-    with _lock:
-        _current = None
+def _exchange(data: Mapping[str, Any]) -> Exchange:
+    """Return the exchange that `_data` made into this JSON object."""
+    fields = dict(data)
+    for name in ("request", "reply"):
+        if (coded := fields.pop(f"{name}_base64", None)) is not None:
+            fields[name] = base64.b64decode(coded)
+    return Exchange(**fields)
 
 
-def opened(file: Path) -> int:
+def _opened(file: Path) -> int:
     """Make a file that only its owner can read, and return its descriptor."""
     return os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_EXCL | os.O_CLOEXEC, 0o600)
 

@@ -22,12 +22,12 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
-from skypool.drivers.placeholders import Kind, placeholder
+from skypool.drivers.border import Kind, Private
+from skypool.proof.placeholders import placeholder
 from skypool.safety.encodings import ENCODINGS, base64_parts, bytes_of
 
 _DEEPEST = 8
@@ -44,26 +44,6 @@ _FRAGMENT = 8
 
 _BIGGEST = 2**24
 """Number of characters of a compressed text from which it is removed, because it would take too long to search."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Private:
-    """The private parts of one provider's requests and replies, in addition to those that every recording leaves out.
-
-    A kind, such as "secret", selects the form of the placeholder (see `placeholders.Kind`). Names of fields are written
-    in lower case, without "-" and "_".
-
-    Attributes:
-        patterns: regular expressions, each with the kinds of its groups. In each match, the groups are replaced. An
-            expression without groups has one kind, and the whole match is replaced.
-        fields: names of fields whose values are private, each with the kind of the value.
-        accounts: names of fields that only a JSON object about the user's account has. In an object with such a field,
-            the values of "id" and "name" are private.
-    """
-
-    patterns: Mapping[str, tuple[Kind, ...]] = field(default_factory=dict[str, tuple[Kind, ...]])
-    fields: Mapping[str, Kind] = field(default_factory=dict[str, Kind])
-    accounts: frozenset[str] = frozenset()
 
 
 _WORD_OF_SECRETS = r"(?:token|secret|password|passwd|passphrase|api[_-]?key|access[_-]?key|credentials?)"

@@ -11,22 +11,8 @@ import binascii
 import hashlib
 import ipaddress
 import re
-from typing import Literal
 
-Kind = Literal["account", "address", "email", "money", "person", "private-key", "project", "secret", "ssh-key", "url"]
-"""What a private value is.
-
-- "account": the number or the id of an account.
-- "address": an IPv4 or IPv6 address.
-- "email": an e-mail address, or a user and a host as user@host.
-- "money": an amount that tells about the user's account, such as a balance. 0 stays 0.
-- "person": the name of a user.
-- "private-key": a private key in the PEM format.
-- "project": the name of a project.
-- "secret": a password, a token, an API key, or a part of one.
-- "ssh-key": the base64 part of a public SSH key.
-- "url": a URL that grants access to whoever has it.
-"""
+from skypool.drivers.border import Kind
 
 _UUID = re.compile(r"[0-9a-fA-F]{8}-([0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}")
 
