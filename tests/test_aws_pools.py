@@ -285,17 +285,17 @@ def test_a_spot_price_that_rises_shortens_what_a_budget_lasts_for(
     rental.runs(pool_instances(pool)[0])
     hours = 1.0
     rental.tend()
-    assert rental.check_limits() == pytest.approx(1.5 * 3600, abs=60)
+    assert rental.limits.check() == pytest.approx(1.5 * 3600, abs=60)
     aws_api.spot_price(best.zone, best.instance_type, 1.2 * bare)
     rental.tend()
-    assert rental.check_limits() == pytest.approx(1.5 * before / after * 3600, abs=60), "its nodes are told so"
+    assert rental.limits.check() == pytest.approx(1.5 * before / after * 3600, abs=60), "its nodes are told so"
     assert rental.receipt.usd == pytest.approx(before, rel=0.02), "what ran until now is charged at the old price"
     hours = 2.0
     assert rental.receipt.usd == pytest.approx(before + after, rel=0.02)
     assert Ledger.here().pools("p")[0].receipt(clock.now()).usd == pytest.approx(before + after, rel=0.02)
     hours = 2.45
     with pytest.raises(BudgetExceeded, match="has spent"):
-        rental.check_limits()
+        rental.limits.check()
     assert not rental.terminate(there)
 
 

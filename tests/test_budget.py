@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import skypool as sky
 from skypool.errors import BudgetExceeded, UsageError
 from skypool.model import Offer
-from skypool.rental.budget import Line, by_day
+from skypool.rental.receipt import Line, by_day
 
 NOON = datetime(2026, 8, 20, 12, tzinfo=UTC).timestamp()
 
