@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from skypool import clock
 from skypool.checks import duration_words
 from skypool.errors import BudgetExceeded, LedgerError, LifetimeExceeded, UsageError
 from skypool.model import Offer
-from skypool.offers.ranking import Plan
 from skypool.rental.receipt import HOUR, Line, Receipt
+
+if TYPE_CHECKING:
+    from skypool.offers.ranking import Plan
 
 NODE_LATER = 5.0
 """Seconds by which nodes end themselves later than the pool, so that the pool ends first and can say why."""
