@@ -61,7 +61,8 @@ if TYPE_CHECKING:
     from skypool.pool.pool import ComputePool
     from skypool.pool.service import Service
     from skypool.pool.views import PoolView
-    from skypool.rental.budget import Budget, Receipt
+    from skypool.rental.budget import Budget
+    from skypool.rental.receipt import Receipt
     from skypool.runtime import InstanceInfo, Interruption, instance_info, interruption, is_head, shard
     from skypool.wire.codec import Captured
     from skypool_aws import AWS as AWS
@@ -85,7 +86,7 @@ _HOME = {
     "ray": "skypool.engines",
     "Captured": "skypool.wire.codec",
     "Budget": "skypool.rental.budget",
-    "Receipt": "skypool.rental.budget",
+    "Receipt": "skypool.rental.receipt",
     "Call": "skypool.calls.call",
     "ComputeFunction": "skypool.calls.call",
     "cmd": "skypool.calls.command",

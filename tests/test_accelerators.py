@@ -18,8 +18,6 @@ import pytest
 import skypool
 from skypool import accelerators
 from skypool.accelerators import A100, CPU, H100, TPU, V100, Accelerator, Custom, parse, tables
-from skypool.accelerators.spelling import read
-from skypool.accelerators.value import canonical
 from skypool.errors import UsageError
 
 
@@ -372,12 +370,11 @@ def test_a_star_imports_every_factory() -> None:
 
 
 @pytest.mark.parametrize("each", accelerators.catalog(), ids=str)
-def test_the_quick_way_reads_a_spelling_as_the_long_one_does(each: Accelerator) -> None:
+def test_a_label_of_the_catalogue_means_what_it_means_in_the_table_of_all_names(each: Accelerator) -> None:
     for spelling in (each.name, str(each), f"{each}:8"):
-        quick = canonical(spelling)
-        assert quick is not None
-        assert quick == read(spelling, None)
-        assert (quick.origin, quick.label) == (read(spelling, None).origin, read(spelling, None).label)
+        found, in_the_table = parse(spelling), parse(spelling.swapcase())
+        assert found == in_the_table
+        assert (found.origin, found.label) == (in_the_table.origin, in_the_table.label)
 
 
 def test_a_replaced_value_is_still_checked() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import string
 import subprocess
@@ -296,6 +297,8 @@ def test_a_registered_function_makes_a_name(clean_names: None) -> None:
     assert parse("Our Box") == H100(count=4)
     assert str(parse("our_box:2")) == "our-box:2"
     assert parse("2x our-box") == parse(str(parse("our-box:2")))
+    travelled = pickle.loads(pickle.dumps(parse("our-box:2")))
+    assert (travelled, str(travelled)) == (H100(count=2), "our-box:2")
     with pytest.raises(UnknownAccelerator) as caught:
         parse("our-bix")
     assert caught.value.nearest[0] == "our-box"

@@ -28,6 +28,7 @@ from skypool_images import recipes
 from tests.conftest import eventually
 from tests.lab import examples, repository, work
 from tests.lab.aws import AWS
+from tests.lab.aws_wire import Call
 from tests.lab.launches import Client, Matrix, losses
 
 HERE = "0.0.0.0/0"
@@ -143,6 +144,32 @@ def test_nodes_with_32_adapters_are_reached_at_elastic_addresses_and_leave_none(
         assert len({each.result() for each in running}) == 2
         assert taken not in {each.id for each in aws.rentals}
         assert of_rentals()
+    assert aws.left() == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_machine_whose_elastic_address_somebody_released_is_replaced(
+    aws: AWS, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skypool_aws._addresses._NEW", 0.5)
+    aws.delays.pending = 3.0
+    released: list[str] = []
+
+    def release(call: Call, moment: str) -> None:
+        if (call.action, moment) == ("RunInstances", "after") and not released:
+            ec2 = aws.client()
+            released.append(ec2.describe_addresses()["Addresses"][0]["AllocationId"])
+            ec2.release_address(AllocationId=released[0])
+
+    aws.on_call = release
+    terms: dict[str, Any] = {"accelerator": "H100:8", "private_network": True, "slots": 1}
+    with sky.ComputePool(provider(), console="off", **terms) as pool:
+        assert pool.submit(work.long, 0.1).result()
+        owned = aws.client().describe_addresses()["Addresses"]
+        assert [each.get("InstanceId") for each in owned] == [each.id for each in aws.rentals]
+        assert [line.ended for line in pool.receipt.lines] == [True, False]
+    assert len(aws.calls("AllocateAddress")) == 2
     assert aws.left() == {}
 
 
@@ -285,17 +312,17 @@ def test_a_spot_price_that_rises_shortens_what_a_budget_lasts_for(
     rental.runs(pool_instances(pool)[0])
     hours = 1.0
     rental.tend()
-    assert rental.check_limits() == pytest.approx(1.5 * 3600, abs=60)
+    assert rental.limits.check() == pytest.approx(1.5 * 3600, abs=60)
     aws_api.spot_price(best.zone, best.instance_type, 1.2 * bare)
     rental.tend()
-    assert rental.check_limits() == pytest.approx(1.5 * before / after * 3600, abs=60), "its nodes are told so"
+    assert rental.limits.check() == pytest.approx(1.5 * before / after * 3600, abs=60), "its nodes are told so"
     assert rental.receipt.usd == pytest.approx(before, rel=0.02), "what ran until now is charged at the old price"
     hours = 2.0
     assert rental.receipt.usd == pytest.approx(before + after, rel=0.02)
     assert Ledger.here().pools("p")[0].receipt(clock.now()).usd == pytest.approx(before + after, rel=0.02)
     hours = 2.45
     with pytest.raises(BudgetExceeded, match="has spent"):
-        rental.check_limits()
+        rental.limits.check()
     assert not rental.terminate(there)
 
 

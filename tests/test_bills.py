@@ -273,10 +273,10 @@ def test_a_spot_price_that_moves_is_followed(tmp_path: Path, monkeypatch: pytest
     rent(rental, 0)
     cloud.control.advance(3600.0)
     rental.tend()
-    assert rental.check_limits() == pytest.approx(9 * 3600, abs=5)
+    assert rental.limits.check() == pytest.approx(9 * 3600, abs=5)
     cloud.control.spot_price("small", 6.0)
     rental.tend()
-    assert rental.check_limits() == pytest.approx(3 * 3600, abs=5), "the nodes are told so"
+    assert rental.limits.check() == pytest.approx(3 * 3600, abs=5), "the nodes are told so"
     cloud.control.advance(3600.0)
     assert rental.receipt.usd == pytest.approx(8.0, abs=0.02)
     assert rental.receipt.usd_per_hour == 6.0

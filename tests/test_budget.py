@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import skypool as sky
-from skypool.errors import BudgetExceeded, UsageError
+from skypool import clock
+from skypool.errors import BudgetExceeded, LifetimeExceeded, UsageError
 from skypool.model import Offer
-from skypool.rental.budget import Line, by_day
+from skypool.rental.budget import Enforcement
+from skypool.rental.receipt import Line, by_day
 
 NOON = datetime(2026, 8, 20, 12, tzinfo=UTC).timestamp()
 
@@ -200,3 +202,40 @@ def test_when_a_budget_is_over_it_is_spent_to_the_cent(prices: list[tuple[float,
     spent = sum(each.at(now).usd for each in lines)
     seconds = sky.Budget(spent + usd).lasts(lines, now)
     assert sum(each.at(now + seconds).usd for each in lines) == pytest.approx(spent + usd, rel=1e-6)
+
+
+# --- what holds a pool to it ---------------------------------------------------------------------------------
+
+
+def test_a_pool_is_held_to_its_budget_and_its_lifetime_by_its_receipt_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, told = NOON + 3600, []
+    monkeypatch.setattr(clock, "now", lambda: now)
+    limits = Enforcement(
+        "p",
+        sky.Budget(10, warn=0.3),
+        7 * 3600.0,
+        lambda: sky.Receipt("p", (line().at(now),), now),
+        lambda text, detail: told.append(f"{text} ({detail})"),
+    )
+    assert limits.check() == 4 * 3600
+    assert told == []
+    assert limits.life_of([offer(2)], lease=600) == 2 * 3600
+    assert limits.life_of([replace(offer(2), market="spot")], lease=600) == 6 * 3600, "its price may fall"
+    assert (limits.highest_price(replace(offer(2), market="spot")), limits.highest_price(offer(2))) == (2.5, None)
+    with pytest.raises(BudgetExceeded, match=r"of which 2\.00 are spent"):
+        limits.check_first_hour([offer(5), offer(4)])
+    now = NOON + 2 * 3600
+    assert (limits.check(), limits.node_lifetime()) == (3 * 3600, 5 * 3600 + 5)
+    assert told == [
+        "30% of the budget of $10 is spent; all machines are ended when the budget is used up ($4.00 so far)"
+    ]
+    now = NOON + 5 * 3600
+    with pytest.raises(BudgetExceeded, match=r"has spent \$10.00 of its budget of \$10"):
+        limits.check()
+    with pytest.raises(BudgetExceeded):
+        limits.life_of([offer(2)], lease=600)
+    limits.budget = None
+    assert limits.check() == 2 * 3600
+    now = NOON + 7 * 3600
+    with pytest.raises(LifetimeExceeded, match="max_lifetime of 7:00:00 h"):
+        limits.check()

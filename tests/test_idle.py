@@ -18,8 +18,8 @@ from skypool.calls.idle import FRESH, IdleTime
 from skypool.console.board import Board
 from skypool.console.view import draw
 from skypool.errors import PoolClosed
-from skypool.rental.budget import IdleSpan, Line
 from skypool.rental.ledger import Ledger
+from skypool.rental.receipt import IdleSpan, Line
 from skypool.samples.values import DeviceSample, NodeSample
 from skypool.testing import FakeCloud, Stock
 from tests.conftest import eventually

@@ -12,7 +12,7 @@ from skypool.console.words import Words
 from skypool.errors import LedgerError
 from skypool.link.inbound import Welcome
 from skypool.pool.hints import IDLE_FOR, UNUSED_FOR, IdleHints
-from skypool.rental.budget import Line, Receipt
+from skypool.rental.receipt import Line, Receipt
 from skypool.rental.rental import Rental
 from skypool.samples.values import CallSample, DeviceSample, NodeSample
 from skypool.testing import FakeCloud

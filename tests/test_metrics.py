@@ -28,7 +28,7 @@ from skypool.metrics import devices, names, pools
 from skypool.metrics.exporter import exporters_asked
 from skypool.metrics.prometheus import label_of, name_of
 from skypool.metrics.values import Attributes, Kind, Measurement, Metric
-from skypool.rental.budget import Line
+from skypool.rental.receipt import Line
 from skypool.samples.health import DeviceHealth, NodeHealth
 from skypool.samples.values import DeviceSample, NodeSample
 from skypool.testing import FakeCloud, Stock

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import os
 import re
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
 
 import skypool as sky
 from skypool import clock, events
 from skypool.errors import UsageError
 from skypool.metrics import names
-from skypool.metrics.otlp_encoding import MOST, pairs, requests, resource_attributes
+from skypool.metrics.otlp_data import MOST, pairs, requests, resource_attributes
 from skypool.metrics.values import Distribution, Measurement, Metric
 from skypool.testing import FakeCloud, Stock
 from tests.conftest import eventually, served
@@ -39,9 +43,11 @@ class Inbox:
     Attributes:
         requests: the requests.
         headers: the headers of each request, with names in lower case.
+        busy: so many requests more are refused, and not kept.
     """
 
     def __init__(self) -> None:
+        self.busy = 0
         self.requests: list[Any] = []
         self.headers: list[dict[str, str]] = []
 
@@ -81,6 +87,9 @@ def grpc_receiver(inbox: Inbox, rejected: int = 0) -> Iterator[str]:
         """A receiver that keeps what it gets."""
 
         def Export(self, request: Any, context: Any) -> Any:
+            if inbox.busy:
+                inbox.busy -= 1
+                context.abort(grpc.StatusCode.UNAVAILABLE, "busy")
             inbox.headers.append({key: str(value) for key, value in context.invocation_metadata()})
             inbox.requests.append(request)
             partly = messages.ExportMetricsPartialSuccess(rejected_data_points=rejected, error_message="too old")
@@ -97,8 +106,8 @@ def grpc_receiver(inbox: Inbox, rejected: int = 0) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def http_receiver(inbox: Inbox, status: int = 200) -> Iterator[str]:
-    """Take requests over HTTP, at the address that is yielded, and answer with a status."""
+def http_receiver(inbox: Inbox, status: int = 200, context: ssl.SSLContext | None = None) -> Iterator[str]:
+    """Take requests over HTTP, at the address that is yielded, and answer with a status. `context` encrypts them."""
     from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as messages
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -107,6 +116,10 @@ def http_receiver(inbox: Inbox, status: int = 200) -> Iterator[str]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             assert (self.path, self.headers["Content-Type"]) == ("/v1/metrics", "application/x-protobuf")
+            if inbox.busy:
+                inbox.busy -= 1
+                self.send_error(503)
+                return
             inbox.headers.append({key.lower(): value for key, value in self.headers.items()})
             inbox.requests.append(messages.ExportMetricsServiceRequest.FromString(body))
             self.send_response(status)
@@ -116,10 +129,15 @@ def http_receiver(inbox: Inbox, status: int = 200) -> Iterator[str]:
         def log_message(self, format: str, *args: object) -> None: ...
 
     with served(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as server:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
+        if context is not None:
+            server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+        yield f"http{'s' if context else ''}://127.0.0.1:{server.server_address[1]}"
 
 
-RECEIVERS = {"grpc": grpc_receiver, "http": http_receiver}
+RECEIVERS: dict[str, Callable[..., contextlib.AbstractContextManager[str]]] = {
+    "grpc": grpc_receiver,
+    "http": http_receiver,
+}
 
 
 # --- requests ------------------------------------------------------------------------------------------------
@@ -132,7 +150,7 @@ def test_a_request_has_the_kinds_and_units_of_the_metrics() -> None:
         Measurement(names.COST, 1.5, {"skypool.claimed": True}),
         Measurement(names.CALL_DURATION, Distribution((0.1, 1.0), (4, 2, 1), 9.5), {}),
     ]
-    [request] = requests(measured, {"service.name": "s"}, 100.0, 200.5)
+    [request] = map(encode_metrics, requests(measured, {"service.name": "s"}, 100.0, 200.5))
     inbox = Inbox()
     inbox.requests.append(request)
     assert inbox.resource == {"service.name": "s"}
@@ -158,7 +176,7 @@ def test_a_request_has_the_kinds_and_units_of_the_metrics() -> None:
 def test_many_measurements_go_in_several_requests_below_the_limit_of_receivers() -> None:
     labels = {f"skypool.label{number}": "x" * 40 for number in range(12)}
     measured = [Measurement(names.POWER, float(n), {**labels, "skypool.node": n}) for n in range(2 * MOST + 1)]
-    made = list(requests(measured, {}, 0.0, 1.0))
+    made = [encode_metrics(each) for each in requests(measured, {}, 0.0, 1.0)]
     counts = [len(each.resource_metrics[0].scope_metrics[0].metrics[0].gauge.data_points) for each in made]
     assert counts == [MOST, MOST, 1]
     assert max(each.ByteSize() for each in made) < 4 << 20
@@ -284,6 +302,47 @@ def lost(inbox: Inbox) -> bool:
     return inbox.values(names.STATUS, "skypool.node", "hw.name", "hw.state").get((0, "cuda 1", "failed")) == 1
 
 
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_request_that_a_busy_endpoint_refuses_is_repeated_and_nobody_is_told(
+    protocol: Any,
+) -> None:
+    inbox = Inbox()
+    inbox.busy = 1
+    with RECEIVERS[protocol](inbox) as address, told(sky.OTLP(address, protocol, every=0.2)) as heard:
+        eventually(lambda: inbox.requests, 60, "the request, repeated")
+    assert inbox.busy == 0
+    assert heard == []
+
+
+def test_texts_that_utf8_cannot_encode_are_sent_as_escapes() -> None:
+    [data] = requests([Measurement(names.CALLS, 1, {"skypool.outcome": "caf\udce9"})], {"team": "\udce9"}, 0.0, 1.0)
+    inbox = Inbox()
+    inbox.requests.append(encode_metrics(data))
+    assert inbox.values(names.CALLS, "skypool.outcome") == {("caf\\udce9",): 1}
+    assert inbox.resource == {"team": "\\udce9"}
+
+
+@pytest.mark.slow
+def test_an_endpoint_may_have_a_certificate_that_the_system_trusts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    made = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
+    subprocess.run([*made.split(), "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    for trusted, said in ((certificate, []), (Path(os.devnull), ["CERTIFICATE_VERIFY_FAILED"])):
+        monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
+        inbox = Inbox()
+        with (
+            http_receiver(inbox, context=context) as address,
+            told(sky.OTLP(address, "http", every="1h")) as heard,
+        ):
+            pass
+        assert len(inbox.requests) == 1 - len(said)
+        assert [word in text for word, text in zip(said, heard, strict=True)] == [True] * len(said)
+
+
 # --- endpoints that do not work ------------------------------------------------------------------------------
 
 PROGRAM = """
@@ -336,13 +395,77 @@ def test_values_that_a_receiver_drops_are_told_with_its_reason() -> None:
 
 
 def assert_told_once(exporter: sky.OTLP, inbox: Inbox, says: str) -> None:
-    heard: list[events.Event] = []
-    pool = sky.ComputePool(console="off", metrics=exporter)
-    pool.events.listen(heard.append)
-    with pool:
+    with told(exporter) as heard:
         eventually(lambda: len(inbox.requests) > 2, 60, "three requests")
-    [notice] = [each.text for each in heard if isinstance(each, events.Notice)]
+    [notice] = heard
     assert says in notice
+
+
+@contextlib.contextmanager
+def told(exporter: sky.OTLP) -> Iterator[list[str]]:
+    """Run a pool, and yield the notices that its user gets, which are complete after the block."""
+    heard: list[str] = []
+    pool = sky.ComputePool(console="off", metrics=exporter)
+    pool.events.listen(lambda event: heard.append(event.text) if isinstance(event, events.Notice) else None)
+    with pool:
+        yield heard
+
+
+def test_an_answer_without_an_end_is_read_in_part() -> None:
+    closed = threading.Event()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        """A receiver that answers for as long as it is listened to."""
+
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            with contextlib.suppress(ConnectionError):
+                while True:
+                    self.wfile.write(bytes(1 << 16))
+            closed.set()
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    with served(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as server:
+        address = f"http://127.0.0.1:{server.server_address[1]}"
+        with told(sky.OTLP(address, "http", every=0.05)) as heard:
+            eventually(closed.is_set, 60, "the end of the connection")
+    [notice] = heard
+    assert "not that of an OTLP endpoint" in notice
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_the_log_of_the_program_has_what_its_own_exporters_say_and_nothing_of_the_pools(
+    protocol: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    package = import_module(f"opentelemetry.exporter.otlp.proto.{protocol}.metric_exporter")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+    with told(sky.OTLP(address, protocol, every=0.05)) as heard:
+        pass
+    assert len(heard) == 1
+    assert [each for each in caplog.records if each.name.startswith("opentelemetry")] == []
+    [data] = requests([Measurement(names.CALLS, 1, {})], {}, 0.0, 1.0)
+    package.OTLPMetricExporter(address, timeout=0.5).export(data)
+    assert [each for each in caplog.records if each.name.startswith("opentelemetry")]
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_without_its_packages_the_extra_that_has_them_is_named(protocol: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, f"opentelemetry.exporter.otlp.proto.{protocol}.metric_exporter", None)
+    pool = sky.ComputePool(console="off", metrics=sky.OTLP("http://localhost:4317", protocol))
+    with pytest.raises(UsageError, match=rf"-otlp-proto-{protocol} is not .*pip install 'skypool\[metrics\]'"):
+        pool.start()
+
+
+def test_a_setting_in_the_environment_that_opentelemetry_refuses_is_told_before_anything_is_rented(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "brotli")
+    pool = sky.ComputePool(console="off", metrics=sky.OTLP("http://localhost:4317"))
+    with pytest.raises(UsageError, match="OTEL_EXPORTER_OTLP_COMPRESSION"):
+        pool.start()
 
 
 @pytest.mark.slow

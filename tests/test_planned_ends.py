@@ -150,15 +150,15 @@ def test_the_lifetime_begins_when_the_machine_is_billed(tmp_path: Path, monkeypa
     cloud.control.next_machines(boots=600.0)
     rent(rental, 0)
     cloud.control.advance(599.0)
-    assert rental.check_limits() == 100.0
+    assert rental.limits.check() == 100.0
     cloud.control.advance(1.5)
     rental.runs(cloud.instances(pool="p")[0])
     cloud.control.advance(60.0)
-    assert rental.check_limits() == pytest.approx(39.5, abs=0.5)
-    assert rental.node_lifetime() == pytest.approx(44.5, abs=0.5)
+    assert rental.limits.check() == pytest.approx(39.5, abs=0.5)
+    assert rental.limits.node_lifetime() == pytest.approx(44.5, abs=0.5)
     cloud.control.advance(39.0)
     with pytest.raises(LifetimeExceeded, match="max_lifetime of 01:40 min"):
-        rental.check_limits(early=2.0)
+        rental.limits.check(early=2.0)
 
 
 def test_a_pool_ends_while_every_thread_of_the_drivers_waits_for_a_provider(

@@ -200,11 +200,11 @@ def test_a_clock_that_is_set_makes_nothing_cheaper_or_dearer(
         assert pool._begun is not None
         rental = pool._begun.rental
         time.sleep(0.5)
-        before, left = pool.receipt.usd, rental._left()
+        before, left = pool.receipt.usd, rental.limits.left()
         monkeypatch.setattr(time, "time", lambda: real() + hours * 3600.0)
         assert pool.submit(double, 1).result() == 2
         assert before < pool.receipt.usd
-        assert left - (time.monotonic() - began) < rental._left() < left
+        assert left - (time.monotonic() - began) < rental.limits.left() < left
     (line,) = pool.receipt.lines
     assert line.ended
     assert before < line.usd <= (time.monotonic() - began) * 0.01

@@ -21,8 +21,9 @@ from skypool.calls.tally import BOUNDS
 from skypool.cli import report as report_command
 from skypool.errors import UsageError
 from skypool.processes import Process
-from skypool.rental.budget import Budget, Line
+from skypool.rental.budget import Budget
 from skypool.rental.ledger import Ledger
+from skypool.rental.receipt import Line
 from skypool.rental.records import Record
 from skypool.report.elements import element
 from skypool.report.facts import collect

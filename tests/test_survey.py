@@ -15,9 +15,9 @@ from skypool.errors import CredentialsError, ErrorGroup, LedgerError, ProviderEr
 from skypool.model import Instance, Leftover, Need, Order
 from skypool.processes import Process
 from skypool.rental import gc
-from skypool.rental.budget import Line
 from skypool.rental.gc import Thing, everyone, judged, reconcile, terminate_found
 from skypool.rental.ledger import Ledger
+from skypool.rental.receipt import Line
 from skypool.rental.records import Intent, Record
 from skypool.testing import FakeCloud
 from skypool.wire.keys import Keys

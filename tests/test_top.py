@@ -23,7 +23,8 @@ from skypool.cli.top_survey import Answer, PoolView, Survey, view_of
 from skypool.observers import place
 from skypool.pool.observed import _health as health_told
 from skypool.processes import Process
-from skypool.rental.budget import Budget, Line
+from skypool.rental.budget import Budget
+from skypool.rental.receipt import Line
 from skypool.rental.records import Record
 from skypool.samples.health import DeviceHealth, NodeHealth
 from skypool.samples.values import CallSample, DeviceSample, NodeSample, to_json

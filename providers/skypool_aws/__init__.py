@@ -23,7 +23,7 @@ are explained in `skypool.model`.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -36,14 +36,12 @@ from skypool.drivers.contract import Abilities, Answers
 from skypool.drivers.regional import Regional, chosen, everywhere
 from skypool.errors import AccessError, CapacityError, NoAnswer, ProviderError, UsageError
 from skypool.model import Access, Bill, Finding, Instance, Leftover, Need, Offer, Order
-from skypool_aws import _api, _catalog, _proof, _requests
+from skypool_aws import _addresses, _api, _catalog, _proof, _requests
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
     from types_boto3_ec2.type_defs import (
-        AddressTypeDef,
         ImageTypeDef,
-        InstanceNetworkInterfaceTypeDef,
         InstanceTypeDef,
         SubnetTypeDef,
     )
@@ -309,7 +307,7 @@ class AWS(Regional):
 
         try:
             if request.has_several_interfaces:
-                self._allocate(offer, order)
+                _addresses.allocate(ec2, offer, order)
             made = retry.soon(lambda: retry.quietly(run, *_requests.NOT_KNOWN_YET), _NEW, 0.5)
             if made is None:
                 made = run()
@@ -317,7 +315,7 @@ class AWS(Regional):
             raise
         except ProviderError:
             if request.has_several_interfaces:
-                self._release(offer.region, order.pool, {order.token: order.nodes})
+                _addresses.release(self._ec2(offer.region), offer.region, order.pool, {order.token: order.nodes})
             raise
         instances = [replace(self._instance(offer.region, record), offer=offer) for record in made]
         return sorted(instances, key=lambda instance: instance.node)
@@ -448,68 +446,20 @@ class AWS(Regional):
             _requests.allow_each_other(ec2, group, _NEW)
         return group
 
-    # --- Elastic IP addresses --------------------------------------------------------------------------------
-
-    def _allocate(self, offer: Offer, order: Order) -> None:
-        """Allocate an Elastic IP address for each node of an order, except nodes for which there is one already.
-
-        Each address gets the tags of the order, and the number of its node. Raises QuotaError if the account may not
-        have so many addresses.
-        """
-        ec2 = self._ec2(offer.region, attempts=1)
-        has = {_node(each) for each in _requests.addresses(ec2, order.pool, order.token)}
-        said = {**tags.tags(order), "Name": f"skypool-{order.pool}-{tags.session(order)}"}
-        for node in order.nodes:
-            if node not in has:
-                _requests.allocate_address(ec2, offer.zone, {**said, tags.NODES: tags.packed([node])})
-
-    def _associate(self, instance: Instance, record: InstanceTypeDef) -> None:
-        """Give a running instance with several network interfaces its Elastic IP address.
-
-        If the address that was allocated for it no longer exists, another one is allocated.
-        """
-        ec2 = self._ec2(instance.region, attempts=1)
-        said = _requests.tag_values(record["Tags"])
-        found = _requests.addresses(ec2, said[tags.POOL], said[tags.TOKEN])
-        mine = [each["AllocationId"] for each in found if _node(each) == instance.node]
-        if not mine:
-            said |= {tags.NODES: tags.packed([instance.node])}
-            mine = [_requests.allocate_address(ec2, record["Placement"]["AvailabilityZone"], said)]
-        primary = next(each for each in record["NetworkInterfaces"] if _is_primary(each))
-        _requests.associate_address(ec2, mine[0], primary["NetworkInterfaceId"])
-
-    def _release(self, region: str, pool: str, nodes: Mapping[str, Collection[int]]) -> None:
-        """Release the Elastic IP addresses of nodes that have no instance any more.
-
-        `nodes` is a dict from the token of an order to node numbers. An address that cannot be released stays a
-        leftover of its pool, and a RuntimeWarning says so.
-        """
-        ec2 = self._ec2(region)
-        try:
-            for token, numbers in nodes.items():
-                for each in _requests.addresses(ec2, pool, token):
-                    if _node(each) in numbers and not each.get("AssociationId"):
-                        _requests.release_address(ec2, each["AllocationId"])
-        except ProviderError as e:
-            tracebacks.warn(
-                f"Elastic IP addresses of pool {pool} in {region} are billed until the pool ends, or until "
-                f"`skypool gc` releases them: {e}"
-            )
-
     # --- what is there ---------------------------------------------------------------------------------------
 
     def access(self, instance: Instance) -> Access:
         """Return how to reach an instance: ssh to its public address. Waits up to 90 s for that address.
 
-        An instance with several network interfaces gets its Elastic IP address only when it runs. For such an instance,
-        the wait is up to 300 s. Does not connect. The result says how long the machine may take to accept ssh: 420 s,
-        or 1200 s for a bare-metal type.
+        An instance with several network interfaces gets the Elastic IP address that its launch allocated only when it
+        runs. For such an instance, the wait is up to 300 s. Does not connect, and makes nothing at AWS. The result says
+        how long the machine may take to accept ssh: 420 s, or 1200 s for a bare-metal type.
 
         Raises:
-            QuotaError: the account may not have another Elastic IP address in the region.
-            ProviderError: AWS has ended the instance, or the instance has no public address in time.
+            ProviderError: AWS has ended the instance, the instance has no public address in time, or somebody has
+                released its Elastic IP address.
         """
-        seconds = _RUNNING if _has_several_interfaces(instance) else _ADDRESS
+        seconds = _RUNNING if _addresses.is_needed_by(instance) else _ADDRESS
         is_metal = ".metal" in instance.instance_type
         return ssh_machine.access(
             instance,
@@ -523,7 +473,7 @@ class AWS(Regional):
         """Return the public address of an instance without waiting.
 
         Raises ProviderError with the code "pending" if it has no address yet, or with AWS's reason if AWS has ended it.
-        A running instance that needs an Elastic IP address is given it: the next call returns that address.
+        A running instance is given the Elastic IP address that its launch allocated; the next call returns it.
         """
         for record in _requests.instances(self._ec2(instance.region), [instance.id]):
             if record["State"]["Name"] not in ("pending", "running"):
@@ -533,8 +483,8 @@ class AWS(Regional):
                 )
             if address := record.get("PublicIpAddress"):
                 return str(address)
-            if _has_several_interfaces(instance) and record["State"]["Name"] == "running":
-                self._associate(instance, record)
+            if _addresses.is_needed_by(instance) and record["State"]["Name"] == "running":
+                _addresses.attach(self._ec2(instance.region, attempts=1), instance, record)
         raise ProviderError(
             f"AWS has given instance {instance.id} in {instance.region} no public address yet, and ssh needs one; try "
             "again",
@@ -585,10 +535,10 @@ class AWS(Regional):
         super().terminate(instances)
         ended: dict[tuple[str, str], dict[str, set[int]]] = {}
         for each in instances:
-            if _has_several_interfaces(each):
+            if _addresses.is_needed_by(each):
                 ended.setdefault((each.region, each.pool), {}).setdefault(each.token, set()).add(each.node)
         for (region, pool), nodes in ended.items():
-            self._release(region, pool, nodes)
+            _addresses.release(self._ec2(region), region, pool, nodes)
 
     def _terminate(self, region: str, instances: Mapping[str, Instance]) -> list[str]:
         """Ask EC2 to end instances, and return the ids of those that have not ended yet.
@@ -690,20 +640,3 @@ class AWS(Regional):
         `attempts` is how often the client sends a request before it fails. Equal arguments give the same client.
         """
         return _api.ec2(self.profile, region, attempts)
-
-
-def _has_several_interfaces(instance: Instance) -> bool:
-    """Return True if an instance has several network interfaces, and so needs an Elastic IP address."""
-    return int(instance.detail.get("interfaces", 1)) > 1
-
-
-def _is_primary(interface: InstanceNetworkInterfaceTypeDef) -> bool:
-    """Return True for the primary network interface of an instance: device 0 of card 0."""
-    attached = interface["Attachment"]
-    return attached["DeviceIndex"] == attached.get("NetworkCardIndex", 0) == 0
-
-
-def _node(address: AddressTypeDef) -> int:
-    """Return the node that an Elastic IP address was allocated for; -1 if no tag of it says that."""
-    nodes = tags.unpacked(_requests.tag_values(address.get("Tags", ())).get(tags.NODES, ""))
-    return nodes[0] if nodes else -1

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, cast
 
-from skypool.drivers.retry import patiently
+from skypool.drivers.retry import patiently, soon
 from skypool.errors import AccessError, ProviderError
 from skypool.model import Market
 from skypool_aws._api import accepted, all_of
@@ -69,6 +69,9 @@ _TAGGED: Mapping[Market, Sequence[ResourceTypeType]] = {
 
 _ADDRESS_IN_USE = "InvalidIPAddress.InUse"
 """EC2's error code for the release of an Elastic IP address that a network interface has."""
+
+_RELEASING = 20.0
+"""Seconds within which EC2 must not list an Elastic IP address any more that was released."""
 
 _STATES_THERE = ("pending", "running", "shutting-down", "stopping", "stopped")
 """States of an instance that costs money or may do so again: all but "terminated"."""
@@ -696,14 +699,16 @@ def associate_address(ec2: EC2Client, id: str, interface: str) -> None:
 
 
 def release_address(ec2: EC2Client, id: str) -> None:
-    """Release an Elastic IP address, which ends its cost. Does nothing if the address no longer exists.
+    """Release an Elastic IP address, which ends its cost, and return when EC2 no longer lists it.
+
+    Does nothing if the address no longer exists.
 
     In a default network, EC2 would also take the address away from a running instance:
     https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_ReleaseAddress.html (read 2026-11-24 in a stored copy).
     So an address that an interface has is not released.
 
     Raises:
-        ProviderError: an interface has the address, or AWS refused for another reason.
+        ProviderError: an interface has the address, EC2 still lists it after 20 s, or AWS refused for another reason.
     """
     with accepted("InvalidAllocationID.NotFound"):
         for each in ec2.describe_addresses(AllocationIds=[id])["Addresses"]:
@@ -716,6 +721,12 @@ def release_address(ec2: EC2Client, id: str) -> None:
                     code=_ADDRESS_IN_USE,
                 )
             ec2.release_address(AllocationId=id)
+            if not soon(lambda: not _exists(ec2, "elastic-ip", id), _RELEASING):
+                raise ProviderError(
+                    f"EC2 still lists Elastic IP address {each['PublicIp']} ({id}) {_RELEASING:g} s after it was "
+                    "released, so it may be billed; try again",
+                    provider="aws",
+                )
 
 
 # --- what the account may do ---------------------------------------------------------------------------------

@@ -33,7 +33,6 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from skypool.accelerators._parse import parse as parse
     from skypool.accelerators.datacenter import *  # noqa: F403 - some 300 factories, listed in each __all__
     from skypool.accelerators.desktop import *  # noqa: F403
     from skypool.accelerators.facts import Metadata as Metadata
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     from skypool.accelerators.sizing import suggest as suggest
     from skypool.accelerators.slicing import CPU as CPU
     from skypool.accelerators.slicing import TPU as TPU
+    from skypool.accelerators.spelling import parse as parse
     from skypool.accelerators.spelling import parse_all as parse_all
     from skypool.accelerators.tpu import *  # noqa: F403
     from skypool.accelerators.value import Accelerator as Accelerator
@@ -64,7 +64,7 @@ _WHERE = {
     "TPU": "slicing",
     "any": "ranges",
     "catalog": "ranges",
-    "parse": "_parse",
+    "parse": "spelling",
     "parse_all": "spelling",
     "register": "registry",
     "suggest": "sizing",

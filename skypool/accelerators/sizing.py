@@ -35,7 +35,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from skypool.accelerators._parse import parse
+from skypool.accelerators.spelling import parse
 from skypool.accelerators.value import Accelerator
 from skypool.errors import UsageError, nearest
 

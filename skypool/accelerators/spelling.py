@@ -11,12 +11,10 @@ argument `dialect` names a source of names, such as a cloud or a tool. A word is
 
 from __future__ import annotations
 
-import contextlib
 import re
-from difflib import get_close_matches
 from functools import cache, lru_cache
 
-from skypool.accelerators import registry, similarity, tables
+from skypool.accelerators import tables
 from skypool.accelerators.model import Model, SliceModel
 from skypool.accelerators.ranges import gigabytes
 from skypool.accelerators.slicing import CPU, spellings, squashed
@@ -54,16 +52,22 @@ partition in CUDA and at RunPod, such as "NVIDIA H100 80GB HBM3 MIG 1g.10gb".
 _MEMORY = re.compile(r"\s*@\s*([\d.]{1,9}\s*[GT]i?B?)\s*", re.IGNORECASE)
 
 
-def read(spelling: Spelling, dialect: str | None = None) -> Accelerator:
-    """Return the accelerator that a spelling names. An `Accelerator` is returned unchanged, and a factory is called.
+def parse(spelling: Spelling, *, dialect: str | None = None) -> Accelerator:
+    """Return the accelerator that a spelling names.
+
+    An `Accelerator` is returned unchanged. A factory such as `accelerators.H100` is called without arguments. Case,
+    spaces, dashes, underscores and dots do not matter.
 
     Args:
-        dialect: source whose names are tried first, such as "aws". If None, no source is preferred.
+        spelling: "H100:8", "8x H100", "A100-80GB", "A100:4@40GB", "A100/2g.10gb", "nvidia-tesla-a100", "p5.48xlarge",
+            "v5p-8" and so on.
+        dialect: source whose names are tried first: "aws", "aws-type", "azure", "flyte", "gcp", "runpod", "skypilot",
+            "skypilot-runpod", "skyward", "vastai", "verda" and others. By default no source is preferred.
 
     Raises:
-        UnknownAccelerator: no accelerator has this name, or `spelling` is neither text, an accelerator nor a factory.
-            The error lists the nearest names.
-        UsageError: there is no such dialect, or a function that was added with `register` returned no `Accelerator`.
+        UnknownAccelerator: no accelerator has this name, or the accelerator does not exist with this count, memory or
+            partition. The error lists the nearest names.
+        UsageError: there is no such dialect.
     """
     if dialect is not None and dialect not in dialects():
         raise UsageError(
@@ -75,13 +79,23 @@ def read(spelling: Spelling, dialect: str | None = None) -> Accelerator:
         return spelling()
     if not isinstance(spelling, str):
         raise UnknownAccelerator(repr(spelling)[:LONGEST])
-    if (found := _read(spelling, dialect)) is None:
+    if (found := _in_catalogue(spelling, dialect) or _registered(spelling)) is None:
         raise UnknownAccelerator(spelling[:LONGEST], _nearest(spelling[:LONGEST]))
     return found
 
 
+def _registered(spelling: str) -> Accelerator | None:
+    from skypool.accelerators import registry  # imported late: few names are not in the catalogue
+
+    return registry.look_up(spelling)
+
+
 def _nearest(text: str) -> tuple[str, ...]:
     """Return up to three names similar to an unknown one: partitions of its card if that is known, else any names."""
+    from difflib import get_close_matches  # both are imported late: they load large modules
+
+    from skypool.accelerators import similarity
+
     card, slash, rest = text.partition("/")
     known = _in_catalogue(card, None) if slash else None
     if known and known.profiles:
@@ -110,7 +124,7 @@ def parse_all(spellings: Spelling | Iterable[Spelling]) -> tuple[Accelerator, ..
         raise UnknownAccelerator(repr(spellings)[:LONGEST])
     else:
         each = spellings
-    found = tuple(dict.fromkeys(map(read, each)))
+    found = tuple(dict.fromkeys(map(parse, each)))
     if not found:
         raise UsageError("the list of accelerators is empty; for a machine without an accelerator, use CPU()")
     return found
@@ -122,8 +136,6 @@ def _in_catalogue(spelling: str, dialect: str | None) -> Accelerator | None:
     if len(spelling) > LONGEST:
         return None
     text = spelling.strip()
-    if found := _named(text, dialect):
-        return found
     if (plain := _relabelled(_SLURM.sub("", text, count=1) if _SLURM.match(text) else text)) != text:
         return _in_catalogue(plain, dialect)
     memory, text = _taken(_MEMORY, text)
@@ -140,11 +152,6 @@ def _in_catalogue(spelling: str, dialect: str | None) -> Accelerator | None:
         return _finish(found, memory, profile.strip() if "/" in text else None, count)
     except UsageError:
         return None
-
-
-def _read(spelling: str, dialect: str | None) -> Accelerator | None:
-    found = _in_catalogue(spelling, dialect)
-    return found if found is not None else registry.look_up(spelling)
 
 
 def _taken(pattern: re.Pattern[str], text: str) -> tuple[str | None, str]:
@@ -198,12 +205,31 @@ def _many(found: Accelerator, profile: str, number: int) -> Accelerator:
 
 
 def _named(text: str, dialect: str | None) -> Accelerator | None:
+    if dialect is None and (found := _labelled(text)):
+        return found
     key = squashed(text)
     if found := _of_family(text):
         return found
     if dialect is not None and (means := _dialects().get((dialect, key))):
         return _in_catalogue(means, None)
     return _by_key(key)
+
+
+def _labelled(label: str) -> Accelerator | None:
+    """Return the card with this name or label, such as "A100" or "A100-40GB-SXM". Only the model's own rows are read.
+
+    So programs that name cards as the catalogue does load no table of names, which takes some 30 ms.
+    """
+    name, _, rest = label.partition("-")
+    if name not in tables.names():
+        return None
+    size, gb, form = rest.partition("GB")
+    try:
+        memory, form = (float(size), form[1:]) if gb else (None, rest)
+        found = build(name, memory, form or None)
+    except ValueError:  # no size, or a UsageError: there is no such variant
+        return None
+    return found if label in (name, found.label) else None
 
 
 def _of_family(text: str) -> Accelerator | None:
@@ -293,7 +319,7 @@ def meanings(dialect: str) -> dict[str, Accelerator]:
     The names of "aws-type", for example, are the machine types of AWS. The dict is cached: callers must not change it.
     """
     rows = [row for row in tables.rows("aliases.csv") if row["source"] == dialect]
-    return {row["alias"]: read(row["means"]) for row in rows}
+    return {row["alias"]: parse(row["means"]) for row in rows}
 
 
 def sold(provider: str, kind: str, devices: Iterable[tuple[str, int]]) -> Accelerator | None:
@@ -306,8 +332,10 @@ def sold(provider: str, kind: str, devices: Iterable[tuple[str, int]]) -> Accele
     if found := meanings(f"{provider}-type").get(kind):
         return found
     for name, count in devices:
-        with contextlib.suppress(UsageError):  # an unknown name: try the next device
-            return read(name, provider).with_count(count)
+        try:
+            return parse(name, dialect=provider).with_count(count)
+        except UsageError:  # an unknown name: try the next device
+            continue
     return None
 
 

@@ -53,6 +53,12 @@ def _cells(line: str) -> list[str]:
     return [cell.replace("\0", ",") for cell in text.split(",")]
 
 
+@cache
+def names() -> frozenset[str]:
+    """Return the names of all models."""
+    return frozenset(line.partition(",")[0] for line in _lines("accelerators.csv")[1:])
+
+
 def rows_of(name: str) -> tuple[Row, ...]:
     """Return the catalogue's rows of one model; () for an unknown name. Only these rows are parsed, which is quick."""
     file = "accelerators.csv"

@@ -235,7 +235,8 @@ class Accelerator:
         """
         if self.origin == "custom":
             return Accelerator, tuple(getattr(self, name) for name in Accelerator.__slots__)
-        return _revive, (self.label, self.profile, self.count, self.origin)
+        of = self.slice.type if self.slice else (self.name, self.card_memory_gb, self.form_factor)
+        return _revive, (of, self.profile, self.count, self.origin, self.label)
 
     @property
     def _order(self) -> tuple[float, float, str]:
@@ -388,44 +389,19 @@ def build_slice(kind: Slice) -> Accelerator:
     return _changed(chip, count=kind.chips, slice=kind, label=kind.type)
 
 
-def _revive(label: str, profile: str | None, count: int, origin: Origin) -> Accelerator:
-    """Return the accelerator that `pickle` stored as these values. All other facts come from the catalogue."""
-    if made := tables.slices().get(label):
-        return build_slice(made)
-    name, memory, form = _split(label)
-    made_card = _changed(build(name, memory, form), origin=origin)
+def _revive(
+    of: str | tuple[str, float, str | None], profile: str | None, count: int, origin: Origin, label: str
+) -> Accelerator:
+    """Return the accelerator that `pickle` stored as these values. All other facts come from the catalogue.
+
+    `of` is the type of a TPU slice, or the model, memory in GB and form factor of a card.
+    """
+    if isinstance(of, str):
+        return _changed(build_slice(tables.slices()[of]), label=label)
+    card = _changed(build(*of), origin=origin, label=label)
     if profile is None:
-        return made_card.with_count(count)
+        return card.with_count(count)
     from skypool.accelerators import partitions
 
-    _, part = partitions.find(name, [made_card.memory_gb], profile)
-    return _changed(made_card, part=part, memory_gb=part.memory_gb, count=count)
-
-
-def _split(label: str) -> tuple[str, float | None, str | None]:
-    name, _, rest = label.partition("-")
-    size, _, form = rest.partition("GB-") if "GB-" in rest else (rest.removesuffix("GB"), "", "")
-    if rest and not rest[0].isdigit():
-        return name, None, rest
-    return name, float(size) if size else None, form or None
-
-
-def canonical(spelling: str) -> Accelerator | None:
-    """Return the accelerator for a text that `str()` of an accelerator returns, such as "H100:8" or "A100-40GB".
-
-    A model's name alone, such as "A100", is read, too. Returns None for any other text, also for a partition, a TPU
-    slice or an invalid count.
-    """
-    label, colon, count = spelling.partition(":")
-    if colon and not (count.isascii() and count.isdecimal() and 0 < int(count) < 10_000 and not count.startswith("0")):
-        return None
-    if not label.isascii() or "," in label or not tables.rows_of(label.partition("-")[0]):
-        return None
-    try:
-        name, memory, form = _split(label)
-        found = _one(name, memory, form)
-    except ValueError:  # a UsageError, which is a ValueError: there is no such variant
-        return None
-    if label not in (found.label, name):
-        return None
-    return found.with_count(int(count)) if count else found
+    _, part = partitions.find(card.name, [card.memory_gb], profile)
+    return _changed(card, part=part, memory_gb=part.memory_gb, count=count)

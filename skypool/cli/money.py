@@ -18,9 +18,9 @@ from skypool.checks import seconds
 from skypool.cli import output
 from skypool.errors import SkypoolError, UsageError
 from skypool.observers import client
-from skypool.rental.budget import Line, Receipt, amount, by_day
 from skypool.rental.gc import GRACE
 from skypool.rental.ledger import Ledger
+from skypool.rental.receipt import Line, Receipt, amount, by_day
 from skypool.rental.records import Record
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from skypool.accelerators import tables
-from skypool.accelerators._parse import parse
+from skypool.accelerators.spelling import parse
 from skypool.accelerators.value import Accelerator, as_reported, build
 from skypool.errors import UnknownAccelerator, UsageError
 

@@ -242,6 +242,9 @@ class Driver(Protocol):
         skypool calls this method only if the instance's state is "running". The boot of the machine may not have
         finished yet, so the method should not connect to the machine.
 
+        Make nothing here that costs money, such as an address: `launch` does that, after the pool has written the order
+        to its ledger.
+
         Raises:
             ProviderError: the provider does not tell the address, or could not be asked.
         """

@@ -8,8 +8,8 @@ and begin with `skypool.`. A value that was not measured is left out, never 0.
 - `devices`: converts samples and health of a node into measurements; `pools`: calls, nodes, launches and costs.
 - `exporter`: `Exporter`, the base class of objects that export measurements to a monitoring system.
 - `prometheus`: `Prometheus`, which serves measurements to Prometheus; `http_server`: its HTTP server.
-- `otlp`: `OTLP`, which sends measurements to an endpoint; `otlp_encoding`: its requests; `otlp_transport`: gRPC and
-  HTTP.
+- `otlp`: `OTLP`, which sends measurements to an endpoint; `otlp_data`: the data of its requests; `otlp_exporters`:
+  OpenTelemetry's exporters over gRPC and HTTP.
 """
 
 __all__ = [
@@ -18,8 +18,8 @@ __all__ = [
     "http_server",
     "names",
     "otlp",
-    "otlp_encoding",
-    "otlp_transport",
+    "otlp_data",
+    "otlp_exporters",
     "pools",
     "prometheus",
     "values",

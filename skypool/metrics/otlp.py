@@ -6,21 +6,18 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Literal
+from importlib import import_module
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from skypool.checks import Duration, seconds
 from skypool.errors import UsageError
 from skypool.metrics.exporter import MISSING, Exporter, Source
-from skypool.metrics.otlp_encoding import pairs, requests, resource_attributes
-from skypool.metrics.otlp_transport import Grpc, Http, NotSent, Transport
+from skypool.metrics.otlp_data import pairs, requests, resource_attributes
+from skypool.metrics.otlp_exporters import Answers, grpc, http, unlogged
 
 OtlpProtocol = Literal["grpc", "http"]
 
-_TIMEOUT = 10.0
-"""Seconds to wait for the answer to a request."""
-_LAST = 3.0
-"""Seconds to wait for the answer to the last request."""
 _LONGEST_END = 5.0
 """The most seconds for which the end of a pool waits for the last request."""
 
@@ -70,11 +67,19 @@ class OTLP(Exporter):
 
     def _begin(self, source: Source) -> Callable[[], None]:
         headers = pairs(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", "")) if self._headers is None else self._headers
+        answers = Answers()
         try:
-            transport = Grpc(self.endpoint, headers) if self.protocol == "grpc" else Http(self.endpoint, headers)
+            import_module(f"opentelemetry.exporter.otlp.proto.{self.protocol}.metric_exporter")
+            with unlogged():
+                exporter = (grpc if self.protocol == "grpc" else http)(self.endpoint, headers, answers)
         except ImportError as e:
-            raise UsageError(MISSING.format("opentelemetry-proto" if self.protocol == "http" else "grpcio")) from e
-        sender = _Sender(self.endpoint, transport, self.every, source)
+            raise UsageError(MISSING.format(f"opentelemetry-exporter-otlp-proto-{self.protocol}")) from e
+        except Exception as e:
+            raise UsageError(
+                f"OpenTelemetry's exporter cannot be made for {self!r}: {e}; check the environment variables "
+                "OTEL_EXPORTER_OTLP_…"
+            ) from e
+        sender = _Sender(self.endpoint, exporter, answers, self.every, source)
         sender.start()
         return sender.close
 
@@ -90,45 +95,63 @@ def _is_address(endpoint: str) -> bool:
 class _Sender(threading.Thread):
     """A thread that sends the measurements of one pool every `every` seconds, until it is closed."""
 
-    def __init__(self, endpoint: str, transport: Transport, every: float, source: Source) -> None:
+    def __init__(self, endpoint: str, exporter: Any, answers: Answers, every: float, source: Source) -> None:
         super().__init__(name="skypool metrics sender", daemon=True)
         self._endpoint = endpoint
-        self._transport = transport
+        self._exporter = exporter
+        self._answers = answers
         self._every = every
         self._source = source
         self._resource = resource_attributes()
         self._closing = threading.Event()
+        self._once = threading.Lock()  # who takes it shuts the exporter down
         self._is_told = False
+        answers.on_failure = self._give_up
 
     def run(self) -> None:
         """Send the measurements regularly, and once more at the end."""
-        while not self._closing.wait(self._every):
-            if not self._send(_TIMEOUT) and self._closing.is_set():
-                return  # it cannot be reached, so another attempt would only make the end longer
-        self._send(_LAST)
+        with unlogged():
+            while not self._closing.wait(self._every):
+                if not self._send() and self._closing.is_set():
+                    return  # it cannot be reached, so another attempt would only make the end longer
+            self._send()
 
     def close(self) -> None:
         """Let the thread send the last values, and wait for that, 5 s at most."""
         self._closing.set()
+        if self._answers.failure:
+            self._give_up()
         self.join(_LONGEST_END)
         if self.is_alive():
             self._tell(f"no answer came within {_LONGEST_END:g} s at the end of the pool")
-        self._transport.close()
+        self._shut_down()
 
-    def _send(self, timeout: float) -> bool:
+    def _give_up(self) -> None:
+        """Do not repeat requests at the end of the pool: that would only make it longer."""
+        if self._closing.is_set():
+            self._shut_down()
+
+    def _shut_down(self) -> None:
+        """Close the connection. A request that waits for its answer may go on, up to its timeout."""
+        if self._once.acquire(blocking=False):
+            self._exporter.shutdown()
+
+    def _send(self) -> bool:
         """Read the measurements and send them. Return False if that failed; the first time, the user is told why."""
-        until = time.monotonic() + timeout
+        answers = self._answers
         try:
-            now = time.time()
-            for request in requests(self._source.read(), self._resource, self._source.began, now):
-                if complaint := self._transport.send(request, max(0.1, until - time.monotonic())):
-                    self._tell(complaint)
-        except NotSent as e:
-            self._tell(str(e))
-            return False
+            for data in requests(self._source.read(), self._resource, self._source.began, time.time()):
+                is_sent = self._exporter.export(data).name == "SUCCESS"
+                if answers.failure or not is_sent:
+                    self._tell(answers.failure or "OpenTelemetry's exporter failed")
+                    return False
+                if answers.complaint:
+                    self._tell(answers.complaint)
         except Exception as e:  # noqa: BLE001 - the user is told, and the pool does not depend on it
-            self._tell(f"{type(e).__name__}: {e}")
+            self._tell(answers.failure or f"{type(e).__name__}: {e}")
             return False
+        finally:
+            answers.failure = ""
         return True
 
     def _tell(self, why: str) -> None:

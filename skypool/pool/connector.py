@@ -234,7 +234,7 @@ class Connector:
             slice=self._place(instance),
             slots=slots,
             lease=terms.lease,
-            lifetime=await asyncio.to_thread(self._rental.node_lifetime),
+            lifetime=await asyncio.to_thread(self._rental.limits.node_lifetime),
             liveness=terms.liveness,
             grace=terms.grace,
             guard=access.guard,

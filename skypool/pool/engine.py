@@ -61,8 +61,8 @@ from skypool.pool.services import Services
 from skypool.pool.spot import Departures
 from skypool.pool.states import Phase
 from skypool.pool.trust_levels import TrustLevels
-from skypool.rental.budget import Receipt
 from skypool.rental.launch import Rented
+from skypool.rental.receipt import Receipt
 from skypool.rental.rental import Rental
 from skypool.rental.request import Terms
 from skypool.safety import descriptors

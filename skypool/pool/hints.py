@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from skypool import clock, events
 from skypool.calls.idle import FRESH, LOW, Idleness
 from skypool.link.inbound import Welcome
-from skypool.rental.budget import Receipt
+from skypool.rental.receipt import Receipt
 from skypool.samples.values import NodeSample
 
 IDLE_FOR = 300.0

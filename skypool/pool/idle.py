@@ -13,7 +13,7 @@ from skypool.calls.dispatch import Dispatch
 from skypool.calls.idle import LOW, Idleness
 from skypool.pool import states
 from skypool.pool.hints import IdleHints
-from skypool.rental.budget import IdleSpan
+from skypool.rental.receipt import IdleSpan
 from skypool.rental.rental import Rental
 from skypool.samples.values import NodeSample
 

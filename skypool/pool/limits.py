@@ -13,7 +13,8 @@ from skypool.errors import BudgetExceeded, LifetimeExceeded, PoolClosed
 from skypool.event_loop import beside
 from skypool.link.connection import Link
 from skypool.pool.linger import LingerWatch
-from skypool.rental.rental import NODE_LATER, Rental
+from skypool.rental.budget import NODE_LATER
+from skypool.rental.rental import Rental
 from skypool.rental.request import Terms
 
 PLANNED = (BudgetExceeded, LifetimeExceeded, PoolClosed)
@@ -53,7 +54,7 @@ class Limits:
             PoolClosed: another process has begun to end the pool.
             TakenOver: another process has taken the pool over.
         """
-        left = await beside(self._rental.check_limits, "skypool limits")
+        left = await beside(self._rental.limits.check, "skypool limits")
         self._due = clock.elapsed() + left
         now = time.monotonic()
         links = list(self._links.values())
@@ -102,7 +103,7 @@ class Limits:
         """
         self._note_pause()
         await beside(self._rental.check_owner, "skypool limits")
-        await beside(partial(self._rental.check_limits, _EARLY), "skypool limits")
+        await beside(partial(self._rental.limits.check, _EARLY), "skypool limits")
         await self._linger.check()
         self._check_pause()
 

@@ -20,7 +20,7 @@ from skypool.observers.reach import local_command
 from skypool.pool import states
 from skypool.pool.forwards import Forwards
 from skypool.pool.health import HealthWatch
-from skypool.rental.budget import Line, Receipt
+from skypool.rental.receipt import Line, Receipt
 from skypool.rental.rental import Rental
 from skypool.rental.request import Terms
 from skypool.samples.health import NodeHealth

@@ -49,8 +49,9 @@ from skypool.pool.service import Service
 from skypool.pool.services import call_of_service, restarts_asked
 from skypool.pool.states import Phase
 from skypool.pool.views import PoolView, selection_asked
-from skypool.rental.budget import Budget, Receipt
+from skypool.rental.budget import Budget
 from skypool.rental.ledger import Ledger
+from skypool.rental.receipt import Receipt
 from skypool.rental.request import Check, Terms, budget_asked, check_asked, pool_name, trust_asked
 from skypool.wire import codec
 

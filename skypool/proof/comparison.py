@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from skypool.model import Bill, Offer
 from skypool.proof.report import RentedMachine, Step
-from skypool.rental.budget import Line
+from skypool.rental.receipt import Line
 
 PRICE_TOLERANCE = 0.01
 """The share by which a price may differ from the price in the plan."""

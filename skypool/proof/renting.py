@@ -15,7 +15,8 @@ from skypool.pool.pool import ComputePool, ConsoleMode, PoolOptions
 from skypool.proof.comparison import SEND, offered_price, price_step
 from skypool.proof.report import RentedMachine, Step
 from skypool.proof.selection import Stage, StageName
-from skypool.rental.budget import Budget, Receipt
+from skypool.rental.budget import Budget
+from skypool.rental.receipt import Receipt
 from skypool.runtime import instance_info
 
 WORDS: dict[StageName, str] = {

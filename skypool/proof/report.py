@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from skypool.errors import UsageError
 from skypool.model import Finding
-from skypool.rental.budget import LEFT_OUT, Line
+from skypool.rental.receipt import LEFT_OUT, Line
 
 Level = Literal["read", "write", "cents"]
 """The levels of a proof. A level includes the levels before it."""

@@ -2,7 +2,7 @@
 
 - `request`: the checked arguments of a pool.
 - `launch`: rents machines on the best offer, or on the next one if the best is out of stock.
-- `rental`: rents for one pool, keeps the lease in the tags of its machines, and watches the budget.
+- `rental`: rents for one pool, and keeps the lease in the tags of its machines.
 - `planning`: finds the offers that a pool would rent now.
 - `holdings`: records the machines that a pool has.
 - `ledger`: the local database of pools, orders and machines. It records each order before the order is sent.
@@ -10,7 +10,8 @@
 - `ledger_schema`: the tables of the ledger.
 - `records`: the objects that are read from these tables.
 - `ledger_damage`: detects a damaged ledger file and gives it a new name.
-- `budget`: calculates costs, budgets and receipts.
+- `budget`: what a pool may cost at most, and what holds it to that and to its lifetime.
+- `receipt`: calculates costs and receipts.
 - `reaper`: terminates all machines of a pool, and proves that they have ended.
 - `reaper_process`: runs the reaper in a process of its own.
 - `gc`: finds and terminates machines and other resources that pools left behind.
@@ -41,6 +42,7 @@ __all__ = [
     "planning",
     "reaper",
     "reaper_process",
+    "receipt",
     "records",
     "rental",
     "request",

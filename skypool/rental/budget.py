@@ -1,253 +1,29 @@
-"""The costs of a pool: `Line` for one machine, `Receipt` for all of them, and `Budget`, which limits them.
-
-No function here does I/O.
-"""
+"""`Budget`, a limit of what a pool may cost, and `Enforcement`, which holds one pool to its budget and its lifetime."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
-from skypool.errors import BudgetExceeded, UsageError
+from skypool import clock
+from skypool.checks import duration_words
+from skypool.errors import BudgetExceeded, LedgerError, LifetimeExceeded, UsageError
 from skypool.model import Offer
+from skypool.rental.receipt import HOUR, Line, Receipt
 
-_HOUR = 3600.0
-"""Seconds in an hour. Prices are per hour."""
+if TYPE_CHECKING:
+    from skypool.offers.ranking import Plan
 
+NODE_LATER = 5.0
+"""Seconds by which nodes end themselves later than the pool, so that the pool ends first and can say why."""
+_HEADROOM = 1.25
+"""Largest price of a spot machine in a pool with a budget, as a multiple of the price in the machine's offer.
 
-@dataclass(frozen=True, slots=True)
-class IdleSpan:
-    """A span of time, and for how long a machine was idle in it. Times are in seconds since 1970.
-
-    Attributes:
-        since: the beginning of the span.
-        until: the end of the span.
-        seconds: the idle seconds in the span. They count as spread evenly over it.
-        is_idle: True if the machine is idle from `until` on, as far as is known.
-    """
-
-    since: float
-    until: float
-    seconds: float
-    is_idle: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A line of a receipt: one instance and its cost.
-
-    Each machine of a slice has a line with its share of the price. Times are in seconds since 1970.
-
-    Attributes:
-        provider: name of the driver.
-        id: the provider's identifier of the instance.
-        place: zone, or region if no zone is known.
-        market: "on-demand" or "spot".
-        usd_per_hour: price now, or the last price of an instance that has ended, in US dollars per hour.
-        least_billed: minimum time that is charged for as soon as the instance is billed, in seconds.
-        launched: time when the instance was requested.
-        until: time when the instance ended. If it has not ended, the time until which its cost is counted.
-        ended: True if the instance's end is proved. Until then its cost grows.
-        billed_from: time since when the provider bills the instance; None if billing has not begun, as for a machine
-            that waits in a queue.
-        earlier: earlier prices, each as (time until which the price was valid, US dollars per hour), the oldest first.
-        idle_at: time until which idle time was recorded; None for an instance of an older skypool without such records.
-        idle_seconds_then: idle seconds until `idle_at`.
-        idle_usd_then: cost of the idle time until `idle_at`, in US dollars.
-        is_idle: True if the instance counts as idle from `idle_at` on.
-        start_usd: estimated cost of the instance's start, in US dollars. It is charged when billing begins.
-    """
-
-    provider: str
-    id: str
-    type: str
-    place: str
-    market: str
-    node: int
-    usd_per_hour: float
-    least_billed: float
-    launched: float
-    until: float
-    ended: bool = False
-    billed_from: float | None = None
-    earlier: tuple[tuple[float, float], ...] = ()
-    idle_at: float | None = None
-    idle_seconds_then: float = 0.0
-    idle_usd_then: float = 0.0
-    is_idle: bool = True
-    start_usd: float = 0.0
-
-    @property
-    def begins(self) -> float:
-        """The time in seconds since 1970 from which the instance is charged; `until` if billing has not begun."""
-        return self.until if self.billed_from is None else self.billed_from
-
-    @property
-    def lived(self) -> float:
-        """Seconds for which the instance was billed, until its end or the time `until`; 0 if billing has not begun."""
-        return max(0.0, self.until - self.begins)
-
-    @property
-    def seconds(self) -> float:
-        """Seconds that are charged for: the billed time, but at least `least_billed`. 0 if billing has not begun."""
-        return 0.0 if self.billed_from is None else max(self.lived, self.least_billed)
-
-    @property
-    def usd(self) -> float:
-        """The cost of the instance in US dollars; 0 if billing has not begun."""
-        return self.usd_between(-math.inf)
-
-    def usd_between(self, start: float, end: float = math.inf) -> float:
-        """Return the part of the instance's cost, in US dollars, for the time from `start` to `end`.
-
-        Both times are in seconds since 1970. Each moment is charged at the price that was valid then. The minimum
-        billed time is charged in full, even if the instance ended earlier. `start_usd` is charged when billing begins.
-        """
-        starts = self.billed_from is not None and start <= self.begins < end
-        return self._usd_of_time(start, end) + (self.start_usd if starts else 0.0)
-
-    def _usd_of_time(self, start: float, end: float) -> float:
-        """Return the US dollars that are charged for the time from `start` to `end`, without `start_usd`."""
-        start = max(start, self.begins)
-        end = min(end, self.begins + self.seconds)
-        usd = 0.0
-        for until, usd_per_hour in (*self.earlier, (math.inf, self.usd_per_hour)):
-            usd += max(0.0, min(until, end) - start) * usd_per_hour / _HOUR
-            start = max(start, until)
-        return usd
-
-    @property
-    def idle_seconds(self) -> float | None:
-        """The seconds that are charged for and were idle; None if idle time was not recorded.
-
-        An instance is idle while no call runs on it, or while all of its devices are under 5 % utilisation. If it ended
-        before the minimum billed time was over, the rest of that time is idle, too.
-        """
-        if self.idle_at is None:
-            return None
-        more = max(0.0, self._counted_until - max(self.idle_at, self.begins)) if self.is_idle else 0.0
-        return self.idle_seconds_then + more
-
-    @property
-    def idle_usd(self) -> float | None:
-        """Cost of `idle_seconds` in US dollars, each moment at its price; None if idle time was not recorded."""
-        if self.idle_at is None:
-            return None
-        more = self._usd_of_time(self.idle_at, self._counted_until) if self.is_idle else 0.0
-        return self.idle_usd_then + more
-
-    @property
-    def _counted_until(self) -> float:
-        """The end of the time that may be idle: `until`, or the end of the charged time if the instance has ended."""
-        if self.billed_from is None:
-            return self.until
-        return self.begins + self.seconds if self.ended else self.until
-
-    def idled(self, span: IdleSpan) -> Line:
-        """Return a copy of this line in which the idle time until the end of a span is recorded."""
-        if self.idle_at is None or span.until <= self.idle_at:
-            return self
-        since = max(self.idle_at, min(span.since, span.until))
-        before = replace(self, until=min(since, self._counted_until), ended=False)
-        start, end = max(since, self.begins), min(span.until, self._counted_until)
-        share = min(1.0, span.seconds / (span.until - span.since)) if span.until > span.since else 0.0
-        return replace(
-            self,
-            idle_at=span.until,
-            idle_seconds_then=(before.idle_seconds or 0.0) + share * max(0.0, end - start),
-            idle_usd_then=(before.idle_usd or 0.0) + share * self._usd_of_time(start, end),
-            is_idle=span.is_idle,
-        )
-
-    def at(self, now: float) -> Line:
-        """Return a copy of this line with the cost until the time `now`. If the instance has ended, return the line."""
-        return self if self.ended else replace(self, until=now)
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """The cost of a pool's instances, with one line for each. `str(receipt)` is a table.
-
-    Attributes:
-        pool: name of the pool.
-        lines: the instances and their costs.
-        at: time until which costs are counted, in seconds since 1970.
-        unanswered: number of requests for machines that the provider did not answer. The cost does not include machines
-            that these requests may have made.
-    """
-
-    pool: str
-    lines: tuple[Line, ...]
-    at: float
-    unanswered: int = 0
-
-    @property
-    def usd(self) -> float:
-        """The cost of all instances of the pool so far, in US dollars; 0 without instances."""
-        return sum(each.usd for each in self.lines)
-
-    @property
-    def idle_usd(self) -> float | None:
-        """The part of `usd` that was paid for idle time, in US dollars; None if it is not known for each instance.
-
-        An instance is idle while no call runs on it, or while all of its devices (accelerators) are under 5 %
-        utilisation. The time before its first call and after its last call is idle, too, as far as it is billed.
-        """
-        known = [each.idle_usd for each in self.lines]
-        return None if None in known else sum(each for each in known if each is not None)
-
-    @property
-    def usd_per_hour(self) -> float:
-        """The sum of the current prices, in US dollars per hour, of the instances that are billed now."""
-        return sum(each.usd_per_hour for each in self.lines if not each.ended and each.billed_from is not None)
-
-    def __str__(self) -> str:
-        rows = [_row(each) for each in self.lines]
-        rows.append(["", "total", "", "", "", "", "", "", f"{self.usd:.4f}", amount(self.idle_usd)])
-        told = [f"pool {self.pool}, {_clock(self.at)}", *_aligned([_HEADINGS, *rows])]
-        open_lines = [each for each in self.lines if not each.ended]
-        if open_lines:
-            told.append(f"* not ended: {len(open_lines)} of {len(self.lines)}, {self.usd_per_hour:.4f} USD/h")
-        if waiting := sum(each.billed_from is None for each in open_lines):
-            told.append(f"  of these {waiting} do not run yet, and their provider does not bill them")
-        if self.unanswered:
-            told.append(f"orders without an answer: {self.unanswered}; their cost, if any, is not included")
-        if starts := sum(each.start_usd for each in self.lines if each.billed_from is not None):
-            told.append(f"included: {starts:.4f} USD for traffic at the start of machines, which is an estimate")
-        told.append(LEFT_OUT.replace("network traffic", "further network traffic") if starts else LEFT_OUT)
-        return "\n".join(told)
-
-
-LEFT_OUT = "not included: network traffic, storage that outlives its machine, taxes"
-"""Note on costs that no receipt and no budget includes, as no provider reports them while a machine runs."""
-_HEADINGS = ["node", "instance", "provider", "type", "place", "market", "time", "USD/h", "USD", "idle USD"]
-_NUMBERS = {"node", "time", "USD/h", "USD", "idle USD"}
-
-
-def amount(usd: float | None) -> str:
-    """Return US dollars as text, such as "1.2100"; "unknown" for None."""
-    return "unknown" if usd is None else f"{usd:.4f}"
-
-
-def _row(line: Line) -> list[str]:
-    time = str(timedelta(seconds=round(line.seconds))) + ("" if line.ended else "*")
-    names = [line.provider, line.type, line.place, line.market]
-    return [str(line.node), line.id, *names, time, f"{line.usd_per_hour:.4f}", f"{line.usd:.4f}", amount(line.idle_usd)]
-
-
-def _clock(time: float) -> str:
-    return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M UTC")
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[n]) for row in rows) for n in range(len(_HEADINGS))]
-    sides = [str.rjust if heading in _NUMBERS else str.ljust for heading in _HEADINGS]
-    return [
-        "  ".join(side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+If the price rises above that, the provider takes the machine back. With a smaller factor, a pool would lose machines to
+every small rise of the price.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,12 +82,12 @@ class Budget:
         for line in lines:
             spent += line.at(now).usd
             if not line.ended and line.billed_from is None:  # its billing may begin at any moment
-                spent += line.usd_per_hour * line.least_billed / _HOUR + line.start_usd
+                spent += line.usd_per_hour * line.least_billed / HOUR + line.start_usd
                 open_lines.append((line.usd_per_hour, now + line.least_billed))
             elif not line.ended:
                 open_lines.append((line.usd_per_hour, line.begins + line.least_billed))
         for offer in more:
-            spent += offer.usd_per_hour * offer.least_billed / _HOUR + offer.start_usd
+            spent += offer.usd_per_hour * offer.least_billed / HOUR + offer.start_usd
             open_lines.append((offer.usd_per_hour, now + offer.least_billed))
         return _spent_at(self.left(spent), now, open_lines) - now
 
@@ -329,8 +105,8 @@ class Budget:
         Raises:
             BudgetExceeded: its message has the cost and the budget.
         """
-        first = min(_HOUR, lifetime or _HOUR)
-        cost = sum(each.usd_per_hour * max(first, each.least_billed) / _HOUR + each.start_usd for each in offers)
+        first = min(HOUR, lifetime or HOUR)
+        cost = sum(each.usd_per_hour * max(first, each.least_billed) / HOUR + each.start_usd for each in offers)
         if cost > self.left(spent):
             word = "slice" if any(each.hosts > 1 for each in offers) else "node"
             nodes = f"1 {word} costs" if len(offers) == 1 else f"{len(offers)} {word}s cost"
@@ -351,30 +127,163 @@ def _spent_at(left: float, now: float, costs: list[tuple[float, float]]) -> floa
     at = now
     for usd_per_hour, begins in sorted(costs, key=lambda each: each[1]):
         if begins > at:
-            until_spent = left * _HOUR / rate if rate else math.inf
+            until_spent = left * HOUR / rate if rate else math.inf
             if at + until_spent <= begins:
                 return at + until_spent
-            left -= (begins - at) * rate / _HOUR
+            left -= (begins - at) * rate / HOUR
             at = begins
         rate += usd_per_hour
-    return at + left * _HOUR / rate if rate else math.inf
+    return at + left * HOUR / rate if rate else math.inf
 
 
-def by_day(lines: Iterable[Line], start: float = 0.0) -> dict[str, float]:
-    """Return the US dollars charged on each day (UTC), such as "2026-08-20", the earliest first.
+class Enforcement:
+    """Holds one pool to its budget and its lifetime. No provider is asked. Any thread may call the methods.
 
-    A day on which nothing was charged is missing, or has 0. Charges before `start`, in seconds since 1970, are left
-    out.
+    Attributes:
+        budget: None without a budget.
+        lifetime: seconds from the first billing to the end of the pool; None without such a limit.
+        billed_since: time when the pool began to cost something, in seconds since 1970; None until that is known.
     """
-    days: dict[str, float] = {}
-    for line in lines:
-        if line.billed_from is None or line.begins + line.seconds < start:
-            continue
-        first = max(start, line.begins)
-        day = datetime.fromtimestamp(first, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-        while day.timestamp() < max(first + 1e-6, line.begins + line.seconds):
-            end = day + timedelta(days=1)
-            name = day.date().isoformat()
-            days[name] = days.get(name, 0.0) + line.usd_between(max(first, day.timestamp()), end.timestamp())
-            day = end
-    return dict(sorted(days.items()))
+
+    def __init__(
+        self,
+        pool: str,
+        budget: Budget | None,
+        lifetime: float | None,
+        receipt: Callable[[], Receipt],
+        tell: Callable[[str, str], None],
+    ) -> None:
+        self._pool = pool
+        self._receipt = receipt
+        self._tell = tell
+        self.budget = budget
+        self.lifetime = lifetime
+        self.billed_since: float | None = None
+
+    # --- before machines are rented --------------------------------------------------------------------------
+
+    def keepable(self, plan: Plan, ends_itself: Callable[[Offer], bool]) -> Plan:
+        """Return the plan without offers whose machines cost money and cannot end themselves, if there is a budget.
+
+        With `best_effort`, no offer is left out. Raises UsageError if every offer would be left out.
+        """
+        budget = self.budget
+        if budget is None or budget.best_effort:
+            return plan
+        kept = tuple(each for each in plan.offers if each.usd_per_hour <= 0 or ends_itself(each))
+        if plan.offers and not kept:
+            first = plan.offers[0]
+            raise UsageError(
+                f"budget={budget.max_usd:g} cannot be guaranteed on {first.provider} {first.instance_type}: such a "
+                f"machine cannot end itself, so it would be billed until `skypool gc --yes` runs if this process were "
+                f"killed. Choose machines that end themselves (docs/nets.md says which), or accept that the budget "
+                f"holds only while this process runs: Budget({budget.max_usd:g}, best_effort=True)"
+            )
+        if len(kept) < len(plan.offers):
+            out = sorted({each.provider for each in plan.offers} - {each.provider for each in kept})
+            of = f" of {', '.join(out)}" if out else ""
+            said = f"offers{of} are left out: their machines cannot end themselves, so the budget is not guaranteed"
+            return replace(plan, offers=kept, notes=(*plan.notes, f"{said}; Budget(…, best_effort=True) allows them"))
+        return plan
+
+    def check_first_hour(self, offers: Sequence[Offer]) -> None:
+        """Raise BudgetExceeded if the first hour of one machine (or slice) on each offer costs more than is left."""
+        if self.budget is not None:
+            lifetime = None if self.lifetime is None else self.lifetime_left
+            self.budget.check_first_hour(offers, self._receipt().usd, lifetime)
+
+    def life_of(self, offers: Sequence[Offer], lease: float) -> float | None:
+        """Return the seconds for which new machines on these offers may live; None for no limit.
+
+        Raises:
+            BudgetExceeded, LifetimeExceeded: nothing is left of the budget, or of the lifetime.
+        """
+        left = self.left(offers)
+        if left <= 0:
+            raise BudgetExceeded(self._spent_words())
+        lifetime = self.lifetime_left
+        if lifetime <= 0:
+            raise LifetimeExceeded(self._over_words())
+        if left > lease and any(map(self._is_capped, offers)):
+            left = math.inf  # its price may fall; until then the lease, and the time that `check` returns, limit it
+        ends = min(left, lifetime)
+        return None if ends == math.inf else ends
+
+    def highest_price(self, offer: Offer) -> float | None:
+        """Return the US dollars per hour above which a machine on this offer must end; None for no such price."""
+        return offer.usd_per_hour * _HEADROOM if self._is_capped(offer) else None
+
+    def _is_capped(self, offer: Offer) -> bool:
+        return self.budget is not None and offer.market == "spot"
+
+    # --- while the pool runs ---------------------------------------------------------------------------------
+
+    def check(self, early: float = 0.0) -> float:
+        """Check budget and lifetime, and return the seconds for which the pool may go on; `math.inf` for no limit.
+
+        Blocks for a moment. The user gets a warning when the share `warn` of the budget is spent. An end that is due
+        within `early` seconds raises already.
+
+        Raises:
+            BudgetExceeded: the budget is spent.
+            LifetimeExceeded: the lifetime is over.
+            LedgerError: there is a budget, and the costs cannot be read from the ledger or from memory.
+        """
+        lifetime = self.lifetime_left
+        if lifetime <= early:
+            raise LifetimeExceeded(self._over_words())
+        budget = self.budget
+        left = self.left()
+        if budget is None:
+            return min(left, lifetime)
+        if left <= early:
+            raise BudgetExceeded(self._spent_words())
+        if budget.warns(spent := self._receipt().usd):
+            share = f"{budget.warn:.0%} of the budget of ${budget.max_usd:g}"
+            self._tell(f"{share} is spent; all machines are ended when the budget is used up", f"${spent:.2f} so far")
+        return min(left, lifetime)
+
+    def left(self, more: Sequence[Offer] = ()) -> float:
+        """Return the seconds until the budget is spent, with one more machine on each of the offers in `more`.
+
+        It is 0 if the budget is spent and costs go on, and `math.inf` without a budget, or if no machine costs
+        anything. Raises as `check`.
+        """
+        return math.inf if self.budget is None else self.budget.lasts(self._receipt().lines, clock.now(), more)
+
+    @property
+    def lifetime_left(self) -> float:
+        """Seconds until the lifetime, which begins with the first billing, is over; `math.inf` if there is none."""
+        if self.lifetime is None:
+            return math.inf
+        if self.billed_since is None:
+            billed = [each.begins for each in self._known_lines() if each.billed_from is not None]
+            if not billed:
+                return self.lifetime
+            self.billed_since = min(billed)
+        return self.billed_since + self.lifetime - clock.now()
+
+    def node_lifetime(self) -> float | None:
+        """Return the seconds after which a new node ends itself, a bit later than the pool; None for never. Blocks."""
+        left = self.lifetime_left
+        return None if left == math.inf else max(0.0, left) + NODE_LATER
+
+    def _known_lines(self) -> Sequence[Line]:
+        try:
+            return self._receipt().lines
+        except LedgerError:
+            return ()
+
+    def _spent_words(self) -> str:
+        most = self.budget.max_usd if self.budget else 0.0
+        return (
+            f"pool {self._pool!r} has spent ${self._receipt().usd:.2f} of its budget of ${most:g}, and its machines "
+            f"are ended; to go on, make a new pool with a larger Budget(max_usd=). `skypool cost` shows what was spent"
+        )
+
+    def _over_words(self) -> str:
+        lifetime = duration_words(self.lifetime or 0.0)
+        return (
+            f"pool {self._pool!r} ends with its machines, as its max_lifetime of {lifetime} is over; calls that have "
+            "not ended are lost. To go on, make a new ComputePool with a longer max_lifetime="
+        )

@@ -13,8 +13,8 @@ from skypool.drivers import retry
 from skypool.drivers.contract import Driver, abilities, terminate
 from skypool.errors import StillRunning, together
 from skypool.model import Instance, Offer, Order
-from skypool.rental.budget import Receipt
 from skypool.rental.ledger import Ledger
+from skypool.rental.receipt import Receipt
 from skypool.rental.request import Tell, Terms
 
 _LISTING = 10.0

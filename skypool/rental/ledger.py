@@ -30,8 +30,9 @@ from skypool.drivers.contract import Driver
 from skypool.errors import LedgerError, PoolClosed, UsageError, nearest
 from skypool.model import Instance, Offer
 from skypool.processes import Process, is_stopped
-from skypool.rental.budget import Budget, IdleSpan, Receipt
+from skypool.rental.budget import Budget
 from skypool.rental.ledger_file import LedgerFile
+from skypool.rental.receipt import IdleSpan, Receipt
 from skypool.rental.records import Intent, Record, newest, read
 from skypool.safety import places
 

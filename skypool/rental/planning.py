@@ -5,14 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from skypool.errors import ErrorGroup, LaunchError, NoOffers, PoolClosed, ProviderError, UsageError
+from skypool.errors import ErrorGroup, LaunchError, NoOffers, PoolClosed, ProviderError
 from skypool.offers.ranking import Plan
 from skypool.offers.search import look_around
 from skypool.rental import reaper
-from skypool.rental.budget import Budget
+from skypool.rental.budget import Enforcement
 from skypool.rental.launch import Rented
 from skypool.rental.request import Tell, Terms
 
@@ -42,18 +41,15 @@ class Planning:
             skips them. A new plan clears the dict.
     """
 
-    def __init__(self, terms: Terms, tell: Tell, stopping: threading.Event) -> None:
+    def __init__(self, terms: Terms, limits: Enforcement, tell: Tell, stopping: threading.Event) -> None:
         self._terms = terms
+        self._limits = limits
         self._tell = tell
         self._stopping = stopping
         self._made_at = 0.0
         self._waits = False
         self.plan: Plan | None = None
         self.lacking: dict[tuple[str, ...], ProviderError] = {}
-
-    def keep_budget(self, budget: Budget | None) -> None:
-        """Set the budget that plans made from now on must keep; None for no budget. The present plan is not changed."""
-        self._terms = replace(self._terms, budget=budget)
 
     async def look(self) -> Plan:
         """Return the plan: the offers on which machines would be rented now, in the order in which they are tried.
@@ -73,34 +69,10 @@ class Planning:
             )
         if self.plan is None or time.monotonic() - self._made_at > _STALE:
             plan = await look_around(self._terms.drivers, self._terms.need, order_by=self._terms.order_by)
-            self.plan = self._within_budget(plan)
+            self.plan = self._limits.keepable(plan, self._terms.ends_itself)
             self._made_at = time.monotonic()
             self.lacking.clear()
         return self.plan
-
-    def _within_budget(self, plan: Plan) -> Plan:
-        """Return the plan without offers whose machines cost money and cannot end themselves, if there is a budget.
-
-        With `best_effort`, no offer is left out. Raises UsageError if every offer would be left out.
-        """
-        budget = self._terms.budget
-        if budget is None or budget.best_effort:
-            return plan
-        kept = tuple(each for each in plan.offers if each.usd_per_hour <= 0 or self._terms.ends_itself(each))
-        if plan.offers and not kept:
-            first = plan.offers[0]
-            raise UsageError(
-                f"budget={budget.max_usd:g} cannot be guaranteed on {first.provider} {first.instance_type}: such a "
-                f"machine cannot end itself, so it would be billed until `skypool gc --yes` runs if this process were "
-                f"killed. Choose machines that end themselves (docs/nets.md says which), or accept that the budget "
-                f"holds only while this process runs: Budget({budget.max_usd:g}, best_effort=True)"
-            )
-        if len(kept) < len(plan.offers):
-            out = sorted({each.provider for each in plan.offers} - {each.provider for each in kept})
-            of = f" of {', '.join(out)}" if out else ""
-            said = f"offers{of} are left out: their machines cannot end themselves, so the budget is not guaranteed"
-            return replace(plan, offers=kept, notes=(*plan.notes, f"{said}; Budget(…, best_effort=True) allows them"))
-        return plan
 
     def waiting(self, pause: Pause) -> AsyncRetrying:
         """Return a tenacity retry object that repeats a function after a shortage, until the pool's `wait` is over.

@@ -17,7 +17,8 @@ from skypool.drivers.registry import DriverNote
 from skypool.errors import UsageError
 from skypool.model import Instance
 from skypool.processes import Process
-from skypool.rental.budget import Budget, Line, Receipt
+from skypool.rental.budget import Budget
+from skypool.rental.receipt import Line, Receipt
 
 T = TypeVar("T")
 State = Literal["live", "ending", "left", "ended"]

@@ -1,4 +1,4 @@
-"""Rents and terminates the machines of one pool, keeps their tags and the ledger current, and watches the budget."""
+"""Rents and terminates the machines of one pool, and keeps their tags and the ledger current."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from skypool import clock, events
-from skypool.checks import duration_words
 from skypool.drivers.contract import Driver, Learns, Renews, Tidies, abilities
 from skypool.errors import (
-    BudgetExceeded,
     CapacityError,
     LedgerError,
-    LifetimeExceeded,
     PoolClosed,
     SkypoolError,
     StillRunning,
@@ -27,11 +24,12 @@ from skypool.errors import (
 from skypool.model import Instance, Offer, Order
 from skypool.offers.ranking import Plan
 from skypool.rental import reaper, reaper_process
-from skypool.rental.budget import IdleSpan, Receipt
+from skypool.rental.budget import Enforcement
 from skypool.rental.holdings import Holdings, OrderKey
 from skypool.rental.launch import Attempts, Launcher, Rented, place
 from skypool.rental.ledger import Ledger
 from skypool.rental.planning import Pause, Planning
+from skypool.rental.receipt import IdleSpan, Receipt
 from skypool.rental.records import Record
 from skypool.rental.request import Terms
 from skypool.wire.blame import cut
@@ -39,16 +37,8 @@ from skypool.wire.keys import Keys
 
 _BOOT = 120.0
 """Seconds that are added to the lease for the expiry time in a machine's tag, as a new machine must boot first."""
-NODE_LATER = 5.0
-"""Seconds by which nodes end themselves later than the pool, so that the pool ends first and can say why."""
 REPRICE = 600.0
 """Seconds after which the prices of spot machines are read again."""
-_HEADROOM = 1.25
-"""Largest price of a spot machine in a pool with a budget, as a multiple of the price in the machine's offer.
-
-If the price rises above that, the provider takes the machine back. With a smaller factor, a pool would lose machines to
-every small rise of the price.
-"""
 
 
 class Rental:
@@ -60,6 +50,7 @@ class Rental:
     Attributes:
         before_prices: called before new prices are recorded. It records the idle time until then at the old prices.
         attempts: offers that were refused, each with its error.
+        limits: holds the pool to its budget and lifetime.
     """
 
     def __init__(
@@ -73,10 +64,10 @@ class Rental:
         self._numbers = itertools.count()
         self._priced = time.monotonic()
         self._adopted: Record | None = None  # the record of a pool before this process took it over
-        self._billed_since: float | None = None  # when the pool began to cost something
         self._told: set[str] = set()
-        self._planning = Planning(terms, self.tell, self.stopping)
         self._holdings = Holdings(terms, self.tell)
+        self.limits = Enforcement(terms.name, terms.budget, terms.lifetime, lambda: self._holdings.receipt, self.tell)
+        self._planning = Planning(terms, self.limits, self.tell, self.stopping)
         self._series = self._holdings.session
         self._launcher = Launcher(
             drivers=terms.drivers,
@@ -171,10 +162,8 @@ class Rental:
 
     def check_budget(self, more: int) -> None:
         """Raise BudgetExceeded if there is a budget, and the first hour of `more` machines costs more than is left."""
-        budget = self._terms.budget
-        if more > 0 and budget is not None and self.plan is not None and self.plan.best is not None:
-            lifetime = None if self._terms.lifetime is None else self._lifetime_left
-            budget.check_first_hour([self.plan.best] * more, self.receipt.usd, lifetime)
+        if more > 0 and self.plan is not None and self.plan.best is not None:
+            self.limits.check_first_hour([self.plan.best] * more)
 
     def adopt(self) -> list[Instance]:
         """Take over the instances of the pool of this name that another process left, and return them.
@@ -201,17 +190,13 @@ class Rental:
         known = self._adopted = ledger.adopt(name, lease=self._terms.lease)
         if known is not None:  # None if the pool is in the ledger of another machine
             self._holdings.record_in(ledger, known.session)
-            lifetime = min(self._terms.lifetime or math.inf, known.lifetime or math.inf)
-            self._terms = replace(
-                self._terms,
-                budget=self._terms.budget or known.budget,
-                lifetime=None if lifetime == math.inf else lifetime,
-            )
-            self._planning.keep_budget(self._terms.budget)
+            lifetime = min(self.limits.lifetime or math.inf, known.lifetime or math.inf)
+            self.limits.lifetime = None if lifetime == math.inf else lifetime
+            self.limits.budget = self.limits.budget or known.budget
             waits = {d.name for d in self._terms.drivers if abilities(d).billed_from == "running"}
             ledger.found(self.session, found, waits)
         else:
-            self._billed_since = min(clock.now(), *(each.billed_from or math.inf for each in found))
+            self.limits.billed_since = min(clock.now(), *(each.billed_from or math.inf for each in found))
         return found
 
     def give_back(self) -> float | None:
@@ -269,26 +254,17 @@ class Rental:
 
     def _order(self, offer: Offer, nodes: tuple[int, ...]) -> Order:
         terms = self._terms
-        left = self._left([offer] * (len(nodes) // offer.hosts))
-        if left <= 0:
-            raise BudgetExceeded(self._spent_words())
-        lifetime = self._lifetime_left
-        if lifetime <= 0:
-            raise LifetimeExceeded(self._over_words())
-        bounded = terms.budget is not None and offer.market == "spot"
-        if bounded and left > terms.lease:
-            left = math.inf  # its price may fall; until then the lease, and the time that `tend` returns, limit it
-        ends = min(left, lifetime)
-        caps = [terms.need.max_usd_per_hour or math.inf, offer.usd_per_hour * _HEADROOM if bounded else math.inf]
+        lifetime = self.limits.life_of([offer] * (len(nodes) // offer.hosts), terms.lease)
+        caps = [terms.need.max_usd_per_hour or None, self.limits.highest_price(offer)]
         return Order(
             pool=terms.name,
             token=f"{self._series}-{next(self._numbers)}",
             nodes=nodes,
             need=terms.need,
             lease=terms.lease,
-            lifetime=None if ends == math.inf else ends,
+            lifetime=lifetime,
             until=_from_now(terms.lease + _BOOT),
-            max_usd_per_hour=None if min(caps) == math.inf else min(caps),
+            max_usd_per_hour=min((each for each in caps if each is not None), default=None),
             progress=self._holdings,
         )
 
@@ -341,50 +317,6 @@ class Rental:
         self._reprice()
         self._holdings.terminate_lost()
 
-    def check_limits(self, early: float = 0.0) -> float:
-        """Check budget and lifetime, and return the seconds for which the pool may go on; `math.inf` for no limit.
-
-        No provider is asked. Blocks for a moment. The user gets a warning when the share `warn` of the budget is spent.
-        An end that is due within `early` seconds raises already.
-
-        Raises:
-            BudgetExceeded: the budget is spent.
-            LifetimeExceeded: the lifetime is over.
-            LedgerError: there is a budget, and the costs cannot be read from the ledger or from memory.
-        """
-        lifetime = self._lifetime_left
-        if lifetime <= early:
-            raise LifetimeExceeded(self._over_words())
-        budget = self._terms.budget
-        left = self._left()
-        if budget is None:
-            return min(left, lifetime)
-        if left <= early:
-            raise BudgetExceeded(self._spent_words())
-        if budget.warns(spent := self.receipt.usd):
-            share = f"{budget.warn:.0%} of the budget of ${budget.max_usd:g}"
-            self.tell(f"{share} is spent; all machines are ended when the budget is used up", f"${spent:.2f} so far")
-        return min(left, lifetime)
-
-    @property
-    def _lifetime_left(self) -> float:
-        """Seconds until the lifetime, which begins with the first billing, is over; `math.inf` if there is none."""
-        lifetime = self._terms.lifetime
-        if lifetime is None:
-            return math.inf
-        if self._billed_since is None:
-            receipt = self.known_receipt
-            billed = [each.begins for each in receipt.lines if each.billed_from is not None] if receipt else []
-            if not billed:
-                return lifetime
-            self._billed_since = min(billed)
-        return self._billed_since + lifetime - clock.now()
-
-    def node_lifetime(self) -> float | None:
-        """Return the seconds after which a new node ends itself, a bit later than the pool; None for never. Blocks."""
-        left = self._lifetime_left
-        return None if left == math.inf else max(0.0, left) + NODE_LATER
-
     def check_owner(self) -> None:
         """Raise an error if the pool is no longer this process's. Do nothing if the ledger cannot tell. Blocks.
 
@@ -430,30 +362,6 @@ class Rental:
             }
             self.before_prices()
             ledger.repriced(self.session, moved)
-
-    def _left(self, more: Sequence[Offer] = ()) -> float:
-        """Return the seconds until the budget is spent, with one more machine on each of the offers in `more`.
-
-        It is 0 if the budget is spent and costs go on, and `math.inf` without a budget, or if no machine costs
-        anything.
-        """
-        if self._terms.budget is None:
-            return math.inf
-        return self._terms.budget.lasts(self.receipt.lines, clock.now(), more)
-
-    def _spent_words(self) -> str:
-        most = self._terms.budget.max_usd if self._terms.budget else 0.0
-        return (
-            f"pool {self._terms.name!r} has spent ${self.receipt.usd:.2f} of its budget of ${most:g}, and its machines "
-            f"are ended; to go on, make a new pool with a larger Budget(max_usd=). `skypool cost` shows what was spent"
-        )
-
-    def _over_words(self) -> str:
-        name, lifetime = self._terms.name, self._terms.lifetime or 0.0
-        return (
-            f"pool {name!r} ends with its machines, as its max_lifetime of {duration_words(lifetime)} is over; calls "
-            "that have not ended are lost. To go on, make a new ComputePool with a longer max_lifetime="
-        )
 
     def idle(self, spans: Mapping[tuple[str, str], IdleSpan]) -> None:
         """Record in the ledger, if there is one, how long instances were idle, by (provider, id). Does not raise."""
@@ -524,7 +432,7 @@ class Rental:
             raise SkypoolError(f"the ledger does not have pool {name!r}, so its machines cannot stay: they end now")
         receipt = self.receipt
         lines = [each for each in receipt.lines if not each.ended]
-        seconds = max(0.0, min(seconds, self._left(), self._lifetime_left))
+        seconds = max(0.0, min(seconds, self.limits.left(), self.limits.lifetime_left))
         for driver in self._terms.drivers:
             if driver.name in self._holdings.tried and isinstance(driver, Renews):
                 try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from skypool.calls.tally import BOUNDS, CallCounts
-from skypool.rental.budget import Line, Receipt
+from skypool.rental.receipt import Line, Receipt
 from skypool.rental.records import Record
 from skypool.samples.journal import JournalCall, JournalContent, JournalEvent, WorkSpan, read
 from skypool.samples.store import Point, points

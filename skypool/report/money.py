@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from skypool.rental.budget import LEFT_OUT, Line, Receipt
+from skypool.rental.receipt import LEFT_OUT, Line, Receipt
 from skypool.report import words
 from skypool.report.elements import Element, element
 from skypool.report.facts import PoolFacts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import base64
 import json
 import os
@@ -38,10 +39,12 @@ from skypool.errors import (
     UsageError,
 )
 from skypool.model import Instance, Need, Offer, Order
+from skypool.rental.ledger import Ledger
+from skypool.rental.rental import Rental
 from skypool.testing import DriverContract
 from skypool.wire.transport import SSH
-from skypool_aws import AWS, _api, _catalog, _requests
-from tests.lab import aws_facts, aws_launch
+from skypool_aws import AWS, _addresses, _api, _catalog, _requests
+from tests.lab import aws_addresses, aws_facts, aws_launch
 from tests.lab.aws import AWS as World
 from tests.lab.aws_wire import TEXTS, Call
 from tests.lab.launches import LATER, LEASE_OVER
@@ -1043,15 +1046,63 @@ def test_a_launch_that_is_refused_keeps_no_address_and_one_that_is_lost_keeps_th
     assert (len(launched), len(owned(aws_api)), aws_api.count()["instances"]) == (2, 2, 2)
 
 
-def test_an_address_that_somebody_took_away_is_replaced(aws_api: World) -> None:
+def test_access_allocates_no_address_in_place_of_one_that_somebody_took_away(
+    aws_api: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skypool_aws._addresses._NEW", 0.5)
     driver = AWS(region=HERE, ssh_from="203.0.113.7")
     launched, _ = run(aws_api, gang())
-    for each in owned(aws_api):
-        aws_api.client().release_address(AllocationId=each["AllocationId"])
-    hosts = {host(driver, each) for each in launched}
-    assert {each["PublicIp"] for each in owned(aws_api)} == hosts
+    kept, taken = owned(aws_api)
+    aws_api.client().release_address(AllocationId=taken["AllocationId"])
+    lost = int(tags.read(taken["Tags"])["skypool-ranks"])
+    begun = len(aws_api.journal)
+    assert host(driver, launched[1 - lost]) == kept["PublicIp"]
+    with pytest.raises(ProviderError, match=r"does not exist any more.*released the address\. End the instance"):
+        driver.access(launched[lost])
+    changes = {call.action for call in aws_api.journal[begun:] if not call.action.startswith("Describe")}
+    assert changes == {"AssociateAddress"}
     driver.terminate(launched)
     assert aws_api.count()["addresses"] == 0
+
+
+def test_an_address_is_in_the_ledger_and_has_its_tags_before_it_costs_anything(aws_api: World, own_state: None) -> None:
+    seen: list[tuple[list[str], str]] = []
+
+    def look(call: Call, moment: str) -> None:
+        if (call.action, moment) == ("AllocateAddress", "before"):
+            [record] = Ledger.here().pools("train")
+            [said] = [tags.read(each["Tags"]) for each in call.params["TagSpecifications"]]
+            seen.append(([each.token for each in record.intents], said["skypool-token"]))
+
+    async def pause(seconds: float) -> None: ...
+
+    aws_api.on_call = look
+    driver = AWS(region=HERE, ssh_from="203.0.113.7")
+    pool = sky.ComputePool(driver, accelerator="H100:8", nodes=2, private_network=True, name="train", console="off")
+    rental = Rental(pool._terms, lambda event: None)
+    asyncio.run(rental.look())
+    rental.begin()
+    there = asyncio.run(rental.rent([0, 1], None, pause)).instances
+    assert len(owned(aws_api)) == len(there) == len(seen) == 2
+    assert all(open_orders == [token] for open_orders, token in seen)
+    assert not rental.terminate(there)
+    assert aws_api.count()["addresses"] == 0
+    rental.close(None, proved=True)
+    assert aws_api.left() == {}
+
+
+def test_an_address_that_ec2_still_lists_is_not_released_yet(aws_api: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skypool_aws._requests._RELEASING", 0.2)
+    driver = AWS(region=HERE, ssh_from="203.0.113.7")
+    launched, _ = run(aws_api, gang(nodes=(0,)))
+    with monkeypatch.context() as patched:
+        patched.setitem(aws_addresses.ANSWERS, "ReleaseAddress", lambda world, call: {})
+        with pytest.warns(RuntimeWarning, match="still lists Elastic IP address"):
+            driver.terminate(launched)
+        with pytest.raises(ProviderError, match="still lists Elastic IP address"):
+            driver.tidy(driver.leftovers(pool="train"))
+    driver.tidy(driver.leftovers(pool="train"))
+    assert aws_api.left() == {}
 
 
 def test_an_address_is_given_when_the_machine_runs_and_not_taken_from_one_that_does(
@@ -1072,7 +1123,7 @@ def test_an_address_is_given_when_the_machine_runs_and_not_taken_from_one_that_d
 
 @pytest.mark.parametrize(("zone", "group"), [("us-east-1a", "us-east-1"), ("us-east-1-dfw-2a", "us-east-1-dfw-2")])
 def test_an_address_is_of_the_network_border_group_of_its_zone(aws_api: World, zone: str, group: str) -> None:
-    AWS(region=HERE)._allocate(Offer("aws", "p6e-gb200.36xlarge", HERE, zone), gang())
+    _addresses.allocate(aws_api.client(), Offer("aws", "p6e-gb200.36xlarge", HERE, zone), gang())
     assert [call.params["NetworkBorderGroup"] for call in aws_api.calls("AllocateAddress")] == [group, group]
 
 

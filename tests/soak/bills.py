@@ -33,8 +33,8 @@ from skypool import clock
 from skypool.errors import CapacityError, LifetimeExceeded, QuotaError, SkypoolError
 from skypool.model import Instance, Need
 from skypool.rental import launch, reaper
-from skypool.rental.budget import Line
 from skypool.rental.ledger import Ledger
+from skypool.rental.receipt import Line
 from skypool.rental.rental import Rental
 from skypool.testing import FakeCloud, Stock, world
 from skypool.testing.api import Api
@@ -242,7 +242,7 @@ class World:
     def _pass(self, rental: Rental, seconds: float) -> None:
         """Let time pass, but not beyond the pool's lifetime, which raises LifetimeExceeded as in a pool's engine."""
         until = clock.now() + seconds
-        while (left := rental.check_limits()) < until - clock.now():
+        while (left := rental.limits.check()) < until - clock.now():
             self.cloud.control.advance(left)
         self.cloud.control.advance(max(0.0, until - clock.now()))
 
