@@ -41,6 +41,24 @@ def test_calls_to_a_view_run_only_on_its_nodes(pool: sky.ComputePool) -> None:
     assert list(count(3) >> pool[1]) == [0, 1, 2]
 
 
+def test_the_nodes_that_send_names_must_be_in_the_view(pool: sky.ComputePool) -> None:
+    assert pool[1:].send(where(), node=2).result(60) == 2
+    assert pool[1:].send(add(1), node="all").result(60) == [2, 2]
+    with pytest.raises(UsageError, match="asks for node 0, which"):
+        pool[1:].send(where(), node=0)
+
+
+def test_a_service_of_a_view_runs_on_its_first_node_or_on_each(pool: sky.ComputePool) -> None:
+    with pool[1:].service(sky.cmd("sleep", "600")) as service:
+        assert service.node == 1
+    both = pool[1:].service(sky.cmd("sleep", "600"), node="all")
+    assert [each.node for each in both] == [1, 2]
+    for each in both:
+        each.close()
+    with pytest.raises(UsageError, match="asks for node 0, which"):
+        pool[1:].service(sky.cmd("sleep", "600"), node=0)
+
+
 def test_a_broadcast_to_a_view_runs_on_each_of_its_nodes(pool: sky.ComputePool) -> None:
     assert len(add(1) @ pool[0:2]) == 2
     assert len(add(1) @ pool[:]) == 3
@@ -92,7 +110,7 @@ def test_a_forward_of_a_view_leads_to_its_first_node(pool: sky.ComputePool) -> N
             assert forward.node == 1
         with pool[1:].forward(server.server_port, 2) as forward:
             assert forward.node == 2
-        with pytest.raises(UsageError, match="has no node 0; its nodes are"):
+        with pytest.raises(UsageError, match="asks for node 0, which"):
             pool[1:].forward(server.server_port, 0)
 
 

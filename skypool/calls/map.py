@@ -24,16 +24,23 @@ class Map(Generic[T]):
     """A sender of the calls of one `pool.map`, which yields their results in order.
 
     Args:
+        nodes: the nodes that may run the calls: one, any of several, or any node of the pool (None).
         chunksize: the number of calls that are sent together. If None, it depends on how long the calls take.
         at_hand: True if the items can be read without blocking, as from a list. If False and `chunksize` is None, each
             call is sent alone.
     """
 
     def __init__(
-        self, dispatch: Dispatch, function: ComputeFunction[..., T], chunksize: int | None, at_hand: bool
+        self,
+        dispatch: Dispatch,
+        function: ComputeFunction[..., T],
+        nodes: int | tuple[int, ...] | None,
+        chunksize: int | None,
+        at_hand: bool,
     ) -> None:
         self._dispatch = dispatch
         self._function = function
+        self._nodes = nodes
         self._chunksize = chunksize
         self._at_hand = at_hand
         self._sent: deque[PendingCall] = deque()
@@ -64,7 +71,7 @@ class Map(Generic[T]):
         """
         function = self._function
         options = function.options
-        node = None if options.node == "all" else options.node
+        node = self._nodes
         code = function.code()
         chunk: list[PendingCall] = []
         is_timed = self._chunksize is None

@@ -5,6 +5,8 @@
 - `states`: the states, events and actions of `lifecycle`, as values.
 - `replacement`: decides if a lost node is replaced.
 - `resizing`: decides which nodes are retired when a pool becomes smaller.
+- `surface`: `CallSurface`, the ways to send calls to a pool or to some of its nodes.
+- `sending`: sends these calls to nodes: to one, to each of several, or as a gang.
 - `views`: `PoolView`, which `pool[0:4]` returns: some nodes of a pool that calls can be sent to.
 - `engine`: does what `lifecycle` decides: rents and ends machines, and gives nodes calls.
 - `closing`: closes what watches a pool, such as its logs and metrics, within a limit of time.
@@ -65,11 +67,13 @@ __all__ = [
     "pool",
     "replacement",
     "resizing",
+    "sending",
     "service",
     "services",
     "shutdown",
     "spot",
     "states",
+    "surface",
     "trust_levels",
     "views",
 ]

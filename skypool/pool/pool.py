@@ -7,36 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import itertools
-import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
-from functools import partial
-from types import BuiltinFunctionType, FunctionType, TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar, Unpack, cast, overload
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
 from skypool import events, tracebacks
-from skypool.calls import call as calls
 from skypool.calls import entered
 from skypool.calls.arguments import Ref
-from skypool.calls.call import Call, ComputeFunction, Group, call_asked
-from skypool.calls.callbacks import Callbacks
-from skypool.calls.dispatch import Dispatch
-from skypool.calls.futures import CallFuture, Items, ResultCell, Stream
-from skypool.calls.groups import run_group, send_group
-from skypool.calls.map import Map, map_of_gangs
-from skypool.calls.options import NamedNodes, NodesAsked, Options, node_asked
-from skypool.calls.parts import ListFuture, StreamParts
-from skypool.calls.pending import PendingCall, UserCall
-from skypool.checks import Duration, number, seconds, switch, whole
+from skypool.calls.call import ComputeFunction
+from skypool.calls.futures import CallFuture
+from skypool.calls.options import NamedNodes
+from skypool.checks import Duration, seconds, whole
 from skypool.drivers.contract import Driver
-from skypool.errors import ConnectionLost, PoolClosed, UsageError
+from skypool.errors import PoolClosed, UsageError
 from skypool.event_loop import Loop
-from skypool.link.forward import Forward
 from skypool.metrics.exporter import Exporter, exporters_asked
 from skypool.model import SlotsAsked, Trust
 from skypool.offers.need import NodeTerms, bases_asked, drivers_asked, image_asked, need_asked, nodes_asked, order_asked
@@ -45,9 +34,10 @@ from skypool.pool import shutdown
 from skypool.pool.engine import PoolEngine
 from skypool.pool.health import Samples
 from skypool.pool.linger import IN_NOTEBOOK, NOTEBOOK_NOTICE, in_notebook, linger_asked
+from skypool.pool.sending import CallSender
 from skypool.pool.service import Service
-from skypool.pool.services import call_of_service, restarts_asked
 from skypool.pool.states import Phase
+from skypool.pool.surface import CallSurface
 from skypool.pool.views import PoolView, selection_asked
 from skypool.rental.budget import Budget
 from skypool.rental.ledger import Ledger
@@ -56,19 +46,13 @@ from skypool.rental.request import Check, Terms, budget_asked, check_asked, pool
 from skypool.wire import codec
 
 if TYPE_CHECKING:
-    from skypool.calls.gangs import GangFuture
     from skypool.observers.stacks import Stacks
     from skypool.offers.need import AcceleratorAsked
     from skypool.report.report import Report
     from skypool.report.widget import Now, Widget
     from skypool_images import Image
 
-P = ParamSpec("P")
-R = TypeVar("R")
 T = TypeVar("T")
-V = TypeVar("V")
-Outlet = CallFuture[Any] | Items[Any] | ResultCell[Any]
-"""The type of what gets the result of a call."""
 ConsoleMode = Literal["auto", "live", "plain", "off"]
 
 
@@ -100,7 +84,7 @@ class PoolOptions(NodeTerms, total=False):
     metrics: Exporter | Sequence[Exporter] | None
 
 
-class ComputePool(Executor):
+class ComputePool(CallSurface, Executor):
     """A group of rented machines that run Python functions and are ended afterwards.
 
         with ComputePool(provider=AWS(), accelerator="H100:8") as pool:
@@ -538,456 +522,13 @@ class ComputePool(Executor):
 
     # --- calls -----------------------------------------------------------------------------------------------
 
-    @overload
-    def send(self, call: Call[T], *, node: Literal["all"] | Sequence[int]) -> CallFuture[list[T]]: ...
-    @overload
-    def send(self, call: Call[T], *, node: int | None = None) -> CallFuture[T]: ...
-    def send(self, call: Call[T], *, node: NodesAsked = None) -> CallFuture[T] | CallFuture[list[T]]:
-        """Send a call, and return its future without waiting for the result. `call > pool` does the same.
-
-        If the pool was not started, this starts it, and blocks until it is ready.
-
-        Args:
-            call: the call, such as `train(3)`.
-            node: the number of the node that runs the call. "all" or a list of numbers sends the call to each of these
-                nodes; the future's result is then a list, ordered by node number. Default None: the call's own `node`
-                option.
-
-        Raises:
-            PickleError: the function or an argument cannot be pickled. The message names it.
-            UsageError: `call` is not a call, the function is a generator function, or the pool does not have a node
-                that is named.
-            PoolClosed: the pool has ended.
-        """
-        call_asked(call).sent = True  # also if it is refused here: the error is enough, without a warning
-        named: NamedNodes = call.options.node if node is None else node_asked(node)
-        if call.options.procs is not None:
-            return self._send_gang(call, named, every=isinstance(named, (str, tuple)))
-        if isinstance(named, (str, tuple)):
-            return self._send_parts(call, named)
-        return self._send_to(call, named)
-
-    def _send_to(self, call: Call[T], node: int | tuple[int, ...] | None) -> CallFuture[T]:
-        """Send a call to a node, to any of several nodes, or to any node (None), and return its future."""
-        _refuse_generator(call)
-        future: CallFuture[T] = CallFuture(call.function.name)
-        self._submit(call, future, node)
-        return future
-
-    def _send_parts(self, call: Call[T], named: NamedNodes) -> ListFuture[T]:
-        """Send a call to the named nodes (None: every node), and return the future of the list of values.
-
-        Raises as `send`, and also LaunchError if nodes are missing and no more are being launched. Nodes that already
-        got the call then stop it.
-        """
-        _refuse_generator(call)
-        engine = self._working()
-
-        def future_of(nodes: Sequence[int]) -> tuple[ListFuture[T], Sequence[CallFuture[T]]]:
-            future: ListFuture[T] = ListFuture(
-                call.function.name, nodes, call.options, engine.advise_stopped, engine.dispatch.callbacks
-            )
-            return future, future.parts
-
-        return self._on_several(call, named, future_of)
-
-    def _on_several(
-        self, call: Call[Any], named: NamedNodes, outlets_of: Callable[[Sequence[int]], tuple[V, Sequence[Outlet]]]
-    ) -> V:
-        """Send a call to several nodes, and return the first item of the pair that `outlets_of` returns.
-
-        `outlets_of` gets the node numbers. The second item of the pair has an outlet for the result of each node. If a
-        node leaves before the call is sent, nodes are chosen again, unless the call names them.
-        """
-        payload, feeds = call.payload()
-        code, options = call.function.code(), call.options
-        while True:
-            there = self._chosen(call.function.name, named, check=self._check_network)
-            addresses = list(there.values())
-            value, outlets = outlets_of([*there])
-            whole = UserCall(call.function.name, len(there))
-            parts = [
-                PendingCall(
-                    code, payload, outlet, options, node=node, world=(place, addresses), feeds=feeds, part_of=whole
-                )
-                for place, (node, outlet) in enumerate(zip(there, outlets, strict=True))
-            ]
-            dispatch = self._working().dispatch
-            if named not in (None, "all"):
-                try:
-                    dispatch.submit(*parts)
-                except BaseException:
-                    for part in parts:
-                        dispatch.stop(part)
-                    raise
-                return value
-            if dispatch.submit_together(parts):
-                return value
-
-    def _send_gang(self, call: Call[Any], named: NamedNodes, every: bool, is_own: bool = False) -> GangFuture[Any]:
-        """Send a call with the option `procs`, which runs as several processes, and return its future.
-
-        With `every`, the gang runs on all named nodes, and the result is the list of values by rank. Otherwise it runs
-        on one of them, and the result is the value of rank 0. `is_own` is True for a check of skypool's own, which is
-        no call of the user. Besides the errors of `send`, raises UsageError if a node is not trusted, an argument is an
-        iterator, or `min_nodes` is too large.
-        """
-        name = call.function.name
-        payload, feeds = call.payload()
-        if feeds:
-            raise UsageError(
-                f"{name} has an iterator among its arguments, which the processes of a gang cannot share: pass a list"
-            )
-        least = call.options.min_nodes
-        if every:
-            self._working().check_least(name, least, len(named) if isinstance(named, tuple) else None)
-        nodes = [*self._chosen(name, named, least, self._check_gang_nodes if every else None, every=every)]
-        engine = self._working()
-        strangers = [node for node in nodes if engine.is_stranger(node)]
-        if strangers:
-            raise UsageError(
-                f"{name} cannot run as a gang on node {strangers[0]}, whose results are read as data only "
-                '(trust="data"): leave procs= out, or rent machines of a provider that you trust'
-            )
-        count = len(nodes) if every else 1
-        among = None if named in (None, "all") else frozenset(nodes)
-        code = call.function.code()
-        runner = engine.dispatch.gang_runner(code.name)
-        return runner.submit(code, payload, call.options, count, among, every, is_own)
-
-    def _check_gang_nodes(self, nodes: Sequence[int]) -> None:
-        """Check that the nodes of a gang reach each other. With `check="nccl"`, measure an all-reduce the first time.
-
-        Raises NetworkError if a node cannot connect to another one. If the all-reduce fails, its error is raised with a
-        note.
-        """
-        network = self._working().network
-        network.ensure(nodes)
-        if not network.begin_measuring():
-            return
-        from skypool.gangs.all_reduce import all_reduce  # imported here, as few pools measure
-        from skypool.pool.network import MEASURING
-
-        call = ComputeFunction(all_reduce, MEASURING)().with_options(node=list(nodes))
-        try:
-            network.tell_bandwidth(self._run_gang(call, every=True, is_own=True))
-        except Exception as e:
-            e.add_note('this is the all-reduce of check="nccl" before the first gang; check="network" leaves it out')
-            raise
-
-    def _run_gang(self, call: Call[Any], every: bool, is_own: bool = False) -> Any:
-        """Run a call as a gang (see `_send_gang`), and return its result. Stop the gang if the wait is interrupted."""
-        future = self._send_gang(call, call.options.node, every, is_own)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()  # as after Ctrl-C; a future that is done is not changed
-            raise
-
-    def _submit(
-        self,
-        call: Call[Any],
-        outlet: Outlet,
-        node: int | tuple[int, ...] | None,
-    ) -> tuple[PendingCall, Dispatch]:
-        """Pickle a call, and queue it to run on one of these nodes (None: any node). `outlet` gets the result later."""
-        payload, feeds = call.payload()
-        options = call.options
-        pending = PendingCall(
-            call.function.code(),
-            payload,
-            outlet,
-            options,
-            node=node,
-            feeds=feeds,
-        )
-        dispatch = self._working().dispatch
-        dispatch.submit(pending)
-        return pending, dispatch
-
-    def run(self, call: Call[T]) -> T:
-        """Run a call on one node, wait for it, and return its value. `call >> pool` does the same.
-
-        For a generator function, return a `Stream` of the items at once. If the call's option `node` is "all" or a list
-        of numbers, run the call on each of these nodes. The result is then the list of values, ordered by node number.
-
-        If the function raises, its exception is raised here. If the wait is interrupted, as by Ctrl-C, the call is
-        cancelled. If the pool was not started, start it first.
-
-        Raises:
-            PickleError: the function, an argument or the result cannot be pickled.
-            UsageError: the argument is not a call, or the pool does not have the node that the call names.
-            ConnectionLost, WorkerDied, CallTimeout: the call was lost, or ran longer than its `timeout`.
-            PoolClosed: the pool has ended, or ended before the call did.
-        """
-        options = call_asked(call).options
-        if options.procs is not None:
-            return cast(T, self._run_gang(call, every=options.is_broadcast))
-        if options.is_broadcast:
-            return cast(T, self.run_all(call))
-        return self._run_on(call, options.pinned)
-
-    def _run_on(self, call: Call[T], node: int | tuple[int, ...] | None) -> T:
-        """Run a call on one of these nodes (None: any node), and return its value, or a `Stream` for a generator."""
-        if call.function.is_generator:
-            return cast(T, self._stream(call, Items(call.function.name), node))
-        cell: ResultCell[T] = ResultCell()
-        pending, dispatch = self._submit(call, cell, node)
-        try:
-            if not pending.feeds:
-                dispatch.drive(pending)
-            return cell.result(call.function.name)
-        except BaseException:
-            dispatch.stop(pending)
-            raise
-
-    def _stream(self, call: Call[Any], items: Items[Any], node: int | tuple[int, ...] | None) -> Stream[Any]:
-        """Send a call of a generator function, and return the stream of its items at once."""
-        self._submit(call, items, node)
-        return Stream(items, Loop.shared().loop.call_soon_threadsafe)
-
-    def run_all(self, call: Call[T]) -> list[T]:
-        """Run a call on every node, wait for all, and return the list of values. `call @ pool` does the same.
-
-        The list is ordered by node number. If the call's option `node` is a number or a list of numbers, only these
-        nodes run the call. For a generator function, return a list of `Stream` objects at once.
-
-        Unless it names nodes, the call waits until the pool has as many nodes as it is to have. Nodes that were lost or
-        taken back by the provider are replaced meanwhile. A notice says for which nodes the call waits. A gang (a call
-        with the option `procs`) that has `min_nodes` waits at most for the time of the pool's `wait`.
-
-        If the call fails on one node and is not retried, it is stopped on the others: its processes get SIGTERM, and
-        SIGKILL when the call's `grace` is over. Then the exception that came first is raised, and its attribute
-        `others` is the list of the further exceptions. If a node died and a function on another node raised at the same
-        time, the node's error comes first. The other streams of a generator function raise that exception in place of
-        their next item.
-
-        With the option `independent`, the call goes on where it has not failed. Exceptions are raised when it has ended
-        on all nodes. A gang's list has the values of all its processes, ordered by rank.
-
-        Raises:
-            ExceptionGroup: the call has the option `independent`, and failed on several nodes.
-            UsageError: the argument is not a call, or the pool does not have a node that the call names.
-            PickleError: the function or an argument cannot be pickled.
-            LaunchError: the pool lacks nodes, and no more are being launched. A pool made smaller by `resize` does not
-                wait for them.
-            PoolClosed: the pool has ended.
-        """
-        if call_asked(call).options.procs is not None:
-            return cast(list[T], self._run_gang(call, every=True))
-        if call.function.is_generator:
-            return cast(list[T], self._streams(call))
-        future = self._send_parts(call, call.options.node)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()  # as after Ctrl-C; a future that is done is not changed
-            raise
-
-    def _streams(self, call: Call[Any]) -> list[Stream[Any]]:
-        """Send a call of a generator function to several nodes, and return the streams of its items at once."""
-        name, advise = call.function.name, self._working().advise_stopped
-
-        def items_of(nodes: Sequence[int]) -> tuple[Sequence[Items[Any]], Sequence[Items[Any]]]:
-            items = StreamParts[Any](name, nodes, call.options, advise).items
-            return items, items
-
-        later = Loop.shared().loop.call_soon_threadsafe
-        return [Stream(items, later) for items in self._on_several(call, call.options.node, items_of)]
-
-    def _check_network(self, nodes: Sequence[int]) -> None:
-        """Check that nodes reach each other, if the pool has `private_network=True`."""
-        if self._terms.need.private_network:
-            self._working().network.ensure(nodes)
-
-    def _chosen(
-        self,
-        name: str,
-        named: NamedNodes,
-        least: int | None = None,
-        check: Callable[[Sequence[int]], None] | None = None,
-        every: bool = True,
-    ) -> dict[int, str]:
-        """Return the addresses of the nodes that a call on several nodes runs on, by ascending node number.
-
-        If the call names no node, block until the pool has as many nodes as it is to have, including replacements. When
-        the time of the pool's `wait` is over, `least` nodes are enough; None for all. With `every=False`, one node is
-        enough at once. `check` gets the node numbers, and if a node leaves while it runs, choose again.
-
-        Raises UsageError if the pool does not have a named node, and LaunchError if nodes are missing and no more are
-        being launched.
-        """
-        numbers = (named,) if isinstance(named, int) else named if isinstance(named, tuple) else None
-        while True:
-            engine = self._working()
-            if numbers is None:
-                engine.await_nodes(name, least if every else 1, every)
-            there = engine.dispatch.nodes(numbers)
-            try:
-                if check is not None:
-                    check([*there])
-            except (UsageError, ConnectionLost):
-                if numbers is None and engine.dispatch.nodes().keys() != there.keys():
-                    continue
-                raise
-            if there and (numbers is not None or engine.dispatch.nodes().keys() >= there.keys()):
-                return there
-
-    def run_group(self, group: Group[R]) -> R:
-        """Run the calls of a group at the same time, and wait for all. `group >> pool` does the same.
-
-        Returns:
-            A tuple of the values, in the order of the calls, when all have ended. For `gather(…, stream=True)`: an
-            iterator of the values, at once. If the group is `ordered`, the iterator yields the values in the order of
-            the calls. Otherwise it yields each value when it arrives.
-
-        Raises:
-            ExceptionGroup: several calls raised. If only one did, its exception is raised.
-            UsageError: the argument is not a group, or a call names a node that the pool does not have.
-            PickleError: the function or an argument of a call cannot be pickled.
-            PoolClosed: the pool has ended.
-        """
-        return run_group(group, self.send)
-
-    def send_group(self, group: Group[R]) -> CallFuture[R]:
-        """Send the calls of a group, and return one future for all, without waiting. `group > pool` does the same.
-
-        The result of the future is the tuple of the values, in the order of the calls, when all have ended. Cancelling
-        the future stops all of the calls. If a call cannot be sent, the others are stopped, too.
-
-        Raises:
-            UsageError: the argument is not a group, the group has `stream=True`, or a call names a node that the pool
-                does not have.
-            PickleError: the function or an argument of a call cannot be pickled.
-            PoolClosed: the pool has ended.
-        """
-        return send_group(group, self.send, self._callbacks)
-
     @property
-    def _callbacks(self) -> Callbacks:
-        """The runner of the callbacks that users add to futures. If the pool was not started, start it first."""
-        return self._working().dispatch.callbacks
+    def _sender(self) -> CallSender:
+        """A new sender, as the pool must not refer to what refers to it: it ends when nothing else does."""
+        return CallSender(self._working, self._terms.need.private_network, self._functions)
 
-    @overload
-    def submit(self, fn: ComputeFunction[P, T], /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[T]: ...
-    @overload
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[T]: ...
-    def submit(self, fn: ComputeFunction[P, T] | Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[T]:
-        """Send `fn(*args, **kwargs)` to one node, and return its future without waiting for the result.
-
-        If the pool was not started, this starts it, and blocks until it is ready.
-
-        Args:
-            fn: the function, with or without `@compute`.
-            args, kwargs: the arguments of the function.
-
-        Raises:
-            PickleError: the function or an argument cannot be pickled.
-            UsageError: `fn` is not a function, or is a generator function.
-            PoolClosed: the pool has ended.
-        """
-        function = self._function(fn)
-        return self.send(Call(function, args, kwargs, function.options))
-
-    @overload
-    def map(
-        self,
-        fn: ComputeFunction[..., T],
-        *iterables: Iterable[object],
-        timeout: float | None = None,
-        chunksize: int | None = None,
-        buffersize: int | None = None,
-    ) -> Iterator[T]: ...
-    @overload
-    def map(
-        self,
-        fn: Callable[..., T],
-        *iterables: Iterable[object],
-        timeout: float | None = None,
-        chunksize: int | None = None,
-        buffersize: int | None = None,
-    ) -> Iterator[T]: ...
-    def map(
-        self,
-        fn: ComputeFunction[..., T] | Callable[..., T],
-        *iterables: Iterable[object],
-        timeout: float | None = None,
-        chunksize: int | None = None,
-        buffersize: int | None = None,
-    ) -> Iterator[T]:
-        """Call `fn` for each item on the nodes, and return an iterator of the results, in the order of the items.
-
-        The calls are sent before this returns; see `buffersize`. A node runs as many calls at once as it has slots.
-        With the pool's default `slots=None`, a node with accelerators has one slot for functions that use them. If `fn`
-        has the option `procs`, each call runs as a gang on one node, and its result is the value of its rank 0. To use
-        only some nodes, name them: `pool.map(f.with_options(node=[0, 2]), items)`. If the pool was not started, this
-        starts it first.
-
-        If a call raises, the iterator raises that exception in place of the result. When the iterator is closed or has
-        raised, the remaining calls are cancelled.
-
-        Args:
-            fn: the function, with or without `@compute`.
-            iterables: the items. With several iterables, `fn` gets one argument from each, and the shortest ends the
-                map.
-            timeout: seconds from now within which all results must arrive. Default None: no limit.
-            chunksize: the number of calls that are sent together to one slot, which runs them one after the other.
-                Default None: short calls are sent together, long calls one by one.
-            buffersize: how many items may be read before their results are taken from the iterator. Default None: all
-                items are read now.
-
-        Raises:
-            TimeoutError: raised by the iterator when `timeout` is over.
-            PickleError: the function or an argument cannot be pickled.
-            UsageError: an argument is not valid, or the pool does not have a node that `fn` names.
-            PoolClosed: the pool has ended.
-        """
-        number("timeout", timeout, "seconds until all results must be there", optional=True)
-        if buffersize is not None:
-            whole("buffersize", buffersize, "items read ahead", least=1)
-        if chunksize is not None:
-            whole("chunksize", chunksize, "calls sent at a time", least=1)
-        until = None if timeout is None else time.monotonic() + min(timeout, 1e8)
-        at_hand = all(type(each) in (list, tuple, range, dict, set, str) for each in iterables)
-        function = self._function(fn)
-        engine = self._working()
-        if isinstance(function.options.node, tuple):
-            engine.dispatch.nodes(function.options.node)  # raises UsageError for a node that does not exist
-        if function.options.procs is not None:
-            sent = partial(self._send_gang, named=function.options.node, every=False)
-            calls_of = (Call(function, args, {}, function.options) for args in zip(*iterables, strict=False))
-            return map_of_gangs(sent, calls_of, buffersize, until)
-        engine.advise_map(function.options.on_cpu)
-        calls_ = Map(engine.dispatch, function, chunksize, at_hand)
-        items = zip(*iterables, strict=False)
-        calls_.send(itertools.islice(items, buffersize))
-        return calls_.results(items, until)
-
-    def _function(self, fn: ComputeFunction[..., T] | Callable[..., T]) -> ComputeFunction[..., T]:
-        """Return a function as a `ComputeFunction`: unchanged if it is decorated, otherwise with default options.
-
-        The results for plain functions are remembered (at most 257), so that each is pickled once. Those for bound
-        methods and other callable objects are not. Raises UsageError for a call, and for what is not callable.
-        """
-        if isinstance(fn, ComputeFunction):
-            return fn
-        if isinstance(fn, Call):
-            raise UsageError(
-                f"{fn!r} is a call, not a function: pass the function without its arguments, or send the call with "
-                "`call >> pool`"
-            )
-        if not callable(fn):
-            raise UsageError(
-                f"a pool runs functions, but {fn!r} is not callable; pass a function, followed by its arguments"
-            )
-        if not isinstance(fn, (FunctionType, BuiltinFunctionType, type)):
-            return ComputeFunction(fn, Options())  # do not keep objects alive, such as that of a bound method
-        known = self._functions.get(fn)
-        if known is None:
-            if len(self._functions) > 256:
-                self._functions.clear()
-            known = self._functions[fn] = ComputeFunction(fn, Options())
-        return known
+    def _narrowed(self, asked: NamedNodes, asker: object) -> NamedNodes:
+        return asked
 
     def put(self, value: T) -> Ref[T]:
         """Send a value to every node once, and return a reference to it, without waiting for the nodes.
@@ -1025,89 +566,6 @@ class ComputePool(Executor):
             self._engine.dispatch.drop(ref.key)
 
     # --- services --------------------------------------------------------------------------------------------
-
-    @overload
-    def service(
-        self,
-        call: Call[T],
-        *,
-        node: Literal["all"] | Sequence[int],
-        restart: bool | int = False,
-        name: str | None = None,
-        busy: bool = False,
-    ) -> list[Service[T]]: ...
-    @overload
-    def service(
-        self,
-        call: Call[T],
-        *,
-        node: int | None = None,
-        restart: bool | int = False,
-        name: str | None = None,
-        busy: bool = False,
-    ) -> Service[T]: ...
-    def service(
-        self,
-        call: Call[T],
-        *,
-        node: NodesAsked = None,
-        restart: bool | int = False,
-        name: str | None = None,
-        busy: bool = False,
-    ) -> Service[T] | list[Service[T]]:
-        """Start a long-lived call or program on a node beside all calls, such as a daemon or a web server.
-
-            with pool.service(sky.cmd("python", "-m", "http.server", "8000")) as server:
-                server.wait_ready(8000)
-
-        A service has a process of its own and takes no slot. It sees all devices of its node, unless the call has the
-        option `devices=0`. What it prints is shown like the output of calls. A service does not keep the pool open: the
-        pool closes it at its own end. If the service ends earlier, the console says so, and its `result` raises its
-        error. If the pool was not started, this starts it first. This does not wait until the process runs.
-
-        Args:
-            call: the call, such as `serve(8)` or `sky.cmd("ray", "start", "--head", "--block")`. Its options timeout,
-                output, grace, devices and on_interruption count.
-            node: the number of the node. "all" or a list of numbers starts a service on each of these nodes. Default
-                None: the call's own `node` option; without one, node 0.
-            restart: True starts the service again whenever it has ended, also if its function returned. A number limits
-                the restarts. The pause before a restart grows from 0.5 s to 30 s. If its node is lost, the service
-                starts on a node that joins in the lost node's place. Default False: no restart.
-            name: the name of the service in messages. Default None: that of the function or program.
-            busy: True counts the service as work, like a call: while it runs, `linger=` does not end the pool, and its
-                node is idle only if all devices are below 5 % utilisation. Default False.
-
-        Returns:
-            a `Service`; for "all" or a list, a list of them, ordered by node number.
-
-        Raises:
-            UsageError: an argument is not valid, the call cannot be a service, or the pool does not have the node. Also
-                raised for nodes with `trust="data"`, on which services do not run.
-            PickleError: the function or an argument cannot be pickled.
-            NodeInterrupted, NodeRetired: the node gets no new calls, as the provider takes it back or it was retired.
-            PoolClosed: the pool has ended.
-        """
-        call_asked(call).sent = True
-        call_of_service(call)
-        again = restarts_asked(restart)
-        if name is not None and not (isinstance(name, str) and name):
-            raise UsageError(f"name must be a text that names the service in messages, not {name!r}")
-        switch("busy", busy)
-        named: NamedNodes = call.options.node if node is None else node_asked(node)
-        engine = self._working()
-        if not isinstance(named, (str, tuple)):
-            return engine.services.start(call, named or 0, again, name, busy=busy)
-        started: list[Service[T]] = []
-        try:
-            there = self._chosen(call.function.name, named, check=self._check_network)
-            for place, each in enumerate(there):
-                world = (place, list(there.values()))
-                started.append(engine.services.start(call, each, again, name, world, busy))
-        except BaseException:
-            for service in started:
-                engine.services.stop(service)
-            raise
-        return started
 
     @property
     def services(self) -> list[Service[object]]:
@@ -1227,73 +685,6 @@ class ComputePool(Executor):
         If the pool was not started, start it first. Raises UsageError if the pool does not have a named node.
         """
         return tuple(self._working().dispatch.nodes(named))
-
-    # --- ports of nodes --------------------------------------------------------------------------------------
-
-    def forward(
-        self,
-        port: int,
-        node: int = 0,
-        *,
-        host: str = "localhost",
-        here: int = 0,
-        socket: str | os.PathLike[str] | None = None,
-    ) -> Forward:
-        """Forward connections from a port of this computer to a port of a node, such as that of a dashboard.
-
-            with pool.forward(8265, node=0) as forward:
-                webbrowser.open(forward.url)
-
-        The port of this computer listens on 127.0.0.1 only. Every user of this computer can connect to it, but with
-        `socket` only you can. The forward ends when the block is left, `forward.close()` is called, the node leaves the
-        pool, or the pool ends. If the pool was not started, this starts it first. Blocks until the port can be used.
-
-        Args:
-            port: the port on the node.
-            node: the number of the node.
-            host: the host to connect to, as the node knows it. Default "localhost": the node itself.
-            here: the port of this computer. Default 0: a free one, which `forward.port` names.
-            socket: the path of a Unix socket that is made in place of the port. `curl --unix-socket` and many other
-                programs can use it, but browsers cannot. No other user may be able to change its folder. Default None:
-                a port.
-
-        Raises:
-            UsageError: an argument is not valid, the pool does not have the node, the port `here` is not free, or the
-                socket cannot be made.
-            NotPrivate: another user can change the folder of the socket.
-            ConnectionLost: the node cannot be reached.
-            PoolClosed: the pool has ended.
-        """
-        for name, value in (("port", port), ("here", here)):
-            whole(name, value, "a port", least=0 if name == "here" else 1)
-            if value > 65535:
-                raise UsageError(f"{name} (a port) must be at most 65535, not {value}")
-        whole("node", node, "the number of a node", least=0)
-        if here and socket is not None:
-            raise UsageError("pass either here= (a port) or socket= (a path) to forward(), not both")
-        engine = self._working()
-        engine.dispatch.nodes([node])  # raises UsageError for a node that does not exist
-        return engine.forwards.open(node, host, port, here if socket is None else os.path.abspath(socket))
-
-    # --- operators with a left operand that is not a call ----------------------------------------------------
-
-    __array_ufunc__ = None  # makes numpy leave `array @ pool` to `__rmatmul__`
-
-    def __rrshift__(self, value: object) -> NoReturn:
-        """Raise a UsageError: the left operand of `>> pool` is not a call. The message advises what to write."""
-        raise calls.no_call(value, ">>")
-
-    def __rmatmul__(self, value: object) -> NoReturn:
-        """Raise a UsageError: the left operand of `@ pool` is not a call. The message advises what to write."""
-        raise calls.no_call(value, "@")
-
-    def __lt__(self, value: object) -> NoReturn:
-        """Raise a UsageError: the left operand of `> pool` is not a call."""
-        raise calls.no_call(value, ">")
-
-    def __rand__(self, value: object) -> NoReturn:
-        """Raise a UsageError for `value & pool`: `&` combines calls, and a pool is not a call."""
-        raise calls.no_call(value, "&")
 
     # --- information about the pool --------------------------------------------------------------------------
 
@@ -1486,12 +877,4 @@ class ComputePool(Executor):
         raise TypeError(
             f"pool {self.name!r} can be used only in the process that made it: do not use the pool in a function "
             "that runs on nodes, nor pass it as an argument"
-        )
-
-
-def _refuse_generator(call: Call[Any]) -> None:
-    if call.function.is_generator:
-        raise UsageError(
-            f"{call.function.name} is a generator function: decorate it with @sky.compute and iterate over "
-            f"`{call.function.name}(…) >> pool`, which yields its items as they arrive"
         )

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar, cast, overload
+from collections.abc import Mapping, Sequence
+from typing import NoReturn, Protocol, cast
 
-from skypool.calls import call as calls
-from skypool.calls.call import Call, ComputeFunction, Group, call_asked
-from skypool.calls.callbacks import Callbacks
-from skypool.calls.futures import CallFuture
-from skypool.calls.groups import run_group, send_group
-from skypool.calls.options import NamedNodes, no_such_node, node_asked
+from skypool.calls.options import NamedNodes, node_asked
 from skypool.checks import whole
 from skypool.errors import UsageError
-from skypool.link.forward import Forward
+from skypool.pool.sending import CallSender
+from skypool.pool.surface import CallSurface
 
-P = ParamSpec("P")
-R = TypeVar("R")
-T = TypeVar("T")
 Selection = int | slice | tuple[int, ...]
 """The nodes of a view: a number, a range of numbers, or several numbers in ascending order."""
 
@@ -31,35 +23,10 @@ class Pool(Protocol):
     @property
     def nodes(self) -> Mapping[int, str]: ...
     @property
-    def _callbacks(self) -> Callbacks: ...
-    def run_all(self, call: Call[T]) -> list[T]: ...
-    def send(self, call: Call[T], *, node: Sequence[int]) -> CallFuture[list[T]]: ...
-    def map(
-        self,
-        fn: ComputeFunction[..., T],
-        *iterables: Iterable[object],
-        timeout: float | None = None,
-        chunksize: int | None = None,
-        buffersize: int | None = None,
-    ) -> Iterator[T]: ...
-    def forward(
-        self,
-        port: int,
-        node: int = 0,
-        *,
-        host: str = "localhost",
-        here: int = 0,
-        socket: str | os.PathLike[str] | None = None,
-    ) -> Forward: ...
-    def _function(self, fn: ComputeFunction[..., T] | Callable[..., T]) -> ComputeFunction[..., T]: ...
-    def _node_numbers(self, named: Sequence[int] | None = None) -> tuple[int, ...]: ...
-    def _run_gang(self, call: Call[Any], every: bool) -> Any: ...
-    def _send_gang(self, call: Call[Any], named: NamedNodes, every: bool) -> CallFuture[Any]: ...
-    def _run_on(self, call: Call[T], node: int | tuple[int, ...] | None) -> T: ...
-    def _send_to(self, call: Call[T], node: int | tuple[int, ...] | None) -> CallFuture[T]: ...
+    def _sender(self) -> CallSender: ...
 
 
-class PoolView:
+class PoolView(CallSurface):
     """Some nodes of a pool. Calls that are sent to the view run on these nodes only.
 
         pool[0]         node number 0
@@ -79,6 +46,10 @@ class PoolView:
     def __init__(self, pool: Pool, selection: Selection) -> None:
         self._pool = pool
         self._selection = selection
+
+    @property
+    def _sender(self) -> CallSender:
+        return self._pool._sender
 
     # --- which nodes -----------------------------------------------------------------------------------------
 
@@ -106,7 +77,7 @@ class PoolView:
             PoolClosed: the pool has ended.
         """
         if isinstance(self._selection, slice):
-            there = self._pool._node_numbers()
+            there = tuple(self._sender.working().dispatch.nodes())
             numbers = tuple(node for node in there if self._has(node))
             if not numbers:
                 raise UsageError(
@@ -114,199 +85,22 @@ class PoolView:
                 )
             return numbers
         numbers = (self._selection,) if isinstance(self._selection, int) else self._selection
-        self._pool._node_numbers(numbers)
+        self._sender.working().dispatch.nodes(numbers)
         return numbers
 
-    def _chosen(self, call: Call[Any]) -> tuple[int, ...]:
-        """Return the nodes of the view that the call's option `node` names. Raise UsageError for nodes outside it."""
-        named = call_asked(call).options.node
-        call.sent = True  # also if it is refused here: the error is enough, without a warning
+    def _narrowed(self, asked: NamedNodes, asker: object) -> NamedNodes:
         numbers = self.numbers()
-        if named is None or named == "all":
+        if asked is None or asked == "all":
             return numbers
-        asked = (named,) if isinstance(named, int) else named
-        if missing := set(asked) - set(numbers):
+        wanted = (asked,) if isinstance(asked, int) else asked
+        if missing := set(wanted) - set(numbers):
             raise UsageError(
-                f"{call!r} asks for node {', '.join(map(str, sorted(missing)))}, which {self!r} does not have; its "
+                f"{asker} asks for node {', '.join(map(str, sorted(missing)))}, which {self!r} does not have; its "
                 f"nodes are {list(numbers)}"
             )
-        return asked
+        return wanted
 
-    def _narrowed(self, call: Call[T]) -> Call[T]:
-        """Return a copy of a call that names the nodes of the view that may run it. The original counts as sent."""
-        numbers = self._chosen(call)
-        copy = Call(call.function, call.args, call.kwargs, call.options.but({"node": numbers}))
-        copy.sent = True
-        return copy
-
-    # --- calls -----------------------------------------------------------------------------------------------
-
-    def run(self, call: Call[T]) -> T:
-        """Run a call on one node of the view, wait for it, and return its value. `call >> view` does the same.
-
-        If the call's option `node` is "all" or a list, run it on each of these nodes, and return the list of values.
-        `ComputePool.run` says more, and lists the errors.
-
-        Raises:
-            UsageError: the pool does not have a node of the view, or the call names a node that is not in the view.
-        """
-        if call_asked(call).options.is_broadcast:
-            return cast(T, self.run_all(call))
-        if call.options.procs is not None:
-            return cast(T, self._pool._run_gang(self._narrowed(call), every=False))
-        return self._pool._run_on(call, _one_of(self._chosen(call)))
-
-    def run_all(self, call: Call[T]) -> list[T]:
-        """Run a call on every node of the view, wait, and return the list of values. `call @ view` does the same.
-
-        `ComputePool.run_all` says more, and lists the errors.
-
-        Raises:
-            UsageError: the pool does not have a node of the view, or the call names a node that is not in the view.
-        """
-        return self._pool.run_all(self._narrowed(call))
-
-    def send(self, call: Call[T]) -> CallFuture[T]:
-        """Send a call to one node of the view, and return its future at once. `call > view` does the same.
-
-        If the call's option `node` is "all" or a list, send it to each of these nodes; the future's value is a list.
-        `ComputePool.send` says more, and lists the errors.
-
-        Raises:
-            UsageError: the pool does not have a node of the view, or the call names a node that is not in the view.
-        """
-        numbers = self._chosen(call)
-        if call.options.is_broadcast:
-            return cast(CallFuture[T], self._pool.send(call, node=numbers))
-        if call.options.procs is not None:
-            return self._pool._send_gang(call, numbers, every=False)
-        return self._pool._send_to(call, _one_of(numbers))
-
-    def run_group(self, group: Group[R]) -> R:
-        """Run a group's calls at the same time on the view's nodes, and wait for all. `group >> view` does the same.
-
-        `ComputePool.run_group` says more, and lists the errors.
-
-        Raises:
-            UsageError: the argument is not a group, or the pool does not have a node of the view. Also raised if a call
-                names a node that is not in the view.
-        """
-        return run_group(group, self.send)
-
-    def send_group(self, group: Group[R]) -> CallFuture[R]:
-        """Send a group's calls to nodes of the view, and return one future for all. `group > view` does the same.
-
-        `ComputePool.send_group` says more, and lists the errors.
-
-        Raises:
-            UsageError: the argument is not a group, the group has `stream=True`, or the pool does not have a node of
-                the view. Also raised if a call names a node that is not in the view.
-        """
-        return send_group(group, self.send, self._pool._callbacks)
-
-    @overload
-    def submit(self, fn: ComputeFunction[P, T], /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[T]: ...
-    @overload
-    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[T]: ...
-    def submit(self, fn: ComputeFunction[P, T] | Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[T]:
-        """Send `fn(*args, **kwargs)` to one node of the view, and return its future without waiting for the result.
-
-        `ComputePool.submit` says more, and lists the errors.
-
-        Raises:
-            UsageError: the pool does not have a node of the view, or `fn` names a node that is not in the view.
-        """
-        function = self._pool._function(fn)
-        return self.send(Call(function, args, kwargs, function.options))
-
-    @overload
-    def map(
-        self,
-        fn: ComputeFunction[..., T],
-        *iterables: Iterable[object],
-        timeout: float | None = None,
-        chunksize: int | None = None,
-        buffersize: int | None = None,
-    ) -> Iterator[T]: ...
-    @overload
-    def map(
-        self,
-        fn: Callable[..., T],
-        *iterables: Iterable[object],
-        timeout: float | None = None,
-        chunksize: int | None = None,
-        buffersize: int | None = None,
-    ) -> Iterator[T]: ...
-    def map(
-        self,
-        fn: ComputeFunction[..., T] | Callable[..., T],
-        *iterables: Iterable[object],
-        timeout: float | None = None,
-        chunksize: int | None = None,
-        buffersize: int | None = None,
-    ) -> Iterator[T]:
-        """Call `fn` for each item on nodes of the view, and return an iterator of the results in the items' order.
-
-        The nodes are those of the view when `map` is called. `ComputePool.map` describes the arguments and the errors.
-
-        Raises:
-            UsageError: the pool does not have a node of the view, or `fn` names a node that is not in the view.
-        """
-        function = self._pool._function(fn)
-        numbers = self._chosen(Call(function, (), {}, function.options))
-        return self._pool.map(
-            function.with_options(node=numbers),
-            *iterables,
-            timeout=timeout,
-            chunksize=chunksize,
-            buffersize=buffersize,
-        )
-
-    def forward(
-        self,
-        port: int,
-        node: int | None = None,
-        *,
-        host: str = "localhost",
-        here: int = 0,
-        socket: str | os.PathLike[str] | None = None,
-    ) -> Forward:
-        """Forward connections from a port of this computer to a port of a node of the view.
-
-        `ComputePool.forward` says more, and lists the errors.
-
-        Args:
-            port: the port on the node.
-            node: the number of the node. Default None: the node of the view with the lowest number.
-            host, here, socket: as for `ComputePool.forward`.
-
-        Raises:
-            UsageError: the view or the pool does not have the node.
-        """
-        numbers = self.numbers()
-        if node is not None and node not in numbers:
-            raise no_such_node(self._pool.name, [node], numbers)
-        return self._pool.forward(port, numbers[0] if node is None else node, host=host, here=here, socket=socket)
-
-    # --- operators with a left operand that is not a call ----------------------------------------------------
-
-    __array_ufunc__ = None  # makes numpy leave `array @ view` to `__rmatmul__`
-
-    def __rrshift__(self, value: object) -> NoReturn:
-        """Raise a UsageError: the left operand of `>> view` is not a call."""
-        raise calls.no_call(value, ">>")
-
-    def __rmatmul__(self, value: object) -> NoReturn:
-        """Raise a UsageError: the left operand of `@ view` is not a call."""
-        raise calls.no_call(value, "@")
-
-    def __lt__(self, value: object) -> NoReturn:
-        """Raise a UsageError: the left operand of `> view` is not a call."""
-        raise calls.no_call(value, ">")
-
-    def __rand__(self, value: object) -> NoReturn:
-        """Raise a UsageError for `value & view`: `&` combines calls, and a view is not a call."""
-        raise calls.no_call(value, "&")
+    # --- what a view is not ----------------------------------------------------------------------------------
 
     def __enter__(self) -> NoReturn:
         """Raise a UsageError, always: a view cannot start or stop its pool."""
@@ -325,11 +119,6 @@ class PoolView:
             case number:
                 inside = str(number)
         return f"<ComputePool {self._pool.name!r}[{inside}]>"
-
-
-def _one_of(numbers: tuple[int, ...]) -> int | tuple[int, ...]:
-    """Return the nodes that may run a call, as `PendingCall.node` has them: one number, or a tuple of several."""
-    return numbers[0] if len(numbers) == 1 else numbers
 
 
 def selection_asked(pool: str, key: object) -> Selection:
