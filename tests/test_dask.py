@@ -76,7 +76,7 @@ def test_adapt_changes_the_size_of_the_pool_with_the_load(report: Report) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.serial
+@pytest.mark.heavy
 def test_the_data_of_a_machine_that_is_taken_back_is_copied_first_and_its_worker_moves(tmp_path: Path) -> None:
     shown = client(tmp_path).script("dask_notice.py", str(tmp_path / "cloud")).shown
     assert shown["kept"] == [36, True]
@@ -96,7 +96,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 
 @pytest.mark.slow
-@pytest.mark.serial
+@pytest.mark.heavy
 def test_each_accelerator_of_a_node_has_a_worker_that_sees_only_this_one(places: Report) -> None:
     assert places.shown["devices"] == {"0": 2}
     assert [(devices, memory) for devices, _, memory in places.shown["per-device"]] == [("0", 2**30), ("1", 2**30)]
@@ -104,7 +104,7 @@ def test_each_accelerator_of_a_node_has_a_worker_that_sees_only_this_one(places:
 
 
 @pytest.mark.slow
-@pytest.mark.serial
+@pytest.mark.heavy
 def test_a_number_of_workers_share_the_accelerators_and_the_memory_of_their_node(places: Report) -> None:
     assert places.shown["one"] == ["0,1", 1, True]
     assert places.shown["shared"] == ["0", "0", "1", "1"]
@@ -113,7 +113,7 @@ def test_a_number_of_workers_share_the_accelerators_and_the_memory_of_their_node
 
 
 @pytest.mark.slow
-@pytest.mark.serial
+@pytest.mark.heavy
 def test_scale_takes_threads_and_memory(places: Report) -> None:
     assert places.shown["by memory"] == [3, 2]  # 2.5 GiB are three workers of 1 GiB, on two machines
     assert places.shown["by cores"] == 2
@@ -121,7 +121,7 @@ def test_scale_takes_threads_and_memory(places: Report) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.serial
+@pytest.mark.heavy
 def test_async_with_is_refused_and_a_client_in_an_event_loop_works(places: Report) -> None:
     refused, total = places.shown["async"]
     assert "asyncio.to_thread(sky.dask.cluster, pool)" in refused
@@ -129,7 +129,7 @@ def test_async_with_is_refused_and_a_client_in_an_event_loop_works(places: Repor
 
 
 @pytest.mark.slow
-@pytest.mark.serial
+@pytest.mark.heavy
 def test_machines_of_strangers_are_refused_before_they_are_rented(places: Report) -> None:
     said, phase = places.shown["stranger"]
     assert "Dask cannot run on pool" in said

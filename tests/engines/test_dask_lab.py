@@ -31,7 +31,7 @@ OWN = {
     "dask/bag/tests/test_bag.py": "fold or frequencies or topk or map",
 }
 """Files of tests in the wheel of dask, with an expression for `pytest -k`."""
-pytestmark = [pytest.mark.slow, pytest.mark.serial, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.heavy, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

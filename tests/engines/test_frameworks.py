@@ -26,7 +26,7 @@ from tests.engines import training
 from tests.lab import environments
 from tests.lab.machines import Lab, Machine
 
-pytestmark = [pytest.mark.slow, pytest.mark.serial, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.slow, pytest.mark.heavy, pytest.mark.timeout(500)]
 HERE = Path(__file__).parent
 GUIDE = "docs/guides/many-nodes.md"
 RECIPES = "docs/multi-node.md"

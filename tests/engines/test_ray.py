@@ -17,7 +17,7 @@ from tests.engines import ray_work
 from tests.lab import environments
 from tests.lab.machines import Lab, Machine
 
-pytestmark = [pytest.mark.slow, pytest.mark.serial, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.heavy, pytest.mark.timeout(400)]
 HERE = Path(__file__).parent
 OWN = {
     "experimental/shuffle.py": (

@@ -14,7 +14,7 @@ from tests.lab.aws import AWS
 from tests.lab.machines import Lab
 from tests.soak import _clusters, ray
 
-pytestmark = [pytest.mark.slow, pytest.mark.serial, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.heavy, pytest.mark.timeout(900)]
 ZONES = ("us-east-1a", "us-east-1b")
 
 
