@@ -29,7 +29,7 @@ test-skipped: $(VENV)/.dev
 
 test-slow: $(VENV)/.dev
 	$(RUN) -m pytest tests -q -m "slow and not serial and not heavy" -n $(WORKERS) --dist loadfile --durations 10
-	$(RUN) -m pytest tests/engines tests/test_dask.py -q -m heavy -n 3 --dist loadfile --durations 10
+	$(RUN) -m pytest tests/engines tests/test_dask.py -q -m heavy -n 2 --dist loadfile --durations 10
 	$(RUN) -m pytest tests -q -m "slow and serial" --durations 10 || [ $$? -eq 5 ]  # 5: there is none
 
 # The client as on macOS: what macOS lacks is taken away from it (tests/darwin.py). Nodes and labs see Linux.

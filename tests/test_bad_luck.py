@@ -26,6 +26,7 @@ import skypool as sky
 from skypool import events
 from skypool.agent import node
 from skypool.calls.dispatch import Dispatch
+from skypool.shipping import bundle
 from tests.conftest import children, descendants, eventually, home, nodes, processes_of
 from tests.work import add, nap
 
@@ -726,6 +727,16 @@ def test_calls_of_a_killed_node_run_elsewhere_if_retries_allow() -> None:
         time.sleep(0.2)
         os.kill(agent_of(mine, 0), signal.SIGKILL)
         assert [f.result(timeout=60) for f in futures] == [0.5] * 6
+
+
+@pytest.mark.parametrize(("says", "ends"), [("", ""), ("echo a hint >&2; ", "; its end .* printed: a hint")])
+def test_a_node_that_takes_too_long_to_answer_is_told_with_what_it_printed(
+    monkeypatch: pytest.MonkeyPatch, says: str, ends: str
+) -> None:
+    monkeypatch.setattr(bundle, "agent_starter", lambda python, home: f"{says}cat >/dev/null")
+    pool = sky.ComputePool(slots=1, console="off", liveness=1)
+    with pytest.raises(sky.ConnectionLost, match=f"cannot be reached: the node did not answer within 1 s{ends}$"):
+        pool.start()
 
 
 def test_a_stopped_agent_is_noticed_within_liveness() -> None:

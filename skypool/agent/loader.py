@@ -24,7 +24,7 @@ def take(size: int) -> bytes:
     while len(data) < size:
         part = os.read(0, size - len(data))
         if not part:
-            sys.exit("the client closed the connection during the handshake")
+            sys.exit(1)  # the client is gone, or knows better why it has closed the connection
         data += part
     return data
 

@@ -89,7 +89,7 @@ def main(make: Callable[[sky.ComputePool, random.Random], Steps], settings: dict
     signal.alarm(900)  # bounds a hang
     hosts = [sky.Host(address, host_key=key) for address, key in settings["machines"]]
     driver = SpotHosts(hosts=hosts, user="root", identity=settings["identity"], python=settings["python"])
-    pool = sky.ComputePool(driver, nodes=NODES, slots=1, name=settings["name"], lease=12, liveness=8, console="off")
+    pool = sky.ComputePool(driver, nodes=NODES, slots=1, name=settings["name"], lease=20, liveness=15, console="off")
     with pool:
         before = ports()
         steps = make(pool, random.Random(settings["seed"]))
