@@ -138,6 +138,7 @@ class Dispatch:
         self._coming = self._expected = 0
         self._streams: list[PendingCall] = []
         self._most_streams = _STREAMS
+        self._until_done: list[threading.Event] = []  # of threads in `wait_done`
 
     # --- calls in --------------------------------------------------------------------------------------------
 
@@ -250,6 +251,8 @@ class Dispatch:
             except IndexError:  # another thread has taken it
                 continue
             effect()
+        if self._until_done:
+            self._note_done()
 
     def gang_runner(self, name: str) -> GangRunner:
         """Return the pool's `GangRunner`. The first call makes it. Raises PoolClosed if the pool has ended."""
@@ -519,7 +522,12 @@ class Dispatch:
         with self._lock:
             open_ = [each for each in self._streams if not each.ended]
             self._streams.clear()
-        return [each for each in open_ if isinstance(each.outlet, Items) and each.outlet.fail(error)]
+        failed: list[PendingCall] = []
+        for each in open_:
+            if isinstance(each.outlet, Items) and each.outlet.fail(error):
+                failed.append(each)
+                each.outlet.stop()
+        return failed
 
     def runs(self, pending: PendingCall) -> bool:
         """Return True if a call was sent to a node that is connected now, and the node has not reported its end."""
@@ -1003,6 +1011,25 @@ class Dispatch:
             gangs = 0 if self.gangs is None else self.gangs.unfinished
             return len(self._waiting) + gangs + sum(self.load.values())
 
+    def wait_done(self, timeout: float) -> bool:
+        """Wait until no call waits or runs, at most `timeout` seconds. Return False if some still do."""
+        done = threading.Event()
+        with self._lock:
+            if not self.unfinished:
+                return True
+            self._until_done.append(done)
+        try:
+            return done.wait(timeout)
+        finally:
+            with self._lock:
+                self._until_done.remove(done)
+
+    def _note_done(self) -> None:
+        with self._lock:
+            if not self.unfinished:
+                for each in self._until_done:
+                    each.set()
+
     def note_part(self, pending: PendingCall) -> None:
         """Note a pending call whose `part_of` is not None, so that it is not counted as a call of its own."""
         self._parts.add(pending)
@@ -1083,6 +1110,8 @@ class Dispatch:
                         node_queue.note_idle()
                 if acks := node_queue.acks(enough):
                     node_queue.link.reply(acks)
+                if self._until_done:
+                    self._note_done()
                 if self.gangs is not None:
                     self.gangs.node_changed(node)
             if self._ended or self._effects:

@@ -493,7 +493,7 @@ class Items(Generic[T]):
         return codec.loads(buffers) if self._reader is None else self._reader.value(buffers, f"{what} of {self._name}")
 
     def fail(self, error: BaseException) -> bool:
-        """Stop the generator, and let the iteration raise `error` in place of its next item. Return at once.
+        """Let the iteration raise `error` in place of its next item. Call `stop` to stop the generator, too.
 
         Items that were not taken are dropped. Do nothing and return False if `is_over` was True already.
         """
@@ -505,9 +505,12 @@ class Items(Generic[T]):
         self._batches.put(error)
         self._batch = iter(())
         waited_for.put(error)  # wakes a thread that waits for the next item
+        return True
+
+    def stop(self) -> None:
+        """Stop the generator on its node. Return at once."""
         if self._stop is not None:
             self._stop()
-        return True
 
     def close(self) -> None:
         """Stop the generator, and end the iteration, also in a thread that waits for the next item. Return at once.
@@ -518,8 +521,7 @@ class Items(Generic[T]):
             self._over = True
             self._batch = iter(())
             self._batches.put(Returned((_NOTHING,)))  # wakes a thread that waits for the next item
-            if self._stop is not None:
-                self._stop()
+            self.stop()
 
 
 class Stream(Generic[T]):

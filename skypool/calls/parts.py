@@ -202,8 +202,10 @@ class StreamParts(Generic[T]):
 
     def _stop_others(self, error: BaseException) -> None:
         """Stop the parts that still run, after one part has failed with `error`, and let their streams raise it."""
-        stopped = [each.fail(error) for each in self.items if not each.wait_stopped(0)]
-        if any(stopped):
+        failed = [each for each in self.items if not each.wait_stopped(0) and each.fail(error)]
+        for each in failed:  # only now, as stopping one takes a while, and the others raise meanwhile
+            each.stop()
+        if failed:
             self._on_stopping(
                 f"{self._name} failed on one of {len(self.items)} nodes ({type(error).__name__}), so its other streams "
                 "are stopped; with_options(independent=True) lets them go on"

@@ -231,7 +231,8 @@ class _Deadline:
     def _fail(self) -> None:
         error = self._error()
         for call in self._calls.values():
-            call.items.fail(error)
+            if call.items.fail(error):
+                call.items.stop()
 
     def __enter__(self) -> None:
         self._timer.start()

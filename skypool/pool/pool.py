@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ConsoleMode = Literal["auto", "live", "plain", "off"]
+_LOOK_FOR_STREAMS = 0.5
+"""Seconds after which streams are looked for again that calls have begun, while the end of a pool waits for these."""
 
 
 tracebacks.install()
@@ -409,8 +411,7 @@ class ComputePool(CallSurface, Executor):
     def _await_calls(engine: PoolEngine) -> None:
         """Close streams, as nobody may read them any more, and wait until all calls have ended."""
         engine.close_streams()
-        while engine.dispatch.unfinished:
-            threading.Event().wait(0.02)
+        while not engine.dispatch.wait_done(_LOOK_FOR_STREAMS):
             engine.close_streams()
 
     def __enter__(self) -> ComputePool:
