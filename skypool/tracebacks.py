@@ -30,10 +30,12 @@ _OURS = (
     os.path.join(_CHECKOUT, "skypool_"),
 )
 """Beginnings of the paths of skypool, its drivers and its images, in a checkout and where they are installed."""
+SITE_FOLDERS = ("site-packages", "dist-packages")
+"""The names of the folders in which Python environments have their installed packages."""
 _LIBRARIES = (
     *_OURS,
     os.path.dirname(os.__file__) + os.sep,
-    *(os.path.join(each, "") for each in sys.path if os.path.basename(each) in ("site-packages", "dist-packages")),
+    *(os.path.join(each, "") for each in sys.path if os.path.basename(each) in SITE_FOLDERS),
 )
 """Beginnings of the paths of skypool, the standard library and installed packages."""
 _LONGEST_CHAIN = 50

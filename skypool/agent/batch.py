@@ -129,14 +129,15 @@ class Batch:
 
 
 class SharedBatch:
-    """What a worker and the agent share about the worker's batch. The agent creates it before it forks the worker.
+    """A pipe and memory that a worker and the agent share for batches. The agent makes them before it forks the worker.
 
     A pipe contains the ids of the calls that have not begun. The worker reads an id before it begins that call. To take
     back these calls, the agent reads all ids that are left. An id can be read only once, so no call runs twice.
 
-    Shared memory contains the outcomes of calls, as writing them there takes no system call. The worker writes an
-    outcome after the last one, at the end of the memory from its start again, and then how many bytes it has written in
-    all. The agent reads them when the worker asks for that, at regular checks, and after the worker's death.
+    The memory contains the outcomes of calls, as writing them there takes no system call. The worker writes each
+    outcome after the last one. At the end of the memory, it begins again at the start. Then it writes how many bytes it
+    has written in all. The agent reads the outcomes when the worker asks for that, at regular checks, and after the
+    worker's death.
     """
 
     def __init__(self) -> None:

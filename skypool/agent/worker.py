@@ -75,14 +75,7 @@ class _Small:
 
 
 class _Function(NamedTuple):
-    """Function that this process has unpickled.
-
-    Attributes:
-        run: the function itself.
-        view: the values of its globals.
-        name: its name.
-        what: a name for its value, for messages.
-    """
+    """An unpickled function, the values of its globals, its name, and what messages call its value."""
 
     run: Callable[..., Any] | runtime.Attended
     view: namespaces.View
@@ -91,7 +84,7 @@ class _Function(NamedTuple):
 
 
 class _Order:
-    """How to run a call, or each call of a batch, as the header of its packet says. Read once for the whole batch.
+    """Options of a call, or of all calls of a batch, from the header of the packet. They are read once for a batch.
 
     Attributes:
         fn: the key of the function.

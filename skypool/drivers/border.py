@@ -105,7 +105,7 @@ class Exchange:
 
 
 class Recorder(Protocol):
-    """What a border uses of the recording that is on, a `skypool.proof.recording.Recorder`."""
+    """A protocol for the recording that is on, which is a `skypool.proof.recording.Recorder`."""
 
     def add(self, exchange: Callable[[], Exchange], private: Private = NOTHING_PRIVATE) -> None:
         """Write an exchange. Never raises."""

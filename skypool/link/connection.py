@@ -224,10 +224,11 @@ class Link:
         except BaseException as e:
             said = await asyncio.to_thread(stream.end)
             if isinstance(e, (OSError, EOFError)):
-                why = printable(said) or str(e)
+                said = printable(said)
+                why = said or str(e)
                 if isinstance(e, TimeoutError):
                     why = f"the node did not answer within {patience:.3g} s"
-                    why += f"; its end of the connection printed: {printable(said)}" if said else ""
+                    why += f"; its end of the connection printed: {said}" if said else ""
                 raise refusal(self._transport, self.node, why) from e
             if isinstance(e, ProtocolError) or (isinstance(e, Exception) and not isinstance(e, SkypoolError)):
                 raise ProtocolError(f"node {self.node}: {complaint(e)}", self.node) from e

@@ -27,7 +27,7 @@ _ITS_OWN = frozenset(
 
 
 class Answers:
-    """What an endpoint answered last.
+    """The last answers of an endpoint.
 
     Attributes:
         failure: why the last attempt to send the present request failed; "" if it did not.

@@ -1,4 +1,4 @@
-"""What a pool has cost: `Line` for one machine, `Receipt` for all of them, and `by_day`. No function here does I/O."""
+"""The costs of a pool: `Line` for one machine, `Receipt` for all of them, and `by_day`. No function here does I/O."""
 
 from __future__ import annotations
 

@@ -30,6 +30,7 @@ from urllib.parse import unquote, urlparse
 from zipimport import zipimporter
 
 from skypool.errors import ProtocolError, protocol_violation
+from skypool.tracebacks import SITE_FOLDERS
 from skypool.wire.pickling import SCRIPT
 
 METADATA = "~metadata"
@@ -78,7 +79,7 @@ _MOST_LEFT_OUT = 100
 _NEVER_SENT = SCRIPT | {"skypool", "skypool_images", "cloudpickle", "sitecustomize", "usercustomize"}
 """Names of modules of which each machine has its own. Debian's sitecustomize lies outside of the standard library."""
 
-_OF_ENVIRONMENTS = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+_OF_ENVIRONMENTS = tuple(f"{os.sep}{name}{os.sep}" for name in SITE_FOLDERS)
 """Parts of the paths of code that is installed in any environment, such as one that PYTHONPATH names."""
 
 
