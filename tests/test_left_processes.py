@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -167,3 +168,43 @@ def test_joblib_in_a_call_leaves_neither_processes_nor_semaphores() -> None:
             workers.add(worker)
         assert len(workers) == 1
     eventually(lambda: set(os.listdir("/dev/shm")) <= before, 30, "the end of the semaphores")
+
+
+def ended_children(rounds: int) -> list[int | None]:
+    """Start processes that wait for a semaphore, and end each within 3 ms. Return their exit codes."""
+    context = multiprocessing.get_context("fork")
+    codes = []
+    for n in range(rounds):
+        waiting = context.Process(target=context.Semaphore(0).acquire)
+        waiting.start()
+        busy_until = time.perf_counter() + 0.003 * n / rounds
+        while time.perf_counter() < busy_until:
+            pass
+        waiting.terminate()
+        waiting.join(2)
+        codes.append(waiting.exitcode)
+        waiting.kill()
+        waiting.join()
+    return codes
+
+
+def test_sigterm_ends_a_forked_child_whatever_it_waits_for(pool: sky.ComputePool) -> None:
+    assert sky.compute(ended_children)(200) >> pool == [-signal.SIGTERM] * 200
+
+
+def test_a_forked_child_keeps_the_handler_of_the_call_and_its_signal_mask(pool: sky.ComputePool) -> None:
+    def work() -> tuple[int | None, bool]:
+        def end(*_: object) -> None:
+            os._exit(7)
+
+        signal.signal(signal.SIGTERM, end)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        child.start()
+        child.terminate()
+        child.join(10)
+        code = child.exitcode
+        child.kill()
+        return code, signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+
+    assert sky.compute(work)() >> pool == (7, True)

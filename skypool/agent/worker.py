@@ -10,6 +10,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 import time
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -154,6 +155,7 @@ class Worker:
         self._drops = page.drops
         self._untold = 0
         self._forks = 0
+        self._forking = threading.local()
         self._served = 0
         self._worn = False
         self._is_restored = True
@@ -232,14 +234,30 @@ class Worker:
         signal.signal(signal.SIGTERM, self._on_sigterm)
         signal.signal(signal.SIGURG, self._on_wake)
         sys.unraisablehook = self._on_unraisable
-        os.register_at_fork(before=self._note_fork, after_in_child=self._forget)
+        os.register_at_fork(
+            before=self._before_fork,
+            after_in_parent=self._after_fork_in_parent,
+            after_in_child=self._after_fork_in_child,
+        )
         self._state = CallState()
         gc.freeze()
 
-    def _note_fork(self) -> None:
+    def _before_fork(self) -> None:
         self._forks += 1
+        self._forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
-    def _forget(self) -> None:
+    def _after_fork_in_parent(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._forking.mask)
+
+    def _after_fork_in_child(self) -> None:
+        """Leave the parent process its call and its output, and let SIGTERM end this process.
+
+        Python runs a handler between two instructions. In a child process that waits, such as for a semaphore, a
+        handler may thus never run. A handler that the call has set stays.
+        """
+        if signal.getsignal(signal.SIGTERM) == self._on_sigterm:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._forking.mask)
         self._out.forget()
         self._err.forget()
         self._herald.forget()
@@ -259,12 +277,7 @@ class Worker:
             self._page.run(self._slot, self._counts_from)
 
     def _on_sigterm(self, _number: int, _stack: object) -> None:
-        """Raise Cancelled if the agent wants the running call to stop. Otherwise ignore SIGTERM.
-
-        A child process that a call forked ends with status 143 instead.
-        """
-        if os.getpid() != self._process:
-            os._exit(128 + signal.SIGTERM)
+        """Raise Cancelled if the agent wants the running call to stop. Otherwise ignore SIGTERM."""
         if self._channel.call and self._page.given_up(self._slot):
             self._shield.stop()
 
