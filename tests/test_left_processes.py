@@ -208,3 +208,19 @@ def test_a_forked_child_keeps_the_handler_of_the_call_and_its_signal_mask(pool: 
         return code, signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
     assert sky.compute(work)() >> pool == (7, True)
+
+
+def test_a_handler_in_a_forked_child_can_call_the_one_that_it_replaced(pool: sky.ComputePool) -> None:
+    def work() -> int | None:
+        before: Any = signal.getsignal(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, lambda number, stack: before(number, stack))
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        child.start()
+        time.sleep(0.2)
+        child.terminate()
+        child.join(10)
+        code = child.exitcode
+        child.kill()
+        return code
+
+    assert sky.compute(work)() >> pool == 128 + signal.SIGTERM

@@ -250,12 +250,8 @@ class Worker:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._forking.mask)
 
     def _after_fork_in_child(self) -> None:
-        """Leave the parent process its call and its output, and let SIGTERM end this process.
-
-        Python runs a handler between two instructions. In a child process that waits, such as for a semaphore, a
-        handler may thus never run. A handler that the call has set stays.
-        """
-        if signal.getsignal(signal.SIGTERM) == self._on_sigterm:
+        if signal.getsignal(signal.SIGTERM) == self._on_sigterm:  # not a handler that the call has set
+            # Python would not run the handler while this process waits, such as for a semaphore.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._forking.mask)
         self._out.forget()
@@ -277,7 +273,12 @@ class Worker:
             self._page.run(self._slot, self._counts_from)
 
     def _on_sigterm(self, _number: int, _stack: object) -> None:
-        """Raise Cancelled if the agent wants the running call to stop. Otherwise ignore SIGTERM."""
+        """Raise Cancelled if the agent wants the running call to stop. Otherwise ignore SIGTERM.
+
+        A child process that a call forked ends with status 143 instead: a handler of the call may call this one.
+        """
+        if os.getpid() != self._process:
+            os._exit(128 + signal.SIGTERM)
         if self._channel.call and self._page.given_up(self._slot):
             self._shield.stop()
 
