@@ -22,7 +22,6 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Hashable, Iterable, Mapping
 from fnmatch import fnmatchcase
-from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -33,7 +32,7 @@ from skypool.drivers.recording import Exchange
 _MASKS = (
     re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.\d]*(?:Z|[+-]\d\d:\d\d)?"),  # a date
     re.compile(r"(?<=projects/)[^/\"]+"),
-    re.compile(r"[\w.+-]+@(?:\*|[\w.-]+)"),  # a user, or an owner's tag
+    re.compile(r"(?<![\w.+-])[\w.+-]+@(?:\*|[\w.-]+)"),  # a user, or an owner's tag; looks at long tokens only once
     re.compile(r"(?<!\w)\d{12}(?!\w)"),  # an account
 )
 _LEFT_OUT = frozenset(("$alt", "alt", "key", "prettyPrint", "requestId", "ClientToken", "Version", "Action"))
@@ -182,7 +181,6 @@ def _name(name: str) -> str:
     return re.sub(r"\.\d+", "", name)
 
 
-@cache
 def _masked(text: str) -> str:
     for mask in _MASKS:
         text = mask.sub("*", text)
