@@ -22,7 +22,7 @@ from skypool import events
 from skypool.link.inbound import Welcome
 from skypool.model import Instance
 from skypool.pool.connector import Connector
-from skypool.pool.engine import PoolEngine
+from skypool.pool.departures import Departures
 from skypool.processes import is_stopped
 from skypool.testing import FakeCloud
 from tests.conftest import children, eventually, nodes
@@ -310,13 +310,13 @@ def test_a_notice_that_comes_while_others_are_taken_over_is_heard_later(
     made = f'sky.ComputePool(FakeCloud({str(cloud.state)!r}), name="warned", nodes=2, slots=1, lease=60, console="off")'
     left_by_a_process(made)
     noticed: list[int] = []
-    on_notice = PoolEngine._on_notice
+    on_notice = Departures.on_notice
 
-    def note(self: PoolEngine, node: int, at: float) -> None:
+    def note(self: Departures, node: int, at: float) -> None:
         noticed.append(node)
         on_notice(self, node, at)
 
-    monkeypatch.setattr(PoolEngine, "_on_notice", note)
+    monkeypatch.setattr(Departures, "on_notice", note)
     cloud.control.interrupt(next(each for each in cloud.instances(pool="warned") if each.node == 0))
     between.append(lambda _: bool(noticed))
     pool = sky.ComputePool.attach("warned", cloud, console="off")

@@ -700,7 +700,7 @@ def test_a_callback_of_the_engine_that_fails_ends_the_pool_and_no_call_waits_for
         engine: Any = mine._engine
         future = nap(60) > mine
         monkeypatch.setattr(engine.departures, "noticed", lambda node, at: {}[node])
-        engine._on_notice(0, time.time() + 60)
+        engine.departures.on_notice(0, time.time() + 60)
         with pytest.raises(sky.SkypoolError, match=r"skypool failed: KeyError: 0; this is a bug of skypool"):
             future.result(timeout=60)
 

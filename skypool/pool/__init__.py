@@ -10,6 +10,7 @@
 - `views`: `PoolView`, which `pool[0:4]` returns: some nodes of a pool that calls can be sent to.
 - `engine`: does what `lifecycle` decides: rents and ends machines, and gives nodes calls.
 - `closing`: closes what watches a pool, such as its logs and metrics, within a limit of time.
+- `departures`: all ways in which a pool loses a node.
 - `connector`: turns rented machines into nodes.
 - `forwards`: ports of this computer that lead to ports of nodes.
 - `health`: judges nodes by their samples; `Samples`, the user's object for them.
@@ -24,7 +25,6 @@
 - `network`: checks that the nodes reach each other; `skypool.gangs.network` writes the error message.
 - `node_listener`: passes the messages of a node on.
 - `observed`: what `skypool ps` and other processes of the user can see of a pool.
-- `spot`: watches a node whose provider takes its machine back, until it is gone.
 - `trust_levels`: decides for each node if its results may be unpickled.
 - `shutdown`: ends open pools when the interpreter exits.
 
@@ -51,6 +51,7 @@ The words of this package:
 __all__ = [
     "closing",
     "connector",
+    "departures",
     "engine",
     "forwards",
     "health",
@@ -71,7 +72,6 @@ __all__ = [
     "service",
     "services",
     "shutdown",
-    "spot",
     "states",
     "surface",
     "trust_levels",

@@ -25,7 +25,6 @@ from skypool.calls.upstream import Feeder
 from skypool.errors import (
     ConnectionLost,
     LaunchError,
-    LedgerError,
     NodeUnhealthy,
     PoolClosed,
     SkypoolError,
@@ -45,6 +44,7 @@ from skypool.model import Instance, Trust
 from skypool.offers.need import hosts_alike
 from skypool.pool import closing, lifecycle, shutdown, states
 from skypool.pool.connector import Connector
+from skypool.pool.departures import Departures
 from skypool.pool.forwards import Forwards
 from skypool.pool.health import HealthWatch
 from skypool.pool.hints import IdleHints
@@ -58,7 +58,6 @@ from skypool.pool.observed import Observed
 from skypool.pool.replacement import LIVING, alike
 from skypool.pool.resizing import check_retirement
 from skypool.pool.services import Services
-from skypool.pool.spot import Departures
 from skypool.pool.states import Phase
 from skypool.pool.trust_levels import TrustLevels
 from skypool.rental.launch import Rented
@@ -114,7 +113,7 @@ class PoolEngine:
         exporters: send the metrics of the pool to monitoring systems.
 
     Attributes:
-        departures: follows each node whose provider has announced that it takes the machine back, until it is gone.
+        departures: handles the loss of nodes.
         inherited: the futures of the calls of a former client, after an attach; otherwise empty.
         figures: returns costs and newest samples for the live view. Any thread may call it.
         info: returns the state of the pool and its nodes as values for JSON. Any thread may call it.
@@ -148,7 +147,6 @@ class PoolEngine:
             lambda node, call: self.services.name_of(node, call),
             self._counted,
         )
-        self.departures = Departures(lambda: self.state, self.rental.driver_of, self.apply)
         self.health = HealthWatch(
             terms.name,
             SampleStore(lambda: path_of(self.rental.session), quota),
@@ -188,10 +186,8 @@ class PoolEngine:
         )
         self._paid: Receipt | None = None  # when machines were ended last
         self._closing: asyncio.Task[None] | None = None
-        self._lost_early: ConnectionLost | None = None
         self._given_away: frozenset[int] | None = None  # nodes of a new owner; None while this process is the owner
         self._tasks: set[asyncio.Task[None]] = set()
-        self._clearing: set[int] = set()  # nodes that leave, whose services were stopped
         self._reaching: dict[int, asyncio.Task[None]] = {}
         self._heard: dict[int, float] = {}
         self._changed = asyncio.Event()
@@ -205,6 +201,7 @@ class PoolEngine:
         self._feeders: dict[tuple[int, int], Feeder] = {}
         self.forwards = Forwards(self._connector.ways, self._notice)
         self.services = Services(terms.name, self.dispatch, stream, self._trust_levels.is_stranger)
+        self.departures = Departures(self, self.rental, self.dispatch, self.services, self._limits)
         self._observers: ObserverServer | None = None
         self._observed = Observed(
             terms,
@@ -303,14 +300,14 @@ class PoolEngine:
 
     def _begin_tasks(self) -> None:
         closing.prepare()
-        self._spawn(self._serve_observers(), "the service for other terminals")
-        self._spawn(self._tend())
-        self._spawn(self._keep_limits())
-        self._spawn(self._limits.watch_pauses())
-        self._spawn(self.health.keep(), "the record of measurements")
-        self._spawn(self.idle.keep(), "the record of idle time")
-        self._spawn(self.linger.keep())
-        self._spawn(self.history.keep(), "the history of the pool")
+        self.spawn(self._serve_observers(), "the service for other terminals")
+        self.spawn(self._tend())
+        self.spawn(self._keep_limits())
+        self.spawn(self._limits.watch_pauses())
+        self.spawn(self.health.keep(), "the record of measurements")
+        self.spawn(self.idle.keep(), "the record of idle time")
+        self.spawn(self.linger.keep())
+        self.spawn(self.history.keep(), "the history of the pool")
 
     def _open_files(self) -> None:
         """Begin to keep logs and history. If that fails, tell the user; the pool goes on."""
@@ -482,7 +479,7 @@ class PoolEngine:
         end, and stops the output about the pool.
         """
         if (loop := Loop.running()) is not None:
-            loop.call_soon_threadsafe(lambda: self._spawn(self._end_abandoned(hush)))
+            loop.call_soon_threadsafe(lambda: self.spawn(self._end_abandoned(hush)))
 
     async def _end_abandoned(self, hush: Callable[[], None] | None) -> None:
         """Wait until all calls have ended, and stop the pool. Errors become notices, as there is no caller to tell."""
@@ -573,7 +570,7 @@ class PoolEngine:
             minimum = 0
         elif state.phase is not Phase.PLANNED:
             self.rental.check_budget(minimum - living)
-        self._soon(self._resize, minimum, maximum)
+        self.soon(self._resize, minimum, maximum)
 
     def _resize(self, minimum: int, maximum: int) -> None:
         self.apply(states.Resize(minimum, maximum, self.dispatch.load))
@@ -748,18 +745,18 @@ class PoolEngine:
         """Perform an action of the state machine, or start a task that performs it, without waiting for the task."""
         match action:
             case states.Launch(nodes):
-                self._spawn(self._launch(nodes))
+                self.spawn(self._launch(nodes))
             case states.Reach(node):
-                self._reaching[node] = self._spawn(self._connector.reach(node))
+                self._reaching[node] = self.spawn(self._connector.reach(node))
             case states.Bootstrap(node):
-                self._reaching[node] = self._spawn(self._connector.bootstrap(node))
+                self._reaching[node] = self.spawn(self._connector.bootstrap(node))
             case states.Admit(node):
                 self.departures.admitted(node)
                 self.dispatch.add(node, self._welcomes[node], self._links[node])
                 self.services.admitted(node)
                 self._trust_levels.announce()
                 if (found := self.health.of(node)) is not None and found.state == "unhealthy":  # since it was set up
-                    self._soon(self._on_unhealthy, node, self.health.error_of(node))
+                    self.soon(self.departures.unhealthy, node, self.health.error_of(node))
             case states.Drain(node, None, error) if error is not None:
                 sick = error if isinstance(error, NodeUnhealthy) else NodeUnhealthy(str(error), node)
                 self.dispatch.drain(node, unhealthy=sick)
@@ -771,15 +768,15 @@ class PoolEngine:
                 self.dispatch.drain(node)
                 self.services.leaving(node)
                 link = self._links[node]
-                self._spawn(self.departures.follow(node, at, lambda: link.is_up))
+                self.spawn(self.departures.follow(node, at, lambda: link.is_up))
             case states.Dismiss(node, error, others):
                 self.dispatch.lose(node, error, others)
                 close = partial(self.forwards.close, node, *others)
-                self._spawn(beside(close, "skypool forwards"), "the end of forwards")
+                self.spawn(beside(close, "skypool forwards"), "the end of forwards")
                 if not self.dispatch.node_queues and self.state.phase is Phase.ENDED:
                     self.dispatch.close(error)
             case states.Terminate(nodes):
-                self._spawn(self._terminate(nodes))
+                self.spawn(self._terminate(nodes))
             case states.Announce(phase):
                 detail = blame.cut(str(self.state.error)) if self.state.error else ""
                 paid = self._paid if phase is Phase.ENDED else None
@@ -794,9 +791,9 @@ class PoolEngine:
                 if phase in (Phase.DRAINING, Phase.ENDED):
                     self.rental.stopping.set()
                     error = self.state.error or PoolClosed(f"pool {self.terms.name!r} has ended")
-                    self._spawn(self._end_all_calls(error))
+                    self.spawn(self._end_all_calls(error))
                 if phase is Phase.ENDED:
-                    self._closing = self._spawn(self._close())
+                    self._closing = self.spawn(self._close())
 
     async def _end_all_calls(self, error: BaseException) -> None:
         def end(error: BaseException) -> None:
@@ -848,7 +845,7 @@ class PoolEngine:
         """Emit a message for the user. Any thread may call this."""
         self.emit(events.Notice(pool=self.terms.name, text=text))
 
-    def _spawn(self, work: Coroutine[Any, Any, None], aside: str = "") -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[Any, Any, None], aside: str = "") -> asyncio.Task[None]:
         """Start a coroutine as a task, which `stop` cancels, and return the task.
 
         `aside` names a task that the pool can do without: the user is told when it fails. If `aside` is "", a failure
@@ -880,7 +877,7 @@ class PoolEngine:
             error = bug
         self.apply(states.Stop(error))
 
-    def _soon(self, function: Callable[..., None], *arguments: object) -> None:
+    def soon(self, function: Callable[..., None], *arguments: object) -> None:
         """Call a function soon in the engine's thread. If it fails, the pool ends. Any thread may call this."""
 
         def work() -> None:
@@ -967,7 +964,7 @@ class PoolEngine:
         try:
             yield
         except TakenOver as e:
-            self._spawn(self._hand_over(e))
+            self.spawn(self.hand_over(e))
         except PLANNED as e:
             self.apply(states.Stop(e))
         except Exception as e:  # noqa: BLE001 - the user is told, and it is tried again
@@ -1155,8 +1152,8 @@ class PoolEngine:
             for instance in instances:
                 access = await asyncio.to_thread(self.rental.driver_of(instance).access, instance)
                 await self._connector.open(instance, access, access.python or "", attach=True)
-                if self._lost_early is not None:
-                    raise self._lost_early
+                if self.departures.early is not None:
+                    raise self.departures.early
         except BaseException as e:
             self.dispatch.close(e)
             await self._give_back()
@@ -1201,7 +1198,7 @@ class PoolEngine:
     def _watch(self) -> None:
         """Start the task that makes the pool grow while calls wait, unless it runs already."""
         if self._watching is None or self._watching.done():
-            self._watching = self._spawn(self._watch_pressure())
+            self._watching = self.spawn(self._watch_pressure())
 
     async def _watch_pressure(self) -> None:
         """Let a pool that may grow do so while calls wait: report `Pressure` after each second of waiting.
@@ -1228,8 +1225,8 @@ class PoolEngine:
             self._connector.lenders,
             self.emit,
             self._on_welcome,
-            self._on_notice,
-            self._on_lost,
+            self.departures.on_notice,
+            self.departures.on_lost,
             self._on_samples,
             lambda: self._limits.is_due,
         )
@@ -1243,38 +1240,6 @@ class PoolEngine:
             if (words := alike(e)) not in self._told:
                 self._told.add(words)
                 self._notice(f"samples of node {node} cannot be kept: {blame.told(e)}")
-
-    def _on_notice(self, node: int, at: float) -> None:
-        """Handle a node's notice that its provider takes the machine back at `at`, in seconds since 1970.
-
-        Any thread may call this. From then on, all hosts of the node's slice get no more calls. The engine's thread
-        reports the notice to the state machine later. While the pool is being taken over, do nothing: the node repeats
-        the notice.
-        """
-        if node not in self.state.nodes:
-            return
-        self.dispatch.expect(1)  # a gang must not give up before it is decided if the node is replaced
-        self._soon(self._on_noticed, node, at)  # before it is drained
-        for each in self.state.slice_of(node):
-            self.dispatch.drain(each.node)
-            if self.dispatch.gangs is not None:
-                self.dispatch.gangs.interrupted(each.node, at)
-
-    def _on_noticed(self, node: int, at: float) -> None:
-        self.departures.noticed(node, at)
-        self.dispatch.expect(-1)
-
-    def _on_unhealthy(self, node: int, error: NodeUnhealthy) -> None:
-        """Stop sending calls to an unhealthy node, and let its driver avoid the machine from now on.
-
-        Do nothing during the node's setup: the setup has a health check of its own.
-        """
-        state = self.state.nodes.get(node)
-        if state is None or state.phase is not Phase.READY or state.is_leaving:
-            return
-        self.apply(states.Unhealthy(node, error))
-        instance = self.state.instance_of(node)
-        self._spawn(asyncio.to_thread(self.rental.rejected, instance, error), "the report of an unhealthy machine")
 
     def _on_failed(self, pending: PendingCall, error: BaseException, node: int) -> None:
         """Tell the user that a call ended with an error. Do nothing for a service. Any thread may call this."""
@@ -1333,33 +1298,7 @@ class PoolEngine:
             )
         )
 
-    def _on_lost(self, node: int, error: ConnectionLost) -> None:
-        """Start a task that handles the loss of a node, which its link has given up. Do not wait for the task."""
-        self._spawn(self._lose(node, error))
-
-    async def _lose(self, node: int, error: ConnectionLost) -> None:
-        """Report a lost node to the state machine. But if the loss is part of a planned end of the pool, end the pool.
-
-        If another process has taken the pool over, give the pool up. A node that reports this is believed only if it is
-        trusted: a stranger's machine could claim it to be left running.
-        """
-        if node not in self.state.nodes:  # `_adopt` has not taken over all nodes yet
-            self._lost_early = error
-            return
-        try:
-            if isinstance(error, TakenOver) and not self._trust_levels.is_stranger(node):
-                raise error
-            await self._limits.check_loss()
-        except TakenOver as e:
-            await self._hand_over(e)
-        except PLANNED as e:
-            self.apply(states.Stop(e))
-        except LedgerError:  # whether the end was planned is not known
-            await self.departures.lost(node, error)
-        else:
-            await self.departures.lost(node, error)
-
-    async def _hand_over(self, error: TakenOver) -> None:
+    async def hand_over(self, error: TakenOver) -> None:
         """Give the pool up, because another process owns it now. Ready nodes are left alone, and keep running.
 
         Machines that are still being set up are ended, as the new owner does not have them. Calls get the error. Does
@@ -1376,21 +1315,11 @@ class PoolEngine:
                 await link.close(bye=False)
         self.apply(states.Stop(error))
 
+    def _on_unhealthy(self, node: int, error: NodeUnhealthy) -> None:
+        self.departures.unhealthy(node, error)
+
     def _on_drained(self, node: int) -> None:
-        self._soon(self._drained, node)
-
-    def _drained(self, node: int) -> None:
-        """Report a leaving node that has no call left as `Drained`. If services run on it, stop them before."""
-        if self.dispatch.services_on(node):
-            if node not in self._clearing:
-                self._clearing.add(node)
-                self._spawn(self._clear(node))
-        else:
-            self.apply(states.Drained(node))
-
-    async def _clear(self, node: int) -> None:
-        await self.services.leave(node)
-        self.apply(states.Drained(node))
+        self.departures.on_drained(node)
 
     def _on_feed(self, pending: PendingCall, arg: int, n: int) -> None:
         """Let a thread send item `n` (from 1) of an iterator to the node that asked for it. This does not wait.

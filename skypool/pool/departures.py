@@ -1,0 +1,215 @@
+"""`Departures`: all ways in which a pool loses a node, from the first sign until the state machine knows of it.
+
+A node is lost when its connection is given up. Its provider may take its machine back, and announce that with a spot
+notice, usually 30 to 120 seconds before. A node with a broken device is unhealthy. Nodes that are retired leave too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from skypool.calls.dispatch import Dispatch
+from skypool.errors import ConnectionLost, LedgerError, NodeUnhealthy, ProtocolError, TakenOver, taken_back
+from skypool.model import Instance
+from skypool.pool import states
+from skypool.pool.limits import PLANNED, Limits
+from skypool.pool.services import Services
+from skypool.rental.rental import Rental
+
+_LOOK = 0.5
+"""Seconds between two checks if the link (connection) to a node still works."""
+_ASK = 5.0
+"""Seconds between two requests to a provider. Requests are rare because providers limit their rate."""
+_ANSWER = 10.0
+"""The most seconds for which the loss of a node waits for the answer of its provider."""
+
+
+class Home(Protocol):
+    """The members of `PoolEngine` that departures use. `PoolEngine` describes them."""
+
+    state: states.Pool
+
+    def apply(self, event: states.Event) -> None: ...
+    def spawn(self, work: Coroutine[Any, Any, None], aside: str = "") -> asyncio.Task[None]: ...
+    def soon(self, function: Callable[..., None], *arguments: object) -> None: ...
+    async def hand_over(self, error: TakenOver) -> None: ...
+    def is_stranger(self, node: int) -> bool: ...
+
+
+class Departures:
+    """The departures of one pool's nodes.
+
+    The methods run in the engine's thread unless their description says otherwise.
+
+    Attributes:
+        early: the error of a node that was lost before the pool was taken over; None if none was.
+    """
+
+    def __init__(self, home: Home, rental: Rental, dispatch: Dispatch, services: Services, limits: Limits) -> None:
+        self._home = home
+        self._rental = rental
+        self._dispatch = dispatch
+        self._services = services
+        self._limits = limits
+        self._since: dict[int, float] = {}
+        self._clearing: set[int] = set()  # nodes that leave, whose services were stopped
+        self.early: ConnectionLost | None = None
+
+    def admitted(self, node: int) -> None:
+        """Note that a node became ready now. `noticed` reports for how long the node was ready."""
+        self._since[node] = time.monotonic()
+
+    # --- its provider takes it back --------------------------------------------------------------------------
+
+    def on_notice(self, node: int, at: float) -> None:
+        """Handle a node's notice that its provider takes the machine back at `at`, in seconds since 1970.
+
+        Any thread may call this. From then on, all hosts of the node's slice get no more calls. The engine's thread
+        reports the notice to the state machine later. While the pool is being taken over, do nothing: the node repeats
+        the notice.
+        """
+        state = self._home.state
+        if node not in state.nodes:
+            return
+        self._dispatch.expect(1)  # a gang must not give up before it is decided if the node is replaced
+        self._home.soon(self._on_noticed, node, at)  # before it is drained
+        for each in state.slice_of(node):
+            self._dispatch.drain(each.node)
+            if self._dispatch.gangs is not None:
+                self._dispatch.gangs.interrupted(each.node, at)
+
+    def _on_noticed(self, node: int, at: float) -> None:
+        self.noticed(node, at)
+        self._dispatch.expect(-1)
+
+    def noticed(self, node: int, at: float) -> None:
+        """Report the first spot notice of a node as an `Interrupted` event. Ignore further notices of that node.
+
+        `at` is when the machine goes, in seconds since 1970. The event also says how long the node was ready:
+        infinitely long if it was taken over from another process.
+        """
+        if self._home.state.nodes[node].taken is None:
+            served = time.monotonic() - self._since.get(node, -math.inf)  # who took a pool over knows no beginning
+            self._home.apply(states.Interrupted(node, at, served))
+
+    async def follow(self, node: int, at: float, is_up: Callable[[], bool]) -> None:
+        """Wait until a node that its provider takes back is gone, then report to the state machine that it has failed.
+
+        The provider is asked every 5 s if the machine has ended. The requests begin when the announced time has passed,
+        or when `is_up` returns False, as the connection is down. Returns when the node is no longer ready, for whatever
+        reason. There is no time limit.
+        """
+        asked = 0.0
+        while self._home.state.nodes[node].phase is states.Phase.READY:
+            await asyncio.sleep(_LOOK)
+            if (time.time() >= at or not is_up()) and time.monotonic() - asked >= _ASK:
+                asked = time.monotonic()
+                if await self._is_gone(node):
+                    self._home.apply(states.Failed(node, taken_back(node)))
+
+    # --- it does not answer ----------------------------------------------------------------------------------
+
+    def on_lost(self, node: int, error: ConnectionLost) -> None:
+        """Start a task that handles the loss of a node, which its link has given up. Do not wait for the task."""
+        self._home.spawn(self._on_loss(node, error))
+
+    async def _on_loss(self, node: int, error: ConnectionLost) -> None:
+        """Report a lost node to the state machine. But if the loss is part of a planned end of the pool, end the pool.
+
+        If another process has taken the pool over, give the pool up. A node that reports this is believed only if it is
+        trusted: a stranger's machine could claim it to be left running.
+        """
+        if node not in self._home.state.nodes:  # not all nodes of the pool are taken over yet
+            self.early = error
+            return
+        try:
+            if isinstance(error, TakenOver) and not self._home.is_stranger(node):
+                raise error
+            await self._limits.check_loss()
+        except TakenOver as e:
+            await self._home.hand_over(e)
+        except PLANNED as e:
+            self._home.apply(states.Stop(e))
+        except LedgerError:  # whether the end was planned is not known
+            await self.lost(node, error)
+        else:
+            await self.lost(node, error)
+
+    async def lost(self, node: int, error: ConnectionLost) -> None:
+        """Report to the state machine that a node has failed, because the connection to the node was given up.
+
+        If the machine costs something, ask the provider first if it has ended or is ending. A spot machine that has is
+        first reported as taken back by its provider. For any other machine that has, the error says that it has ended.
+        """
+        instance = self._home.state.instance_of(node)
+        offer = instance.offer
+        if (offer is None or offer.usd_per_hour > 0) and await self._is_gone_soon(node):
+            if offer is not None and offer.market == "spot":
+                self.noticed(node, time.time())
+            elif not isinstance(error, ProtocolError):
+                error = _ended(instance, error)
+        self._home.apply(states.Failed(node, error))
+
+    async def _is_gone_soon(self, node: int) -> bool:
+        """Return the result of `_is_gone` for a node, or False if the provider does not answer within 10 s."""
+        try:
+            async with asyncio.timeout(_ANSWER):
+                return await self._is_gone(node)
+        except TimeoutError:
+            return False
+
+    async def _is_gone(self, node: int) -> bool:
+        """Return True if the provider says that the machine of a node is ending or has ended, or does not list it."""
+        instance = self._home.state.instance_of(node)
+        try:
+            found = await asyncio.to_thread(self._rental.driver_of(instance).instances, pool=instance.pool)
+        except Exception:  # noqa: BLE001 - a lost node is given up even if the provider cannot be asked
+            return False
+        return {each.id: each.state for each in found}.get(instance.id, "ended") in ("ending", "ended")
+
+    # --- it must not be used, or is not needed ---------------------------------------------------------------
+
+    def unhealthy(self, node: int, error: NodeUnhealthy) -> None:
+        """Stop sending calls to an unhealthy node, and let its driver avoid the machine from now on.
+
+        Do nothing during the node's setup: the setup has a health check of its own.
+        """
+        state = self._home.state.nodes.get(node)
+        if state is None or state.phase is not states.Phase.READY or state.is_leaving:
+            return
+        self._home.apply(states.Unhealthy(node, error))
+        instance = self._home.state.instance_of(node)
+        work = asyncio.to_thread(self._rental.rejected, instance, error)
+        self._home.spawn(work, "the report of an unhealthy machine")
+
+    def on_drained(self, node: int) -> None:
+        """Handle that a leaving node has no call left. Any thread may call this."""
+        self._home.soon(self._drained, node)
+
+    def _drained(self, node: int) -> None:
+        """Report a leaving node that has no call left as `Drained`. If services run on it, stop them before."""
+        if self._dispatch.services_on(node):
+            if node not in self._clearing:
+                self._clearing.add(node)
+                self._home.spawn(self._clear(node))
+        else:
+            self._home.apply(states.Drained(node))
+
+    async def _clear(self, node: int) -> None:
+        await self._services.leave(node)
+        self._home.apply(states.Drained(node))
+
+
+def _ended(instance: Instance, error: ConnectionLost) -> ConnectionLost:
+    """Return (not raise) the error for a node whose machine has ended, but was not taken back by its provider."""
+    lost = ConnectionLost(
+        f"node {instance.node} was lost, because its machine {instance.id} has ended, as {instance.provider} says: it "
+        f"has failed, or was ended by somebody, as `skypool down {instance.pool}` does on another computer",
+        instance.node,
+    )
+    lost.__cause__ = error
+    return lost
