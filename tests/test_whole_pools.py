@@ -89,7 +89,7 @@ def test_a_gang_that_waits_to_run_again_waits_for_the_replacement_of_a_node_that
     with Rented(cloud, nodes=2) as pool:
         engine: Any = pool._engine
         gang: Any = pool.send(dies_once(str(tmp_path / "now")), node="all")
-        eventually(lambda: gang.ranks and gang.ranks[1].done(), 30, "the end of rank 1")
+        eventually(lambda: gang.parts and gang.parts[1].done(), 30, "the end of rank 1")
         pool.take(1)
         eventually(lambda: pool.heard(events.LinkDown), 30, "the loss of its connection")
         (tmp_path / "now").touch()

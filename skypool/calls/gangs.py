@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar, cast
 from skypool.calls.arguments import payload_of
 from skypool.calls.call import ComputeFunction
 from skypool.calls.callbacks import Callbacks
-from skypool.calls.futures import CallFuture, Returned, results_of
+from skypool.calls.futures import CallFuture, JoinedFuture, Returned, results_of
 from skypool.calls.node_queue import NodeQueue
 from skypool.calls.options import Options
 from skypool.calls.pending import NO_CALL, Code, PendingCall, UserCall
@@ -28,9 +28,7 @@ from skypool.errors import (
     CallTimeout,
     ConnectionLost,
     NodeInterrupted,
-    PickleError,
     SkypoolError,
-    UntrustedResult,
     WorkerDied,
 )
 from skypool.gangs import step
@@ -89,40 +87,21 @@ _PROBE_TIMEOUT = 60.0
 """The longest time in seconds that a node may take for the empty call before a run."""
 
 
-class GangFuture(CallFuture[T]):
+class GangFuture(JoinedFuture[T]):
     """The future of a call that runs as a gang.
 
     With `every`, its result is the list of values by rank. Otherwise, it is the value of rank 0, as for `call >> pool`.
-
-    Attributes:
-        ranks: one future for each rank of the present run, by rank.
+    Its `parts` are the futures of the ranks of the present run, by rank.
     """
 
     def __init__(self, name: str, every: bool, callbacks: Callbacks) -> None:
         super().__init__(name, callbacks=callbacks)
         self._every = every
-        self.ranks: Sequence[CallFuture[Any]] = ()
 
-    def result(self, timeout: float | None = None) -> T:
-        """Wait for all ranks, and return the list of their values, or the value of rank 0.
+    wait_stopped = CallFuture.wait_stopped  # a gang may run again, so it is not told by the ranks of one run
 
-        `timeout` and the errors are those of `CallFuture.result`.
-        """
-        Future.result(self, timeout)
-        return cast(T, results_of(self.ranks) if self._every else self.ranks[0].result())
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for all ranks, and return the exception that `result` would raise, or None if it would return a value.
-
-        An error of unpickling is returned, not raised. `timeout` and the other errors are those of `result`.
-        """
-        error = Future.exception(self, timeout)
-        if error is None:
-            try:
-                self.result()
-            except (PickleError, UntrustedResult, BaseExceptionGroup) as e:
-                return e
-        return error
+    def _joined(self) -> T:
+        return cast(T, results_of(self.parts) if self._every else self.parts[0].result())
 
 
 @dataclass(frozen=True, slots=True)
@@ -587,7 +566,7 @@ class GangRunner:
             call.pending.append(pending)
         for old in list(self._hidden)[:-_MOST_HIDDEN]:
             del self._hidden[old]
-        call.future.ranks = outlets
+        call.future.parts = outlets
         if run.changed:
             self._notice(
                 f"{call.code.name} runs again as {len(run.places)} processes on {_nodes(len(run.nodes))}: its world "
