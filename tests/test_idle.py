@@ -310,7 +310,7 @@ def test_a_changed_price_counts_from_its_change(cloud: FakeCloud, script: Script
         engine = pool._begun
         assert engine is not None
         [instance] = engine.rental.there
-        engine.rental.before_prices()
+        engine.idle.record()
         Ledger.here().repriced(engine.rental.session, {(instance.provider, instance.id): 72.0})
         script.pass_(50.0)
         assert pool.receipt.idle_usd == pytest.approx(0.5 + 1.0, abs=CENT)

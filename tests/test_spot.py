@@ -29,6 +29,7 @@ from skypool.pool.departures import Departures
 from skypool.testing import FakeCloud
 from skypool.wire import codec
 from tests.conftest import eventually, processes_of
+from tests.supplies import supply_of
 from tests.test_link import cut, link_of
 from tests.watched import Watched
 from tests.work import count, note, poll, total, where
@@ -261,7 +262,8 @@ def test_a_lost_node_is_given_up_also_while_its_provider_says_nothing(cloud: Fak
     offer, error = Offer("fake", "small", market="spot"), ConnectionLost("nothing is heard of it", 0)
     node = life.Node(0, life.Phase.READY, Instance("fake", "m-1", "train", 0, offer=offer))
     home: Any = SimpleNamespace(state=life.Pool(1, 1, nodes={0: node}), apply=heard.append)
-    others: list[Any] = [SimpleNamespace(driver_of=lambda _: Silent(cloud.state)), None, None, None]
+    supply = supply_of(sky.ComputePool(Silent(cloud.state), name="train", console="off"))
+    others: list[Any] = [supply, None, None, None]
     asyncio.run(Departures(home, *others).lost(0, error))
     assert heard == [life.Failed(0, error)]
 

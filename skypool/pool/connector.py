@@ -20,8 +20,9 @@ from skypool.pool.trust_levels import TrustLevels
 from skypool.provision import health_check
 from skypool.provision.bootstrap import SetupBundle, bootstrap, reach
 from skypool.provision.node_setup import NodeSetup
-from skypool.rental.rental import Rental
+from skypool.rental.budget import Enforcement
 from skypool.rental.request import Terms
+from skypool.rental.supply import Supply
 from skypool.shipping import bundle, user_modules
 from skypool.wire.handshake import AgentConfig, SlicePlace, SlotPlan
 from skypool.wire.transport import CommandStream
@@ -43,7 +44,8 @@ class Connector:
     def __init__(
         self,
         terms: Terms,
-        rental: Rental,
+        supply: Supply,
+        limits: Enforcement,
         trust_levels: TrustLevels,
         emit: Callable[[events.Event], None],
         state: Callable[[], states.Pool],
@@ -54,7 +56,8 @@ class Connector:
         linger: Callable[[], tuple[float, float] | None],
     ) -> None:
         self._terms = terms
-        self._rental = rental
+        self._supply = supply
+        self._limits = limits
         self._trust_levels = trust_levels
         self._emit = emit
         self._state = state
@@ -94,7 +97,7 @@ class Connector:
         instance = self._state().instance_of(node)
         try:
             access = await self._access(node)
-            await asyncio.to_thread(self._rental.runs, instance)
+            await asyncio.to_thread(self._supply.runs, instance)
             if access.notice:
                 self._emit(events.Notice(pool=self._terms.name, text=access.notice))
             setup = await asyncio.to_thread(self._node_setup.bundle_for, access, instance)
@@ -112,7 +115,7 @@ class Connector:
         if self._state().nodes[node].host:
             await came.wait()
         try:
-            return await asyncio.to_thread(self._rental.driver_of(instance).access, instance)
+            return await asyncio.to_thread(self._supply.driver_of(instance).access, instance)
         finally:
             came.set()
 
@@ -164,8 +167,8 @@ class Connector:
             )
 
     async def _give_up(self, instance: Instance, error: Exception) -> None:
-        """Report to the rental and to `lifecycle` that an instance could not become a node. This does not end it."""
-        await asyncio.to_thread(self._rental.rejected, instance, error)
+        """Report to the driver and to `lifecycle` that an instance could not become a node. This does not end it."""
+        await asyncio.to_thread(self._supply.rejected, instance, error)
         self._apply(states.Failed(instance.node, error))
 
     async def open(
@@ -234,14 +237,14 @@ class Connector:
             slice=self._place(instance),
             slots=slots,
             lease=terms.lease,
-            lifetime=await asyncio.to_thread(self._rental.limits.node_lifetime),
+            lifetime=await asyncio.to_thread(self._limits.node_lifetime),
             liveness=terms.liveness,
             grace=terms.grace,
             guard=access.guard,
             rented=bool(access.guard) and not access.owned,
             watch=access.watch,
             spool_memory=access.spool_memory,
-            trust=await asyncio.to_thread(self._trust_levels.judge, instance, self._rental.driver_of(instance)),
+            trust=await asyncio.to_thread(self._trust_levels.judge, instance, self._supply.driver_of(instance)),
             allow=tuple(sorted(terms.allow_results)),
             env={**access.env, **dict(terms.image.spec.env), **self._node_setup.secrets},
             keep=(9,) if access.exclusive else (),

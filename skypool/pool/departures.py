@@ -18,7 +18,7 @@ from skypool.model import Instance
 from skypool.pool import states
 from skypool.pool.limits import PLANNED, Limits
 from skypool.pool.services import Services
-from skypool.rental.rental import Rental
+from skypool.rental.supply import Supply
 
 _LOOK = 0.5
 """Seconds between two checks if the link (connection) to a node still works."""
@@ -49,9 +49,9 @@ class Departures:
         early: the error of a node that was lost before the pool was taken over; None if none was.
     """
 
-    def __init__(self, home: Home, rental: Rental, dispatch: Dispatch, services: Services, limits: Limits) -> None:
+    def __init__(self, home: Home, supply: Supply, dispatch: Dispatch, services: Services, limits: Limits) -> None:
         self._home = home
-        self._rental = rental
+        self._supply = supply
         self._dispatch = dispatch
         self._services = services
         self._limits = limits
@@ -166,10 +166,9 @@ class Departures:
         """Return True if the provider says that the machine of a node is ending or has ended, or does not list it."""
         instance = self._home.state.instance_of(node)
         try:
-            found = await asyncio.to_thread(self._rental.driver_of(instance).instances, pool=instance.pool)
+            return await asyncio.to_thread(self._supply.is_gone, instance)
         except Exception:  # noqa: BLE001 - a lost node is given up even if the provider cannot be asked
             return False
-        return {each.id: each.state for each in found}.get(instance.id, "ended") in ("ending", "ended")
 
     # --- it must not be used, or is not needed ---------------------------------------------------------------
 
@@ -183,7 +182,7 @@ class Departures:
             return
         self._home.apply(states.Unhealthy(node, error))
         instance = self._home.state.instance_of(node)
-        work = asyncio.to_thread(self._rental.rejected, instance, error)
+        work = asyncio.to_thread(self._supply.rejected, instance, error)
         self._home.spawn(work, "the report of an unhealthy machine")
 
     def on_drained(self, node: int) -> None:

@@ -22,6 +22,7 @@ from skypool.calls.dispatch import Dispatch
 from skypool.calls.futures import CallFuture
 from skypool.calls.pending import PendingCall
 from skypool.calls.upstream import Feeder
+from skypool.drivers.contract import Driver
 from skypool.errors import (
     ConnectionLost,
     LaunchError,
@@ -64,6 +65,7 @@ from skypool.rental.launch import Rented
 from skypool.rental.receipt import Receipt
 from skypool.rental.rental import Rental
 from skypool.rental.request import Terms
+from skypool.rental.supply import Supply
 from skypool.safety import descriptors
 from skypool.safety.quota import Quota
 from skypool.samples.journal import Journal
@@ -119,7 +121,13 @@ class PoolEngine:
         info: returns the state of the pool and its nodes as values for JSON. Any thread may call it.
     """
 
-    def __init__(self, terms: Terms, stream: events.EventStream, exporters: Sequence[Exporter] = ()) -> None:
+    def __init__(
+        self,
+        terms: Terms,
+        drivers: Sequence[Driver],
+        stream: events.EventStream,
+        exporters: Sequence[Exporter] = (),
+    ) -> None:
         self.terms = terms
         self.emit = stream.emit
         self.state = self._performed = states.Pool(terms.minimum, terms.maximum)
@@ -134,6 +142,7 @@ class PoolEngine:
             terms.wait,
         )
         self.rental = Rental(terms, stream.emit)
+        self.supply = Supply(drivers, terms, self.rental)
         self._settle = stream.settle
         self._trust_levels = TrustLevels(terms.trust, terms.allow_results, self._notice)
         quota = Quota(self._trust_levels.is_known_stranger, self._notice)
@@ -157,7 +166,8 @@ class PoolEngine:
         self.inherited: list[CallFuture[object]] = []
         self._connector = Connector(
             terms,
-            self.rental,
+            self.supply,
+            self.rental.limits,
             self._trust_levels,
             self.emit,
             state=lambda: self.state,
@@ -173,12 +183,11 @@ class PoolEngine:
         self._welcomes = self._connector.welcomes
         hints = IdleHints(terms.name, self._welcomes, lambda: self.rental.known_receipt, self.emit)
         self.idle = IdleWatch(self.dispatch, self.rental, lambda: self.state, hints)
-        self.rental.before_prices = self.idle.record
         self.history = HistoryWatch(
             terms.name,
             Journal(lambda: path_of(self.rental.session), quota),
             self.dispatch,
-            self.rental,
+            self.supply,
             self._welcomes,
             self._trust_levels.is_stranger,
             self.emit,
@@ -201,7 +210,7 @@ class PoolEngine:
         self._feeders: dict[tuple[int, int], Feeder] = {}
         self.forwards = Forwards(self._connector.ways, self._notice)
         self.services = Services(terms.name, self.dispatch, stream, self._trust_levels.is_stranger)
-        self.departures = Departures(self, self.rental, self.dispatch, self.services, self._limits)
+        self.departures = Departures(self, self.supply, self.dispatch, self.services, self._limits)
         self._observers: ObserverServer | None = None
         self._observed = Observed(
             terms,
@@ -226,6 +235,7 @@ class PoolEngine:
             welcomes=self._welcomes,
             dispatch=self.dispatch,
             rental=self.rental,
+            supply=self.supply,
             idle=self.idle,
             health=self.health,
             is_stranger=self._trust_levels.is_known_stranger,
@@ -280,8 +290,8 @@ class PoolEngine:
             self._begin_tasks()
         else:
             await asyncio.to_thread(self._connector.pack, self._packing())
-            plan = await self.rental.look_out(self._pause)
-            await asyncio.to_thread(self.rental.begin, self.state.minimum)
+            plan = await self.supply.look_out(self._pause)
+            await asyncio.to_thread(self.supply.begin, self.state.minimum)
             self._open_files()
             if self.state.phase is Phase.ENDED:  # it was stopped before the ledger was open
                 await self._close()
@@ -336,7 +346,7 @@ class PoolEngine:
         """Return a sentence of advice to the user for the case that other nodes cannot connect to this node."""
         from skypool.pool.network import advice_for
 
-        driver = self.rental.driver_of(self.state.instance_of(node))
+        driver = self.supply.driver_of(self.state.instance_of(node))
         return advice_for(driver, self.terms.need.private_network)
 
     async def _why_it_ended(self) -> BaseException:
@@ -455,7 +465,7 @@ class PoolEngine:
         await self._end_calls(self.dispatch.close, reason)
         await self._record_idle()
         try:
-            seconds, notice = await asyncio.to_thread(self.rental.leave, seconds)
+            seconds, notice = await asyncio.to_thread(self.supply.leave, seconds)
         except SkypoolError as e:
             self._notice(str(e))
             await self.stop()
@@ -518,8 +528,8 @@ class PoolEngine:
         for link in self._links.values():
             link.bid_farewell()
         closing.close_all([("the record of idle time", self.idle.record)], _TO_RECORD)
-        failed = self.rental.terminate(self.rental.there)  # of which the engine's thread may not have heard yet
-        self.rental.close(self.state.error, proved=not failed)
+        failed = self.supply.terminate(self.rental.there)  # of which the engine's thread may not have heard yet
+        self.supply.close(self.state.error, proved=not failed)
         if failed:
             raise together(
                 f"it is not confirmed that each machine of pool {self.terms.name!r} has ended; run `skypool down "
@@ -529,7 +539,7 @@ class PoolEngine:
 
     def hand_over_now(self) -> None:
         """Let a new process end the machines. Raise SkypoolError if it cannot be started. Any thread may call this."""
-        self._notice(self.rental.terminate_in_background())
+        self._notice(self.supply.terminate_in_background())
 
     def close_now(self) -> None:
         """End the calls and close what watches the pool, such as logs and metrics, at the interpreter's exit.
@@ -569,7 +579,7 @@ class PoolEngine:
                 )
             minimum = 0
         elif state.phase is not Phase.PLANNED:
-            self.rental.check_budget(minimum - living)
+            self.supply.check_budget(minimum - living)
         self.soon(self._resize, minimum, maximum)
 
     def _resize(self, minimum: int, maximum: int) -> None:
@@ -789,7 +799,7 @@ class PoolEngine:
                     )
                 )
                 if phase in (Phase.DRAINING, Phase.ENDED):
-                    self.rental.stopping.set()
+                    self.supply.stopping.set()
                     error = self.state.error or PoolClosed(f"pool {self.terms.name!r} has ended")
                     self.spawn(self._end_all_calls(error))
                 if phase is Phase.ENDED:
@@ -893,7 +903,7 @@ class PoolEngine:
     async def _launch(self, nodes: tuple[int, ...]) -> None:
         try:
             hosts = self.state.hosts if self.state.maximum > 1 else None  # so that nodes do not meet
-            rented = await self.rental.rent(nodes, hosts, self._pause, self._is_wanted)
+            rented = await self.supply.rent(nodes, hosts, self._pause, self._is_wanted)
         except Exception as e:  # noqa: BLE001 - lifecycle decides what it means
             rented = Rented((), e)
         for first, *others in rented.slices:
@@ -939,8 +949,17 @@ class PoolEngine:
         """Tell the ledger and the providers regularly that this pool is alive, until it begins to end."""
         while not self._is_ending:
             with self._deciding():
-                await asyncio.to_thread(self.rental.tend)
+                await asyncio.to_thread(self._renew)
             await self._pause(self.rental.pulse)
+
+    def _renew(self) -> None:
+        """Renew the pool's lease, and update the prices of its machines. Blocks. Raises as `Rental.beat`."""
+        self.rental.beat()
+        self.supply.renew()
+        if prices := self.supply.new_prices():
+            self.idle.record()  # until now at the old prices
+            self.rental.repriced(prices)
+        self.supply.terminate_lost()
 
     async def _keep_limits(self) -> None:
         """End the pool when its budget is spent or its lifetime is over. No provider is asked."""
@@ -1011,7 +1030,7 @@ class PoolEngine:
         """
         try:
             if self._given_away is None:  # otherwise, what is left is the new owner's
-                close = partial(self.rental.close, self.state.error, proved=not self._unproved())
+                close = partial(self.supply.close, self.state.error, proved=not self._unproved())
                 await beside(partial(copy_context().run, close), "skypool end")
         finally:
             await beside(self._close_watchers, "skypool closing")
@@ -1083,7 +1102,7 @@ class PoolEngine:
         for node, error in unproved.items():
             if node in lost and left[node].id in {getattr(each, "id", "") for each in error.unreachable}:
                 self._notice(f"node {node} was lost, and skypool's processes there cannot be ended from here: {error}")
-                self.rental.note_ended(left[node])
+                self.rental.ended([left[node]])
                 self.apply(states.Terminated(node))
             else:
                 self.apply(states.StillThere(node, error))
@@ -1101,7 +1120,7 @@ class PoolEngine:
         now = time.monotonic()
         silent = {node: now - self._heard[node] for node in left if node in self._heard}
         try:
-            context, end = copy_context(), partial(self.rental.terminate, list(left.values()), silent)
+            context, end = copy_context(), partial(self.supply.terminate, list(left.values()), silent)
             unproved = await beside(lambda: context.run(end), "skypool end")
         except Exception as e:  # noqa: BLE001 - whatever it is, the machines may still cost something
             error = not_ended({f"node {node}": blame.told(e) for node in left}, list(left.values()))
@@ -1147,10 +1166,10 @@ class PoolEngine:
         If one node cannot be taken over, none is: the links are closed, and all nodes keep running. If all are taken
         over, running calls of generator functions are cancelled, because only the former process could read the items.
         """
-        instances = await asyncio.to_thread(self.rental.adopt)
+        instances = await asyncio.to_thread(self.supply.adopt)
         try:
             for instance in instances:
-                access = await asyncio.to_thread(self.rental.driver_of(instance).access, instance)
+                access = await asyncio.to_thread(self.supply.driver_of(instance).access, instance)
                 await self._connector.open(instance, access, access.python or "", attach=True)
                 if self.departures.early is not None:
                     raise self.departures.early
@@ -1175,7 +1194,7 @@ class PoolEngine:
     async def _give_back(self) -> None:
         """Give nodes back, as the pool could not be taken over: they end when they would have ended without this."""
         try:
-            seconds = await asyncio.to_thread(self.rental.give_back)
+            seconds = await asyncio.to_thread(self.supply.give_back)
         except SkypoolError as e:
             self._notice(blame.told(e))
             seconds = None

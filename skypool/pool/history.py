@@ -22,7 +22,7 @@ from skypool.link.inbound import Welcome
 from skypool.logs.masking import Masker
 from skypool.offers.ranking import Plan
 from skypool.pool.observed import hardware
-from skypool.rental.rental import Rental
+from skypool.rental.supply import Supply
 from skypool.safety.quota import WAITING, Quota
 from skypool.samples.journal import Journal, JournalEvent, WorkSpan
 from skypool.text import encodable
@@ -79,7 +79,7 @@ class HistoryWatch:
         pool: str,
         journal: Journal,
         dispatch: Dispatch,
-        rental: Rental,
+        supply: Supply,
         welcomes: Mapping[int, Welcome],
         is_stranger: Callable[[int], bool],
         emit: Callable[[events.Event], None],
@@ -89,7 +89,7 @@ class HistoryWatch:
         self._quota = quota
         self._pool = pool
         self._dispatch = dispatch
-        self._rental = rental
+        self._supply = supply
         self._welcomes = welcomes
         self._is_stranger = is_stranger
         self._emit = emit
@@ -210,7 +210,7 @@ class HistoryWatch:
             f"node {node}": {"hardware": self._text(hardware(each.health.devices)), "claimed": self._is_stranger(node)}
             for node, each in list(self._welcomes.items())
         }
-        plan, attempts = self._rental.plan, list(self._rental.attempts)
+        plan, attempts = self._supply.plan, list(self._supply.attempts)
         if plan is not None and (plan is not self._planned[0] or len(attempts) != self._planned[1]):
             self._planned = plan, len(attempts)
             tried = [f"tried {offer.provider} {offer.instance_type}: {error}" for offer, error in attempts]

@@ -19,6 +19,7 @@ from skypool.pool.health import HealthWatch
 from skypool.pool.idle import IdleWatch
 from skypool.rental.rental import Rental
 from skypool.rental.request import Terms
+from skypool.rental.supply import Supply
 from skypool.samples.values import NodeSample
 
 
@@ -42,6 +43,7 @@ class Metering:
         welcomes: Mapping[int, Welcome],
         dispatch: Dispatch,
         rental: Rental,
+        supply: Supply,
         idle: IdleWatch,
         health: HealthWatch,
         is_stranger: Callable[[int], bool],
@@ -54,6 +56,7 @@ class Metering:
         self._welcomes = welcomes
         self._dispatch = dispatch
         self._rental = rental
+        self._supply = supply
         self._idle = idle
         self._health = health
         self._is_stranger = is_stranger
@@ -94,7 +97,7 @@ class Metering:
         found = [
             *pools.state_measurements(words, pool),
             *pools.call_measurements(counts, pool),
-            *pools.launch_measurements(self._rental.orders, pool),
+            *pools.launch_measurements(self._supply.orders.counts.copy(), pool),
             *self._costs(pool),
         ]
         for node, word in words.items():

@@ -197,13 +197,12 @@ class ComputePool(CallSurface, Executor):
         if console not in ("auto", "live", "plain", "off"):
             raise UsageError(f"console must be 'auto', 'live', 'plain' or 'off', not {console!r}")
         image_ = image_asked(image)
-        drivers = drivers_asked(provider)
+        self._drivers = drivers = drivers_asked(provider)
         self.name = pool_name(name)
         self.events = events.EventStream()
         self._console: ConsoleMode = console
         self._terms = Terms(
             name=self.name,
-            drivers=drivers,
             need=need_asked(ComputePool.__init__, accelerator, slots, bases_asked(image_, drivers), node),
             order_by=order_asked(order_by),
             budget=budget_asked(budget),
@@ -261,7 +260,7 @@ class ComputePool(CallSurface, Executor):
         from skypool import console
 
         with self._sizing:
-            self._begun = engine = PoolEngine(self._terms, self.events, self._exporters)
+            self._begun = engine = PoolEngine(self._terms, self._drivers, self.events, self._exporters)
         self._hush = console.attach(self.events, self._console, engine.figures)
         shutdown.watch(engine)
         try:
@@ -770,11 +769,11 @@ class ComputePool(CallSurface, Executor):
         Attempts to rent that failed are listed below the offers. Before the start, and while the pool waits for
         machines that are out of stock, there is no plan, and the text says so.
         """
-        rental = self._begun.rental if self._begun else None
-        if rental is None or rental.plan is None:
+        supply = self._begun.supply if self._begun else None
+        if supply is None or supply.plan is None:
             return f"pool {self.name!r} has not made a plan yet: it makes one when it starts"
-        tried = [f"tried {o.provider} {o.instance_type}: {e}" for o, e in rental.attempts]
-        return "\n".join([rental.plan.explain(), *tried])
+        tried = [f"tried {o.provider} {o.instance_type}: {e}" for o, e in supply.attempts]
+        return "\n".join([supply.plan.explain(), *tried])
 
     @property
     def receipt(self) -> Receipt:

@@ -2,9 +2,11 @@
 
 - `request`: the checked arguments of a pool.
 - `launch`: rents machines on the best offer, or on the next one if the best is out of stock.
-- `rental`: rents for one pool, and keeps the lease in the tags of its machines.
+- `supply`: all of a pool that needs an account of a provider. It rents, keeps the lease in the tags, and ends machines.
 - `planning`: finds the offers that a pool would rent now.
-- `holdings`: records the machines that a pool has.
+- `orders`: records what becomes of each order.
+- `endings`: ends machines of one pool, and proves that.
+- `rental`: the account of one pool: the machines that it has, what they cost, and its limits. It asks no provider.
 - `ledger`: the local database of pools, orders and machines. It records each order before the order is sent.
 - `ledger_file`: the SQLite file of the ledger.
 - `ledger_schema`: the tables of the ledger.
@@ -32,13 +34,14 @@ The words of this package:
 
 __all__ = [
     "budget",
+    "endings",
     "gc",
-    "holdings",
     "launch",
     "ledger",
     "ledger_damage",
     "ledger_file",
     "ledger_schema",
+    "orders",
     "planning",
     "reaper",
     "reaper_process",
@@ -46,4 +49,5 @@ __all__ = [
     "records",
     "rental",
     "request",
+    "supply",
 ]
