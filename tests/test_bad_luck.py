@@ -756,7 +756,7 @@ def test_a_node_whose_link_is_down_is_told_as_unreachable_since_its_last_sign_of
         assert dict(mine.nodes) == {0: "ready"}
         agent = agent_of(mine)
         os.kill(agent, signal.SIGSTOP)  # so that the link cannot come back
-        link = mine._engine._links[0]  # type: ignore[union-attr]  # it has started
+        link = mine._engine.connections.links[0]  # type: ignore[union-attr]  # it has started
         link._loop.call_soon_threadsafe(link._break, "cut by the test", link._stream)
         eventually(lambda: mine.nodes[0].startswith("unreachable since"), what="the word for a broken link")
         told = mine.nodes[0]
@@ -797,7 +797,7 @@ def test_a_link_that_breaks_comes_back_and_nothing_is_lost_or_run_twice(tmp_path
             for pid in holders():
                 os.kill(pid, signal.SIGKILL)
             engine: Any = mine._engine
-            if (broken := engine._links[0]._stream) is not None:
+            if (broken := engine.connections.links[0]._stream) is not None:
                 broken.socket.shutdown(2)
         assert [f.result(timeout=60) for f in futures] == list(range(300))
         assert list(items) == list(range(300))
@@ -821,7 +821,7 @@ def test_an_iterator_argument_survives_a_broken_link() -> None:
         for _ in range(3):
             time.sleep(0.2)
             engine: Any = mine._engine
-            link = engine._links[0]
+            link = engine.connections.links[0]
             link._loop.call_soon_threadsafe(link._break, "cut by the test", link._stream)
         assert future.result(timeout=60) == 4950
 
@@ -894,7 +894,7 @@ def test_large_values_survive_a_broken_link() -> None:
             time.sleep(0.15)
             engine: Any = mine._engine
             engine.dispatch.node_queues[0].link._loop.call_soon_threadsafe(
-                engine._links[0]._break, "cut by the test", engine._links[0]._stream
+                engine.connections.links[0]._break, "cut by the test", engine.connections.links[0]._stream
             )
         assert np.array_equal(future.result(timeout=60), array + 1)
 

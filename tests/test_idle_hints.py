@@ -25,29 +25,26 @@ __all__ = ["cloud", "script"]
 EIGHT = Welcome(slots=1, devices=8)
 
 
-class Unreadable(Rental):
-    """A rental whose ledger cannot be read."""
+class Priced(Rental):
+    """The account of a pool with one node, which costs 32.77 USD/h; or one whose ledger cannot be read."""
 
-    def __init__(self) -> None:
+    def __init__(self, readable: bool) -> None:
         """Make it without a pool."""
+        self.readable = readable
 
     @property
     def receipt(self) -> Receipt:
-        raise LedgerError("it cannot be read")
+        if not self.readable:
+            raise LedgerError("it cannot be read")
+        return Receipt("p", (Line("p", "i", "t", "z", "spot", 0, 32.77, 0.0, 0.0, 0.0, billed_from=0.0),), 0.0)
 
 
 class Pool:
-    """The hints of a pool with one node of eight devices, which costs 32.77 USD/h."""
+    """The hints of a pool with one node of eight devices."""
 
     def __init__(self, welcome: Welcome = EIGHT, knows_price: bool = True) -> None:
         self.told: list[events.Event] = []
-        self.knows_price = knows_price
-        self.hints = IdleHints("p", {0: welcome}, self.receipt, self.told.append)
-
-    def receipt(self) -> Receipt | None:
-        if not self.knows_price:
-            return Unreadable().known_receipt
-        return Receipt("p", (Line("p", "i", "t", "z", "spot", 0, 32.77, 0.0, 0.0, 0.0, billed_from=0.0),), 0.0)
+        self.hints = IdleHints("p", {0: welcome}, Priced(knows_price), self.told.append)
 
     def look(self, idle: IdleTime, *times: float) -> None:
         for now in times:
@@ -180,14 +177,14 @@ def test_a_pool_passes_the_idle_time_and_the_samples_of_its_nodes_on(
         assert add(1) >> pool == 2
         engine = pool._begun
         assert engine is not None
-        engine._welcomes[0] = Welcome(slots=1, devices=8)  # as if the machine had GPUs
+        engine.connections.welcomes[0] = Welcome(slots=1, devices=8)  # as if the machine had GPUs
         eventually(lambda: engine.idle._hints._idle, what="a first look")
         script.pass_(301.0)
         eventually(lambda: pool.heard(events.NodeIdle), what="the hint")
         [told] = pool.heard(events.NodeIdle)
         assert told.usd_per_hour == 36.0
         for _ in range(62):
-            engine._on_samples(0, [use(97.0, *[0.0] * 7)])
+            engine.on_samples(0, [use(97.0, *[0.0] * 7)])
             script.pass_(2.0)
         [unused] = pool.heard(events.DevicesUnused)
         assert unused.call == "train"

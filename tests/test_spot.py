@@ -263,7 +263,7 @@ def test_a_lost_node_is_given_up_also_while_its_provider_says_nothing(cloud: Fak
     node = life.Node(0, life.Phase.READY, Instance("fake", "m-1", "train", 0, offer=offer))
     home: Any = SimpleNamespace(state=life.Pool(1, 1, nodes={0: node}), apply=heard.append)
     supply = supply_of(sky.ComputePool(Silent(cloud.state), name="train", console="off"))
-    others: list[Any] = [supply, None, None, None]
+    others: list[Any] = [supply, None, None, None, None]
     asyncio.run(Departures(home, *others).lost(0, error))
     assert heard == [life.Failed(0, error)]
 

@@ -8,10 +8,21 @@
 - `surface`: `CallSurface`, the ways to send calls to a pool or to some of its nodes.
 - `sending`: sends these calls to nodes: to one, to each of several, or as a gang.
 - `views`: `PoolView`, which `pool[0:4]` returns: some nodes of a pool that calls can be sent to.
-- `engine`: does what `lifecycle` decides: rents and ends machines, and gives nodes calls.
+- `life`: `Life`, the state of a pool, and the tasks that work on it.
+- `engine`: makes the parts of a pool, starts and stops it, and performs what `lifecycle` decides.
+- `launches`: rents the machines of new nodes, and lets a pool grow while calls wait.
+- `terminations`: ends the machines of nodes.
+- `sizing`: changes the number of nodes, and waits until nodes are ready.
+- `takeover`: takes a pool over from another process, or gives it up to one.
+- `tending`: renews the lease and the prices of a pool, and ends it when its limits are over.
+- `call_ends`: ends the calls, streams and services of a pool that ends.
+- `call_events`: tells the user of calls that fail or run again.
+- `advice`: tells the user about calls that could run better.
 - `closing`: closes what watches a pool, such as its logs and metrics, within a limit of time.
 - `departures`: all ways in which a pool loses a node.
 - `connector`: turns rented machines into nodes.
+- `agents`: connects to the agents of nodes.
+- `connections`: how each node is reached.
 - `forwards`: ports of this computer that lead to ports of nodes.
 - `health`: judges nodes by their samples; `Samples`, the user's object for them.
 - `hints`: tells the user about devices that are not used.
@@ -49,7 +60,12 @@ The words of this package:
 """
 
 __all__ = [
+    "advice",
+    "agents",
+    "call_ends",
+    "call_events",
     "closing",
+    "connections",
     "connector",
     "departures",
     "engine",
@@ -58,6 +74,8 @@ __all__ = [
     "hints",
     "history",
     "idle",
+    "launches",
+    "life",
     "lifecycle",
     "limits",
     "linger",
@@ -72,8 +90,12 @@ __all__ = [
     "service",
     "services",
     "shutdown",
+    "sizing",
     "states",
     "surface",
+    "takeover",
+    "tending",
+    "terminations",
     "trust_levels",
     "views",
 ]

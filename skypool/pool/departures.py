@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from collections.abc import Callable
 
 from skypool.calls.dispatch import Dispatch
 from skypool.errors import ConnectionLost, LedgerError, NodeUnhealthy, ProtocolError, TakenOver, taken_back
 from skypool.model import Instance
 from skypool.pool import states
+from skypool.pool.life import Life
 from skypool.pool.limits import PLANNED, Limits
 from skypool.pool.services import Services
+from skypool.pool.takeover import Takeover
 from skypool.rental.supply import Supply
 
 _LOOK = 0.5
@@ -28,36 +29,29 @@ _ANSWER = 10.0
 """The most seconds for which the loss of a node waits for the answer of its provider."""
 
 
-class Home(Protocol):
-    """The members of `PoolEngine` that departures use. `PoolEngine` describes them."""
-
-    state: states.Pool
-
-    def apply(self, event: states.Event) -> None: ...
-    def spawn(self, work: Coroutine[Any, Any, None], aside: str = "") -> asyncio.Task[None]: ...
-    def soon(self, function: Callable[..., None], *arguments: object) -> None: ...
-    async def hand_over(self, error: TakenOver) -> None: ...
-    def is_stranger(self, node: int) -> bool: ...
-
-
 class Departures:
     """The departures of one pool's nodes.
 
     The methods run in the engine's thread unless their description says otherwise.
-
-    Attributes:
-        early: the error of a node that was lost before the pool was taken over; None if none was.
     """
 
-    def __init__(self, home: Home, supply: Supply, dispatch: Dispatch, services: Services, limits: Limits) -> None:
-        self._home = home
+    def __init__(
+        self,
+        life: Life,
+        supply: Supply,
+        dispatch: Dispatch,
+        services: Services,
+        limits: Limits,
+        takeover: Takeover,
+    ) -> None:
+        self._life = life
+        self._takeover = takeover
         self._supply = supply
         self._dispatch = dispatch
         self._services = services
         self._limits = limits
         self._since: dict[int, float] = {}
         self._clearing: set[int] = set()  # nodes that leave, whose services were stopped
-        self.early: ConnectionLost | None = None
 
     def admitted(self, node: int) -> None:
         """Note that a node became ready now. `noticed` reports for how long the node was ready."""
@@ -72,11 +66,11 @@ class Departures:
         reports the notice to the state machine later. While the pool is being taken over, do nothing: the node repeats
         the notice.
         """
-        state = self._home.state
+        state = self._life.state
         if node not in state.nodes:
             return
         self._dispatch.expect(1)  # a gang must not give up before it is decided if the node is replaced
-        self._home.soon(self._on_noticed, node, at)  # before it is drained
+        self._life.soon(self._on_noticed, node, at)  # before it is drained
         for each in state.slice_of(node):
             self._dispatch.drain(each.node)
             if self._dispatch.gangs is not None:
@@ -92,9 +86,9 @@ class Departures:
         `at` is when the machine goes, in seconds since 1970. The event also says how long the node was ready:
         infinitely long if it was taken over from another process.
         """
-        if self._home.state.nodes[node].taken is None:
+        if self._life.state.nodes[node].taken is None:
             served = time.monotonic() - self._since.get(node, -math.inf)  # who took a pool over knows no beginning
-            self._home.apply(states.Interrupted(node, at, served))
+            self._life.apply(states.Interrupted(node, at, served))
 
     async def follow(self, node: int, at: float, is_up: Callable[[], bool]) -> None:
         """Wait until a node that its provider takes back is gone, then report to the state machine that it has failed.
@@ -104,18 +98,18 @@ class Departures:
         reason. There is no time limit.
         """
         asked = 0.0
-        while self._home.state.nodes[node].phase is states.Phase.READY:
+        while self._life.state.nodes[node].phase is states.Phase.READY:
             await asyncio.sleep(_LOOK)
             if (time.time() >= at or not is_up()) and time.monotonic() - asked >= _ASK:
                 asked = time.monotonic()
                 if await self._is_gone(node):
-                    self._home.apply(states.Failed(node, taken_back(node)))
+                    self._life.apply(states.Failed(node, taken_back(node)))
 
     # --- it does not answer ----------------------------------------------------------------------------------
 
     def on_lost(self, node: int, error: ConnectionLost) -> None:
         """Start a task that handles the loss of a node, which its link has given up. Do not wait for the task."""
-        self._home.spawn(self._on_loss(node, error))
+        self._life.spawn(self._on_loss(node, error))
 
     async def _on_loss(self, node: int, error: ConnectionLost) -> None:
         """Report a lost node to the state machine. But if the loss is part of a planned end of the pool, end the pool.
@@ -123,17 +117,17 @@ class Departures:
         If another process has taken the pool over, give the pool up. A node that reports this is believed only if it is
         trusted: a stranger's machine could claim it to be left running.
         """
-        if node not in self._home.state.nodes:  # not all nodes of the pool are taken over yet
-            self.early = error
+        if node not in self._life.state.nodes:  # not all nodes of the pool are taken over yet
+            self._takeover.early = error
             return
         try:
-            if isinstance(error, TakenOver) and not self._home.is_stranger(node):
+            if isinstance(error, TakenOver) and self._takeover.is_believed(node):
                 raise error
             await self._limits.check_loss()
         except TakenOver as e:
-            await self._home.hand_over(e)
+            await self._takeover.hand_over(e)
         except PLANNED as e:
-            self._home.apply(states.Stop(e))
+            self._life.apply(states.Stop(e))
         except LedgerError:  # whether the end was planned is not known
             await self.lost(node, error)
         else:
@@ -145,14 +139,14 @@ class Departures:
         If the machine costs something, ask the provider first if it has ended or is ending. A spot machine that has is
         first reported as taken back by its provider. For any other machine that has, the error says that it has ended.
         """
-        instance = self._home.state.instance_of(node)
+        instance = self._life.state.instance_of(node)
         offer = instance.offer
         if (offer is None or offer.usd_per_hour > 0) and await self._is_gone_soon(node):
             if offer is not None and offer.market == "spot":
                 self.noticed(node, time.time())
             elif not isinstance(error, ProtocolError):
                 error = _ended(instance, error)
-        self._home.apply(states.Failed(node, error))
+        self._life.apply(states.Failed(node, error))
 
     async def _is_gone_soon(self, node: int) -> bool:
         """Return the result of `_is_gone` for a node, or False if the provider does not answer within 10 s."""
@@ -164,7 +158,7 @@ class Departures:
 
     async def _is_gone(self, node: int) -> bool:
         """Return True if the provider says that the machine of a node is ending or has ended, or does not list it."""
-        instance = self._home.state.instance_of(node)
+        instance = self._life.state.instance_of(node)
         try:
             return await asyncio.to_thread(self._supply.is_gone, instance)
         except Exception:  # noqa: BLE001 - a lost node is given up even if the provider cannot be asked
@@ -177,30 +171,30 @@ class Departures:
 
         Do nothing during the node's setup: the setup has a health check of its own.
         """
-        state = self._home.state.nodes.get(node)
+        state = self._life.state.nodes.get(node)
         if state is None or state.phase is not states.Phase.READY or state.is_leaving:
             return
-        self._home.apply(states.Unhealthy(node, error))
-        instance = self._home.state.instance_of(node)
+        self._life.apply(states.Unhealthy(node, error))
+        instance = self._life.state.instance_of(node)
         work = asyncio.to_thread(self._supply.rejected, instance, error)
-        self._home.spawn(work, "the report of an unhealthy machine")
+        self._life.spawn(work, "the report of an unhealthy machine")
 
     def on_drained(self, node: int) -> None:
         """Handle that a leaving node has no call left. Any thread may call this."""
-        self._home.soon(self._drained, node)
+        self._life.soon(self._drained, node)
 
     def _drained(self, node: int) -> None:
         """Report a leaving node that has no call left as `Drained`. If services run on it, stop them before."""
         if self._dispatch.services_on(node):
             if node not in self._clearing:
                 self._clearing.add(node)
-                self._home.spawn(self._clear(node))
+                self._life.spawn(self._clear(node))
         else:
-            self._home.apply(states.Drained(node))
+            self._life.apply(states.Drained(node))
 
     async def _clear(self, node: int) -> None:
         await self._services.leave(node)
-        self._home.apply(states.Drained(node))
+        self._life.apply(states.Drained(node))
 
 
 def _ended(instance: Instance, error: ConnectionLost) -> ConnectionLost:

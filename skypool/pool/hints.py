@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from skypool import clock, events
 from skypool.calls.idle import FRESH, LOW, Idleness
 from skypool.link.inbound import Welcome
-from skypool.rental.receipt import Receipt
+from skypool.rental.rental import Rental
 from skypool.samples.values import NodeSample
 
 IDLE_FOR = 300.0
@@ -23,18 +23,18 @@ _GAP = 0.5
 
 
 class IdleHints:
-    """The hints about idle devices of one pool. Any thread may use them. The function `receipt` may block."""
+    """The hints about idle devices of one pool. Any thread may use them. Reading a price from `rental` may block."""
 
     def __init__(
         self,
         pool: str,
         welcomes: Mapping[int, Welcome],
-        receipt: Callable[[], Receipt | None],
+        rental: Rental,
         emit: Callable[[events.Event], None],
     ) -> None:
         self._pool = pool
         self._welcomes = welcomes
-        self._receipt = receipt
+        self._rental = rental
         self._emit = emit
         self._lock = threading.Lock()
         self._idle: dict[int, Idleness] = {}  # when each node began to be idle without a break
@@ -58,7 +58,7 @@ class IdleHints:
 
     def _price(self, node: int) -> float | None:
         """Return what a node costs, in US dollars per hour; None if that is not known."""
-        receipt = self._receipt()
+        receipt = self._rental.known_receipt
         lines = () if receipt is None else receipt.lines
         return next((each.usd_per_hour for each in lines if each.node == node and not each.ended), None)
 

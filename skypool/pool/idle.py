@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.idle import LOW, Idleness
-from skypool.pool import states
 from skypool.pool.hints import IdleHints
+from skypool.pool.life import Life
 from skypool.rental.receipt import IdleSpan
 from skypool.rental.rental import Rental
 from skypool.samples.values import NodeSample
@@ -26,11 +26,11 @@ _DRIFT = 0.2
 class IdleWatch:
     """The watch over the idle time of a pool's nodes. Any thread may use it."""
 
-    def __init__(self, dispatch: Dispatch, rental: Rental, state: Callable[[], states.Pool], hints: IdleHints) -> None:
+    def __init__(self, dispatch: Dispatch, rental: Rental, life: Life, hints: IdleHints) -> None:
         self._hints = hints
         self._dispatch = dispatch
         self._rental = rental
-        self._state = state
+        self._life = life
         self._lock = threading.Lock()
         self._recorded: dict[int, Idleness] = {}
 
@@ -57,7 +57,7 @@ class IdleWatch:
         A record says if the node is idle from then on. While that does not change, no further record is needed.
         """
         with self._lock:
-            state = self._state()
+            state = self._life.state
             spans: dict[tuple[str, str], IdleSpan] = {}
             for node, now in self._dispatch.idleness().items():
                 before = self._recorded.get(node)

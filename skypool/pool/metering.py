@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.tally import NodeCounts
 from skypool.errors import LedgerError
-from skypool.link.inbound import Welcome
 from skypool.metrics import devices, pools
 from skypool.metrics.exporter import Exporter, Source
 from skypool.metrics.values import Attributes, Measurement
 from skypool.pool import states
 from skypool.pool.health import HealthWatch
 from skypool.pool.idle import IdleWatch
+from skypool.pool.life import Life
 from skypool.rental.rental import Rental
 from skypool.rental.request import Terms
 from skypool.rental.supply import Supply
@@ -27,10 +27,7 @@ class Metering:
     """The metering of one pool. It has no thread, and reads metrics only when an exporter asks for them.
 
     Args:
-        words: returns the state of each node as a word, by the node's number.
-        welcomes: the first message of each node's agent, by the node's number.
         is_stranger: returns True for a node that is not trusted.
-        notice: shows a sentence to the user.
     """
 
     def __init__(
@@ -38,29 +35,23 @@ class Metering:
         terms: Terms,
         exporters: Sequence[Exporter],
         *,
-        state: Callable[[], states.Pool],
-        words: Callable[[], Mapping[int, str]],
-        welcomes: Mapping[int, Welcome],
+        life: Life,
         dispatch: Dispatch,
         rental: Rental,
         supply: Supply,
         idle: IdleWatch,
         health: HealthWatch,
         is_stranger: Callable[[int], bool],
-        notice: Callable[[str], None],
     ) -> None:
         self._terms = terms
         self.exporters = exporters
-        self._state = state
-        self._words = words
-        self._welcomes = welcomes
+        self._life = life
         self._dispatch = dispatch
         self._rental = rental
         self._supply = supply
         self._idle = idle
         self._health = health
         self._is_stranger = is_stranger
-        self._notice = notice
         self._lock = threading.Lock()
         self._ends: list[Callable[[], None]] = []
 
@@ -70,7 +61,7 @@ class Metering:
         Raises UsageError if an exporter cannot work, for example because its port is in use. All exporters are closed
         then.
         """
-        source = Source(self._terms.name, time.time(), self.read, self._notice)
+        source = Source(self._terms.name, time.time(), self.read, self._life.notice)
         try:
             for each in self.exporters:
                 end = each._begin(source)
@@ -91,9 +82,9 @@ class Metering:
     def read(self) -> list[Measurement]:
         """Return all metrics of the pool, as they are now. Any thread may call this. It may wait for the disk."""
         pool: Attributes = {"skypool.pool": self._terms.name}
-        words = self._words()
+        words = self._life.words()
         counts = self._dispatch.tally.now()
-        state = self._state()
+        state = self._life.performed
         found = [
             *pools.state_measurements(words, pool),
             *pools.call_measurements(counts, pool),
@@ -125,7 +116,7 @@ class Metering:
 
     def _measured(self, node: int, word: str, attributes: Attributes) -> list[Measurement]:
         """Return the metrics of a node and its devices. For an unreachable or ended node, only errors of devices."""
-        welcome = self._welcomes.get(node)
+        welcome = self._life.connections.welcomes.get(node)
         models = {(each.kind, each.index): each.name for each in welcome.health.devices} if welcome else {}
         sample = self._health.store.newest.get(node)
         if sample is None or pools.state_of(word) in ("unreachable", "ended"):

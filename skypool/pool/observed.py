@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 
@@ -14,12 +14,12 @@ from skypool.console.board import Calls, Figures
 from skypool.devices.device import Device
 from skypool.errors import LedgerError
 from skypool.link.forward import Forward
-from skypool.link.inbound import Welcome
-from skypool.model import Access, Instance
+from skypool.model import Instance
 from skypool.observers.reach import local_command
 from skypool.pool import states
 from skypool.pool.forwards import Forwards
 from skypool.pool.health import HealthWatch
+from skypool.pool.life import Life
 from skypool.rental.receipt import Line, Receipt
 from skypool.rental.rental import Rental
 from skypool.rental.request import Terms
@@ -33,28 +33,21 @@ _MOST_REASONS = 16
 class Observed:
     """The side of a pool that observers see. They can neither send calls nor rent or end machines through it.
 
-    The methods are called in the threads of `skypool.observers.server`. By node number, `words` returns the state of
-    each node as a word, and `ways` has how to reach each node and the path of Python on it.
+    The methods are called in the threads of `skypool.observers.server`.
     """
 
     def __init__(
         self,
         terms: Terms,
         stream: events.EventStream,
-        state: Callable[[], states.Pool],
-        words: Callable[[], Mapping[int, str]],
-        welcomes: Mapping[int, Welcome],
-        ways: Mapping[int, tuple[Access, str]],
+        life: Life,
         rental: Rental,
         dispatch: Dispatch,
         forwards: Forwards,
         health: HealthWatch,
     ) -> None:
         self._terms = terms
-        self._state = state
-        self._words = words
-        self._welcomes = welcomes
-        self._ways = ways
+        self._life = life
         self._rental = rental
         self._dispatch = dispatch
         self._forwards = forwards
@@ -80,7 +73,7 @@ class Observed:
             receipt = self._rental.receipt
         except LedgerError:
             receipt = None
-        state = self._state()
+        state = self._life.performed
         lines = receipt.lines if receipt else ()
         counts = self._dispatch.tally.now()
         return {
@@ -97,7 +90,7 @@ class Observed:
             "failed": counts.ended.failed,
             "nodes": [
                 self._node(node, word, state.nodes.get(node), lines, counts.nodes.get(node, NodeCounts()))
-                for node, word in self._words().items()
+                for node, word in self._life.words().items()
             ],
         }
 
@@ -105,7 +98,7 @@ class Observed:
         self, node: int, word: str, state: states.Node | None, lines: Sequence[Line], counts: NodeCounts
     ) -> dict[str, object]:
         instance = state.instance if state is not None else None
-        welcome = self._welcomes.get(node)
+        welcome = self._life.connections.welcomes.get(node)
         return {
             "node": node,
             "state": word,
@@ -143,7 +136,7 @@ class Observed:
             PoolClosed: the pool has ended.
         """
         self._dispatch.nodes([node])
-        access, _ = self._ways[node]
+        access, _ = self._life.connections.ways[node]
         return local_command(access, script, terminal, ports)
 
 

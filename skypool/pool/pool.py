@@ -409,9 +409,9 @@ class ComputePool(CallSurface, Executor):
     @staticmethod
     def _await_calls(engine: PoolEngine) -> None:
         """Close streams, as nobody may read them any more, and wait until all calls have ended."""
-        engine.close_streams()
+        engine.call_ends.close_streams()
         while not engine.dispatch.wait_done(_LOOK_FOR_STREAMS):
-            engine.close_streams()
+            engine.call_ends.close_streams()
 
     def __enter__(self) -> ComputePool:
         """Start the pool, wait until it is ready, and return it.
@@ -603,7 +603,7 @@ class ComputePool(CallSurface, Executor):
             if engine is None and not self._ended:
                 self._terms = replace(self._terms, minimum=minimum, maximum=maximum)
                 return
-        self._running(engine).resize(minimum, maximum)
+        self._running(engine).sizing.resize(minimum, maximum)
 
     def retire(self, node: int) -> None:
         """Let a node end once its calls have ended, and do without it from now on. This does not wait for its end.
@@ -625,7 +625,7 @@ class ComputePool(CallSurface, Executor):
         whole("node", node, "the number of a node", least=0)
         if self._begun is None and not self._ended:
             raise UsageError(f"pool {self.name!r} was not started, so it has no node {node}")
-        self._running(self._begun).retire(node)
+        self._running(self._begun).sizing.retire(node)
 
     def wait_ready(self, n: int | None = None, timeout: Duration | None = None) -> None:
         """Wait until at least `n` nodes are ready for calls. If the pool was not started, start it first.
@@ -648,7 +648,7 @@ class ComputePool(CallSurface, Executor):
         left = None if timeout is None else seconds("timeout", timeout)
         if self._begun is None:
             self.start()
-        Loop.shared().run(self._running(self._begun).wait_ready(n, left))
+        Loop.shared().run(self._running(self._begun).sizing.wait_ready(n, left))
 
     def _running(self, engine: PoolEngine | None) -> PoolEngine:
         """Return the engine of a pool that runs or starts; else raise PoolClosed or the error that ended the pool."""
@@ -718,7 +718,7 @@ class ComputePool(CallSurface, Executor):
 
         A TPU slice is one entry until its machines are launched, and then one for each host.
         """
-        return {} if self._engine is None else self._engine.words()
+        return {} if self._engine is None else self._engine.life.words()
 
     def slots(self, devices: Literal[0] | None = None) -> dict[int, int]:
         """Return how many calls each node runs at once, by its number. Nodes that get no new calls are left out.
@@ -737,7 +737,7 @@ class ComputePool(CallSurface, Executor):
 
         The dict is empty until `start` has returned, and after the pool was stopped.
         """
-        return {} if self._engine is None else self._engine.devices()
+        return {} if self._engine is None else self._engine.connections.devices()
 
     @property
     def image(self) -> Image:
@@ -761,7 +761,7 @@ class ComputePool(CallSurface, Executor):
         `future.name` is the name of the function. The list is a copy. It is empty for a pool that was not taken over,
         and after the pool was stopped.
         """
-        return [] if self._engine is None else list(self._engine.inherited)
+        return [] if self._engine is None else list(self._engine.takeover.inherited)
 
     def explain(self) -> str:
         """Return the pool's last plan as text: the offers that it tries, with prices, and why it rejects the others.

@@ -77,6 +77,10 @@ class TrustLevels:
             self._readers[instance.node] = DataReader(instance.node, self.allowed)
         return said.trust
 
+    def of(self, node: int) -> Trust:
+        """Return the last decision for a node. Call `judge` for the node before."""
+        return self._words[node][1].trust
+
     def reader(self, node: int) -> Reader | None:
         """Return the reader for a node's results; None if they are unpickled. Call `judge` for the node before."""
         return self._readers[node]

@@ -30,12 +30,11 @@ from unittest import mock
 
 import skypool as sky
 from skypool.metrics.exporter import Exporter, Source
-from skypool.pool import engine
 from skypool.rental import reaper
 from skypool.rental.ledger import Ledger
 from skypool.testing import FakeCloud, Stock
 from tests.bill import Item, bill
-from tests.endings import when_left
+from tests.endings import PATIENCE, when_left
 from tests.work import add, endless, nap
 
 LATE = 15.0
@@ -321,8 +320,8 @@ def run(worlds: int, seed: int, at_once: int = 6) -> tuple[Counter[str], dict[in
         stack.enter_context(mock.patch.dict(os.environ, homes))
         stack.enter_context(mock.patch.object(sky.Budget, "check_first_hour"))  # a budget pays for an hour otherwise
         stack.enter_context(mock.patch.object(reaper, "SETTLING", 0.5))
-        for name in ("_TO_CLOSE", "_TO_RECORD", "_TO_END_CALLS"):  # for which the end waits for what hangs
-            stack.enter_context(mock.patch.object(engine, name, 1.0))
+        for module, name in PATIENCE:
+            stack.enter_context(mock.patch.object(module, name, 1.0))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore", ResourceWarning)
 
