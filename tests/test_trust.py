@@ -344,6 +344,17 @@ def test_an_exception_keeps_its_type(error: BaseException) -> None:
         assert getattr(got, name) == value
 
 
+@pytest.mark.parametrize(
+    "error",
+    [UnicodeDecodeError("utf8", b"x", -5, 0, "r"), SyntaxError("no", ("f", 1, 1, "x", 1, 5000))],
+    ids=lambda e: type(e).__name__,
+)
+def test_an_exception_that_python_cannot_print_is_not_made(error: Exception) -> None:
+    got = READER.error(sent_error(error), "f")
+    assert isinstance(got, RemoteError | UntrustedResult)
+    assert type(error).__name__ in str(got)
+
+
 def test_causes_come_along() -> None:
     try:
         try:

@@ -30,6 +30,8 @@ from skypool.wire import exceptions, rebuilt
 from skypool.wire.pickling import SCRIPT
 
 _MISSING = object()
+_MOST_COLUMNS = 1000
+"""By how many columns a SyntaxError may end after the text that it shows. Python marks each of them."""
 _STATELESS: tuple[Any, ...] = (None, {}, (None, None), (None, {}))
 _SAME_VERSION = "Use the same version of the module {} on your machine and on the node"
 
@@ -330,6 +332,7 @@ def _error(kind: type[Exception], r: Reading, values: tuple[Any, ...]) -> Except
     made = _made_error(kind, tuple(map(_shown, args)))
     state = {name: _shown(value) for name, value in state.items()}
     state.pop("args", None)  # some built-in exceptions have their arguments there, too
+    state.pop("name_from", None)  # from Python 3.12 on, printing an ImportError would import what its `name` says
     notes = state.pop("__notes__", None)
     if type(notes) is list and notes:
         rebuilt.assign(made, "__notes__", [printable(note) for note in notes if type(note) is str])
@@ -337,9 +340,32 @@ def _error(kind: type[Exception], r: Reading, values: tuple[Any, ...]) -> Except
         place = _place(kind, name)
         if place is None:
             object.__getattribute__(made, "__dict__")[name] = value
+        elif place.__objclass__.__module__ == "builtins" and (
+            name not in ("name", "path") or type(value) not in (str, type(None))
+        ):  # Python's code relies on the types of most of these, and does not check them
+            raise NotData(
+                f"it contains an exception {kind.__qualname__} with the attribute {name}",
+                kind.__qualname__,
+                advice=FAULTY,
+            )
         else:
             place.__set__(made, value)
     return made
+
+
+def _is_printable(error: Exception) -> bool:
+    """Return False if Python would crash, or write without end, when it shows this exception of its own."""
+    if isinstance(error, (UnicodeDecodeError, UnicodeEncodeError, UnicodeTranslateError)):
+        return error.start >= 0
+    if isinstance(error, SyntaxError):
+        texts = (error.filename, error.text)
+        numbers = (error.lineno, error.offset, error.end_lineno, error.end_offset)
+        return (
+            all(text is None or type(text) is str for text in texts)
+            and all(n is None or (type(n) is int and abs(n) < 1 << 31) for n in numbers)
+            and (error.end_offset or 0) <= len(error.text or "") + _MOST_COLUMNS
+        )
+    return True
 
 
 def _made_error(kind: type[Exception], args: tuple[Any, ...]) -> Exception:
@@ -356,7 +382,12 @@ def _made_error(kind: type[Exception], args: tuple[Any, ...]) -> Exception:
             )
         return kind(*args)
     if kind.__module__ == "builtins":
-        return kind(*args)
+        builtin = kind(*args)
+        if not _is_printable(builtin):
+            raise NotData(
+                f"it contains an exception {kind.__qualname__} that cannot be printed", kind.__qualname__, advice=FAULTY
+            )
+        return builtin
     made: Exception = kind.__new__(kind, *args)
     BaseException.args.__set__(made, args)  # type: ignore[attr-defined]  # a descriptor; typeshed says tuple
     return made
