@@ -17,7 +17,7 @@ import sys
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from skypool.errors import WorkerDied, died
 from skypool.shipping import user_modules
@@ -29,6 +29,7 @@ from skypool.trust.refusals import short_form
 from skypool.wire import exceptions, rebuilt
 from skypool.wire.pickling import SCRIPT
 
+T = TypeVar("T")
 _MISSING = object()
 _MOST_COLUMNS = 1000
 """By how many columns a SyntaxError may end after the text that it shows. Python marks each of them."""
@@ -291,6 +292,23 @@ def _place(kind: type, name: Any) -> Any:
     )
 
 
+def _set_attribute(kind: type, made: Any, name: Any, value: Any) -> None:
+    """Set an attribute of an instance without running `__setattr__`.
+
+    Raises NotData if the class has no such field, or if it is one that Python keeps in C. Python's own code relies on
+    the types of these without a check. `name` and `path` of exceptions are set if they are text or None.
+    """
+    place = _place(kind, name)
+    if place is None:
+        object.__getattribute__(made, "__dict__")[name] = value
+    elif place.__objclass__.__flags__ & rebuilt.HEAP or (name in ("name", "path") and type(value) in (str, type(None))):
+        place.__set__(made, value)
+    elif name != "name_from":  # left out: from Python 3.12 on, printing an ImportError imports what its `name` says
+        raise NotData(
+            f"it contains {kind.__qualname__} with a value for its attribute {name}", kind.__qualname__, advice=FAULTY
+        )
+
+
 # --- exceptions ----------------------------------------------------------------------------------------------
 
 
@@ -332,40 +350,31 @@ def _error(kind: type[Exception], r: Reading, values: tuple[Any, ...]) -> Except
     made = _made_error(kind, tuple(map(_shown, args)))
     state = {name: _shown(value) for name, value in state.items()}
     state.pop("args", None)  # some built-in exceptions have their arguments there, too
-    state.pop("name_from", None)  # from Python 3.12 on, printing an ImportError would import what its `name` says
     notes = state.pop("__notes__", None)
     if type(notes) is list and notes:
         rebuilt.assign(made, "__notes__", [printable(note) for note in notes if type(note) is str])
     for name, value in state.items():
-        place = _place(kind, name)
-        if place is None:
-            object.__getattribute__(made, "__dict__")[name] = value
-        elif place.__objclass__.__module__ == "builtins" and (
-            name not in ("name", "path") or type(value) not in (str, type(None))
-        ):  # Python's code relies on the types of most of these, and does not check them
-            raise NotData(
-                f"it contains an exception {kind.__qualname__} with the attribute {name}",
-                kind.__qualname__,
-                advice=FAULTY,
-            )
-        else:
-            place.__set__(made, value)
+        _set_attribute(kind, made, name, value)
     return made
 
 
-def _is_printable(error: Exception) -> bool:
-    """Return False if Python would crash, or write without end, when it shows this exception of its own."""
+def _printable_error(error: T) -> T:
+    """Return an exception. Raise NotData if Python would crash, or write without end, when it shows it."""
+    good = True
     if isinstance(error, (UnicodeDecodeError, UnicodeEncodeError, UnicodeTranslateError)):
-        return error.start >= 0
-    if isinstance(error, SyntaxError):
+        good = error.start >= 0
+    elif isinstance(error, SyntaxError):
         texts = (error.filename, error.text)
         numbers = (error.lineno, error.offset, error.end_lineno, error.end_offset)
-        return (
+        good = (
             all(text is None or type(text) is str for text in texts)
             and all(n is None or (type(n) is int and abs(n) < 1 << 31) for n in numbers)
             and (error.end_offset or 0) <= len(error.text or "") + _MOST_COLUMNS
         )
-    return True
+    if not good:
+        name = type(error).__qualname__
+        raise NotData(f"it contains an exception {name} that cannot be printed", name, advice=FAULTY)
+    return error
 
 
 def _made_error(kind: type[Exception], args: tuple[Any, ...]) -> Exception:
@@ -382,12 +391,7 @@ def _made_error(kind: type[Exception], args: tuple[Any, ...]) -> Exception:
             )
         return kind(*args)
     if kind.__module__ == "builtins":
-        builtin = kind(*args)
-        if not _is_printable(builtin):
-            raise NotData(
-                f"it contains an exception {kind.__qualname__} that cannot be printed", kind.__qualname__, advice=FAULTY
-            )
-        return builtin
+        return _printable_error(kind(*args))
     made: Exception = kind.__new__(kind, *args)
     BaseException.args.__set__(made, args)  # type: ignore[attr-defined]  # a descriptor; typeshed says tuple
     return made
@@ -409,16 +413,12 @@ def _allowed(kind: type, _: Reading, values: tuple[Any, ...]) -> Any:
     Raises NotData if an item of the state cannot become an attribute, and any error that the class raises.
     """
     new, args, state = values
-    made = kind.__new__(kind, *args) if new else kind(*args)
+    made = _printable_error(kind.__new__(kind, *args) if new else kind(*args))
     setter = getattr(made, "__setstate__", None)
     if setter is not None and state is not None:
         setter(state)
     elif state not in _STATELESS:
         for part in state if type(state) is tuple else (state,):
             for name, value in (part or {}).items():
-                place = _place(kind, name)
-                if place is None:
-                    object.__getattribute__(made, "__dict__")[name] = value
-                else:
-                    place.__set__(made, value)
+                _set_attribute(kind, made, name, value)
     return made
