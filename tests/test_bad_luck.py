@@ -540,53 +540,6 @@ def test_a_worker_is_replaced_after_a_failed_call_that_left_a_library_initialise
         assert set_up(library, False) >> mine != pid
 
 
-TWICE = """
-import os
-import skypool as sky
-
-
-@sky.compute
-def train(fails):
-    import torch.distributed as dist
-
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "GLOO_SOCKET_IFNAME": "lo"}
-    dist.init_process_group("gloo", rank=0, world_size=1)
-    if fails:
-        raise ValueError("the training failed")
-    return dist.get_world_size()
-
-
-with sky.ComputePool(slots=1, console="off") as pool:
-    for _ in range(2):
-        try:
-            train(True) >> pool
-        except ValueError as e:
-            print(e)
-    print(train(False) >> pool)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_torch_is_initialised_again_after_a_call_that_failed(tmp_path: Path) -> None:
-    python = tmp_path / "venv" / "bin" / "python"
-    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
-    got = subprocess.run([python, "-m", "pip", "install", "-q", "torch==2.13.0+cpu"], capture_output=True, text=True)
-    if "No matching distribution" in got.stderr:
-        pytest.skip("no index here has torch for CPUs")
-    assert got.returncode == 0, got.stderr
-    path = os.pathsep.join(each for each in sys.path if each and Path(each).is_dir())
-    (tmp_path / "twice.py").write_text(TWICE)
-    ran = subprocess.run(
-        [python, str(tmp_path / "twice.py")],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert ran.stdout.split("\n") == ["the training failed", "the training failed", "1", ""], ran.stderr
-
-
 def test_every_fresh_call_has_a_process_of_its_own() -> None:
     with sky.ComputePool(slots=2, console="off") as mine:
         pid = sky.compute(fresh=True)(lambda _: os.getpid())

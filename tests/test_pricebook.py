@@ -317,6 +317,34 @@ def test_two_processes_write_and_read_at_once() -> None:
         assert (out, err) == ("done\n", "")
 
 
+FIRST = """
+import multiprocessing, os, sys
+from skypool.offers import price_cache
+def write(number, barrier, lost):
+    for folder in sys.argv[1:]:
+        os.environ["XDG_CACHE_HOME"] = folder
+        barrier.wait(30)
+        price_cache.remember(f"key {number}", (number,))
+        if price_cache.recall(f"key {number}", tuple) is None:
+            with lost:
+                lost.value += 1
+context = multiprocessing.get_context("fork")
+barrier, lost = context.Barrier(4), context.Value("i")
+running = [context.Process(target=write, args=(number, barrier, lost)) for number in range(4)]
+for each in running:
+    each.start()
+for each in running:
+    each.join()
+print(lost.value, *(each.exitcode for each in running))
+"""
+
+
+def test_nothing_is_lost_where_several_processes_make_the_file_at_once(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", FIRST, *(str(tmp_path / f"{number}") for number in range(30))]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("0 0 0 0 0\n", "")
+
+
 def test_a_file_that_is_no_database_is_replaced() -> None:
     shop = Shop("verda")
     price_cache.path().parent.mkdir(parents=True)

@@ -344,6 +344,43 @@ def test_an_exception_keeps_its_type(error: BaseException) -> None:
         assert getattr(got, name) == value
 
 
+@pytest.mark.parametrize(
+    "error",
+    [UnicodeDecodeError("utf8", b"x", -5, 0, "r"), SyntaxError("no", ("f", 1, 1, "x", 1, 5000))],
+    ids=lambda e: type(e).__name__,
+)
+def test_an_exception_that_python_cannot_print_is_not_made(error: Exception) -> None:
+    got = READER.error(sent_error(error), "f")
+    assert isinstance(got, RemoteError | UntrustedResult)
+    assert type(error).__name__ in str(got)
+
+
+@pytest.mark.parametrize("name", ["start", "end", "object"])
+def test_an_attribute_that_python_keeps_in_c_is_not_set(name: str) -> None:
+    error = UnicodeDecodeError("utf8", b"x", 0, 1, "r")
+    vars(error)[name] = 7
+    got = READER.error(sent_error(error), "f")
+    assert isinstance(got, RemoteError | UntrustedResult)
+    assert name in str(got)
+
+
+class BadText(UnicodeDecodeError):
+    """An exception with the arguments of its base class, which a user allows."""
+
+
+@pytest.mark.parametrize("start", [0, -5])
+def test_an_allowed_exception_is_made_if_python_can_print_it(start: int) -> None:
+    allowed = [f"{HERE}.BadText"]
+    buffers = sent(BadText("utf8", b"x", start, 1, "r"), allowed)
+    reader = DataReader(0, frozenset(allowed))
+    if start < 0:
+        with pytest.raises(UntrustedResult, match="BadText that cannot be printed"):
+            read(*buffers, reader=reader)
+    else:
+        got = read(*buffers, reader=reader)
+        assert (type(got), got.start) == (BadText, start)
+
+
 def test_causes_come_along() -> None:
     try:
         try:

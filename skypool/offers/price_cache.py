@@ -139,7 +139,6 @@ def _book() -> Iterator[sqlite3.Connection]:
 def _opened(file: Path) -> sqlite3.Connection:
     book = sqlite3.connect(file, timeout=5.0)
     try:
-        book.execute("PRAGMA journal_mode = WAL")
         book.execute(_TABLE)
     except BaseException:
         book.close()

@@ -17,7 +17,7 @@ import sys
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from skypool.errors import WorkerDied, died
 from skypool.shipping import user_modules
@@ -29,7 +29,10 @@ from skypool.trust.refusals import short_form
 from skypool.wire import exceptions, rebuilt
 from skypool.wire.pickling import SCRIPT
 
+T = TypeVar("T")
 _MISSING = object()
+_MOST_COLUMNS = 1000
+"""By how many columns a SyntaxError may end after the text that it shows. Python marks each of them."""
 _STATELESS: tuple[Any, ...] = (None, {}, (None, None), (None, {}))
 _SAME_VERSION = "Use the same version of the module {} on your machine and on the node"
 
@@ -289,6 +292,23 @@ def _place(kind: type, name: Any) -> Any:
     )
 
 
+def _set_attribute(kind: type, made: Any, name: Any, value: Any) -> None:
+    """Set an attribute of an instance without running `__setattr__`.
+
+    Raises NotData if the class has no such field, or if it is one that Python keeps in C. Python's own code relies on
+    the types of these without a check. `name` and `path` of exceptions are set if they are text or None.
+    """
+    place = _place(kind, name)
+    if place is None:
+        object.__getattribute__(made, "__dict__")[name] = value
+    elif place.__objclass__.__flags__ & rebuilt.HEAP or (name in ("name", "path") and type(value) in (str, type(None))):
+        place.__set__(made, value)
+    elif name != "name_from":  # left out: from Python 3.12 on, printing an ImportError imports what its `name` says
+        raise NotData(
+            f"it contains {kind.__qualname__} with a value for its attribute {name}", kind.__qualname__, advice=FAULTY
+        )
+
+
 # --- exceptions ----------------------------------------------------------------------------------------------
 
 
@@ -334,12 +354,27 @@ def _error(kind: type[Exception], r: Reading, values: tuple[Any, ...]) -> Except
     if type(notes) is list and notes:
         rebuilt.assign(made, "__notes__", [printable(note) for note in notes if type(note) is str])
     for name, value in state.items():
-        place = _place(kind, name)
-        if place is None:
-            object.__getattribute__(made, "__dict__")[name] = value
-        else:
-            place.__set__(made, value)
+        _set_attribute(kind, made, name, value)
     return made
+
+
+def _printable_error(error: T) -> T:
+    """Return an exception. Raise NotData if Python would crash, or write without end, when it shows it."""
+    good = True
+    if isinstance(error, (UnicodeDecodeError, UnicodeEncodeError, UnicodeTranslateError)):
+        good = error.start >= 0
+    elif isinstance(error, SyntaxError):
+        texts = (error.filename, error.text)
+        numbers = (error.lineno, error.offset, error.end_lineno, error.end_offset)
+        good = (
+            all(text is None or type(text) is str for text in texts)
+            and all(n is None or (type(n) is int and abs(n) < 1 << 31) for n in numbers)
+            and (error.end_offset or 0) <= len(error.text or "") + _MOST_COLUMNS
+        )
+    if not good:
+        name = type(error).__qualname__
+        raise NotData(f"it contains an exception {name} that cannot be printed", name, advice=FAULTY)
+    return error
 
 
 def _made_error(kind: type[Exception], args: tuple[Any, ...]) -> Exception:
@@ -356,7 +391,7 @@ def _made_error(kind: type[Exception], args: tuple[Any, ...]) -> Exception:
             )
         return kind(*args)
     if kind.__module__ == "builtins":
-        return kind(*args)
+        return _printable_error(kind(*args))
     made: Exception = kind.__new__(kind, *args)
     BaseException.args.__set__(made, args)  # type: ignore[attr-defined]  # a descriptor; typeshed says tuple
     return made
@@ -378,16 +413,12 @@ def _allowed(kind: type, _: Reading, values: tuple[Any, ...]) -> Any:
     Raises NotData if an item of the state cannot become an attribute, and any error that the class raises.
     """
     new, args, state = values
-    made = kind.__new__(kind, *args) if new else kind(*args)
+    made = _printable_error(kind.__new__(kind, *args) if new else kind(*args))
     setter = getattr(made, "__setstate__", None)
     if setter is not None and state is not None:
         setter(state)
     elif state not in _STATELESS:
         for part in state if type(state) is tuple else (state,):
             for name, value in (part or {}).items():
-                place = _place(kind, name)
-                if place is None:
-                    object.__getattribute__(made, "__dict__")[name] = value
-                else:
-                    place.__set__(made, value)
+                _set_attribute(kind, made, name, value)
     return made

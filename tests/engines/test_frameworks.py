@@ -119,6 +119,47 @@ def test_a_framework_computes_what_one_process_computes(framework: str, pool: sk
     assert losses == pytest.approx([loss] * 8, abs=1e-5)
 
 
+# --- twice in one process ------------------------------------------------------------------------------------
+
+TWICE = """
+import os
+import skypool as sky
+
+
+@sky.compute
+def train(fails):
+    import torch.distributed as dist
+
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "GLOO_SOCKET_IFNAME": "lo"}
+    dist.init_process_group("gloo", rank=0, world_size=1)
+    if fails:
+        raise ValueError("the training failed")
+    return dist.get_world_size()
+
+
+with sky.ComputePool(slots=1, console="off") as pool:
+    for _ in range(2):
+        try:
+            train(True) >> pool
+        except ValueError as e:
+            print(e)
+    print(train(False) >> pool)
+"""
+
+
+def test_torch_is_initialised_again_after_a_call_that_failed(environment: Path, tmp_path: Path) -> None:
+    (tmp_path / "twice.py").write_text(TWICE)
+    path = os.pathsep.join(each for each in sys.path if each and Path(each).is_dir())  # skypool and what it needs
+    ran = subprocess.run(
+        [environment / "bin" / "python", str(tmp_path / "twice.py")],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ran.stdout.split("\n") == ["the training failed", "the training failed", "1", ""], ran.stderr
+
+
 # --- torchrun ------------------------------------------------------------------------------------------------
 
 MEETS = """

@@ -40,6 +40,8 @@ PAUSE = (0.5, 5.0)
 """Seconds between two times without descriptors."""
 WITHOUT = (0.1, 2.0)
 """Seconds without descriptors."""
+AHEAD = 2.0
+"""Threads slow down when there were so many times more operations per cut than asked for."""
 THREADS = 6
 
 
@@ -60,13 +62,23 @@ def items(n: int, count: int) -> Iterator[int]:
 
 
 class Books:
-    """What was done, and what was found."""
+    """What was done, and what was found.
 
-    def __init__(self) -> None:
+    Args:
+        per_cut: operations that were asked for, per cut.
+    """
+
+    def __init__(self, per_cut: float) -> None:
+        self._per_cut = per_cut
         self.lock = threading.Lock()
         self.operations = 0
         self.counts: Counter[str] = Counter()
         self.troubles: list[str] = []
+
+    @property
+    def is_ahead(self) -> bool:
+        """True while there were more operations than there should be for the cuts so far."""
+        return self.operations > AHEAD * self._per_cut * (self.counts["cuts"] + 1)
 
     def did(self, what: str, operations: int) -> None:
         with self.lock:
@@ -99,7 +111,9 @@ def work(pool: sky.ComputePool, books: Books, chance: random.Random, over: threa
     kinds = [_map, _map, _map, _part_of_a_map, _calls, _futures, _stream, _part_of_a_stream, _large, _awaited]
     asyncio.set_event_loop(asyncio.new_event_loop())  # now, as it needs descriptors of its own
     while not over.is_set():
-        kind = chance.choice(kinds)
+        if slow := books.is_ahead:
+            over.wait(0.02)
+        kind = _call if slow else chance.choice(kinds)
         try:
             kind(pool, books, chance)
         except Exception as e:  # noqa: BLE001 - whatever a call raises here is found
@@ -126,11 +140,15 @@ def _part_of_a_map(pool: sky.ComputePool, books: Books, chance: random.Random) -
     books.did("calls of a map that was left", count)
 
 
+def _call(pool: sky.ComputePool, books: Books, chance: random.Random) -> None:
+    n = chance.randrange(10**6)
+    _check(books, answer(n) >> pool, n * 7919 + 13)
+    books.did("calls", 1)
+
+
 def _calls(pool: sky.ComputePool, books: Books, chance: random.Random) -> None:
-    for _ in range(count := chance.randrange(1, 50)):
-        n = chance.randrange(10**6)
-        _check(books, answer(n) >> pool, n * 7919 + 13)
-    books.did("calls", count)
+    for _ in range(chance.randrange(1, 50)):
+        _call(pool, books, chance)
 
 
 def _futures(pool: sky.ComputePool, books: Books, chance: random.Random) -> None:
@@ -232,7 +250,7 @@ def hear(books: Books, event: events.Event) -> None:
 
 def run(seed: int, operations: int, cuts: int) -> Books:
     """Run it all; what it found is in `troubles`."""
-    books, chance, over = Books(), random.Random(seed), threading.Event()
+    books, chance, over = Books(operations / cuts), random.Random(seed), threading.Event()
     logging.getLogger().addHandler(Complaints(books))
     threading.excepthook = lambda args: books.trouble(f"a thread failed: {args.exc_type.__name__}: {args.exc_value}")
     with tempfile.TemporaryDirectory(prefix="soak-") as place, contextlib.ExitStack() as stack:
