@@ -13,7 +13,7 @@ from skypool.calls.dispatch import Dispatch
 from skypool.drivers.contract import Driver
 from skypool.link.connection import Link, Listener
 from skypool.link.inbound import Welcome
-from skypool.model import Access, Instance, SlotsAsked
+from skypool.model import Access, Instance, SlotsAsked, Trust
 from skypool.pool.life import Life
 from skypool.pool.limits import Limits
 from skypool.pool.trust_levels import TrustLevels
@@ -62,6 +62,14 @@ class Agents:
     async def judge(self, instance: Instance, driver: Driver) -> None:
         """Decide how the results of a machine are read. Call this before `open`. It may ask the driver for offers."""
         await asyncio.to_thread(self._trust_levels.judge, instance, driver)
+
+    def note_trust(self, instance: Instance, trust: Trust) -> None:
+        """Read the results of a machine as its former owner did. Call this before `open`, in place of `judge`."""
+        self._trust_levels.note(instance, trust)
+
+    def trust_of(self, node: int) -> Trust:
+        """Return how the results of a node are read. Call `judge` for the node before."""
+        return self._trust_levels.of(node)
 
     def is_stranger(self, node: int) -> bool:
         """Return True if the results of a node are not unpickled. Call `judge` for the node before."""

@@ -38,7 +38,7 @@ class Departures:
     def __init__(
         self,
         life: Life,
-        supply: Supply,
+        supply: Supply | None,
         dispatch: Dispatch,
         services: Services,
         limits: Limits,
@@ -157,8 +157,13 @@ class Departures:
             return False
 
     async def _is_gone(self, node: int) -> bool:
-        """Return True if the provider says that the machine of a node is ending or has ended, or does not list it."""
+        """Return True if the provider says that the machine of a node is ending or has ended, or does not list it.
+
+        Return False if the provider cannot be asked.
+        """
         instance = self._life.state.instance_of(node)
+        if self._supply is None:
+            return False
         try:
             return await asyncio.to_thread(self._supply.is_gone, instance)
         except Exception:  # noqa: BLE001 - a lost node is given up even if the provider cannot be asked
@@ -175,9 +180,9 @@ class Departures:
         if state is None or state.phase is not states.Phase.READY or state.is_leaving:
             return
         self._life.apply(states.Unhealthy(node, error))
-        instance = self._life.state.instance_of(node)
-        work = asyncio.to_thread(self._supply.rejected, instance, error)
-        self._life.spawn(work, "the report of an unhealthy machine")
+        if self._supply is not None:
+            work = asyncio.to_thread(self._supply.rejected, self._life.state.instance_of(node), error)
+            self._life.spawn(work, "the report of an unhealthy machine")
 
     def on_drained(self, node: int) -> None:
         """Handle that a leaving node has no call left. Any thread may call this."""

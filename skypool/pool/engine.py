@@ -55,6 +55,7 @@ from skypool.pool.tending import Tending
 from skypool.pool.terminations import Terminations
 from skypool.pool.trust_levels import TrustLevels
 from skypool.provision.node_setup import NodeSetup
+from skypool.rental.handover import Handover, NoSupply
 from skypool.rental.rental import Rental
 from skypool.rental.request import Terms
 from skypool.rental.supply import Supply
@@ -85,7 +86,9 @@ class PoolEngine:
 
     Args:
         stream: receives the events for the user.
+        drivers: the providers of the pool; () for a pool without an account of one.
         exporters: send the metrics of the pool to monitoring systems.
+        handover: what another process hands over; None if nothing is.
 
     Attributes:
         life: the state of the pool.
@@ -103,6 +106,7 @@ class PoolEngine:
         drivers: Sequence[Driver],
         stream: events.EventStream,
         exporters: Sequence[Exporter] = (),
+        handover: Handover | None = None,
     ) -> None:
         self.terms = terms
         self.emit = stream.emit
@@ -119,7 +123,8 @@ class PoolEngine:
             terms.wait,
         )
         self.rental = Rental(terms, stream.emit)
-        self.supply = Supply(drivers, terms, self.rental)
+        self.supply = Supply(drivers, terms, self.rental) if drivers else None
+        self._handover = handover
         self.connections = Connections()
         self.life = Life(terms, stream.emit, self.rental, self.dispatch, self.connections, self)
         self._trust_levels = TrustLevels(terms.trust, terms.allow_results, self._notice)
@@ -147,7 +152,9 @@ class PoolEngine:
         self._limits = Limits(terms, self.rental, self.linger, self.connections.links)
         self._node_setup = NodeSetup(terms)
         agents = Agents(terms, self._node_setup, self.life, self._trust_levels, self._limits, self)
-        self._connector = Connector(terms, self._node_setup, self.life, self.supply, agents, self.health)
+        self._connector: Connector | None = None
+        if self.supply is not None:
+            self._connector = Connector(terms, self._node_setup, self.life, self.supply, agents, self.health)
         hints = IdleHints(terms.name, self.connections.welcomes, self.rental, self.emit)
         self.idle = IdleWatch(self.dispatch, self.rental, self.life, hints)
         self.takeover = Takeover(terms, self.life, self.supply, agents, self.dispatch, self.services)
@@ -227,10 +234,12 @@ class PoolEngine:
         if self.metering.exporters:
             await asyncio.to_thread(self.metering.open)
         if self.terms.attach:
-            await self.takeover.adopt()
+            await (self.takeover.adopt() if self._handover is None else self.takeover.hold(self._handover))
             self._trust_levels.announce()
             self._open_files()
             self._begin_tasks()
+        elif self.supply is None or self._connector is None:
+            raise NoSupply(self.terms.name, "rent its nodes")
         else:
             await asyncio.to_thread(self._connector.pack)
             plan = await self.supply.look_out(self.life.pause)
@@ -289,7 +298,7 @@ class PoolEngine:
         """Return a sentence of advice to the user for the case that other nodes cannot connect to this node."""
         from skypool.pool.network import advice_for
 
-        driver = self.supply.driver_of(self.state.instance_of(node))
+        driver = None if self.supply is None else self.supply.driver_of(self.state.instance_of(node))
         return advice_for(driver, self.terms.need.private_network)
 
     async def _why_it_ended(self) -> BaseException:
@@ -354,7 +363,8 @@ class PoolEngine:
             StillRunning, ErrorGroup: the end of some machines is not confirmed.
         """
         name = self.terms.name
-        if self.state.phase is not Phase.READY or self.life.given_away is not None:
+        supply = self.supply
+        if self.state.phase is not Phase.READY or self.life.given_away is not None or supply is None:
             await self.stop()
             return
         for node, link in self.connections.links.items():
@@ -368,7 +378,7 @@ class PoolEngine:
         await self.call_ends.end(reason)
         await self._terminations.record_idle()
         try:
-            seconds, notice = await asyncio.to_thread(self.supply.leave, seconds)
+            seconds, notice = await asyncio.to_thread(supply.leave, seconds)
         except SkypoolError as e:
             self._notice(str(e))
             await self.stop()
@@ -417,8 +427,8 @@ class PoolEngine:
         self._terminations.end_now()
 
     def hand_over_now(self) -> None:
-        """Let a new process end the machines. Raise SkypoolError if it cannot be started. Any thread may call this."""
-        self._notice(self.supply.terminate_in_background())
+        """Let a new process end the machines. See `Terminations.hand_over_now`."""
+        self._terminations.hand_over_now()
 
     def close_now(self) -> None:
         """End the calls and close what watches the pool, such as logs and metrics, at the interpreter's exit.
@@ -428,6 +438,13 @@ class PoolEngine:
         self.call_ends.end_now()
         self._close_watchers()
 
+    @property
+    def _setup(self) -> Connector:
+        """The setup of rented machines. Raises NoSupply if nothing can be rented."""
+        if self._connector is None:
+            raise NoSupply(self.terms.name, "set up a machine")
+        return self._connector
+
     # --- actions ---------------------------------------------------------------------------------------------
 
     def perform(self, action: states.Action) -> None:
@@ -436,9 +453,9 @@ class PoolEngine:
             case states.Launch(nodes):
                 self.life.spawn(self._launches.launch(nodes))
             case states.Reach(node):
-                self._connector.begin_reach(node)
+                self._setup.begin_reach(node)
             case states.Bootstrap(node):
-                self._connector.begin_bootstrap(node)
+                self._setup.begin_bootstrap(node)
             case states.Admit(node):
                 self.departures.admitted(node)
                 self.dispatch.add(node, self.connections.welcomes[node], self.connections.links[node])
@@ -480,7 +497,8 @@ class PoolEngine:
                     )
                 )
                 if phase in (Phase.DRAINING, Phase.ENDED):
-                    self.supply.stopping.set()
+                    if self.supply is not None:
+                        self.supply.stopping.set()
                     error = self.state.error or PoolClosed(f"pool {self.terms.name!r} has ended")
                     self.life.spawn(self.call_ends.cut_off(error))
                 if phase is Phase.ENDED:

@@ -79,7 +79,7 @@ class HistoryWatch:
         pool: str,
         journal: Journal,
         dispatch: Dispatch,
-        supply: Supply,
+        supply: Supply | None,
         welcomes: Mapping[int, Welcome],
         is_stranger: Callable[[int], bool],
         emit: Callable[[events.Event], None],
@@ -210,7 +210,7 @@ class HistoryWatch:
             f"node {node}": {"hardware": self._text(hardware(each.health.devices)), "claimed": self._is_stranger(node)}
             for node, each in list(self._welcomes.items())
         }
-        plan, attempts = self._supply.plan, list(self._supply.attempts)
+        plan, attempts = (None, []) if self._supply is None else (self._supply.plan, list(self._supply.attempts))
         if plan is not None and (plan is not self._planned[0] or len(attempts) != self._planned[1]):
             self._planned = plan, len(attempts)
             tried = [f"tried {offer.provider} {offer.instance_type}: {error}" for offer, error in attempts]

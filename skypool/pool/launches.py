@@ -12,6 +12,7 @@ from skypool.pool import states
 from skypool.pool.life import Life
 from skypool.pool.replacement import LIVING, alike
 from skypool.pool.states import Phase
+from skypool.rental.handover import NoSupply
 from skypool.rental.launch import Rented
 from skypool.rental.request import Terms
 from skypool.rental.supply import Supply
@@ -25,7 +26,7 @@ _GROW_AGAIN_AT_MOST = 300.0
 class Launches:
     """The launches of one pool. The methods run in the engine's thread."""
 
-    def __init__(self, terms: Terms, life: Life, supply: Supply, dispatch: Dispatch) -> None:
+    def __init__(self, terms: Terms, life: Life, supply: Supply | None, dispatch: Dispatch) -> None:
         self._terms = terms
         self._life = life
         self._supply = supply
@@ -38,6 +39,9 @@ class Launches:
     async def launch(self, nodes: tuple[int, ...]) -> None:
         """Rent a slice for each of these first hosts. Report `Launched` or `Failed` for each to the state machine."""
         life = self._life
+        if self._supply is None:
+            self._refuse(nodes)
+            return
         try:
             hosts = life.state.hosts if life.state.maximum > 1 else None  # so that nodes do not meet
             rented = await self._supply.rent(nodes, hosts, life.pause, self._is_wanted)
@@ -51,6 +55,15 @@ class Launches:
                 life.apply(states.Failed(node, rented.error or retired(node)))
         if was_ready:
             self._note_growth(rented.error)
+
+    def _refuse(self, nodes: tuple[int, ...]) -> None:
+        """Report that the machines of these first hosts cannot be rented. Tell the user why, once."""
+        error = NoSupply(self._life.pool, "replace a node")
+        for node in nodes:
+            self._life.apply(states.Failed(node, error))
+        if not self._told and not self._life.is_ending:
+            self._told = alike(error)
+            self._life.notice(str(error))
 
     def _is_wanted(self, node: int) -> bool:
         """Return False if a node was retired before its machine was rented."""
@@ -86,7 +99,8 @@ class Launches:
     @property
     def may_grow(self) -> bool:
         """True if the pool gets more nodes than its minimum while calls wait."""
-        return self._terms.replaces and self._life.state.maximum > self._life.state.minimum
+        state = self._life.state
+        return self._supply is not None and self._terms.replaces and state.maximum > state.minimum
 
     def watch(self) -> None:
         """Start the task that makes the pool grow while calls wait, unless it runs already."""

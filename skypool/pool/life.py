@@ -34,6 +34,7 @@ class Life:
     A method runs in the engine's thread unless its description says otherwise.
 
     Attributes:
+        rental: the account of the pool.
         connections: how each node is reached.
         state: the state now.
         performed: the state for which all actions are performed. Other threads read it: who reads that a node is ready
@@ -52,7 +53,7 @@ class Life:
     ) -> None:
         self.pool = terms.name
         self.emit = emit
-        self._rental = rental
+        self.rental = rental
         self._dispatch = dispatch
         self.connections = connections
         self._performer = performer
@@ -137,7 +138,7 @@ class Life:
         `aside` names a task that the pool can do without: the user is told when it fails. If `aside` is "", a failure
         ends the pool, because a node or a call would wait for the task forever.
         """
-        with tracebacks.heard_by(self._rental.tell):
+        with tracebacks.heard_by(self.rental.tell):
             task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(partial(self._on_task_end, aside))

@@ -38,7 +38,7 @@ class Metering:
         life: Life,
         dispatch: Dispatch,
         rental: Rental,
-        supply: Supply,
+        supply: Supply | None,
         idle: IdleWatch,
         health: HealthWatch,
         is_stranger: Callable[[int], bool],
@@ -88,7 +88,7 @@ class Metering:
         found = [
             *pools.state_measurements(words, pool),
             *pools.call_measurements(counts, pool),
-            *pools.launch_measurements(self._supply.orders.counts.copy(), pool),
+            *pools.launch_measurements({} if self._supply is None else self._supply.orders.counts.copy(), pool),
             *self._costs(pool),
         ]
         for node, word in words.items():

@@ -45,11 +45,15 @@ MEASURING = Options(procs="per-device", output="silent", timeout=300.0)
 """The options of the call that measures an all-reduce. It runs as a gang."""
 
 
-def advice_for(driver: Driver, private_network: bool) -> str:
-    """Return advice, without a full stop at its end, for the case that machines of a driver cannot reach each other."""
-    can = abilities(driver)
+def advice_for(driver: Driver | None, private_network: bool) -> str:
+    """Return advice, without a full stop at its end, for the case that machines of a driver cannot reach each other.
+
+    `driver` is None if the pool has none.
+    """
     ports = "TCP on all ports between the machines of this pool, because libraries choose free ports"
-    if can.network_advice:
+    if driver is None:
+        advice = f"Allow {ports}"
+    elif (can := abilities(driver)).network_advice:
         advice = can.network_advice
     elif not can.private_network:
         advice = f"Machines of {driver.name} have no network among them: choose another provider"

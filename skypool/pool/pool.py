@@ -40,6 +40,7 @@ from skypool.pool.states import Phase
 from skypool.pool.surface import CallSurface
 from skypool.pool.views import PoolView, selection_asked
 from skypool.rental.budget import Budget
+from skypool.rental.handover import Handover
 from skypool.rental.ledger import Ledger
 from skypool.rental.receipt import Receipt
 from skypool.rental.request import Check, Terms, budget_asked, check_asked, pool_name, trust_asked
@@ -221,6 +222,7 @@ class ComputePool(CallSurface, Executor):
         )
         self._tells_linger = linger is None and self._terms.linger is not None
         self._exporters = exporters_asked(metrics)
+        self._handover: Handover | None = None
         self._begun: PoolEngine | None = None
         self._engine: PoolEngine | None = None
         self._starting = threading.Lock()
@@ -260,7 +262,7 @@ class ComputePool(CallSurface, Executor):
         from skypool import console
 
         with self._sizing:
-            self._begun = engine = PoolEngine(self._terms, self._drivers, self.events, self._exporters)
+            self._begun = engine = PoolEngine(self._terms, self._drivers, self.events, self._exporters, self._handover)
         self._hush = console.attach(self.events, self._console, engine.figures)
         shutdown.watch(engine)
         try:
@@ -311,6 +313,24 @@ class ComputePool(CallSurface, Executor):
         if engine is not None and (words := engine.dispatch.occupants(list(engine.dispatch.node_queues), former=True)):
             pool.events.emit(events.Notice(pool=pool.name, text=f"these calls still run: {words}"))
         return pool
+
+    def _handed_over(self) -> Handover:
+        """Return what another process must know to own this pool without an account of a provider; see `_held`."""
+        return Loop.shared().run(self._running(self._begun).takeover.handover())
+
+    @classmethod
+    def _held(cls, handover: Handover, **options: Unpack[PoolOptions]) -> ComputePool:
+        """Take over the nodes that another process hands over, and return the pool when it is ready.
+
+        The pool has no account of a provider: it cannot grow, and lost nodes are not replaced. It keeps its budget at
+        the last known prices, and its end is the end of its machines by their agents. Raises as `attach`.
+        """
+        record = handover.record
+        pool = cls(None, name=record.pool, **options)
+        pool._drivers = ()
+        pool._handover = handover
+        pool._terms = replace(pool._terms, attach=True, lease=record.lease)
+        return pool.start()
 
     def stop(self) -> None:
         """End every call and every machine now, and wait until the provider confirms that the machines have ended.
@@ -770,6 +790,8 @@ class ComputePool(CallSurface, Executor):
         machines that are out of stock, there is no plan, and the text says so.
         """
         supply = self._begun.supply if self._begun else None
+        if self._handover is not None:
+            return f"pool {self.name!r} makes no plan, as it has no account of a provider"
         if supply is None or supply.plan is None:
             return f"pool {self.name!r} has not made a plan yet: it makes one when it starts"
         tried = [f"tried {o.provider} {o.instance_type}: {e}" for o, e in supply.attempts]

@@ -14,6 +14,7 @@ from skypool.pool.life import Life
 from skypool.pool.replacement import LIVING
 from skypool.pool.resizing import check_retirement
 from skypool.pool.states import Phase
+from skypool.rental.handover import NoSupply
 from skypool.rental.request import Terms
 from skypool.rental.supply import Supply
 
@@ -21,7 +22,7 @@ from skypool.rental.supply import Supply
 class Sizing:
     """The number of nodes of one pool. A method runs in the engine's thread unless its description says otherwise."""
 
-    def __init__(self, terms: Terms, life: Life, supply: Supply, dispatch: Dispatch, launches: Launches) -> None:
+    def __init__(self, terms: Terms, life: Life, supply: Supply | None, dispatch: Dispatch, launches: Launches) -> None:
         self._terms = terms
         self._life = life
         self._supply = supply
@@ -37,11 +38,15 @@ class Sizing:
             UsageError: the pool was taken over from another process and lacks the requirements of new nodes, or its
                 accelerators have different numbers of hosts.
             BudgetExceeded: the new nodes cost more in their first hour than is left of the budget.
+            NoSupply: the pool would grow, and has no account of a provider.
         """
         hosts_alike(self._terms.need.accelerators, maximum)
         state = self._life.state
         living = state.count(*LIVING)
-        if not self._terms.replaces:
+        if self._supply is None:
+            if maximum > living:
+                raise NoSupply(self._terms.name, f"grow from {living} nodes to {maximum}")
+        elif not self._terms.replaces:
             if minimum > living:
                 raise UsageError(
                     f"pool {self._terms.name!r} has {living} nodes and cannot grow to {minimum}, because it was taken "
@@ -108,8 +113,9 @@ class Sizing:
         if state.phase is not Phase.PLANNED and state.count(*LIVING) < wanted and not grows:
             errors = [each.error for _, each in sorted(state.nodes.items()) if each.error is not None]
             why = f": {errors[-1]}" if errors else ""
+            again = f"; pool.resize({state.minimum}) tries again" if self._supply is not None else ""
             raise LaunchError(
-                self._missing(count, f"and no more are launched; pool.resize({state.minimum}) tries again{why}"),
+                self._missing(count, f"and no more are launched{again}{why}"),
                 is_short=bool(errors) and getattr(errors[-1], "is_short", False),
             ) from (errors[-1] if errors else None)
         return state.count(Phase.READY) >= wanted

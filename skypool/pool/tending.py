@@ -20,8 +20,16 @@ from skypool.wire import blame
 class Tending:
     """The lease, the prices and the limits of one pool. The methods run in the engine's thread."""
 
-    def __init__(self, life: Life, supply: Supply, idle: IdleWatch, limits: Limits, takeover: Takeover) -> None:
+    def __init__(
+        self,
+        life: Life,
+        supply: Supply | None,
+        idle: IdleWatch,
+        limits: Limits,
+        takeover: Takeover,
+    ) -> None:
         self._life = life
+        self._rental = life.rental
         self._supply = supply
         self._idle = idle
         self._limits = limits
@@ -33,17 +41,18 @@ class Tending:
         while not self._life.is_ending:
             with self._deciding():
                 await asyncio.to_thread(self._renew)
-            await self._life.pause(self._supply.rental.pulse)
+            await self._life.pause(self._rental.pulse)
 
     def _renew(self) -> None:
         """Renew the pool's lease, and the prices of its machines. Blocks. Raises as `Rental.beat`."""
-        rental, supply = self._supply.rental, self._supply
-        rental.beat()
-        supply.renew()
-        if prices := supply.new_prices():
+        self._rental.beat()
+        if self._supply is None:
+            return
+        self._supply.renew()
+        if prices := self._supply.new_prices():
             self._idle.record()  # until now at the old prices
-            rental.repriced(prices)
-        supply.terminate_lost()
+            self._rental.repriced(prices)
+        self._supply.terminate_lost()
 
     async def keep_limits(self) -> None:
         """End the pool when its budget is spent or its lifetime is over. No provider is asked."""

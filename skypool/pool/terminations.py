@@ -10,6 +10,7 @@ from functools import partial
 
 from skypool.errors import ConnectionLost, StillRunning, not_ended, together
 from skypool.event_loop import beside
+from skypool.link.connection import Link
 from skypool.model import Instance
 from skypool.pool import closing, states
 from skypool.pool.connector import Connector
@@ -32,7 +33,7 @@ class Terminations:
         paid: the receipt when machines were ended last; None if none were, or if it is not known.
     """
 
-    def __init__(self, life: Life, supply: Supply, connector: Connector, idle: IdleWatch) -> None:
+    def __init__(self, life: Life, supply: Supply | None, connector: Connector | None, idle: IdleWatch) -> None:
         self._life = life
         self._supply = supply
         self._connector = connector
@@ -59,16 +60,20 @@ class Terminations:
         if not nodes:
             return
         await self.record_idle()
+        if self._supply is None:
+            await self._end_by_agents(nodes)
+            return
         await asyncio.gather(*(self._leave(node) for node in nodes), return_exceptions=True)
         left = {node: life.state.instance_of(node) for node in nodes}
         lost = {node for node in nodes if isinstance(life.state.nodes[node].error, ConnectionLost)}
         is_last = False
+        supply = self._supply
 
         async def end() -> Mapping[int, StillRunning]:
             """Try once to end the machines in `left`. Return the errors of those that remain, by node number."""
             nonlocal is_last
             is_last = life.is_ending
-            return await self._end(left)
+            return await self._end(supply, left)
 
         again = AsyncRetrying(
             stop=lambda _: is_last,
@@ -81,7 +86,7 @@ class Terminations:
         for node, error in unproved.items():
             if node in lost and left[node].id in {getattr(each, "id", "") for each in error.unreachable}:
                 life.notice(f"node {node} was lost, and skypool's processes there cannot be ended from here: {error}")
-                self._supply.rental.ended([left[node]])
+                life.rental.ended([left[node]])
                 life.apply(states.Terminated(node))
             else:
                 life.apply(states.StillThere(node, error))
@@ -96,7 +101,8 @@ class Terminations:
 
     async def _leave(self, node: int) -> None:
         """Tell the agent of a node to end, and close the link to it."""
-        await self._connector.stop(node)
+        if self._connector is not None:
+            await self._connector.stop(node)
         link = self._life.connections.links.pop(node, None)
         if link is not None:
             silence = link.silence
@@ -104,26 +110,54 @@ class Terminations:
                 self._silent_since[node] = time.monotonic() - silence
             await link.close(bye=True)
 
-    async def _end(self, left: dict[int, Instance]) -> Mapping[int, StillRunning]:
+    async def _end(self, supply: Supply, left: dict[int, Instance]) -> Mapping[int, StillRunning]:
         """Try once to end the machines in `left`. Remove those that ended, and return the errors of the rest."""
         now = time.monotonic()
         silent = {node: now - self._silent_since[node] for node in left if node in self._silent_since}
         try:
-            context, end = copy_context(), partial(self._supply.terminate, list(left.values()), silent)
+            context, end = copy_context(), partial(supply.terminate, list(left.values()), silent)
             unproved = await beside(lambda: context.run(end), "skypool end")
         except Exception as e:  # noqa: BLE001 - whatever it is, the machines may still cost something
             error = not_ended({f"node {node}": blame.told(e) for node in left}, list(left.values()))
             error.__cause__ = e
             unproved = dict.fromkeys(left, error)
-        try:
-            async with asyncio.timeout(_TO_RECORD):
-                self.paid = await beside(lambda: self._supply.rental.known_receipt, "skypool receipt")
-        except Exception:  # noqa: BLE001 - what it costs is not known, and the pool's end says so
-            self.paid = None
+        await self._note_paid()
         for node in sorted(left.keys() - unproved.keys()):
             del left[node]
             self._life.apply(states.Terminated(node))
         return unproved
+
+    async def _note_paid(self) -> None:
+        try:
+            async with asyncio.timeout(_TO_RECORD):
+                self.paid = await beside(lambda: self._life.rental.known_receipt, "skypool receipt")
+        except Exception:  # noqa: BLE001 - what it costs is not known, and the pool's end says so
+            self.paid = None
+
+    async def _end_by_agents(self, nodes: tuple[int, ...]) -> None:
+        """Have the agents of these nodes end their machines, as no provider can be asked. That proves no end.
+
+        The account of a machine goes on until its end is proved, unless it costs nothing. A machine whose agent was not
+        told ends when its lease is over. If it cannot, it is reported as `StillThere`.
+        """
+        life = self._life
+        links = {node: life.connections.links.pop(node, None) for node in nodes}
+        told = await asyncio.gather(*(self._tell_to_end(link) for link in links.values()))
+        await self._note_paid()
+        for node, was_told in zip(links, told, strict=True):
+            instance = life.state.instance_of(node)
+            if await asyncio.to_thread(life.rental.is_free, instance):
+                await asyncio.to_thread(life.rental.ended, [instance])
+            elif not was_told and not life.rental.ends_itself(instance):
+                life.apply(states.StillThere(node, _left_running(life.pool, instance)))
+                continue
+            elif not was_told:
+                life.notice(f"node {node} could not be told to end; its machine {instance.id} ends with its lease")
+            life.apply(states.Terminated(node))
+
+    @staticmethod
+    async def _tell_to_end(link: Link | None) -> bool:
+        return link is not None and await link.end()
 
     def unproved(self) -> list[StillRunning]:
         """Return the errors of machines whose end is not confirmed. An error that several machines share comes once."""
@@ -136,9 +170,24 @@ class Terminations:
         If the end of a machine is not confirmed, the record is left open. Does nothing for a pool that was given to
         another process: what is left is its. Raises StillRunning or ErrorGroup if something could not be removed.
         """
-        if self._life.given_away is None:
-            close = partial(self._supply.close, self._life.state.error, proved=not self.unproved())
-            await beside(partial(copy_context().run, close), "skypool end")
+        if self._life.given_away is not None:
+            return
+        if self._supply is None:
+            await asyncio.to_thread(self._close_account)
+            return
+        close = partial(self._supply.close, self._life.state.error, proved=not self.unproved())
+        await beside(partial(copy_context().run, close), "skypool end")
+
+    def _close_account(self) -> None:
+        """Close the record in the ledger if nothing can cost anything. Otherwise tell the user what proves the ends."""
+        life = self._life
+        if not life.rental.there:
+            life.rental.end(life.state.error)
+        elif not self.unproved():
+            life.notice(
+                f"the machines of pool {life.pool!r} were told to end; `skypool down {life.pool}`, where the "
+                "credentials are, proves that they have, and removes what they leave"
+            )
 
     def end_now(self) -> None:
         """End every machine from the calling thread, and block until the provider confirms that all have ended.
@@ -151,11 +200,14 @@ class Terminations:
         """
         if self._life.given_away is not None:
             return
+        if self._supply is None:
+            self.hand_over_now()
+            return
         for link in self._life.connections.links.values():
             link.bid_farewell()
         closing.close_all([("the record of idle time", self._idle.record)], _TO_RECORD)
         supply = self._supply
-        failed = supply.terminate(supply.rental.there)  # of which the engine's thread may not have heard yet
+        failed = supply.terminate(self._life.rental.there)  # of which the engine's thread may not have heard yet
         supply.close(self._life.state.error, proved=not failed)
         if failed:
             raise together(
@@ -163,3 +215,23 @@ class Terminations:
                 f"{self._life.pool}` to try again",
                 failed.values(),
             )
+
+    def hand_over_now(self) -> None:
+        """Let a new process end the machines. Raise SkypoolError if it cannot be started. Any thread may call this.
+
+        Without an account of a provider, the agents of the nodes are told to end the machines.
+        """
+        if self._supply is not None:
+            self._life.notice(self._supply.terminate_in_background())
+            return
+        for link in self._life.connections.links.values():
+            link.allow(0.0)
+
+
+def _left_running(pool: str, instance: Instance) -> StillRunning:
+    """Return (not raise) the error for a machine that was not told to end, and cannot end itself."""
+    return StillRunning(
+        f"machine {instance.id} of {instance.provider} was not reached, and it cannot end itself, so it goes on to "
+        f"cost money: run `skypool down {pool}` where the credentials are",
+        [instance],
+    )

@@ -12,6 +12,7 @@
 - `ledger_schema`: the tables of the ledger.
 - `records`: the objects that are read from these tables.
 - `ledger_damage`: detects a damaged ledger file and gives it a new name.
+- `handover`: what a process must know of a pool to own it without an account of a provider.
 - `budget`: what a pool may cost at most, and what holds it to that and to its lifetime.
 - `receipt`: calculates costs and receipts.
 - `reaper`: terminates all machines of a pool, and proves that they have ended.
@@ -36,6 +37,7 @@ __all__ = [
     "budget",
     "endings",
     "gc",
+    "handover",
     "launch",
     "ledger",
     "ledger_damage",

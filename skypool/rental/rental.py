@@ -12,6 +12,7 @@ from skypool.drivers.contract import Driver
 from skypool.errors import LedgerError, PoolClosed, TakenOver
 from skypool.model import Instance
 from skypool.rental.budget import Enforcement
+from skypool.rental.handover import Handover
 from skypool.rental.ledger import Ledger
 from skypool.rental.receipt import IdleSpan, Receipt
 from skypool.rental.records import Record
@@ -44,6 +45,8 @@ class Rental:
         self._emit = emit
         self._told: set[str] = set()
         self._there: dict[_Key, Instance] = {}  # machines whose end is not proved
+        self._end_themselves: set[_Key] = set()  # machines that were handed over, and end when their lease is over
+        self._adopted: Record | None = None  # the record of a pool before this process took it over
         self._billed: set[_Key] = set()  # machines that are known to run at a provider that bills them from then on
         self.pool = terms.name
         self.session = secrets.token_hex(8)
@@ -95,13 +98,46 @@ class Rental:
         """
         self.has(instances)
         ledger = Ledger.here(self.tell)
-        known = ledger.adopt(self.pool, lease=self._terms.lease)
+        known = self._adopted = ledger.adopt(self.pool, lease=self._terms.lease)
         if known is not None:
-            self.ledger, self.session = ledger, known.session
-            self.limits.inherit(known.budget, known.lifetime)
+            self._go_on_as(ledger, known)
         else:
             self.limits.billed_since = min(clock.now(), *(each.billed_from or math.inf for each in instances))
         return known
+
+    def hold(self, handover: Handover) -> None:
+        """Take over the pool and the account that another process has handed over. Its prices stay the last known ones.
+
+        Raises as `Ledger.adopt` and `Ledger.receive`, and PoolClosed if the ledger has the pool as ended.
+        """
+        record = handover.record
+        self.has(each.instance for each in handover.nodes)
+        self._end_themselves = {_key(each.instance) for each in handover.nodes if each.ends_itself}
+        ledger = Ledger.here(self.tell)
+        known = ledger.record(record.session)
+        if known is not None and known.ended is not None:
+            raise PoolClosed(f"pool {self.pool!r} has ended, so it cannot be taken over; make a new ComputePool")
+        if known is not None:
+            self._adopted = ledger.adopt(self.pool, lease=self._terms.lease)
+        else:
+            tokens = {_key(each.instance): each.instance.token for each in handover.nodes}
+            ledger.receive(record, tokens)
+        self._go_on_as(ledger, record)
+
+    def _go_on_as(self, ledger: Ledger, record: Record) -> None:
+        self.ledger, self.session = ledger, record.session
+        self.limits.inherit(record.budget, record.lifetime)
+
+    def give_back(self) -> Record | None:
+        """Undo `adopt` or `hold` in the ledger. Return the record before it; None if the ledger did not have the pool.
+
+        A pool that the ledger got with `hold` counts as over here: its former owner has it.
+        """
+        if self._adopted is not None and self.ledger is not None:
+            self.ledger.give_back(self._adopted)
+        elif self.ledger is not None:
+            self.ledger.end(self.session)
+        return self._adopted
 
     def end(self, error: BaseException | None) -> None:
         """Close the pool's record in the ledger: all its machines have ended. `error` is why the pool ended."""
@@ -166,6 +202,17 @@ class Rental:
     def is_billed(self, instance: Instance) -> bool:
         """Return True if `billed` was called for an instance."""
         return _key(instance) in self._billed
+
+    def ends_itself(self, instance: Instance) -> bool:
+        """Return True if an instance that was handed over ends itself when its lease is over."""
+        return _key(instance) in self._end_themselves
+
+    def is_free(self, instance: Instance) -> bool:
+        """Return True if an instance costs nothing, as the ledger has it. Return False if that is not known."""
+        receipt = self.known_receipt
+        lines = () if receipt is None else receipt.lines
+        prices = [each.usd_per_hour for each in lines if (each.provider, each.id) == _key(instance)]
+        return prices == [0.0]
 
     def ended(self, instances: Iterable[Instance]) -> None:
         """Record that these instances have ended, in one transaction for each provider.

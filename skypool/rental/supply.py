@@ -19,7 +19,7 @@ from skypool.errors import CapacityError, SkypoolError
 from skypool.model import Instance, Offer, Order
 from skypool.offers.ranking import Plan
 from skypool.rental import reaper, reaper_process
-from skypool.rental.endings import Endings, driver_of, waits_of
+from skypool.rental.endings import Endings, driver_of, ends_itself, waits_of
 from skypool.rental.launch import Attempts, Launcher, Rented, place
 from skypool.rental.orders import Orders
 from skypool.rental.planning import Pause, Planning
@@ -59,7 +59,6 @@ class Supply:
         self._numbers = itertools.count()
         self._series = rental.session
         self._priced = time.monotonic()
-        self._adopted: Record | None = None  # the record of a pool before this process took it over
         endings = Endings(drivers, rental)
         self.orders = Orders(drivers, rental, endings)
         self.terminate = endings.terminate
@@ -140,25 +139,22 @@ class Supply:
             )
         self.orders.tried |= {each.provider for each in found}
         self._priced = -math.inf
-        self._adopted = rental.adopt(found)
+        rental.adopt(found)
         if rental.ledger is not None:
             waits = {d.name for d in self._drivers if abilities(d).billed_from == "running"}
             rental.ledger.found(rental.session, found, waits)
         return found
 
-    def give_back(self) -> float | None:
-        """Undo `adopt`: the machines end when they would have ended without it. Return the seconds until then.
+    def give_back(self) -> Record | None:
+        """Undo `adopt`: the machines end when they would have ended without it. Return the pool's record before that.
 
         Returns None if the ledger does not have the pool. Raises SkypoolError if the machines stay after a `with`
         block, and the process that ends them after that could not be started again.
         """
-        record, ledger = self._adopted, self.rental.ledger
-        if record is None or ledger is None:
-            return None
-        ledger.give_back(record)
-        if record.is_staying:
+        record = self.rental.give_back()
+        if record is not None and record.is_staying:
             reaper_process.terminate_in_background(self._drivers, record.pool, record.session, staying=True)
-        return max(0.0, record.lasts - time.time())
+        return record
 
     # --- renting ---------------------------------------------------------------------------------------------
 
@@ -290,6 +286,12 @@ class Supply:
                 (each.provider, each.id): now[each.type, each.place] for each in spot if (each.type, each.place) in now
             }
         return prices
+
+    def ends_itself(self, instance: Instance) -> bool:
+        """Return True if an instance ends itself, and is no longer billed, when its lease is over."""
+        if instance.offer is not None:
+            return ends_itself(self._drivers, instance.offer)
+        return abilities(self.driver_of(instance)).ends_itself
 
     def is_gone(self, instance: Instance) -> bool:
         """Return True if the provider says that an instance is ending or has ended, or does not list it.
