@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -1225,3 +1226,40 @@ def test_a_stranger_that_claims_calls_of_a_former_client_without_end_costs_littl
         assert len(office.dispatch.inherit(node, welcome, cast(Link, link))) == most
     assert len(office.dispatch.services_on(0)) == 10_000
     assert time.process_time() - began < 5
+
+
+class Slow(Paper):
+    """A link on which it takes a while to stop a call: until readers of other streams have got what they can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.readers: list[threading.Thread] = []
+        self.in_vain = False
+
+    def send(self, buffers: Sequence[Buffer]) -> None:
+        super().send(buffers)
+        for each in self.readers:
+            each.join(10)
+            self.in_vain |= each.is_alive()
+
+
+def test_streams_that_the_pool_closes_all_have_its_error_before_one_of_them_is_stopped() -> None:
+    office = Office()
+    link = office.links[0] = Slow()
+    office.dispatch.add(0, Welcome(2), cast(Link, link))
+    streams = [Items[Any]("train") for _ in range(2)]
+    for each in streams:
+        office.send(outlet=each)
+    got: list[BaseException] = []
+
+    def read(items: Items[Any]) -> None:
+        with pytest.raises(PoolClosed) as raised:
+            next(items)
+        got.append(raised.value)
+
+    link.readers = [threading.Thread(target=read, args=(each,), daemon=True) for each in streams]
+    for each in link.readers:
+        each.start()
+    closed = office.dispatch.close_streams(PoolClosed("the pool ends"))
+    assert not link.in_vain
+    assert len(closed) == len(got) == 2

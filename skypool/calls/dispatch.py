@@ -2,7 +2,7 @@
 
 Threads of callers and the engine's thread use a `Dispatch` under one lock. No thread blocks or runs the user's code,
 unpickling included, while it holds that lock. Callbacks, and the ends of calls that are decided under the lock, wait in
-`_effects` and `_ended`. `act` carries them out after the lock is released.
+`_effects`. `act` carries them out after the lock is released.
 The cost of a call does not depend on the number of waiting calls, which stay in queues until a node has room.
 Calls that need no device have separate queues, because nodes with devices have separate slots for them.
 """
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from skypool import clock
 from skypool.calls.callbacks import Callbacks
+from skypool.calls.effects import Effects
 from skypool.calls.futures import CallFuture, Items, ResultCell
 from skypool.calls.idle import Idleness, IdleTime
 from skypool.calls.node_queue import STUCK, Lane, NodeQueue, frame_full, lanes_of
@@ -116,8 +117,7 @@ class Dispatch:
         self._on_retry = on_retry
         self._on_drained = on_drained
         self._lock = threading.RLock()
-        self._effects: deque[Callable[[], object]] = deque()
-        self._ended: deque[Callable[[], object]] = deque()
+        self._effects = Effects(self._lock)
         self.callbacks = Callbacks()
         self.node_queues: dict[int, NodeQueue] = {}
         self.idle: dict[int, IdleTime] = {}
@@ -154,7 +154,7 @@ class Dispatch:
         try:
             self._submit(pending_calls)
         finally:
-            if self._ended or self._effects:
+            if self._effects.ends or self._effects.others:
                 self.act()
 
     def _submit(self, pending_calls: Sequence[PendingCall], spread: bool = False) -> None:
@@ -241,16 +241,11 @@ class Dispatch:
 
     def _later(self, tell: Callable[[T], object]) -> Callable[[T], None]:
         """Return a function, to be called even with the lock held, that has `act` call `tell` with its argument."""
-        return lambda what: self._effects.append(partial(tell, what))
+        return lambda what: self._effects.others.append(partial(tell, what))
 
     def act(self) -> None:
-        """Call what waits in `_ended` and `_effects`. Do nothing if this thread holds the lock; it acts after that."""
-        while (self._ended or self._effects) and not self._lock._is_owned():  # type: ignore[attr-defined]  # as threading.Condition asks
-            try:
-                effect = (self._ended or self._effects).popleft()
-            except IndexError:  # another thread has taken it
-                continue
-            effect()
+        """Perform what was decided. Do nothing if this thread holds the lock; it acts after that."""
+        self._effects.perform()
         if self._until_done:
             self._note_done()
 
@@ -262,7 +257,7 @@ class Dispatch:
             if self._closed is not None:
                 raise self._too_late(name)
             if self.gangs is None:
-                self.gangs = GangRunner(self._pool, self, self._lock, *self._gang_settings)
+                self.gangs = GangRunner(self._pool, self, self._lock, self._effects, *self._gang_settings)
                 self.gangs.coming(self._coming + self._expected)
                 for node, node_queue in self.node_queues.items():
                     self.gangs.node_up(node, node_queue.devices)
@@ -522,11 +517,9 @@ class Dispatch:
         with self._lock:
             open_ = [each for each in self._streams if not each.ended]
             self._streams.clear()
-        failed: list[PendingCall] = []
-        for each in open_:
-            if isinstance(each.outlet, Items) and each.outlet.fail(error):
-                failed.append(each)
-                each.outlet.stop()
+        failed = [each for each in open_ if isinstance(each.outlet, Items) and each.outlet.fail(error)]
+        for each in failed:  # only now, as the others may notice that one is stopped, and fail in another way
+            self.stop(each)
         return failed
 
     def runs(self, pending: PendingCall) -> bool:
@@ -828,10 +821,10 @@ class Dispatch:
         self._end(pending, error)
 
     def _end(self, pending: PendingCall, error: BaseException) -> None:
-        """End a call with an error. `act` tells the caller later; a gang is told the ends of its processes at once."""
+        """End a call with an error of skypool's own. `act` tells the caller later; a gang is told at once."""
         pending.settled = True
         if pending.gang is None:
-            self._ended.append(partial(pending.finish, error))
+            self._effects.ends.append(partial(pending.finish, error))
         else:
             pending.finish(error)
 
@@ -883,7 +876,7 @@ class Dispatch:
                 pending.attempt += 1
                 pending.id = next(self._ids)  # frames about the old id belong to the run before
                 self.tally.retried()
-                self._effects.append(partial(self._on_retry, pending, error, pending.at, pending.attempt))
+                self._effects.others.append(partial(self._on_retry, pending, error, pending.at, pending.attempt))
             self._requeue(pending)
         else:
             if isinstance(error, (NodeInterrupted, NodeRetired)):
@@ -894,7 +887,7 @@ class Dispatch:
             self.tally.failed(pending, pending.at, None, text or text_of_error(error))
             self._end(pending, error)
             if pending.gang is None:
-                self._effects.append(partial(self._on_failed, pending, error, pending.at))
+                self._effects.others.append(partial(self._on_failed, pending, error, pending.at))
 
     def _requeue(self, pending: PendingCall) -> None:
         """Put a call that was taken from its node back to the front of the queue where it waited. Send nothing."""
@@ -1114,7 +1107,7 @@ class Dispatch:
                     self._note_done()
                 if self.gangs is not None:
                     self.gangs.node_changed(node)
-            if self._ended or self._effects:
+            if self._effects.ends or self._effects.others:
                 self.act()
 
     def drive(self, pending: PendingCall) -> None:

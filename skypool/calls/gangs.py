@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar, cast
 from skypool.calls.arguments import payload_of
 from skypool.calls.call import ComputeFunction
 from skypool.calls.callbacks import Callbacks
+from skypool.calls.effects import Effects
 from skypool.calls.futures import CallFuture, Returned, results_of
 from skypool.calls.node_queue import NodeQueue
 from skypool.calls.options import Options
@@ -230,7 +231,7 @@ class GangRunner:
     The methods take the lock of the dispatch where they need it, and may be called while it is held.
 
     Args:
-        sender: the dispatch, whose lock is `lock`.
+        sender: the dispatch, whose lock is `lock` and whose effects are `effects`.
         wait: seconds for which a gang that runs again waits for nodes in place of lost ones.
         on_failed: called with each failure of a run, with the lock held.
         notice: called with a sentence for the user, with the lock held.
@@ -241,6 +242,7 @@ class GangRunner:
         pool: str,
         sender: Sender,
         lock: threading.RLock,
+        effects: Effects,
         wait: float,
         on_failed: Callable[[GangFailure], None],
         notice: Callable[[str], None],
@@ -248,6 +250,7 @@ class GangRunner:
         self._pool = pool
         self._sender = sender
         self._lock = lock
+        self._effects = effects
         self._wait = wait
         self._on_failed = on_failed
         self._notice = notice
@@ -258,7 +261,6 @@ class GangRunner:
         self._numbers = itertools.count(1)
         self._events: deque[Event] = deque()
         self._is_stepping = False
-        self._finished: list[tuple[GangFuture[Any], BaseException | Returned]] = []
 
     @property
     def unfinished(self) -> int:
@@ -406,7 +408,7 @@ class GangRunner:
                     self._sender.tally.gang_closed()
         for call in calls:
             self._forget_timers(call)
-            call.future.finish(error)
+            self._effects.ends.append(partial(call.future.finish, error))
 
     # --- the state machine -----------------------------------------------------------------------------------
 
@@ -426,10 +428,6 @@ class GangRunner:
                     self._step(NodeIdle(*changed) if changed else self._events.popleft())
             finally:
                 self._is_stepping = False
-            finished = self._finished
-            self._finished = []
-        for future, end in finished:
-            future.finish(end)
         self._sender.act()
 
     def _step(self, event: Event) -> None:
@@ -510,16 +508,19 @@ class GangRunner:
         node_queue.send([pending])
 
     def _on_answer(self, gang: int, attempt: int, node: int, answer: Future[list[int]]) -> None:
+        try:
+            ports = ports_of(answer.result(), _PORTS)
+        except Exception:  # noqa: BLE001 - a node that fails here is lost soon, or is asked again
+            ports = None
         with self._lock:
             call = self._calls.get(gang)
             if call is None or call.asked.get(node) is not answer:
                 return
-            try:
-                call.ports[node] = ports_of(answer.result(), _PORTS)
-            except Exception:  # noqa: BLE001 - a node that fails here is lost soon, or is asked again
+            if ports is None:
                 self._apply(Answered(gang, attempt, node, ok=False))
                 self._after(_ASK_AGAIN, partial(self._ask_again, node))
             else:
+                call.ports[node] = ports
                 self._apply(Answered(gang, attempt, node))
 
     def _ask_again(self, node: int) -> None:
@@ -602,9 +603,13 @@ class GangRunner:
                     pending.finish(ConnectionLost(f"{pending.name} was lost with node {node}", node))
 
     def _on_end(self, gang: int, attempt: int, rank: int, options: Options, end: BaseException | Returned) -> None:
-        # without the lock, as this may run code of the user
+        call = self._calls.get(gang)
+        if call is None:
+            return
         text = text_of_error(end) if isinstance(end, BaseException) else ""
-        again = isinstance(end, options.retry_on) if options.retry_on else False
+        # an error of a lost or stopped rank may come with the lock held, and `retry_on` may run code of the user
+        own = isinstance(end, ConnectionLost) or any(each.stopped for each in call.pending[rank : rank + 1])
+        again = not own and bool(options.retry_on) and isinstance(end, options.retry_on)
         with self._lock:
             call = self._calls.get(gang)
             if call is None or rank >= len(call.pending):
@@ -675,7 +680,7 @@ class GangRunner:
                 end = SkypoolError(f"{name} was cancelled")
             case "no nodes":
                 end = ConnectionLost(f"{name} was not run: {self._shortage(call.order)}")
-        self._finished.append((call.future, end))
+        self._effects.ends.append(partial(call.future.finish, end))
         if call.whole is not NO_CALL:
             nodes = verdict.run.nodes if verdict.run is not None else ()
             seconds = time.monotonic() - call.began if call.began else None

@@ -139,7 +139,7 @@ class PoolEngine:
         self._trust_levels = TrustLevels(terms.trust, terms.allow_results, self._notice)
         quota = Quota(self._trust_levels.is_known_stranger, self._notice)
         self._log = LogWriter(terms.name, limits(), self._notice, quota)
-        self._unlisten = stream.listen(self._keep, inline=True)
+        self._unlisten = stream.follow(self._keep)
         self._reports = NodeReports(
             terms.name,
             self._report,

@@ -230,9 +230,9 @@ class _Deadline:
 
     def _fail(self) -> None:
         error = self._error()
-        for call in self._calls.values():
-            if call.items.fail(error):
-                call.items.stop()
+        failed = [call for call in self._calls.values() if call.items.fail(error)]
+        for call in failed:  # only now, as a node that is stopped closes its port, and the others cannot reach it then
+            call.items.stop()
 
     def __enter__(self) -> None:
         self._timer.start()

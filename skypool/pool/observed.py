@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 
 from skypool import events
 from skypool.calls.dispatch import Dispatch
@@ -59,7 +58,7 @@ class Observed:
         self._dispatch = dispatch
         self._forwards = forwards
         self._health = health
-        self.listen = partial(stream.listen, inline=True)
+        self.listen = stream.follow
 
     def figures(self) -> Figures:
         """Return costs and newest samples of the pool, for its live view. Costs are None if they are not known."""

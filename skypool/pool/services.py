@@ -162,7 +162,7 @@ class Services:
     def _listen(self) -> None:
         """Begin to collect the output of services, unless that was done before."""
         if self._unlisten is None:
-            self._unlisten = self._stream.listen(self._hear, inline=True)
+            self._unlisten = self._stream.follow(self._hear)
 
     def _hear(self, event: events.Event) -> None:
         if isinstance(event, events.Output) and event.service:
