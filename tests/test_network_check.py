@@ -228,7 +228,7 @@ def test_busy_nodes_end_the_wait_and_the_check_is_made_later(tmp_path: Path, mon
         future = work.until(str(go)).with_options(node=1) > pool
         dispatch = engine_of(pool).dispatch
         with pytest.raises(Unanswered, match="node 1 did not answer in time"):
-            check_network(dispatch, dispatch.nodes())
+            check_network(dispatch, dispatch.roster.nodes())
         assert engine_of(pool).network.ensure([0, 1]) is None
         go.touch()
         future.result()
@@ -334,7 +334,7 @@ def test_three_healthy_machines_reach_each_other(lab: Lab) -> None:
     with machines(lab, 3) as made, pool_of(lab, made, private_network=True) as pool:
         assert sorted(work.where() @ pool) == [0, 1, 2]
         dispatch = engine_of(pool).dispatch
-        found = check_network(dispatch, dispatch.nodes())
+        found = check_network(dispatch, dispatch.roster.nodes())
         assert found.failed == ()
         assert len(found.connections) == 6
         for each in found.nodes.values():
@@ -403,7 +403,7 @@ def test_large_packets_that_are_lost_and_different_mtus_are_told(lab: Lab) -> No
         assert any("different MTUs" in each and "1280 (eth0)" in each for each in notices)
         block(made[0], made[1], "-m", "length", "--length", "1000:65535", "-j", "DROP")
         dispatch = engine_of(pool).dispatch
-        lost = error_of(check_network(dispatch, dispatch.nodes()), "Open it")
+        lost = error_of(check_network(dispatch, dispatch.roster.nodes()), "Open it")
         assert lost is not None
         assert lost.outcome == "stalled"
         assert "a few bytes arrive, but 64 KiB do not" in str(lost)

@@ -21,7 +21,7 @@ from skypool.event_loop import Loop
 LOCKED = """
     events calls.callbacks calls.dispatch calls.gangs calls.groups calls.parts calls.upstream
     link.outbox link.reports pool.engine pool.forwards pool.health pool.history pool.hints pool.idle
-    pool.metering pool.network pool.service pool.services
+    pool.metering pool.service pool.services
 """.split()  # noqa: SIM905 - as a list it is 20 lines and says no more
 """Modules of skypool whose locks are watched."""
 
@@ -38,7 +38,7 @@ WITHOUT_LOCK = {
     "skypool.events.EventStream.emit": "a listener of events",
     "skypool.calls.futures._opened": "the unpickling of a value",
 }
-"""Functions that the thread of the event loop may call: it is told so in the docs, or they read skypool's own values."""
+"""Functions that the thread of the event loop may call, as the docs say, or because the values are skypool's own."""
 
 
 class UserCodeError(AssertionError):

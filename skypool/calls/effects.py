@@ -8,6 +8,10 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class Effects:
@@ -24,6 +28,10 @@ class Effects:
         self._lock = lock
         self.ends: deque[Callable[[], object]] = deque()
         self.others: deque[Callable[[], object]] = deque()
+
+    def later(self, tell: Callable[[T], object]) -> Callable[[T], None]:
+        """Return a function, to be called even with the lock held, that has `tell` called with its argument later."""
+        return lambda what: self.others.append(partial(tell, what))
 
     def perform(self) -> None:
         """Call all that waits here. Do nothing if this thread holds the lock; it calls this again after that."""

@@ -10,7 +10,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,10 +21,12 @@ from skypool.calls.call import ComputeFunction
 from skypool.calls.callbacks import Callbacks
 from skypool.calls.effects import Effects
 from skypool.calls.futures import CallFuture, Returned, results_of
+from skypool.calls.hand_out import HandOut
 from skypool.calls.node_queue import NodeQueue
 from skypool.calls.options import Options
 from skypool.calls.pending import NO_CALL, Code, PendingCall, UserCall
-from skypool.calls.tally import CallTally, text_of_error
+from skypool.calls.roster import Roster
+from skypool.calls.tally import CallTally, Parts, text_of_error
 from skypool.errors import (
     CallTimeout,
     ConnectionLost,
@@ -197,31 +199,20 @@ class Sender(Protocol):
     """A protocol for the `Dispatch` that owns a `GangRunner`: the members that the runner uses."""
 
     node_queues: dict[int, NodeQueue]
+    roster: Roster
+    hand_out: HandOut
+    parts: Parts
+    ids: Iterator[int]
     callbacks: Callbacks
     tally: CallTally
-
-    def note_part(self, pending: PendingCall) -> None:
-        """Note a pending call whose `part_of` is not None, so that it is not counted as a call of its own."""
-        ...
+    effects: Effects
 
     def act(self) -> None:
         """Carry out what was decided under the lock, unless the calling thread holds the lock."""
         ...
 
-    def occupants(self, nodes: Iterable[int], *, former: bool = False) -> str:
-        """Return the calls under way on nodes as words; "" for none. With `former`, only calls of a former client."""
-        ...
-
-    def new_id(self) -> int:
-        """Return a new id for a call."""
-        ...
-
     def stop(self, pending: PendingCall) -> None:
         """Stop a call that is running."""
-        ...
-
-    def refill(self, node_queue: NodeQueue) -> None:
-        """Send a node as many waiting calls as it has room for."""
         ...
 
 
@@ -231,7 +222,7 @@ class GangRunner:
     The methods take the lock of the dispatch where they need it, and may be called while it is held.
 
     Args:
-        sender: the dispatch, whose lock is `lock` and whose effects are `effects`.
+        sender: the dispatch. Its lock and its effects are those of this object, too.
         wait: seconds for which a gang that runs again waits for nodes in place of lost ones.
         on_failed: called with each failure of a run, with the lock held.
         notice: called with a sentence for the user, with the lock held.
@@ -241,16 +232,14 @@ class GangRunner:
         self,
         pool: str,
         sender: Sender,
-        lock: threading.RLock,
-        effects: Effects,
         wait: float,
         on_failed: Callable[[GangFailure], None],
         notice: Callable[[str], None],
     ) -> None:
         self._pool = pool
         self._sender = sender
-        self._lock = lock
-        self._effects = effects
+        self._lock = sender.roster.lock
+        self._effects = sender.effects
         self._wait = wait
         self._on_failed = on_failed
         self._notice = notice
@@ -327,7 +316,7 @@ class GangRunner:
         if gang is None or gang.phase != "waiting" or self._calls[number].whole is NO_CALL:
             return
         held = [node for node, each in self._state.nodes.items() if each.gang == number]
-        if words := self._sender.occupants(held, former=True):
+        if words := self._sender.roster.occupants(held, former=True):
             self._notice(f"{self._calls[number].code.name} waits for other calls to end: {words}")
 
     # --- what happens to nodes -------------------------------------------------------------------------------
@@ -489,7 +478,7 @@ class GangRunner:
         node_queue = self._sender.node_queues.get(node)
         if node_queue is not None:
             node_queue.lanes[0].held = None
-            self._sender.refill(node_queue)
+            self._sender.hand_out.fill(node_queue)
 
     def _ask(self, gang: int, attempt: int, node: int) -> None:
         """Send a node an empty call. The node's answer becomes an event, and so does a failure of the call."""
@@ -503,8 +492,8 @@ class GangRunner:
         payload, _ = payload_of(_PROBE, (_PORTS,), {})
         options = Options(timeout=_PROBE_TIMEOUT, output="silent")
         pending = PendingCall(_PROBE.code(), payload, answer, options, node=node, gang=gang, part_of=NO_CALL)
-        pending.id = self._sender.new_id()
-        self._sender.note_part(pending)
+        pending.id = next(self._sender.ids)
+        self._sender.parts.add(pending)
         node_queue.send([pending])
 
     def _on_answer(self, gang: int, attempt: int, node: int, answer: Future[list[int]]) -> None:
@@ -579,8 +568,8 @@ class GangRunner:
                 member=member,
                 part_of=call.whole,
             )
-            pending.id = self._sender.new_id()
-            self._sender.note_part(pending)
+            pending.id = next(self._sender.ids)
+            self._sender.parts.add(pending)
             self._ranks[pending.id] = (call, place.rank)
             if call.options.output == "rank0" and place.rank:
                 self._hidden[pending.id] = None

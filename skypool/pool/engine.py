@@ -143,7 +143,7 @@ class PoolEngine:
         self._reports = NodeReports(
             terms.name,
             self._report,
-            self.dispatch.acknowledge,
+            self.dispatch.roster.acknowledge,
             self._trust_levels.is_stranger,
             lambda node, call: self.services.name_of(node, call),
             self._counted,
@@ -165,7 +165,7 @@ class PoolEngine:
             state=lambda: self.state,
             apply=self.apply,
             listener_of=self._listener_of,
-            awaited=self.dispatch.awaited,
+            awaited=self.dispatch.roster.awaited,
             health=self.health,
             linger=lambda: self.linger.told(),
         )
@@ -333,7 +333,7 @@ class PoolEngine:
     async def _check_network(self) -> None:
         """Check that the nodes reach each other. If one is lost, the first call on several nodes checks it instead."""
         with contextlib.suppress(ConnectionLost):
-            await asyncio.to_thread(lambda: self.network.ensure(self.dispatch.nodes()))
+            await asyncio.to_thread(lambda: self.network.ensure(self.dispatch.roster.nodes()))
 
     def _network_advice(self, node: int) -> str:
         """Return a sentence of advice to the user for the case that other nodes cannot connect to this node."""
@@ -422,7 +422,7 @@ class PoolEngine:
         """Close the streams that have not ended, and wait until their generators have cleaned up, at most 5 s."""
         closed = self.close_streams(reason)
         until = time.monotonic() + _TO_CLEAN_UP
-        while any(map(self.dispatch.runs, closed)) and time.monotonic() < until:
+        while any(map(self.dispatch.roster.runs, closed)) and time.monotonic() < until:
             await asyncio.sleep(0.01)
 
     async def _end_calls(self, end: Callable[[BaseException], None], reason: BaseException) -> None:
@@ -446,10 +446,10 @@ class PoolEngine:
             await self.stop()
             return
         for node, link in self._links.items():
-            services = {each.id for each in self.dispatch.services_on(node)}
-            for call in [each for each in self.dispatch.awaited(node) if each not in services]:
+            services = {each.id for each in self.dispatch.roster.services_on(node)}
+            for call in [each for each in self.dispatch.roster.awaited(node) if each not in services]:
                 link.send(frame(Kind.CANCEL, {"id": call, "grace": self.terms.grace}))
-            self.dispatch.acknowledge(node)
+            self.dispatch.roster.acknowledge(node)
         reason = PoolClosed(
             f"this process has left pool {name!r}; ComputePool.attach({name!r}) takes its machines over"
         )
@@ -576,7 +576,7 @@ class PoolEngine:
         self._soon(self._resize, minimum, maximum)
 
     def _resize(self, minimum: int, maximum: int) -> None:
-        self.apply(states.Resize(minimum, maximum, self.dispatch.load))
+        self.apply(states.Resize(minimum, maximum, self.dispatch.roster.load))
         if self.state.phase is Phase.READY:
             self._watch()
 
@@ -647,7 +647,7 @@ class PoolEngine:
 
         `named` is the number of nodes that the call names; None for all nodes of the pool. Any thread may call this.
         """
-        most = max(self._whole, len(self.dispatch.nodes())) if named is None else named
+        most = max(self._whole, len(self.dispatch.roster.nodes())) if named is None else named
         if least is not None and least > most:
             raise UsageError(f"min_nodes={least} is more than the {most} nodes on which {name} is to run")
 
@@ -665,13 +665,13 @@ class PoolEngine:
             PoolClosed: the pool has ended.
             SkypoolError: the error that ended the pool.
         """
-        if len(self.dispatch.nodes()) < (self._whole if every else least or 1):
+        if len(self.dispatch.roster.nodes()) < (self._whole if every else least or 1):
             Loop.shared().run(self._await_nodes(name, least, every))
 
     async def _await_nodes(self, name: str, least: int | None, every: bool) -> None:
         until = time.monotonic() + (self.terms.wait if every else 0.0)
         is_told = False
-        while (there := len(self.dispatch.nodes())) < self._whole:
+        while (there := len(self.dispatch.roster.nodes())) < self._whole:
             is_enough = least is not None and there >= least
             left = until - time.monotonic()
             try:
@@ -984,7 +984,7 @@ class PoolEngine:
     def _keep(self, event: events.Event) -> None:
         """Keep an event in the logs and the history. Printed output goes to the logs only, with its function's name."""
         if isinstance(event, events.Output):
-            self._log.hear(event, self.dispatch.function_of(event.node, event.call))
+            self._log.hear(event, self.dispatch.roster.function_of(event.node, event.call))
         else:
             self._log.hear(event)
             self.history.hear(event)
@@ -1381,7 +1381,7 @@ class PoolEngine:
 
     def _drained(self, node: int) -> None:
         """Report a leaving node that has no call left as `Drained`. If services run on it, stop them before."""
-        if self.dispatch.services_on(node):
+        if self.dispatch.roster.services_on(node):
             if node not in self._clearing:
                 self._clearing.add(node)
                 self._spawn(self._clear(node))

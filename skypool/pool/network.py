@@ -110,26 +110,39 @@ class NetworkCheck:
         group = frozenset(nodes)
         if self._check is None or len(group) < 2 or any(group <= known for known in self._groups):
             return None
-        with self._lock:
-            if any(group <= known for known in self._groups):
-                return None
-            addresses = self._dispatch.nodes(sorted(group))
-            try:
-                report = check_network(self._dispatch, addresses, self._pairs)
-            except Unanswered as e:
-                why = self._dispatch.occupants(e.nodes) or "other calls"
-                self._tell_once(
-                    f"the network between the nodes was not checked, because {e}, as when {why} keep a node busy; it "
-                    "is checked before the next call that needs it"
-                )
-                return None
-            for warning in report.warnings:
-                self._tell_once(warning)
-            self._pairs |= {(each.source, each.target) for each in report.connections if each.outcome == "ok"}
-            if report.failed and (error := error_of(report, self._advice(report.failed[0].target))) is not None:
-                raise error
-            self._groups = [*(known for known in self._groups if not known <= group), group]
-            return report
+        texts: list[str] = []
+        try:
+            with self._lock:
+                if any(group <= known for known in self._groups):
+                    return None
+                return self._checked(group, texts)
+        finally:
+            for text in texts:  # without the lock, as a listener may send a call that needs the network
+                self._tell(text)
+
+    def _checked(self, group: frozenset[int], texts: list[str]) -> NetworkReport | None:
+        """Check a group of nodes as `ensure` says. Add to `texts` what the user is to be told, each once."""
+        addresses = self._dispatch.roster.nodes(sorted(group))
+        try:
+            report = check_network(self._dispatch, addresses, self._pairs)
+        except Unanswered as e:
+            why = self._dispatch.roster.occupants(e.nodes) or "other calls"
+            new = [
+                f"the network between the nodes was not checked, because {e}, as when {why} keep a node busy; it "
+                "is checked before the next call that needs it"
+            ]
+            report = None
+        else:
+            new = list(report.warnings)
+        texts += [each for each in dict.fromkeys(new) if each not in self._told]
+        self._told.update(new)
+        if report is None:
+            return None
+        self._pairs |= {(each.source, each.target) for each in report.connections if each.outcome == "ok"}
+        if report.failed and (error := error_of(report, self._advice(report.failed[0].target))) is not None:
+            raise error
+        self._groups = [*(known for known in self._groups if not known <= group), group]
+        return report
 
     def begin_measuring(self) -> bool:
         """Return True if an all-reduce is to be measured now: with `check="nccl"`, for the first caller only."""
@@ -145,11 +158,6 @@ class NetworkCheck:
         """
         measured = bandwidth_of(answers)
         self._tell(f'check="nccl" measured nothing: {measured}' if isinstance(measured, str) else str(measured))
-
-    def _tell_once(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
-            self._tell(text)
 
 
 class _Answers:

@@ -126,7 +126,7 @@ class Observed:
 
     def forward(self, node: int, host: str, port: int, here: int | str) -> Forward:
         """Open a forward to a port of a node, and return it when it can be used. Raises as `ComputePool.forward`."""
-        self._dispatch.nodes([node])  # raises UsageError for a node that does not exist
+        self._dispatch.roster.nodes([node])  # raises UsageError for a node that does not exist
         return self._forwards.open(node, host, port, here)
 
     def command(self, node: int, script: str, terminal: bool, ports: Sequence[tuple[int, str, int]]) -> list[str]:
@@ -141,7 +141,7 @@ class Observed:
             UsageError: the pool does not have the node, or ports cannot be forwarded to it in this way.
             PoolClosed: the pool has ended.
         """
-        self._dispatch.nodes([node])
+        self._dispatch.roster.nodes([node])
         access, _ = self._ways[node]
         return local_command(access, script, terminal, ports)
 
