@@ -1,4 +1,4 @@
-"""`Dispatch`: chooses a node for each call, sends the call there, and sends it again when the node is lost.
+"""`Dispatch`: takes calls, has `HandOut` send each to a node, and sends it again when the node is lost.
 
 Threads of callers and the engine's thread use a `Dispatch` under one lock. No thread blocks or runs the user's code,
 unpickling included, while it holds that lock. Callbacks, and the ends of calls that are decided under the lock, wait in
@@ -99,6 +99,7 @@ class Dispatch:
         progress: handles what nodes say about running calls.
         parts: the parts of calls that run on several nodes.
         ids: gives each run of a call a new id.
+        effects: what is done after the lock is released.
         callbacks: calls what users add to futures with `add_done_callback`.
     """
 
