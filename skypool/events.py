@@ -477,7 +477,7 @@ class EventStream:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._followers: list[_Inline] = []
+        self._followers: list[_Listener | _Inline] = []
         self._listeners: list[_Listener | _Inline] = []
 
     def listen(self, hear: Hear, *, inline: bool = False) -> Callable[[], None]:
@@ -533,7 +533,7 @@ class EventStream:
         for listener, number in waiting:
             listener.wait(number)
 
-    def _tell(self, listener: _Inline, event: Event) -> None:
+    def _tell(self, listener: _Listener | _Inline, event: Event) -> None:
         try:
             listener.hear(event)
         except Exception:  # noqa: BLE001 - a broken listener must not break the pool

@@ -115,7 +115,7 @@ class WatchedThreading:
         return WatchedLock(threading.RLock(), self._where)
 
     def Condition(self, lock: Any = None) -> threading.Condition:
-        return threading.Condition(lock or self.RLock())
+        return threading.Condition(self.RLock() if lock is None else lock)  # type: ignore[arg-type]  # it acts as one
 
 
 def check(what: str, on_loop: bool = False) -> None:

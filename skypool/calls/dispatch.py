@@ -14,7 +14,7 @@ import itertools
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
@@ -130,7 +130,7 @@ class Dispatch:
         self.parts = Parts()
         self.tally = CallTally(self._lock, self._present)
         self.progress = CallProgress(partial(self._lost, begun=True), on_feed, self.tally)
-        self.ids = itertools.count((secrets.randbits(30) << 32) + 1)
+        self.ids: Iterator[int] = itertools.count((secrets.randbits(30) << 32) + 1)
         self.gangs: GangRunner | None = None
         self._gang_settings = (wait, self.effects.later(on_gang_failed), self.effects.later(notice))
         self._coming = self._expected = 0

@@ -127,22 +127,23 @@ class NetworkCheck:
             report = check_network(self._dispatch, addresses, self._pairs)
         except Unanswered as e:
             why = self._dispatch.roster.occupants(e.nodes) or "other calls"
-            new = [
+            texts += self._not_told(
                 f"the network between the nodes was not checked, because {e}, as when {why} keep a node busy; it "
                 "is checked before the next call that needs it"
-            ]
-            report = None
-        else:
-            new = list(report.warnings)
-        texts += [each for each in dict.fromkeys(new) if each not in self._told]
-        self._told.update(new)
-        if report is None:
+            )
             return None
+        texts += self._not_told(*report.warnings)
         self._pairs |= {(each.source, each.target) for each in report.connections if each.outcome == "ok"}
         if report.failed and (error := error_of(report, self._advice(report.failed[0].target))) is not None:
             raise error
         self._groups = [*(known for known in self._groups if not known <= group), group]
         return report
+
+    def _not_told(self, *texts: str) -> list[str]:
+        """Return those texts that the user was not told yet, and note that they are told."""
+        new = [each for each in dict.fromkeys(texts) if each not in self._told]
+        self._told.update(new)
+        return new
 
     def begin_measuring(self) -> bool:
         """Return True if an all-reduce is to be measured now: with `check="nccl"`, for the first caller only."""
