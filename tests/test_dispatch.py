@@ -1260,8 +1260,8 @@ def test_streams_that_the_pool_closes_all_have_its_error_before_one_of_them_is_s
         got.append(raised.value)
 
     link.readers = [threading.Thread(target=read, args=(each,), daemon=True) for each in streams]
-    for each in link.readers:
-        each.start()
+    for reader in link.readers:
+        reader.start()
     closed = office.dispatch.close_streams(PoolClosed("the pool ends"))
     assert not link.in_vain
     assert len(closed) == len(got) == 2
