@@ -9,26 +9,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+from skypool.agent.call import NodeCall
+from skypool.agent.slots import SERVICE
 from skypool.gangs.environment import Member
 from skypool.wire.frames import Frame
-
-
-class Call(NamedTuple):
-    """Call to run.
-
-    `is_large` is True if its arguments were sent in advance, and `no_devices` if it asks for no devices. The others
-    are as for `NodeCall`.
-    """
-
-    id: int
-    fn: str
-    is_large: bool
-    timeout: float | None
-    grace: float | None
-    silent: bool
-    streams: bool
-    busy: bool
-    no_devices: bool
 
 
 class Ack(NamedTuple):
@@ -135,25 +119,33 @@ class Outcome(NamedTuple):
     said: str
 
 
-_make_call = partial(tuple.__new__, Call)
-
-
-def call_in(f: Frame) -> Call:
+def call_in(f: Frame, kind: int) -> NodeCall:
+    """Return the record of a call for a slot of this kind, without the name and large arguments."""
     h = f.header
     get = h.get
-    return _make_call(
-        (
-            h["id"],
-            h["fn"],
-            "blob" in h,
-            get("timeout"),
-            get("grace"),
-            get("output") == "silent",
-            "stream" in h,
-            "service" not in h or "gang" in h or bool(get("busy")),
-            get("devices") == 0,
-        )
+    return NodeCall(
+        h["id"],
+        bytes(f.raw),
+        None,
+        "",
+        h["fn"],
+        get("timeout"),
+        get("output") == "silent",
+        "stream" in h,
+        kind,
+        kind != SERVICE or bool(get("busy")),
+        grace=get("grace"),
     )
+
+
+def is_large(f: Frame) -> bool:
+    """Return True if the value of a frame was sent in advance."""
+    return "blob" in f.header
+
+
+def wants_no_devices(f: Frame) -> bool:
+    """Return True if a call asks for no devices."""
+    return f.header.get("devices") == 0
 
 
 def member_in(f: Frame) -> Member | None:

@@ -27,6 +27,7 @@ from skypool.agent.capture import captured
 from skypool.agent.client import Client
 from skypool.agent.items import Items
 from skypool.agent.lease import Lease
+from skypool.agent.messages import call_in, is_large
 from skypool.agent.named_calls import NamedCalls
 from skypool.agent.notice import Lookout
 from skypool.agent.packages import Packages
@@ -338,37 +339,26 @@ class Agent:
 
         A call that is known already is ignored. Raises ProtocolError if its function was never announced.
         """
-        asked = messages.call_in(f)
-        id_ = asked.id
+        kind = self._slots.kind_of(f.header)
+        call = call_in(f, kind)
+        id_ = call.id
         if id_ in self._calls or self._unacknowledged.knows(id_):
             self._arrivals.discard(f)
             return
-        name = self._store.name(asked.fn)
-        blob = self._arrivals.take(id_) if asked.is_large else None
-        if isinstance(blob, SpoolFull):
-            self._answers.fail(id_, blob)
-            return
-        kind = self._slots.kind_of(f.header)
-        call = NodeCall(
-            id_,
-            bytes(f.raw),
-            blob,
-            name,
-            asked.fn,
-            asked.timeout,
-            asked.silent,
-            asked.streams,
-            kind,
-            asked.busy,
-            grace=asked.grace,
-        )
-        self._named.names[id_] = name
-        if asked.streams:
+        call.name = self._named.names[id_] = self._store.name(call.fn)
+        if is_large(f):
+            blob = self._arrivals.take(id_)
+            if isinstance(blob, SpoolFull):
+                self._named.forget((id_,))
+                self._answers.fail(id_, blob)
+                return
+            call.blob = blob
+        if call.streams:
             self._named.generators.add(id_)
         if kind == SERVICE:
             self._named.services.add(id_)
         if kind in OWN:
-            self._begin_own(call, messages.member_in(f), asked.no_devices)
+            self._begin_own(call, messages.member_in(f), messages.wants_no_devices(f))
         else:
             self._queue.add(call)
 
