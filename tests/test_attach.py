@@ -150,7 +150,7 @@ def test_the_node_forgets_what_the_former_process_was_to_get(
         resume(node, welcome)
 
     monkeypatch.setattr(engine.dispatch, "resume", note)
-    engine.dispatch.acknowledge(0)
+    engine.dispatch.roster.acknowledge(0)
     link = engine.connections.links[0]
     link._loop.call_soon_threadsafe(link._break, "cut by the test", link._stream)
     eventually(lambda: welcomes, 60, "a new connection")

@@ -25,7 +25,7 @@ import pytest
 import skypool as sky
 from skypool import events
 from skypool.agent import node
-from skypool.calls.dispatch import Dispatch
+from skypool.calls.roster import Roster
 from skypool.shipping import bundle
 from tests.conftest import children, descendants, eventually, home, nodes, processes_of
 from tests.work import add, nap
@@ -781,13 +781,13 @@ def test_an_iterator_argument_survives_a_broken_link() -> None:
 
 def test_an_item_of_an_iterator_argument_that_comes_twice_is_given_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a reconnection, when the item is on its way and is asked for again."""
-    send = Dispatch.item
+    send = Roster.item
 
-    def twice(dispatch: Dispatch, *item: Any) -> None:
-        send(dispatch, *item)
-        send(dispatch, *item)
+    def twice(roster: Roster, *item: Any) -> None:
+        send(roster, *item)
+        send(roster, *item)
 
-    monkeypatch.setattr(Dispatch, "item", twice)
+    monkeypatch.setattr(Roster, "item", twice)
 
     @sky.compute
     def items(numbers: Iterator[int]) -> list[int]:

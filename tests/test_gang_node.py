@@ -55,7 +55,7 @@ def start(pool: sky.ComputePool, call: Call[Any], size: int, *, of: int | None =
             options.header = f"{options.header},{header}" if options.header else header
             future: CallFuture[Any] = CallFuture(call.function.name)
             pending = PendingCall(
-                call.function.code(), payload, future, options, node=0, world=(0, ["127.0.0.1"]), id=next(dispatch._ids)
+                call.function.code(), payload, future, options, node=0, world=(0, ["127.0.0.1"]), id=next(dispatch.ids)
             )
             dispatch._connect(pending)
             node_queue.send([pending])

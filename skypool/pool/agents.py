@@ -107,7 +107,7 @@ class Agents:
             command=command,
             preamble=preamble,
             liveness=self._terms.liveness,
-            awaited=partial(self._home.dispatch.awaited, instance.node),
+            awaited=partial(self._home.dispatch.roster.awaited, instance.node),
             reader=self._trust_levels.reader(instance.node),
             linger=self._limits.linger_told,
         )

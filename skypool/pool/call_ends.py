@@ -55,7 +55,7 @@ class CallEnds:
         """Close the streams that have not ended, and wait until their generators have cleaned up, at most 5 s."""
         closed = self.close_streams(reason)
         until = time.monotonic() + _TO_CLEAN_UP
-        while any(map(self._dispatch.runs, closed)) and time.monotonic() < until:
+        while any(map(self._dispatch.roster.runs, closed)) and time.monotonic() < until:
             await asyncio.sleep(0.01)
 
     async def end(self, reason: BaseException) -> None:

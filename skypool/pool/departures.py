@@ -190,7 +190,7 @@ class Departures:
 
     def _drained(self, node: int) -> None:
         """Report a leaving node that has no call left as `Drained`. If services run on it, stop them before."""
-        if self._dispatch.services_on(node):
+        if self._dispatch.roster.services_on(node):
             if node not in self._clearing:
                 self._clearing.add(node)
                 self._life.spawn(self._clear(node))

@@ -130,12 +130,12 @@ class PoolEngine:
         self._trust_levels = TrustLevels(terms.trust, terms.allow_results, self._notice)
         quota = Quota(self._trust_levels.is_known_stranger, self._notice)
         self._log = LogWriter(terms.name, limits(), self._notice, quota)
-        self._unlisten = stream.listen(self._keep, inline=True)
+        self._unlisten = stream.follow(self._keep)
         self.services = Services(terms.name, self.dispatch, stream, self._trust_levels.is_stranger)
         self._reports = NodeReports(
             terms.name,
             self._report,
-            self.dispatch.acknowledge,
+            self.dispatch.roster.acknowledge,
             self._trust_levels.is_stranger,
             self.services.name_of,
             self._counted,
@@ -292,7 +292,7 @@ class PoolEngine:
     async def _check_network(self) -> None:
         """Check that the nodes reach each other. If one is lost, the first call on several nodes checks it instead."""
         with contextlib.suppress(ConnectionLost):
-            await asyncio.to_thread(lambda: self.network.ensure(self.dispatch.nodes()))
+            await asyncio.to_thread(lambda: self.network.ensure(self.dispatch.roster.nodes()))
 
     def _network_advice(self, node: int) -> str:
         """Return a sentence of advice to the user for the case that other nodes cannot connect to this node."""
@@ -368,10 +368,10 @@ class PoolEngine:
             await self.stop()
             return
         for node, link in self.connections.links.items():
-            services = {each.id for each in self.dispatch.services_on(node)}
-            for call in [each for each in self.dispatch.awaited(node) if each not in services]:
+            services = {each.id for each in self.dispatch.roster.services_on(node)}
+            for call in [each for each in self.dispatch.roster.awaited(node) if each not in services]:
                 link.send(frame(Kind.CANCEL, {"id": call, "grace": self.terms.grace}))
-            self.dispatch.acknowledge(node)
+            self.dispatch.roster.acknowledge(node)
         reason = PoolClosed(
             f"this process has left pool {name!r}; ComputePool.attach({name!r}) takes its machines over"
         )
@@ -509,7 +509,7 @@ class PoolEngine:
     def _keep(self, event: events.Event) -> None:
         """Keep an event in the logs and the history. Printed output goes to the logs only, with its function's name."""
         if isinstance(event, events.Output):
-            self._log.hear(event, self.dispatch.function_of(event.node, event.call))
+            self._log.hear(event, self.dispatch.roster.function_of(event.node, event.call))
         else:
             self._log.hear(event)
             self.history.hear(event)

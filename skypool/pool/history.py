@@ -180,7 +180,7 @@ class HistoryWatch:
     def _work(self) -> list[WorkSpan]:
         """Return spans of time with the seconds that nodes worked in them, so far as they are new or were extended."""
         changed = []
-        for node, now in self._dispatch.idleness().items():
+        for node, now in self._dispatch.roster.idleness().items():
             if node in self._over:
                 continue
             if node not in self._dispatch.node_queues:

@@ -38,14 +38,14 @@ class IdleWatch:
         """Note the newest reading of a node's devices. Do nothing if none of the samples has devices."""
         read = [each for each in samples if each.devices]
         if read:
-            self._dispatch.measured(node, is_low(read[-1]))
+            self._dispatch.roster.measured(node, is_low(read[-1]))
             self._hints.arrived(node, read)
 
     async def keep(self) -> None:
         """Record the idle time of the nodes every 2 s if it has changed, for as long as the task runs."""
         while True:
             await asyncio.sleep(_EVERY)
-            idleness = self._dispatch.idleness()
+            idleness = self._dispatch.roster.idleness()
             if any(self._differs(node, now, _DRIFT) for node, now in idleness.items()):
                 await asyncio.to_thread(self.record)
             there = {node: now for node, now in idleness.items() if node in self._dispatch.node_queues}
@@ -59,7 +59,7 @@ class IdleWatch:
         with self._lock:
             state = self._life.state
             spans: dict[tuple[str, str], IdleSpan] = {}
-            for node, now in self._dispatch.idleness().items():
+            for node, now in self._dispatch.roster.idleness().items():
                 before = self._recorded.get(node)
                 instance = state.nodes[node].instance if node in state.nodes else None
                 if instance is None or not self._differs(node, now, 0.001):

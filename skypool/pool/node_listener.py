@@ -93,7 +93,7 @@ class NodeListener:
         if said.interruption is not None and now - self._noticed > _NOTICED_AGAIN:
             self._noticed = now
             self._hearer.on_notice(self._node, said.interruption)
-        self._dispatch.stall(self._node, said.stalled)
+        self._dispatch.roster.stall(self._node, said.stalled)
         if said.samples:
             self._hearer.on_samples(self._node, said.samples)
         self._reports.reported(self._node, said)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 
 from skypool import events
 from skypool.calls.dispatch import Dispatch
@@ -52,7 +51,7 @@ class Observed:
         self._dispatch = dispatch
         self._forwards = forwards
         self._health = health
-        self.listen = partial(stream.listen, inline=True)
+        self.listen = stream.follow
 
     def figures(self) -> Figures:
         """Return costs and newest samples of the pool, for its live view. Costs are None if they are not known."""
@@ -120,7 +119,7 @@ class Observed:
 
     def forward(self, node: int, host: str, port: int, here: int | str) -> Forward:
         """Open a forward to a port of a node, and return it when it can be used. Raises as `ComputePool.forward`."""
-        self._dispatch.nodes([node])  # raises UsageError for a node that does not exist
+        self._dispatch.roster.nodes([node])  # raises UsageError for a node that does not exist
         return self._forwards.open(node, host, port, here)
 
     def command(self, node: int, script: str, terminal: bool, ports: Sequence[tuple[int, str, int]]) -> list[str]:
@@ -135,7 +134,7 @@ class Observed:
             UsageError: the pool does not have the node, or ports cannot be forwarded to it in this way.
             PoolClosed: the pool has ended.
         """
-        self._dispatch.nodes([node])
+        self._dispatch.roster.nodes([node])
         access, _ = self._life.connections.ways[node]
         return local_command(access, script, terminal, ports)
 

@@ -310,7 +310,9 @@ class ComputePool(CallSurface, Executor):
         pool._terms = replace(pool._terms, attach=True, replaces=bool({"accelerator", "image"} & options.keys()))
         pool.start()
         engine = pool._begun
-        if engine is not None and (words := engine.dispatch.occupants(list(engine.dispatch.node_queues), former=True)):
+        if engine is not None and (
+            words := engine.dispatch.roster.occupants(list(engine.dispatch.node_queues), former=True)
+        ):
             pool.events.emit(events.Notice(pool=pool.name, text=f"these calls still run: {words}"))
         return pool
 
@@ -569,7 +571,7 @@ class ComputePool(CallSurface, Executor):
         for buffer in buffers:
             digest.update(buffer)
         ref: Ref[T] = Ref(digest.hexdigest()[:16], self)
-        self._working().dispatch.put(ref.key, buffers)
+        self._working().dispatch.values.put(ref.key, buffers)
         return ref
 
     def drop(self, ref: Ref[T]) -> None:
@@ -583,7 +585,7 @@ class ComputePool(CallSurface, Executor):
         if not isinstance(ref, Ref):
             raise UsageError(f"drop() takes a reference returned by put(), not {ref!r:.80}")
         if self._engine is not None:
-            self._engine.dispatch.drop(ref.key)
+            self._engine.dispatch.values.drop(ref.key)
 
     # --- services --------------------------------------------------------------------------------------------
 
@@ -704,7 +706,7 @@ class ComputePool(CallSurface, Executor):
 
         If the pool was not started, start it first. Raises UsageError if the pool does not have a named node.
         """
-        return tuple(self._working().dispatch.nodes(named))
+        return tuple(self._working().dispatch.roster.nodes(named))
 
     # --- information about the pool --------------------------------------------------------------------------
 
@@ -749,7 +751,7 @@ class ComputePool(CallSurface, Executor):
             devices: 0 for calls that need no accelerator, as the option `devices` of `@compute`. They have slots of
                 their own on nodes with accelerators. Default None: for all other calls.
         """
-        return {} if self._engine is None else self._engine.dispatch.slots(on_cpu=devices == 0)
+        return {} if self._engine is None else self._engine.dispatch.roster.slots(on_cpu=devices == 0)
 
     @property
     def devices(self) -> dict[int, int]:
@@ -856,7 +858,7 @@ class ComputePool(CallSurface, Executor):
         engine = self._running(self._engine)
         if node is not None:
             whole("node", node, "the number of a node", least=0)
-        nodes = engine.dispatch.nodes(None if node is None else [node])
+        nodes = engine.dispatch.roster.nodes(None if node is None else [node])
         return stacks.ask(self.name, list(nodes), native, lambda node, script: engine.command(node, script, False, ()))
 
     @property

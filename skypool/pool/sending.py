@@ -90,7 +90,7 @@ class CallSender:
         pending, dispatch = self._submit(call, cell, nodes)
         try:
             if not pending.feeds:
-                dispatch.drive(pending)
+                dispatch.roster.drive(pending)
             return cell.result(call.function.name)
         except BaseException:
             dispatch.stop(pending)
@@ -126,7 +126,7 @@ class CallSender:
         """
         engine = self.working()
         if isinstance(named, tuple):
-            engine.dispatch.nodes(named)  # raises UsageError for a node that does not exist
+            engine.dispatch.roster.nodes(named)  # raises UsageError for a node that does not exist
         items = zip(*iterables, strict=False)
         if function.options.procs is not None:
             sent = partial(self.send_gang, named=named, every=False)
@@ -308,15 +308,15 @@ class CallSender:
             engine = self.working()
             if numbers is None:
                 engine.sizing.await_nodes(name, least if every else 1, every)
-            there = engine.dispatch.nodes(numbers)
+            there = engine.dispatch.roster.nodes(numbers)
             try:
                 if check is not None:
                     check([*there])
             except (UsageError, ConnectionLost):
-                if numbers is None and engine.dispatch.nodes().keys() != there.keys():
+                if numbers is None and engine.dispatch.roster.nodes().keys() != there.keys():
                     continue
                 raise
-            if there and (numbers is not None or engine.dispatch.nodes().keys() >= there.keys()):
+            if there and (numbers is not None or engine.dispatch.roster.nodes().keys() >= there.keys()):
                 return there
 
 

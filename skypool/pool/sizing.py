@@ -58,7 +58,7 @@ class Sizing:
         self._life.soon(self._resize, minimum, maximum)
 
     def _resize(self, minimum: int, maximum: int) -> None:
-        self._life.apply(states.Resize(minimum, maximum, self._dispatch.load))
+        self._life.apply(states.Resize(minimum, maximum, self._dispatch.roster.load))
         if self._life.state.phase is Phase.READY:
             self._launches.watch()
 
@@ -130,7 +130,7 @@ class Sizing:
 
         `named` is the number of nodes that the call names; None for all nodes of the pool. Any thread may call this.
         """
-        most = max(self._whole, len(self._dispatch.nodes())) if named is None else named
+        most = max(self._whole, len(self._dispatch.roster.nodes())) if named is None else named
         if least is not None and least > most:
             raise UsageError(f"min_nodes={least} is more than the {most} nodes on which {name} is to run")
 
@@ -148,13 +148,13 @@ class Sizing:
             PoolClosed: the pool has ended.
             SkypoolError: the error that ended the pool.
         """
-        if len(self._dispatch.nodes()) < (self._whole if every else least or 1):
+        if len(self._dispatch.roster.nodes()) < (self._whole if every else least or 1):
             Loop.shared().run(self._await_nodes(name, least, every))
 
     async def _await_nodes(self, name: str, least: int | None, every: bool) -> None:
         until = time.monotonic() + (self._terms.wait if every else 0.0)
         is_told = False
-        while (there := len(self._dispatch.nodes())) < self._whole:
+        while (there := len(self._dispatch.roster.nodes())) < self._whole:
             is_enough = least is not None and there >= least
             left = until - time.monotonic()
             try:

@@ -204,7 +204,7 @@ class _Client:
 
     def __init__(self) -> None:
         self.dispatch = Dispatch("p", _nothing, _nothing, _nothing, _nothing, _nothing, _nothing)
-        self.reports = NodeReports("p", lambda _: None, self.dispatch.acknowledge, lambda _: False)
+        self.reports = NodeReports("p", lambda _: None, self.dispatch.roster.acknowledge, lambda _: False)
         self.lender = Lender()
         self.link: Link
         self.lost: list[ConnectionLost] = []
@@ -275,7 +275,7 @@ async def _one_link(chance: random.Random, source: Sequence[bytes], report: Repo
         session="s",
         command=["x"],
         liveness=30.0,
-        awaited=partial(client.dispatch.awaited, 0),
+        awaited=partial(client.dispatch.roster.awaited, 0),
         reader=READER if chance.random() < 0.5 else None,
     )
     loop = asyncio.get_running_loop()
