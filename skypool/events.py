@@ -282,6 +282,7 @@ class Output(NodeEvent):
         label: what tells the process from the gang's others on the node: its devices, such as "gpu1", or else its
             number on the node. "" if it is the only one there, and for other calls.
         service: the name of the service of `pool.service` that printed the text; "" for other calls.
+        function: the name of the function of the call; "" if it is not known.
     """
 
     slot: int
@@ -291,6 +292,7 @@ class Output(NodeEvent):
     rank: int | None = None
     label: str = ""
     service: str = ""
+    function: str = ""
 
     def _harmless(self, text: str) -> str:
         return encodable(text)  # the rest was done when the text came

@@ -1,6 +1,5 @@
-"""`ComputePool` and its life: nodes are started, replaced when they are lost, and ended.
+"""The life of a pool: nodes are started, replaced when they are lost, and ended. Calls are sent to them.
 
-- `pool`: `ComputePool`, the object that a user holds.
 - `lifecycle`: a pure state machine. It decides when to launch, drain, replace and end nodes.
 - `states`: the states, events and actions of `lifecycle`, as values.
 - `replacement`: decides if a lost node is replaced.
@@ -23,19 +22,16 @@
 - `connector`: turns rented machines into nodes.
 - `agents`: connects to the agents of nodes.
 - `connections`: how each node is reached.
+- `watch`: `Watch`, what watches a pool, such as its logs; `facts`: what a pool shows to its watches.
 - `forwards`: ports of this computer that lead to ports of nodes.
 - `health`: judges nodes by their samples; `Samples`, the user's object for them.
-- `hints`: tells the user about devices that are not used.
-- `history`: writes what happens in a pool to disk, for reports.
 - `idle`: records the idle time of nodes in the ledger.
 - `limits`: finds out when a pool must end as planned: budget, lifetime, another process.
 - `linger`: ends a pool that has had no work for a while.
-- `metering`: reads the numbers of a pool for Prometheus and other monitoring systems.
 - `service`: `Service`, the user's object for a long-lived call or program that takes no slot.
 - `services`: starts the services of a pool, restarts them after their end, and closes them.
 - `network`: checks that the nodes reach each other; `skypool.gangs.network` writes the error message.
 - `node_listener`: passes the messages of a node on.
-- `observed`: what `skypool ps` and other processes of the user can see of a pool.
 - `trust_levels`: decides for each node if its results may be unpickled.
 - `shutdown`: ends open pools when the interpreter exits.
 
@@ -69,21 +65,17 @@ __all__ = [
     "connector",
     "departures",
     "engine",
+    "facts",
     "forwards",
     "health",
-    "hints",
-    "history",
     "idle",
     "launches",
     "life",
     "lifecycle",
     "limits",
     "linger",
-    "metering",
     "network",
     "node_listener",
-    "observed",
-    "pool",
     "replacement",
     "resizing",
     "sending",
@@ -98,4 +90,5 @@ __all__ = [
     "terminations",
     "trust_levels",
     "views",
+    "watch",
 ]

@@ -23,8 +23,6 @@ from skypool.errors import ConnectionLost, NodeUnhealthy, PoolClosed, SkypoolErr
 from skypool.event_loop import Loop, beside
 from skypool.link.inbound import Welcome
 from skypool.link.reports import NodeReports
-from skypool.logs.files import limits
-from skypool.logs.writer import LogWriter
 from skypool.model import Trust
 from skypool.pool import closing, shutdown, states
 from skypool.pool.advice import Advice
@@ -34,18 +32,15 @@ from skypool.pool.call_events import CallEvents
 from skypool.pool.connections import Connections
 from skypool.pool.connector import Connector
 from skypool.pool.departures import Departures
+from skypool.pool.facts import Facts
 from skypool.pool.forwards import Forwards
 from skypool.pool.health import HealthWatch
-from skypool.pool.hints import IdleHints
-from skypool.pool.history import HistoryWatch
 from skypool.pool.idle import IdleWatch
 from skypool.pool.launches import Launches
 from skypool.pool.life import Life
 from skypool.pool.limits import Limits
 from skypool.pool.linger import LingerWatch
-from skypool.pool.metering import Metering
 from skypool.pool.node_listener import NodeListener
-from skypool.pool.observed import Observed
 from skypool.pool.replacement import alike
 from skypool.pool.services import Services
 from skypool.pool.sizing import Sizing
@@ -54,6 +49,7 @@ from skypool.pool.takeover import Takeover
 from skypool.pool.tending import Tending
 from skypool.pool.terminations import Terminations
 from skypool.pool.trust_levels import TrustLevels
+from skypool.pool.watch import Watch, Watches
 from skypool.provision.node_setup import NodeSetup
 from skypool.rental.handover import Handover, NoSupply
 from skypool.rental.rental import Rental
@@ -61,7 +57,6 @@ from skypool.rental.request import Terms
 from skypool.rental.supply import Supply
 from skypool.safety import descriptors
 from skypool.safety.quota import Quota
-from skypool.samples.journal import Journal
 from skypool.samples.session_file import path_of
 from skypool.samples.store import SampleStore
 from skypool.samples.values import NodeSample
@@ -69,8 +64,6 @@ from skypool.wire import blame
 from skypool.wire.frames import Kind, frame
 
 if TYPE_CHECKING:
-    from skypool.metrics.exporter import Exporter
-    from skypool.observers.server import ObserverServer
     from skypool.pool.network import NetworkCheck
 
 _LOOK_ABANDONED = 0.2
@@ -87,7 +80,7 @@ class PoolEngine:
     Args:
         stream: receives the events for the user.
         drivers: the providers of the pool; () for a pool without an account of one.
-        exporters: send the metrics of the pool to monitoring systems.
+        watches: what watches the pool.
         handover: what another process hands over; None if nothing is.
 
     Attributes:
@@ -96,8 +89,8 @@ class PoolEngine:
         takeover: takes the pool over from another process, or gives it up.
         sizing: changes the number of nodes, and waits for them.
         call_ends: ends calls, streams and services.
-        figures: returns costs and newest samples for the live view. Any thread may call it.
-        info: returns the state of the pool and its nodes as values for JSON. Any thread may call it.
+        facts: what the pool shows to its watches.
+        watches: what watches the pool.
     """
 
     def __init__(
@@ -105,7 +98,7 @@ class PoolEngine:
         terms: Terms,
         drivers: Sequence[Driver],
         stream: events.EventStream,
-        exporters: Sequence[Exporter] = (),
+        watches: Sequence[Watch] = (),
         handover: Handover | None = None,
     ) -> None:
         self.terms = terms
@@ -127,36 +120,36 @@ class PoolEngine:
         self._handover = handover
         self.connections = Connections()
         self.life = Life(terms, stream.emit, self.rental, self.dispatch, self.connections, self)
-        self._trust_levels = TrustLevels(terms.trust, terms.allow_results, self._notice)
-        quota = Quota(self._trust_levels.is_known_stranger, self._notice)
-        self._log = LogWriter(terms.name, limits(), self._notice, quota)
-        self._unlisten = stream.follow(self._keep)
-        self.services = Services(terms.name, self.dispatch, stream, self._trust_levels.is_stranger)
+        self.trust_levels = TrustLevels(terms.trust, terms.allow_results, self._notice)
+        quota = Quota(self.trust_levels.is_known_stranger, self._notice)
+        self.watches = Watches(watches, quota, self._notice)
+        self._unlisten = stream.follow(self.watches.hear)
+        self.services = Services(terms.name, self.dispatch, stream, self.trust_levels.is_stranger)
         self._reports = NodeReports(
             terms.name,
             self._report,
             self.dispatch.roster.acknowledge,
-            self._trust_levels.is_stranger,
+            self.trust_levels.is_stranger,
             self.services.name_of,
+            self.dispatch.roster.function_of,
             self._counted,
         )
         self.health = HealthWatch(
             terms.name,
             SampleStore(lambda: path_of(self.rental.session), quota),
-            self._trust_levels.is_stranger,
+            self.trust_levels.is_stranger,
             self.emit,
             self._on_unhealthy,
         )
         self.call_ends = CallEnds(self.life, self.dispatch, self.services)
         self.linger = LingerWatch(terms, self.dispatch, self.rental, self.life, self.call_ends)
         self._limits = Limits(terms, self.rental, self.linger, self.connections.links)
-        self._node_setup = NodeSetup(terms)
-        agents = Agents(terms, self._node_setup, self.life, self._trust_levels, self._limits, self)
+        self.node_setup = NodeSetup(terms)
+        agents = Agents(terms, self.node_setup, self.life, self.trust_levels, self._limits, self)
         self._connector: Connector | None = None
         if self.supply is not None:
-            self._connector = Connector(terms, self._node_setup, self.life, self.supply, agents, self.health)
-        hints = IdleHints(terms.name, self.connections.welcomes, self.rental, self.emit)
-        self.idle = IdleWatch(self.dispatch, self.rental, self.life, hints)
+            self._connector = Connector(terms, self.node_setup, self.life, self.supply, agents, self.health)
+        self.idle = IdleWatch(self.dispatch, self.rental, self.life)
         self.takeover = Takeover(terms, self.life, self.supply, agents, self.dispatch, self.services)
         self.departures = Departures(self.life, self.supply, self.dispatch, self.services, self._limits, self.takeover)
         self._launches = Launches(terms, self.life, self.supply, self.dispatch)
@@ -165,40 +158,7 @@ class PoolEngine:
         self._tending = Tending(self.life, self.supply, self.idle, self._limits, self.takeover)
         self.advice = Advice(terms, self.life)
         self.forwards = Forwards(self.connections.ways, self._notice)
-        self.history = HistoryWatch(
-            terms.name,
-            Journal(lambda: path_of(self.rental.session), quota),
-            self.dispatch,
-            self.supply,
-            self.connections.welcomes,
-            self._trust_levels.is_stranger,
-            self.emit,
-            quota,
-        )
-        self._observers: ObserverServer | None = None
-        self._observed = Observed(
-            terms,
-            stream,
-            self.life,
-            self.rental,
-            self.dispatch,
-            self.forwards,
-            self.health,
-        )
-        self.figures = self._observed.figures
-        self.info = self._observed.info
-        self.command = self._observed.command
-        self.metering = Metering(
-            terms,
-            exporters,
-            life=self.life,
-            dispatch=self.dispatch,
-            rental=self.rental,
-            supply=self.supply,
-            idle=self.idle,
-            health=self.health,
-            is_stranger=self._trust_levels.is_known_stranger,
-        )
+        self.facts = Facts(self, stream, quota)
         self._closing: asyncio.Task[None] | None = None
         self._told: set[str] = set()
         self._feeders: dict[tuple[int, int], Feeder] = {}
@@ -212,11 +172,11 @@ class PoolEngine:
 
     def is_stranger(self, node: int) -> bool:
         """Return True if the results of a node are not unpickled, but read as plain data. Any thread may call this."""
-        return self._trust_levels.is_stranger(node)
+        return self.trust_levels.is_stranger(node)
 
     def trusts(self) -> set[Trust]:
         """Return "full", "data" or both: the trust in results of the nodes known so far. Any thread may call this."""
-        return self._trust_levels.trusts()
+        return self.trust_levels.trusts()
 
     # --- start and end ---------------------------------------------------------------------------------------
 
@@ -231,12 +191,12 @@ class PoolEngine:
                 confirmed, the error has a note. Machines that were to be taken over keep running.
         """
         descriptors.keep(self)
-        if self.metering.exporters:
-            await asyncio.to_thread(self.metering.open)
+        if self.watches.some_needed:
+            await asyncio.to_thread(self.watches.begin_needed, self.facts)
         if self.terms.attach:
             await (self.takeover.adopt() if self._handover is None else self.takeover.hold(self._handover))
-            self._trust_levels.announce()
-            self._open_files()
+            self.trust_levels.announce()
+            self.watches.begin(self.facts)
             self._begin_tasks()
         elif self.supply is None or self._connector is None:
             raise NoSupply(self.terms.name, "rent its nodes")
@@ -244,7 +204,7 @@ class PoolEngine:
             await asyncio.to_thread(self._connector.pack)
             plan = await self.supply.look_out(self.life.pause)
             await asyncio.to_thread(self.supply.begin, self.state.minimum)
-            self._open_files()
+            self.watches.begin(self.facts)
             if self.state.phase is Phase.ENDED:  # it was stopped before the ledger was open
                 await self._close()
             try:
@@ -262,22 +222,11 @@ class PoolEngine:
 
     def _begin_tasks(self) -> None:
         closing.prepare()
-        self.life.spawn(self._serve_observers(), "the service for other terminals")
         self.life.spawn(self._tending.keep_lease())
         self.life.spawn(self._tending.keep_limits())
         self.life.spawn(self._limits.watch_pauses())
-        self.life.spawn(self.health.keep(), "the record of measurements")
         self.life.spawn(self.idle.keep(), "the record of idle time")
         self.life.spawn(self.linger.keep())
-        self.life.spawn(self.history.keep(), "the history of the pool")
-
-    def _open_files(self) -> None:
-        """Begin to keep logs and history. If that fails, tell the user; the pool goes on."""
-        for open_ in (partial(self._log.open, self.rental.session), self.history.open):
-            try:
-                open_(self._node_setup.secrets)
-            except Exception as e:  # noqa: BLE001 - what only watches must not keep the pool from working
-                self._notice(f"what happens in the pool is not kept in files: {blame.told(e)}")
 
     @property
     def network(self) -> NetworkCheck:
@@ -436,7 +385,7 @@ class PoolEngine:
         Any thread may call this.
         """
         self.call_ends.end_now()
-        self._close_watchers()
+        self.close_watches()
 
     @property
     def _setup(self) -> Connector:
@@ -460,7 +409,7 @@ class PoolEngine:
                 self.departures.admitted(node)
                 self.dispatch.add(node, self.connections.welcomes[node], self.connections.links[node])
                 self.services.admitted(node)
-                self._trust_levels.announce()
+                self.trust_levels.announce()
                 if (found := self.health.of(node)) is not None and found.state == "unhealthy":  # since it was set up
                     self.life.soon(self.departures.unhealthy, node, self.health.error_of(node))
             case states.Drain(node, None, error) if error is not None:
@@ -504,33 +453,6 @@ class PoolEngine:
                 if phase is Phase.ENDED:
                     self._closing = self.life.spawn(self._close())
 
-    # --- what is kept in files -------------------------------------------------------------------------------
-
-    def _keep(self, event: events.Event) -> None:
-        """Keep an event in the logs and the history. Printed output goes to the logs only, with its function's name."""
-        if isinstance(event, events.Output):
-            self._log.hear(event, self.dispatch.roster.function_of(event.node, event.call))
-        else:
-            self._log.hear(event)
-            self.history.hear(event)
-
-    def _close_log(self) -> None:
-        """Write to the logs what waits to be written, and close them. Blocks. Any thread may call this."""
-        self._unlisten()
-        self._log.close()
-
-    async def _serve_observers(self) -> None:
-        await beside(self._open_to_observers, "skypool observers")
-
-    def _open_to_observers(self) -> None:
-        """Begin to serve observers, unless the pool has ended meanwhile. This runs in a thread of its own."""
-        from skypool.observers.server import ObserverServer  # imported here, so that a pool's start need not wait
-
-        self._observers = server = ObserverServer(self.terms.name, self._observed)
-        server.open()
-        if self.state.phase is Phase.ENDED:  # `_close` may have looked before
-            server.close()
-
     async def _close(self) -> None:
         """Remove keys and other leftovers at the providers. Close the pool's record in the ledger, and its watchers.
 
@@ -540,39 +462,20 @@ class PoolEngine:
         try:
             await self._terminations.close()
         finally:
-            await beside(self._close_watchers, "skypool closing")
+            await beside(self.close_watches, "skypool closing")
 
-    def _close_watchers(self) -> None:
-        """Close what watches the pool, and tell the user what failed. Blocks, for at most 24 s.
-
-        The logs have all that is told here. Whoever follows them sees their end in the socket for other terminals.
-        """
-        parts: list[closing.Part] = [
+    def close_watches(self) -> None:
+        """Close what watches the pool, and tell the user what failed. Blocks, for at most 24 s. In any thread."""
+        others: list[closing.Part] = [
             ("the forwards", self.forwards.close),
-            ("the file of the samples", self.health.flush),
-            ("the history of the pool", self.history.flush),
             ("a listener of the pool's events", partial(self._settle, _TO_CLOSE)),
         ]
-        if self.metering.exporters:
-            parts.append(("the metrics", self.metering.close))
-        logs: closing.Part = ("the logs of the pool", self._close_log)
-        others: closing.Part = ("the connections of other terminals", self._close_observers)
-        for at_once in (parts, [logs], [others]):
-            for failure in closing.close_all(at_once, _TO_CLOSE):
-                self._notice(f"the pool has ended, but {failure}")
-
-    def close_metrics(self) -> None:
-        """Close the exporters of a pool that could not start. Blocks, for at most 8 s. Any thread may call this."""
-        for failure in closing.close_all([("the metrics", self.metering.close)], _TO_CLOSE):
-            self._notice(f"the pool could not start, and {failure}")
+        self.watches.close(_TO_CLOSE, others)
+        self._unlisten()
 
     def _notice(self, text: str) -> None:
         """Emit a message for the user. Any thread may call this."""
         self.emit(events.Notice(pool=self.terms.name, text=text))
-
-    def _close_observers(self) -> None:
-        if self._observers is not None:
-            self._observers.close()
 
     # --- messages from nodes ---------------------------------------------------------------------------------
 
@@ -619,7 +522,7 @@ class PoolEngine:
         if gangs is None or not isinstance(event, events.Output) or gangs.heard(event.call, event.text):
             self.emit(event)
         else:
-            self._keep(event)
+            self.watches.hear(event, is_hidden=True)
 
     def _counted(self, status: events.NodeStatus) -> events.NodeStatus:
         """Return a node's status with the numbers of calls that this process counts. Any thread may call this."""

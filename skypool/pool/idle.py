@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.idle import LOW, Idleness
-from skypool.pool.hints import IdleHints
 from skypool.pool.life import Life
 from skypool.rental.receipt import IdleSpan
 from skypool.rental.rental import Rental
@@ -26,8 +25,7 @@ _DRIFT = 0.2
 class IdleWatch:
     """The watch over the idle time of a pool's nodes. Any thread may use it."""
 
-    def __init__(self, dispatch: Dispatch, rental: Rental, life: Life, hints: IdleHints) -> None:
-        self._hints = hints
+    def __init__(self, dispatch: Dispatch, rental: Rental, life: Life) -> None:
         self._dispatch = dispatch
         self._rental = rental
         self._life = life
@@ -39,7 +37,6 @@ class IdleWatch:
         read = [each for each in samples if each.devices]
         if read:
             self._dispatch.roster.measured(node, is_low(read[-1]))
-            self._hints.arrived(node, read)
 
     async def keep(self) -> None:
         """Record the idle time of the nodes every 2 s if it has changed, for as long as the task runs."""
@@ -48,8 +45,6 @@ class IdleWatch:
             idleness = self._dispatch.roster.idleness()
             if any(self._differs(node, now, _DRIFT) for node, now in idleness.items()):
                 await asyncio.to_thread(self.record)
-            there = {node: now for node, now in idleness.items() if node in self._dispatch.node_queues}
-            await asyncio.to_thread(self._hints.look, there)
 
     def record(self) -> None:
         """Record the idle time of the nodes until now, except where the last record implies it.

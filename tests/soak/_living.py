@@ -29,12 +29,17 @@ from typing import Any, NoReturn
 from unittest import mock
 
 import skypool as sky
+from skypool.logs.writer import LogWriter
 from skypool.metrics.exporter import Exporter, Source
+from skypool.metrics.metering import Metering
+from skypool.observers.watch import Observers
 from skypool.rental import reaper
 from skypool.rental.ledger import Ledger
+from skypool.report.history import History
 from skypool.testing import FakeCloud, Stock
 from tests.bill import Item, bill
 from tests.endings import PATIENCE, when_left
+from tests.facts import watch_of
 from tests.work import add, endless, nap
 
 LATE = 15.0
@@ -214,11 +219,11 @@ class LivingWorld:
         broken = {"raises": self._raise, "hangs": self._hang, "full": self._fill}[trouble]
         self.happened[f"watcher {trouble}"] += 1
         where, name = {
-            "history": (begun.history.journal, "write"),
-            "logs": (begun._log, "_put"),
+            "history": (watch_of(pool, History).journal, "write"),
+            "logs": (watch_of(pool, LogWriter), "_put"),
             "samples": (begun.health.store, "flush"),
-            "metrics": (begun.metering, "close"),
-            "observers": (begun, "_close_observers"),
+            "metrics": (watch_of(pool, Metering), "close"),
+            "observers": (watch_of(pool, Observers), "close"),
             "forwards": (begun.forwards, "close"),
         }[watcher]
         setattr(where, name, broken)

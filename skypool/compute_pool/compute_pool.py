@@ -23,11 +23,13 @@ from skypool.calls.call import ComputeFunction
 from skypool.calls.futures import CallFuture
 from skypool.calls.options import NamedNodes
 from skypool.checks import Duration, seconds, whole
+from skypool.compute_pool.watches import watches_of
 from skypool.drivers.contract import Driver
 from skypool.errors import PoolClosed, UsageError
 from skypool.event_loop import Loop
 from skypool.metrics.exporter import Exporter, exporters_asked
 from skypool.model import SlotsAsked, Trust
+from skypool.observers.observed import Observed
 from skypool.offers.need import NodeTerms, bases_asked, drivers_asked, image_asked, need_asked, nodes_asked, order_asked
 from skypool.offers.ordering import OrderBy
 from skypool.pool import shutdown
@@ -59,6 +61,8 @@ _LOOK_FOR_STREAMS = 0.5
 """Seconds after which streams are looked for again that calls have begun, while the end of a pool waits for these."""
 
 
+_TO_SETTLE = 8.0
+"""The most seconds for which a report waits until what watches the pool has written all."""
 tracebacks.install()
 
 
@@ -262,8 +266,10 @@ class ComputePool(CallSurface, Executor):
         from skypool import console
 
         with self._sizing:
-            self._begun = engine = PoolEngine(self._terms, self._drivers, self.events, self._exporters, self._handover)
-        self._hush = console.attach(self.events, self._console, engine.figures)
+            self._begun = engine = PoolEngine(
+                self._terms, self._drivers, self.events, watches_of(self._exporters), self._handover
+            )
+        self._hush = console.attach(self.events, self._console, Observed(engine.facts).figures)
         shutdown.watch(engine)
         try:
             with tracebacks.heard_by(engine.rental.tell):
@@ -272,7 +278,7 @@ class ComputePool(CallSurface, Executor):
             self._ended = True
             if isinstance(e, Exception) or self._terms.attach:  # the engine has ended all, or taken nothing over
                 shutdown.forget(engine)
-                engine.close_metrics()
+                engine.close_watches()
                 self._quiet()
             else:  # Ctrl-C, or SIGTERM
                 self._end(engine)
@@ -827,8 +833,7 @@ class ComputePool(CallSurface, Executor):
         record = None
         if self._begun is not None:
             self._begun.idle.record()
-            self._begun.health.flush()
-            self._begun.history.flush()
+            self._begun.watches.settle(_TO_SETTLE)
             record = Ledger.here().record(self._begun.rental.session)
         if record is None:
             raise UsageError(f"pool {self.name!r} has not been started, so there is nothing to report")
@@ -859,7 +864,10 @@ class ComputePool(CallSurface, Executor):
         if node is not None:
             whole("node", node, "the number of a node", least=0)
         nodes = engine.dispatch.roster.nodes(None if node is None else [node])
-        return stacks.ask(self.name, list(nodes), native, lambda node, script: engine.command(node, script, False, ()))
+        observed = Observed(engine.facts)
+        return stacks.ask(
+            self.name, list(nodes), native, lambda node, script: observed.command(node, script, False, ())
+        )
 
     @property
     def samples(self) -> Samples:
@@ -891,7 +899,7 @@ class ComputePool(CallSurface, Executor):
         from skypool.report.widget import Now
 
         engine = self._begun
-        return Now() if engine is None else Now(engine.info())
+        return Now() if engine is None else Now(Observed(engine.facts).info())
 
     def __repr__(self) -> str:
         return f"<ComputePool {self.name!r} {self.phase}>"
