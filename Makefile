@@ -4,7 +4,7 @@ WORKERS ?= 6
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: demo test test-skipped test-slow test-darwin check docs public-api screens bench soak lab clean
+.PHONY: demo test test-skipped test-slow test-darwin check style mypy pyright docs public-api screens bench soak lab clean
 
 demo: $(VENV)/.ready
 	$(RUN) examples/01_hello.py
@@ -38,11 +38,12 @@ test-darwin: export PYTHONDONTWRITEBYTECODE :=
 test-darwin: $(VENV)/.dev
 	$(RUN) -m pytest -p tests.darwin $(DARWIN:%=tests/test_%.py) -q -m "not slow and not serial" -n $(WORKERS) --dist loadfile
 
-check: $(VENV)/.dev $(VENV)/.docs
+check: style mypy pyright
+style: $(VENV)/.dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy
-	$(VENV)/bin/pyright
+mypy pyright: $(VENV)/.dev $(VENV)/.docs
+	$(VENV)/bin/$@
 
 # The documentation as a site, in build/site. A warning, such as one of a link that leads nowhere, is an error.
 docs: export NO_MKDOCS_2_WARNING := 1
