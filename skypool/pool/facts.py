@@ -3,27 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from skypool import events
+from skypool.calls.dispatch import Dispatch
 from skypool.calls.idle import Idleness
 from skypool.calls.tally import PoolCounts
 from skypool.link.inbound import Welcome
 from skypool.model import Access
 from skypool.offers.ranking import Plan
 from skypool.pool import states
+from skypool.pool.forwards import Forwards
+from skypool.pool.health import HealthWatch
+from skypool.pool.idle import IdleWatch
+from skypool.pool.life import Life
+from skypool.pool.trust_levels import TrustLevels
+from skypool.provision.node_setup import NodeSetup
 from skypool.rental.orders import OrderKey
 from skypool.rental.receipt import Receipt
+from skypool.rental.rental import Rental
+from skypool.rental.request import Terms
+from skypool.rental.supply import Supply
 from skypool.safety.quota import Quota
 
-if TYPE_CHECKING:
-    from skypool.pool.engine import PoolEngine
+
+class Parts(Protocol):
+    """A protocol for the engine: the parts of a pool of which facts are told."""
+
+    terms: Terms
+    dispatch: Dispatch
+    rental: Rental
+    supply: Supply | None
+    life: Life
+    health: HealthWatch
+    idle: IdleWatch
+    trust_levels: TrustLevels
+    node_setup: NodeSetup
+    forwards: Forwards
 
 
 class Facts:
     """The facts of one pool; see `skypool.pool.watch.PoolFacts`. Any thread may use it."""
 
-    def __init__(self, engine: PoolEngine, stream: events.EventStream, quota: Quota) -> None:
+    def __init__(self, engine: Parts, stream: events.EventStream, quota: Quota) -> None:
         budget = engine.terms.budget
         self.pool = engine.terms.name
         self.max_usd = budget.max_usd if budget else None
