@@ -51,7 +51,7 @@ class IdleWatch:
 
         A record says if the node is idle from then on. While that does not change, no further record is needed.
         """
-        with self._lock:
+        with self._rental.telling_later(), self._lock:
             state = self._life.state
             spans: dict[tuple[str, str], IdleSpan] = {}
             for node, now in self._dispatch.roster.idleness().items():

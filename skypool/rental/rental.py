@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import secrets
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from skypool import clock, events
 from skypool.drivers.contract import Driver
@@ -44,6 +46,7 @@ class Rental:
         self._terms = terms
         self._emit = emit
         self._told: set[str] = set()
+        self._later = threading.local()  # `notices`: those of a thread that are shown after its block
         self._there: dict[_Key, Instance] = {}  # machines whose end is not proved
         self._end_themselves: set[_Key] = set()  # machines that were handed over, and end when their lease is over
         self._adopted: Record | None = None  # the record of a pool before this process took it over
@@ -233,4 +236,20 @@ class Rental:
         """Show the user a notice. Do nothing if the same `text` was shown before, even with another `detail`."""
         if text not in self._told:
             self._told.add(text)
-            self._emit(events.Notice(pool=self.pool, text=f"{text} ({detail})" if detail else text))
+            notice = events.Notice(pool=self.pool, text=f"{text} ({detail})" if detail else text)
+            later: list[events.Notice] | None = getattr(self._later, "notices", None)
+            if later is None:
+                self._emit(notice)
+            else:
+                later.append(notice)
+
+    @contextmanager
+    def telling_later(self) -> Iterator[None]:
+        """Show notices of this thread only after the block, which may hold a lock that listeners need."""
+        self._later.notices = notices = []
+        try:
+            yield
+        finally:
+            self._later.notices = None
+            for each in notices:
+                self._emit(each)
