@@ -246,7 +246,8 @@ class Rental:
     @contextmanager
     def telling_later(self) -> Iterator[None]:
         """Show notices of this thread only after the block, which may hold a lock that listeners need."""
-        self._later.notices = notices = []
+        notices: list[events.Notice] = []
+        self._later.notices = notices
         try:
             yield
         finally:
