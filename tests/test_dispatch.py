@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 
+from skypool.calls.call_events import CallEvents
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.futures import CallFuture, Items, ResultCell
 from skypool.calls.options import Options
@@ -86,6 +87,21 @@ class Paper:
         return [id_ for header in told for id_ in header.get("ids", [header.get("id")])]
 
 
+class Told(CallEvents):
+    """It keeps what it is to tell."""
+
+    def __init__(self, failed: list[tuple[PendingCall, BaseException]], retried: list[Any]) -> None:
+        super().__init__("p", lambda _: None)
+        self._failed = failed
+        self._retried = retried
+
+    def failed(self, pending: PendingCall, error: BaseException, node: int) -> None:
+        self._failed.append((pending, error))
+
+    def retried(self, pending: PendingCall, error: BaseException, node: int, attempt: int) -> None:
+        self._retried.append((pending, error))
+
+
 class Office:
     """A dispatch with nodes on paper."""
 
@@ -95,13 +111,7 @@ class Office:
         self.fed: list[tuple[PendingCall, int, int]] = []
         self.drained: list[int] = []
         self.dispatch = Dispatch(
-            "p",
-            lambda pending, error, _: self.failed.append((pending, error)),
-            lambda pending, error, *_: self.retried.append((pending, error)),
-            lambda *told: self.fed.append(told),
-            self.drained.append,
-            lambda _: None,
-            lambda _: None,
+            "p", Told(self.failed, self.retried), lambda *told: self.fed.append(told), self.drained.append
         )
         self.links: dict[int, Paper] = {}
         self.waiting: deque[PendingCall] = deque()

@@ -23,6 +23,7 @@ Modules:
 - `pending`: the client's record of a call until it ends.
 - `dispatch`: takes calls and the messages of nodes, and sends calls again when their node is lost.
 - `roster`: the nodes, and what is known about them; `hand_out`: chooses a node for each call and sends it there.
+- `call_events`: tells the user of calls that fail or run again.
 - `effects`: what was decided under the lock, and is done after it; `values`: the values of `pool.put`.
 - `waiting`: the calls that wait for a node; `progress`: handles messages of nodes about running calls.
 - `node_queue`: the queue of one node: the calls sent there, its free slots, and the frames to it.
@@ -37,6 +38,7 @@ Modules:
 __all__ = [
     "arguments",
     "call",
+    "call_events",
     "callbacks",
     "command",
     "dispatch",

@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from skypool import clock
+from skypool.calls.call_events import CallEvents
 from skypool.calls.callbacks import Callbacks
 from skypool.calls.effects import Effects
 from skypool.calls.futures import CallFuture, Items, ResultCell
@@ -43,7 +44,7 @@ from skypool.link.inbound import ItemWanted, Outcome, Outcomes, Recalled, Welcom
 from skypool.link.inbox import Arrival
 
 if TYPE_CHECKING:
-    from skypool.calls.gangs import GangFailure, GangRunner
+    from skypool.calls.gangs import GangRunner
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -79,15 +80,11 @@ class Dispatch:
     Methods may be called from any thread. Only `drive` waits until a call ends.
 
     Args:
-        on_failed: called as (pending, error, node) for each call that failed for good. The node is -1 for a call that
-            no node ran. Not called for processes of gangs, nor for calls that were cancelled or that `close` ended.
-        on_retry: called as (pending, error, node, attempt) for each call that will run again after a run on a node
-            ended with `error`. `attempt` is the number of the next run.
+        told: tells the user of calls that failed for good, and of runs that are repeated. Processes of gangs are not
+            told of, nor calls that were cancelled or that `close` ended.
         on_feed: called as (pending, arg, n) when a call asks for item `n` (from 1) of its iterator argument number
             `arg` (from 0).
         on_drained: called with the number of a leaving node that has no call left, maybe repeatedly. Must not block.
-        on_gang_failed: called with each failure of a gang.
-        notice: called with a sentence for the user.
         wait: seconds for which a gang that runs again waits for nodes in place of lost ones.
 
     Attributes:
@@ -106,17 +103,13 @@ class Dispatch:
     def __init__(
         self,
         pool: str,
-        on_failed: Callable[[PendingCall, BaseException, int], None],
-        on_retry: Callable[[PendingCall, BaseException, int, int], None],
+        told: CallEvents,
         on_feed: Callable[[PendingCall, int, int], None],
         on_drained: Callable[[int], None],
-        on_gang_failed: Callable[[GangFailure], None],
-        notice: Callable[[str], None],
         wait: float = 0.0,
     ) -> None:
         self._pool = pool
-        self._on_failed = on_failed
-        self._on_retry = on_retry
+        self._told = told
         self._lock = threading.RLock()
         self.effects = Effects(self._lock)
         self.callbacks = Callbacks()
@@ -132,7 +125,7 @@ class Dispatch:
         self.progress = CallProgress(partial(self._lost, begun=True), on_feed, self.tally)
         self.ids: Iterator[int] = itertools.count((secrets.randbits(30) << 32) + 1)
         self.gangs: GangRunner | None = None
-        self._gang_settings = (wait, self.effects.later(on_gang_failed), self.effects.later(notice))
+        self._gang_settings = (wait, self.effects.later(told.gang_failed), self.effects.later(told.notice))
         self._coming = self._expected = 0
         self._streams: list[PendingCall] = []
         self._most_streams = _STREAMS
@@ -550,7 +543,7 @@ class Dispatch:
                 pending.attempt += 1
                 pending.id = next(self.ids)  # frames about the old id belong to the run before
                 self.tally.retried()
-                self.effects.others.append(partial(self._on_retry, pending, error, pending.at, pending.attempt))
+                self.effects.others.append(partial(self._told.retried, pending, error, pending.at, pending.attempt))
             self.hand_out.requeue(pending)
         else:
             if isinstance(error, (NodeInterrupted, NodeRetired)):
@@ -561,7 +554,7 @@ class Dispatch:
             self.tally.failed(pending, pending.at, None, text or text_of_error(error))
             self._end(pending, error)
             if pending.gang is None:
-                self.effects.others.append(partial(self._on_failed, pending, error, pending.at))
+                self.effects.others.append(partial(self._told.failed, pending, error, pending.at))
 
     @_then_acts
     def end_calls(self, error: BaseException) -> None:
@@ -724,7 +717,7 @@ class Dispatch:
             for pending, end in ended:
                 pending.finish(end)
                 if isinstance(end, BaseException) and not pending.stopped and pending.gang is None:
-                    self._on_failed(pending, end, node)
+                    self._told.failed(pending, end, node)
         finally:
             with self._lock:
                 enough = 32

@@ -15,7 +15,6 @@
 - `takeover`: takes a pool over from another process, or gives it up to one.
 - `tending`: renews the lease and the prices of a pool, and ends it when its limits are over.
 - `call_ends`: ends the calls, streams and services of a pool that ends.
-- `call_events`: tells the user of calls that fail or run again.
 - `advice`: tells the user about calls that could run better.
 - `closing`: closes what watches a pool, such as its logs and metrics, within a limit of time.
 - `departures`: all ways in which a pool loses a node.
@@ -59,7 +58,6 @@ __all__ = [
     "advice",
     "agents",
     "call_ends",
-    "call_events",
     "closing",
     "connections",
     "connector",

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from skypool import events
+from skypool.calls.call_events import CallEvents
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.pending import PendingCall
 from skypool.calls.upstream import Feeder
@@ -28,7 +29,6 @@ from skypool.pool import closing, shutdown, states
 from skypool.pool.advice import Advice
 from skypool.pool.agents import Agents
 from skypool.pool.call_ends import CallEnds
-from skypool.pool.call_events import CallEvents
 from skypool.pool.connections import Connections
 from skypool.pool.connector import Connector
 from skypool.pool.departures import Departures
@@ -105,16 +105,7 @@ class PoolEngine:
         self.emit = stream.emit
         self._settle = stream.settle
         told = CallEvents(terms.name, stream.emit)
-        self.dispatch = Dispatch(
-            terms.name,
-            told.failed,
-            told.retried,
-            self._on_feed,
-            self._on_drained,
-            told.gang_failed,
-            self._notice,
-            terms.wait,
-        )
+        self.dispatch = Dispatch(terms.name, told, self._on_feed, self._on_drained, terms.wait)
         self.rental = Rental(terms, stream.emit)
         self.supply = Supply(drivers, terms, self.rental) if drivers else None
         self._handover = handover

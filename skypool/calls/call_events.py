@@ -33,6 +33,10 @@ class CallEvents:
         reason = blame.cut(blame.text_of(error))
         self._emit(events.CallRetried(pool=self._pool, node=node, call=pending.name, attempt=attempt, reason=reason))
 
+    def notice(self, text: str) -> None:
+        """Tell the user a sentence."""
+        self._emit(events.Notice(pool=self._pool, text=text))
+
     def gang_failed(self, failure: GangFailure) -> None:
         """Tell that a gang has failed, and if it runs again."""
         self._emit(
