@@ -21,13 +21,11 @@ from skypool.calls.call import ComputeFunction
 from skypool.calls.options import NamedNodes
 from skypool.checks import Duration, seconds, whole
 from skypool.compute_pool.shown import ShownPool
-from skypool.compute_pool.watches import watches_of
 from skypool.drivers.contract import Driver
 from skypool.errors import PoolClosed, UsageError
 from skypool.event_loop import Loop
 from skypool.metrics.exporter import Exporter, exporters_asked
 from skypool.model import SlotsAsked, Trust
-from skypool.observers.observed import Observed
 from skypool.offers.need import NodeTerms, bases_asked, drivers_asked, image_asked, need_asked, nodes_asked, order_asked
 from skypool.offers.ordering import OrderBy
 from skypool.pool import shutdown
@@ -253,7 +251,9 @@ class ComputePool(ShownPool, CallSurface, Executor):
 
         Machines of another process that could not be taken over (see `attach`) keep running.
         """
-        from skypool import console
+        from skypool import console  # imported here, as the others: nothing of it is needed before a pool starts
+        from skypool.compute_pool.watches import watches_of
+        from skypool.observers.observed import Observed
 
         with self._sizing:
             self._begun = engine = PoolEngine(

@@ -12,7 +12,6 @@ from skypool.calls.futures import CallFuture
 from skypool.checks import whole
 from skypool.errors import UsageError
 from skypool.model import Trust
-from skypool.observers.observed import Observed
 from skypool.pool.engine import PoolEngine
 from skypool.pool.health import Samples
 from skypool.rental.handover import Handover
@@ -186,6 +185,7 @@ class ShownPool(ABC):
             PoolClosed: the pool has ended.
         """
         from skypool.observers import stacks  # imported here, as few programs need it
+        from skypool.observers.observed import Observed
 
         if self._engine is None and not self._ended:
             return stacks.Stacks({})
@@ -225,6 +225,7 @@ class ShownPool(ABC):
         self._widget = widget
 
     def _now(self) -> Now:
+        from skypool.observers.observed import Observed
         from skypool.report.widget import Now
 
         engine = self._begun

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from skypool.observers.observed import Observed
-from skypool.observers.server import ObserverServer
 from skypool.pool.watch import PoolFacts, Watch
 
 
@@ -15,6 +13,9 @@ class Observers(Watch):
     closes = 2
 
     def begin(self, facts: PoolFacts) -> None:
+        from skypool.observers.observed import Observed  # imported here, so that a pool's start need not wait
+        from skypool.observers.server import ObserverServer
+
         self._server = ObserverServer(facts.pool, Observed(facts))
         self._server.open()
 
