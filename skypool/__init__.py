@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from skypool.calls.call import Call, ComputeFunction, compute, gather
     from skypool.calls.command import cmd
     from skypool.calls.futures import CallFuture, Stream
+    from skypool.compute_pool.compute_pool import ComputePool
     from skypool.engines import dask, joblib, ray
     from skypool.errors import (
         BootstrapError,
@@ -58,7 +59,6 @@ if TYPE_CHECKING:
     from skypool.metrics.prometheus import Prometheus
     from skypool.offers.plan import plan
     from skypool.offers.ranking import Plan
-    from skypool.pool.pool import ComputePool
     from skypool.pool.service import Service
     from skypool.pool.views import PoolView
     from skypool.rental.budget import Budget
@@ -115,7 +115,7 @@ _HOME = {
     "UsageError": "skypool.errors",
     "WorkerDied": "skypool.errors",
     "CallFuture": "skypool.calls.futures",
-    "ComputePool": "skypool.pool.pool",
+    "ComputePool": "skypool.compute_pool.compute_pool",
     "PoolView": "skypool.pool.views",
     "Plan": "skypool.offers.ranking",
     "Service": "skypool.pool.service",

@@ -282,6 +282,7 @@ class Output(NodeEvent):
         label: what tells the process from the gang's others on the node: its devices, such as "gpu1", or else its
             number on the node. "" if it is the only one there, and for other calls.
         service: the name of the service of `pool.service` that printed the text; "" for other calls.
+        function: the name of the function of the call; "" if it is not known.
     """
 
     slot: int
@@ -291,6 +292,7 @@ class Output(NodeEvent):
     rank: int | None = None
     label: str = ""
     service: str = ""
+    function: str = ""
 
     def _harmless(self, text: str) -> str:
         return encodable(text)  # the rest was done when the text came
@@ -462,6 +464,13 @@ def _complain(event: Event) -> bool:
     return True
 
 
+class _Inline:
+    """A listener that is called in the thread that emits an event."""
+
+    def __init__(self, hear: Hear) -> None:
+        self.hear = hear
+
+
 class EventStream:
     """A stream of events with any number of listeners. A listener gets all later events in order.
 
@@ -470,7 +479,8 @@ class EventStream:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._listeners: list[_Listener | Hear] = []
+        self._followers: list[_Listener | _Inline] = []
+        self._listeners: list[_Listener | _Inline] = []
 
     def listen(self, hear: Hear, *, inline: bool = False) -> Callable[[], None]:
         """Add a listener, and return a function that removes it. Events from before are not repeated.
@@ -484,18 +494,26 @@ class EventStream:
             inline: True calls `hear` in the thread that emits an event. The pool waits for it without a limit, even
                 before it ends machines, so `hear` must not block. Default False.
         """
-        listener = hear if inline else _Listener(hear, self._remove)
+        listener = _Inline(hear) if inline else _Listener(hear, self._remove)
         with self._lock:
             self._listeners.append(listener)
         return lambda: self._remove(listener)
 
-    def _remove(self, listener: _Listener | Hear) -> None:
-        """Remove a listener, once if it was added twice. Do nothing if the stream does not have it."""
+    def _remove(self, listener: _Listener | _Inline) -> None:
+        """Remove a listener. Do nothing if the stream does not have it."""
         with self._lock:
-            if listener in self._listeners:
-                self._listeners.remove(listener)
+            for known in (self._followers, self._listeners):
+                if listener in known:
+                    known.remove(listener)
         if isinstance(listener, _Listener):
             listener.remove()
+
+    def follow(self, hear: Hear) -> Callable[[], None]:
+        """Add a listener of skypool's own, as `listen` does. It hears one event at a time, and must not block."""
+        follower = _Inline(hear)
+        with self._lock:
+            self._followers.append(follower)
+        return lambda: self._remove(follower)
 
     def emit(self, event: Event) -> None:
         """Let all listeners hear an event, and wait for each of them for a second at most.
@@ -503,18 +521,26 @@ class EventStream:
         Inline listeners are called here, one after the other, and the others in their own threads at the same time.
         """
         waiting: list[tuple[_Listener, int]] = []
+        inline: list[_Inline] = []
         with self._lock:
-            for each in list(self._listeners):
+            for follower in list(self._followers):
+                self._tell(follower, event)
+            for each in self._listeners:
                 if isinstance(each, _Listener):
                     waiting.append((each, each.put(event)))
-                    continue
-                try:
-                    each(event)
-                except Exception:  # noqa: BLE001 - a broken listener must not break the pool
-                    self._remove(each)
-                    _complain(event)
+                else:
+                    inline.append(each)
+        for one in inline:  # without the lock, as this is code of the user
+            self._tell(one, event)
         for listener, number in waiting:
             listener.wait(number)
+
+    def _tell(self, listener: _Listener | _Inline, event: Event) -> None:
+        try:
+            listener.hear(event)
+        except Exception:  # noqa: BLE001 - a broken listener must not break the pool
+            self._remove(listener)
+            _complain(event)
 
     def settle(self, within: float) -> None:
         """Wait until all listeners have heard all events so far. Raise TimeoutError after `within` seconds."""

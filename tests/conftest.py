@@ -20,7 +20,7 @@ from typing import TypeVar
 import pytest
 
 from skypool.agent.processes import descendants
-from tests import needs
+from tests import needs, user_code
 from tests.interrupts import hear_signals, pytest_runtest_call, pytest_timeout_set_timer
 from tests.lab import fixtures
 from tests.lab.fixtures import (
@@ -118,11 +118,24 @@ def _own_place() -> Iterator[None]:
     shutil.rmtree(place, ignore_errors=True)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _user_code_runs_without_locks() -> Iterator[None]:
+    """Code of the user that runs under a lock of skypool, or on its event loop, fails in all tests."""
+    if os.environ.get("SKYPOOL_TEST_SPEED"):  # measuring
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        user_code.watch(patch)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _nothing_left() -> Iterator[None]:
     """After a test no node is left that was not there before it, and no server's thread that nothing can reach."""
     before = set(nodes())
+    user_code.found.clear()
     yield
+    assert not user_code.found
     left = set(nodes()) - before
     assert not left, f"nodes left behind: {left}"
     if spinning_servers():  # a thread that was told to stop may still be on its way out

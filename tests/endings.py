@@ -32,7 +32,7 @@ from skypool.errors import BudgetExceeded, LifetimeExceeded, PoolClosed, Skypool
 from skypool.logs.writer import LogWriter
 from skypool.metrics.exporter import Exporter, Source
 from skypool.observers.server import ObserverServer
-from skypool.pool import engine
+from skypool.pool import call_ends, engine, terminations
 from skypool.pool.forwards import Forwards
 from skypool.rental.ledger import Ledger
 from skypool.rental.reaper import terminate_all
@@ -47,6 +47,8 @@ WATCHERS = ("history", "logs", "samples", "metrics", "report", "console", "liste
 TROUBLES = ("raises", "hangs", "full")
 BOUND = 20.0
 """Seconds within which machines must have ended. A pool that waits for what hangs takes for ever."""
+PATIENCE = ((engine, "_TO_CLOSE"), (terminations, "_TO_RECORD"), (call_ends, "_TO_END_CALLS"))
+"""The times for which the end of a pool waits for what hangs."""
 
 
 # --- what is wrong -------------------------------------------------------------------------------------------
@@ -69,8 +71,8 @@ class Saboteur:
     def __enter__(self) -> Saboteur:
         patch = self._stack.enter_context
         self._stack.callback(self._over.set)
-        for name in ("_TO_CLOSE", "_TO_RECORD", "_TO_END_CALLS"):
-            patch(mock.patch.object(engine, name, 1.0))
+        for module, name in PATIENCE:
+            patch(mock.patch.object(module, name, 1.0))
         patch(mock.patch.object(outlet, "_LAST", 1.0))
         broken: dict[str, tuple[Any, str]] = {
             "history": (Journal, "write"),

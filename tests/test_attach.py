@@ -21,8 +21,8 @@ import skypool as sky
 from skypool import events
 from skypool.link.inbound import Welcome
 from skypool.model import Instance
-from skypool.pool.connector import Connector
-from skypool.pool.engine import PoolEngine
+from skypool.pool.agents import Agents
+from skypool.pool.departures import Departures
 from skypool.processes import is_stopped
 from skypool.testing import FakeCloud
 from tests.conftest import children, eventually, nodes
@@ -150,8 +150,8 @@ def test_the_node_forgets_what_the_former_process_was_to_get(
         resume(node, welcome)
 
     monkeypatch.setattr(engine.dispatch, "resume", note)
-    engine.dispatch.acknowledge(0)
-    link = engine._links[0]
+    engine.dispatch.roster.acknowledge(0)
+    link = engine.connections.links[0]
     link._loop.call_soon_threadsafe(link._break, "cut by the test", link._stream)
     eventually(lambda: welcomes, 60, "a new connection")
     assert (welcomes[0].calls, welcomes[0].streams, welcomes[0].services) == ((), (), ())
@@ -185,30 +185,30 @@ time.sleep(600)
 
 
 @pytest.fixture
-def between(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[Connector], bool]]:
+def between(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[Agents], bool]]:
     """Conditions that come true between the connection to the first node of a pool and that to the second."""
-    opened = Connector.open
-    conditions: list[Callable[[Connector], bool]] = []
+    opened = Agents.open
+    conditions: list[Callable[[Agents], bool]] = []
 
-    async def open_later(self: Connector, instance: Instance, *args: Any, **named: Any) -> Welcome:
+    async def open_later(self: Agents, instance: Instance, *args: Any, **named: Any) -> Welcome:
         until = time.monotonic() + 30
-        while self.links and not all(each(self) for each in conditions):
+        while self.connections.links and not all(each(self) for each in conditions):
             assert time.monotonic() < until
             await asyncio.sleep(0.01)
         return await opened(self, instance, *args, **named)
 
-    monkeypatch.setattr(Connector, "open", open_later)
+    monkeypatch.setattr(Agents, "open", open_later)
     return conditions
 
 
 def test_a_node_that_is_lost_while_others_are_taken_over_ends_the_attempt_and_no_node(
-    between: list[Callable[[Connector], bool]],
+    between: list[Callable[[Agents], bool]],
 ) -> None:
     left_by_a_process('sky.ComputePool(name="halved", nodes=2, slots=1, lease=60, console="off")')
 
-    def is_lost(connector: Connector) -> bool:
-        [(node, link)] = connector.links.items()
-        access, _ = connector.ways[node]
+    def is_lost(agents: Agents) -> bool:
+        [(node, link)] = agents.connections.links.items()
+        access, _ = agents.connections.ways[node]
         if not link._closed:
             with contextlib.suppress(ProcessLookupError, ValueError, FileNotFoundError):  # it was killed before
                 [agent] = children(int(json.loads((Path(access.folder) / "keeper.json").read_text())["pid"]))
@@ -304,19 +304,19 @@ def test_a_gang_that_waits_for_the_gang_of_the_former_process_says_so_and_how_it
 
 
 def test_a_notice_that_comes_while_others_are_taken_over_is_heard_later(
-    between: list[Callable[[Connector], bool]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    between: list[Callable[[Agents], bool]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cloud = FakeCloud(tmp_path / "cloud")
     made = f'sky.ComputePool(FakeCloud({str(cloud.state)!r}), name="warned", nodes=2, slots=1, lease=60, console="off")'
     left_by_a_process(made)
     noticed: list[int] = []
-    on_notice = PoolEngine._on_notice
+    on_notice = Departures.on_notice
 
-    def note(self: PoolEngine, node: int, at: float) -> None:
+    def note(self: Departures, node: int, at: float) -> None:
         noticed.append(node)
         on_notice(self, node, at)
 
-    monkeypatch.setattr(PoolEngine, "_on_notice", note)
+    monkeypatch.setattr(Departures, "on_notice", note)
     cloud.control.interrupt(next(each for each in cloud.instances(pool="warned") if each.node == 0))
     between.append(lambda _: bool(noticed))
     pool = sky.ComputePool.attach("warned", cloud, console="off")

@@ -19,10 +19,9 @@ from skypool.errors import BudgetExceeded, LaunchError
 from skypool.event_loop import Loop
 from skypool.model import Need, Offer, Order
 from skypool.offers.search import look_around
-from skypool.rental import rental as rental_module
+from skypool.rental import supply as supply_module
 from skypool.rental.launch import Launcher
 from skypool.rental.ledger import Ledger
-from skypool.rental.rental import Rental
 from skypool.testing import FakeCloud, Stock
 from skypool_images import recipes
 from tests.conftest import eventually
@@ -30,6 +29,7 @@ from tests.lab import examples, repository, work
 from tests.lab.aws import AWS
 from tests.lab.aws_wire import Call
 from tests.lab.launches import Client, Matrix, losses
+from tests.supplies import supply_of, tend
 
 HERE = "0.0.0.0/0"
 """Port 22 of lab machines is open to whoever is in the lab: nobody tells this host its public address."""
@@ -257,7 +257,7 @@ def pool_instances(pool: sky.ComputePool) -> list[Any]:
 def test_a_pool_with_a_budget_on_spot_sends_a_maximum_price_and_follows_the_price(
     aws: AWS, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rental_module, "REPRICE", 1.0)
+    monkeypatch.setattr(supply_module, "REPRICE", 1.0)
     with sky.ComputePool(provider(), slots=1, vcpus=2, market="spot", budget=20, lease=15, console="off") as pool:
         (call,) = aws.calls("RunInstances")
         (rental,) = aws.rentals
@@ -294,36 +294,38 @@ def test_a_spot_price_that_rises_shortens_what_a_budget_lasts_for(
 ) -> None:
     hours, real = 0.0, clock.now
     monkeypatch.setattr(clock, "now", lambda: real() + hours * 3600)
-    monkeypatch.setattr(rental_module, "REPRICE", 0.0)
+    monkeypatch.setattr(supply_module, "REPRICE", 0.0)
     best = sky.plan(provider(), vcpus=2, market="spot").best
     assert best is not None
     before, bare = best.usd_per_hour, aws_api.stock.spot_price(best.zone, best.instance_type)
     assert bare is not None
     after = before + 0.2 * bare
     pool = sky.ComputePool(provider(), vcpus=2, market="spot", budget=2.5 * before, name="p", console="off")
-    rental = Rental(pool._terms, lambda event: None)
-    asyncio.run(rental.look())
-    rental.begin()
+    supply = supply_of(pool)
+    asyncio.run(supply.look())
+    supply.begin()
 
     async def pause(seconds: float) -> None: ...
 
-    there = asyncio.run(rental.rent((0,), None, pause)).instances
+    there = asyncio.run(supply.rent((0,), None, pause)).instances
     eventually(lambda: [each.state for each in pool_instances(pool)] == ["running"], 30)
-    rental.runs(pool_instances(pool)[0])
+    supply.runs(pool_instances(pool)[0])
     hours = 1.0
-    rental.tend()
-    assert rental.limits.check() == pytest.approx(1.5 * 3600, abs=60)
+    tend(supply)
+    assert supply.rental.limits.check() == pytest.approx(1.5 * 3600, abs=60)
     aws_api.spot_price(best.zone, best.instance_type, 1.2 * bare)
-    rental.tend()
-    assert rental.limits.check() == pytest.approx(1.5 * before / after * 3600, abs=60), "its nodes are told so"
-    assert rental.receipt.usd == pytest.approx(before, rel=0.02), "what ran until now is charged at the old price"
+    tend(supply)
+    assert supply.rental.limits.check() == pytest.approx(1.5 * before / after * 3600, abs=60), "its nodes are told so"
+    assert supply.rental.receipt.usd == pytest.approx(before, rel=0.02), (
+        "what ran until now is charged at the old price"
+    )
     hours = 2.0
-    assert rental.receipt.usd == pytest.approx(before + after, rel=0.02)
+    assert supply.rental.receipt.usd == pytest.approx(before + after, rel=0.02)
     assert Ledger.here().pools("p")[0].receipt(clock.now()).usd == pytest.approx(before + after, rel=0.02)
     hours = 2.45
     with pytest.raises(BudgetExceeded, match="has spent"):
-        rental.limits.check()
-    assert not rental.terminate(there)
+        supply.rental.limits.check()
+    assert not supply.terminate(there)
 
 
 # --- failover ------------------------------------------------------------------------------------------------

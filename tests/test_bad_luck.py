@@ -25,7 +25,7 @@ import pytest
 import skypool as sky
 from skypool import events
 from skypool.agent import node
-from skypool.calls.dispatch import Dispatch
+from skypool.calls.roster import Roster
 from skypool.shipping import bundle
 from tests.conftest import children, descendants, eventually, home, nodes, processes_of
 from tests.work import add, nap
@@ -653,7 +653,7 @@ def test_a_callback_of_the_engine_that_fails_ends_the_pool_and_no_call_waits_for
         engine: Any = mine._engine
         future = nap(60) > mine
         monkeypatch.setattr(engine.departures, "noticed", lambda node, at: {}[node])
-        engine._on_notice(0, time.time() + 60)
+        engine.departures.on_notice(0, time.time() + 60)
         with pytest.raises(sky.SkypoolError, match=r"skypool failed: KeyError: 0; this is a bug of skypool"):
             future.result(timeout=60)
 
@@ -662,7 +662,7 @@ def test_what_a_pool_can_do_without_may_fail(monkeypatch: pytest.MonkeyPatch) ->
     said: list[str] = []
     mine = sky.ComputePool(slots=1, console="off")
     mine.events.listen(lambda e: said.append(e.text) if isinstance(e, events.Notice) else None)
-    monkeypatch.setattr("skypool.pool.hints.IdleHints.look", lambda *_: 1 // 0)
+    monkeypatch.setattr("skypool.pool.idle.IdleWatch._differs", lambda *_: 1 // 0)
     monkeypatch.setattr("skypool.pool.idle._EVERY", 0.1)
     with mine:
         eventually(lambda: any("the record of idle time ended, and the pool goes on" in each for each in said))
@@ -709,7 +709,7 @@ def test_a_node_whose_link_is_down_is_told_as_unreachable_since_its_last_sign_of
         assert dict(mine.nodes) == {0: "ready"}
         agent = agent_of(mine)
         os.kill(agent, signal.SIGSTOP)  # so that the link cannot come back
-        link = mine._engine._links[0]  # type: ignore[union-attr]  # it has started
+        link = mine._engine.connections.links[0]  # type: ignore[union-attr]  # it has started
         link._loop.call_soon_threadsafe(link._break, "cut by the test", link._stream)
         eventually(lambda: mine.nodes[0].startswith("unreachable since"), what="the word for a broken link")
         told = mine.nodes[0]
@@ -750,7 +750,7 @@ def test_a_link_that_breaks_comes_back_and_nothing_is_lost_or_run_twice(tmp_path
             for pid in holders():
                 os.kill(pid, signal.SIGKILL)
             engine: Any = mine._engine
-            if (broken := engine._links[0]._stream) is not None:
+            if (broken := engine.connections.links[0]._stream) is not None:
                 broken.socket.shutdown(2)
         assert [f.result(timeout=60) for f in futures] == list(range(300))
         assert list(items) == list(range(300))
@@ -774,20 +774,20 @@ def test_an_iterator_argument_survives_a_broken_link() -> None:
         for _ in range(3):
             time.sleep(0.2)
             engine: Any = mine._engine
-            link = engine._links[0]
+            link = engine.connections.links[0]
             link._loop.call_soon_threadsafe(link._break, "cut by the test", link._stream)
         assert future.result(timeout=60) == 4950
 
 
 def test_an_item_of_an_iterator_argument_that_comes_twice_is_given_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a reconnection, when the item is on its way and is asked for again."""
-    send = Dispatch.item
+    send = Roster.item
 
-    def twice(dispatch: Dispatch, *item: Any) -> None:
-        send(dispatch, *item)
-        send(dispatch, *item)
+    def twice(roster: Roster, *item: Any) -> None:
+        send(roster, *item)
+        send(roster, *item)
 
-    monkeypatch.setattr(Dispatch, "item", twice)
+    monkeypatch.setattr(Roster, "item", twice)
 
     @sky.compute
     def items(numbers: Iterator[int]) -> list[int]:
@@ -847,7 +847,7 @@ def test_large_values_survive_a_broken_link() -> None:
             time.sleep(0.15)
             engine: Any = mine._engine
             engine.dispatch.node_queues[0].link._loop.call_soon_threadsafe(
-                engine._links[0]._break, "cut by the test", engine._links[0]._stream
+                engine.connections.links[0]._break, "cut by the test", engine.connections.links[0]._stream
             )
         assert np.array_equal(future.result(timeout=60), array + 1)
 

@@ -15,14 +15,15 @@ from skypool import clock
 from skypool.errors import QuotaError
 from skypool.model import Instance, Offer, Order
 from skypool.rental import gc, reaper
-from skypool.rental import rental as rental_module
+from skypool.rental import supply as supply_module
 from skypool.rental.ledger import Ledger
 from skypool.rental.ledger_file import LedgerFile
-from skypool.rental.rental import Rental
+from skypool.rental.supply import Supply
 from skypool.testing import FakeCloud, Stock
 from tests.bill import bill
 from tests.conftest import eventually
 from tests.soak import _living, bills
+from tests.supplies import supply_of, tend
 
 
 @pytest.mark.timeout(300)
@@ -61,20 +62,20 @@ def rented(
     nodes: int = 1,
     stopping: threading.Event | None = None,
     **more: object,
-) -> Rental:
+) -> Supply:
     """A pool's rental on a cloud whose clock is that of money."""
     monkeypatch.setattr(clock, "now", lambda: cloud.clock.now().timestamp())
     pool = sky.ComputePool(cloud, nodes=nodes, name="p", console="off", **more)  # type: ignore[arg-type]
-    rental = Rental(pool._terms, lambda event: None, stopping)
-    asyncio.run(rental.look())
-    rental.begin()
-    return rental
+    supply = supply_of(pool, stopping)
+    asyncio.run(supply.look())
+    supply.begin()
+    return supply
 
 
-def rent(rental: Rental, *nodes: int) -> list[Instance]:
+def rent(supply: Supply, *nodes: int) -> list[Instance]:
     async def pause(seconds: float) -> None: ...
 
-    return list(asyncio.run(rental.rent(nodes, None, pause)).instances)
+    return list(asyncio.run(supply.rent(nodes, None, pause)).instances)
 
 
 def test_the_ends_of_many_machines_are_as_few_writes_as_that_of_one(
@@ -93,15 +94,15 @@ def test_the_ends_of_many_machines_are_as_few_writes_as_that_of_one(
         nonlocal commits
         folder = tmp_path / str(nodes)
         cloud = FakeCloud(folder, [Stock(capacity=nodes)], machines=False, billing="running")
-        rental = rented(cloud, monkeypatch, nodes=nodes)
-        there = rent(rental, *range(nodes))
+        supply = rented(cloud, monkeypatch, nodes=nodes)
+        there = rent(supply, *range(nodes))
         cloud.control.advance(60.0)
         commits = 0
-        assert not rental.terminate(there, silent=dict.fromkeys(range(0, nodes, 2), 10.0))
+        assert not supply.terminate(there, silent=dict.fromkeys(range(0, nodes, 2), 10.0))
         done = commits
-        assert [line.ended for line in rental.receipt.lines] == [True] * nodes
-        assert all(line.billed_from is not None for line in rental.receipt.lines)
-        rental.close(None, proved=True)
+        assert [line.ended for line in supply.rental.receipt.lines] == [True] * nodes
+        assert all(line.billed_from is not None for line in supply.rental.receipt.lines)
+        supply.close(None, proved=True)
         return done
 
     monkeypatch.setattr(LedgerFile, "write", counted)
@@ -113,49 +114,49 @@ def test_after_a_shortage_only_a_machine_whose_end_is_not_proved_is_kept(
 ) -> None:
     """Those that were ended must not be taken for nodes of the pool."""
     cloud = FakeCloud(tmp_path / "cloud", [Stock(capacity=2)], machines=False, patience=0.0)
-    rental = rented(cloud, monkeypatch, nodes=3, wait=60.0)
+    supply = rented(cloud, monkeypatch, nodes=3, wait=60.0)
     cloud.control.next_machines(undying=None)
-    there = rent(rental, 0, 1, 2)
+    there = rent(supply, 0, 1, 2)
     assert [each.node for each in there] == [0]
-    assert [line.ended for line in rental.receipt.lines] == [False, True]
+    assert [line.ended for line in supply.rental.receipt.lines] == [False, True]
 
 
 def test_a_machine_that_never_runs_costs_nothing_where_its_cloud_bills_from_running(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cloud = FakeCloud(tmp_path / "cloud", [Stock(usd_per_hour=346.0)], machines=False, billing="running")
-    rental = rented(cloud, monkeypatch)
+    supply = rented(cloud, monkeypatch)
     cloud.control.next_machines(boots=None)
-    there = rent(rental, 0)
+    there = rent(supply, 0)
     cloud.control.advance(1800.0)
-    assert (rental.receipt.usd, rental.receipt.usd_per_hour) == (0.0, 0.0)
-    assert not rental.terminate(there)
-    assert [(line.usd, line.ended) for line in rental.receipt.lines] == [(0.0, True)]
+    assert (supply.rental.receipt.usd, supply.rental.receipt.usd_per_hour) == (0.0, 0.0)
+    assert not supply.terminate(there)
+    assert [(line.usd, line.ended) for line in supply.rental.receipt.lines] == [(0.0, True)]
 
 
 def test_a_machine_that_waited_is_charged_from_when_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stock = [Stock(usd_per_hour=3600.0)]
     cloud = FakeCloud(tmp_path / "cloud", stock, machines=False, ends_itself=False, billing="running")
-    rental = rented(cloud, monkeypatch)
+    supply = rented(cloud, monkeypatch)
     cloud.control.next_machines(boots=600.0)
-    there = rent(rental, 0)
+    there = rent(supply, 0)
     cloud.control.advance(600.5)
-    rental.runs(cloud.instances(pool="p")[0])
+    supply.runs(cloud.instances(pool="p")[0])
     cloud.control.advance(100.0)
-    assert not rental.terminate(there)
-    assert rental.receipt.usd == pytest.approx(100.5, abs=1.0)
+    assert not supply.terminate(there)
+    assert supply.rental.receipt.usd == pytest.approx(100.5, abs=1.0)
 
 
 def test_a_machine_of_a_launch_that_was_undone_has_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cloud = FakeCloud(
         tmp_path / "cloud", [Stock(capacity=2, least_billed=60.0)], machines=False, ends_itself=False, patience=0.0
     )
-    rental = rented(cloud, monkeypatch, nodes=3, private_network=True)
+    supply = rented(cloud, monkeypatch, nodes=3, private_network=True)
     cloud.control.throttle(times=1, retry_after=0.01, call="delete")
-    assert rent(rental, 0, 1, 2) == []
+    assert rent(supply, 0, 1, 2) == []
     items = bill(tmp_path / "cloud" / "events", clock.now())
     assert len(items) == 2
-    assert {line.id: line.usd for line in rental.receipt.lines} == {
+    assert {line.id: line.usd for line in supply.rental.receipt.lines} == {
         name: pytest.approx(item.usd, abs=1 / 3600) for name, item in items.items()
     }
     assert cloud.count("machine") == 0
@@ -165,26 +166,26 @@ def test_a_machine_that_dies_silently_is_charged_until_it_was_heard_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cloud = FakeCloud(tmp_path / "cloud", [Stock(usd_per_hour=3600.0)], machines=False)
-    rental = rented(cloud, monkeypatch)
-    there = rent(rental, 0)
+    supply = rented(cloud, monkeypatch)
+    there = rent(supply, 0)
     cloud.control.advance(100.0)
     cloud.control.kill(there[0])
     cloud.control.advance(91.0)
-    assert not rental.terminate(there, {0: 91.0})
-    assert rental.receipt.usd == pytest.approx(100.0, abs=1.0)
+    assert not supply.terminate(there, {0: 91.0})
+    assert supply.rental.receipt.usd == pytest.approx(100.0, abs=1.0)
 
 
 def test_an_order_without_an_answer_is_looked_for_at_once_and_on_the_bill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cloud = FakeCloud(tmp_path / "cloud", machines=False)
-    rental = rented(cloud, monkeypatch, stopping=bills.Patience(cloud))
+    supply = rented(cloud, monkeypatch, stopping=bills.Patience(cloud))
     cloud.control.lose_reply(times=None)
-    offers = len(rental.plan.offers) if rental.plan else 0
-    assert rent(rental, 0) == []
+    offers = len(supply.plan.offers) if supply.plan else 0
+    assert rent(supply, 0) == []
     assert offers
     assert cloud.count("machine") == 0, "it is not left until the pool ends"
-    assert len(rental.receipt.lines) == len(bill(tmp_path / "cloud" / "events")) > 0
+    assert len(supply.rental.receipt.lines) == len(bill(tmp_path / "cloud" / "events")) > 0
 
 
 # --- several providers ---------------------------------------------------------------------------------------
@@ -209,13 +210,13 @@ def test_a_provider_that_hangs_keeps_no_machine_of_another(
     hangs = Hangs(tmp_path / "hangs", [Stock(usd_per_hour=1.0, capacity=1)], machines=False)
     other = FakeCloud(tmp_path / "other", [Stock(usd_per_hour=2.0)], machines=False)
     pool = sky.ComputePool([hangs, other], nodes=2, name="p", console="off")
-    rental = Rental(pool._terms, lambda event: None)
-    asyncio.run(rental.look())
-    rental.begin()
-    there = rent(rental, 0, 1)
+    supply = supply_of(pool)
+    asyncio.run(supply.look())
+    supply.begin()
+    there = rent(supply, 0, 1)
     assert [hangs.count("machine"), other.count("machine")] == [1, 1]
     ends = {
-        "stop": lambda: rental.terminate(there),
+        "stop": lambda: supply.terminate(there),
         "down": lambda: reaper.terminate_all([hangs, other], "p", Ledger.here()),
         "gc": lambda: gc.terminate_found(gc.survey([hangs, other]).found),
     }
@@ -251,7 +252,7 @@ def test_what_cannot_keep_the_budget_is_left_out_where_something_else_can(
     dear = FakeCloud(tmp_path / "two", [Stock(usd_per_hour=0.2)], machines=False)
     object.__setattr__(cheap, "name", "unbounded")
     pool = sky.ComputePool([cheap, dear], name="p", budget=5, console="off")
-    plan = asyncio.run(Rental(pool._terms, lambda event: None).look())
+    plan = asyncio.run(supply_of(pool).look())
     assert [each.provider for each in plan.offers] == ["fake"]
     assert "offers of unbounded are left out" in plan.explain()
 
@@ -260,29 +261,29 @@ def test_a_budget_on_spot_caps_the_price_and_leaves_the_end_to_the_lease(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stock = Stock(usd_per_hour=2.0, market="spot")
-    rental = rented(FakeCloud(tmp_path / "cloud", [stock], machines=False), monkeypatch, budget=20, market="spot")
-    assert rental.plan is not None
-    order = rental._order(rental.plan.offers[0], (0,))
+    supply = rented(FakeCloud(tmp_path / "cloud", [stock], machines=False), monkeypatch, budget=20, market="spot")
+    assert supply.plan is not None
+    order = supply._order(supply.plan.offers[0], (0,))
     assert (order.max_usd_per_hour, order.lifetime) == (2.5, None)
 
 
 def test_a_spot_price_that_moves_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cloud = FakeCloud(tmp_path / "cloud", [Stock(usd_per_hour=2.0, market="spot")], machines=False, ends_itself=False)
-    monkeypatch.setattr(rental_module, "REPRICE", 0.0)
-    rental = rented(cloud, monkeypatch, budget=sky.Budget(20, best_effort=True), market="spot")
-    rent(rental, 0)
+    monkeypatch.setattr(supply_module, "REPRICE", 0.0)
+    supply = rented(cloud, monkeypatch, budget=sky.Budget(20, best_effort=True), market="spot")
+    rent(supply, 0)
     cloud.control.advance(3600.0)
-    rental.tend()
-    assert rental.limits.check() == pytest.approx(9 * 3600, abs=5)
+    tend(supply)
+    assert supply.rental.limits.check() == pytest.approx(9 * 3600, abs=5)
     cloud.control.spot_price("small", 6.0)
-    rental.tend()
-    assert rental.limits.check() == pytest.approx(3 * 3600, abs=5), "the nodes are told so"
+    tend(supply)
+    assert supply.rental.limits.check() == pytest.approx(3 * 3600, abs=5), "the nodes are told so"
     cloud.control.advance(3600.0)
-    assert rental.receipt.usd == pytest.approx(8.0, abs=0.02)
-    assert rental.receipt.usd_per_hour == 6.0
+    assert supply.rental.receipt.usd == pytest.approx(8.0, abs=0.02)
+    assert supply.rental.receipt.usd_per_hour == 6.0
     items = bill(tmp_path / "cloud" / "events", clock.now())
-    assert sum(item.usd for item in items.values()) == pytest.approx(rental.receipt.usd, abs=6.0 / 3600)
-    assert Ledger.here().pools("p")[0].receipt(clock.now()).usd == pytest.approx(rental.receipt.usd, abs=0.01)
+    assert sum(item.usd for item in items.values()) == pytest.approx(supply.rental.receipt.usd, abs=6.0 / 3600)
+    assert Ledger.here().pools("p")[0].receipt(clock.now()).usd == pytest.approx(supply.rental.receipt.usd, abs=0.01)
 
 
 # --- quotas --------------------------------------------------------------------------------------------------
@@ -301,9 +302,9 @@ def test_a_quota_with_room_for_some_nodes_serves_so_many(
             return super().launch(offer, order)
 
     stock = [Stock("cheap", usd_per_hour=1.0, quota="few"), Stock("dear", usd_per_hour=9.0)]
-    rental = rented(AllOrNone(tmp_path / "cloud", stock, machines=False), monkeypatch, nodes=5)
-    assert len(rent(rental, 0, 1, 2, 3, 4)) == 5
-    assert sorted(line.type for line in rental.receipt.lines) == ["cheap"] * room + ["dear"] * (5 - room)
+    supply = rented(AllOrNone(tmp_path / "cloud", stock, machines=False), monkeypatch, nodes=5)
+    assert len(rent(supply, 0, 1, 2, 3, 4)) == 5
+    assert sorted(line.type for line in supply.rental.receipt.lines) == ["cheap"] * room + ["dear"] * (5 - room)
 
 
 def test_a_launch_that_a_quota_stops_half_way_leaves_what_it_made(
@@ -311,8 +312,8 @@ def test_a_launch_that_a_quota_stops_half_way_leaves_what_it_made(
 ) -> None:
     stock = [Stock("cheap", usd_per_hour=1.0, quota="few"), Stock("dear", usd_per_hour=9.0)]
     cloud = FakeCloud(tmp_path / "cloud", stock, machines=False)
-    rental = rented(cloud, monkeypatch, nodes=5)
+    supply = rented(cloud, monkeypatch, nodes=5)
     cloud.control.limit("few", 3)
-    assert len(rent(rental, 0, 1, 2, 3, 4)) == 5
+    assert len(rent(supply, 0, 1, 2, 3, 4)) == 5
     assert cloud.count("machine") == 5
-    assert sorted(line.type for line in rental.receipt.lines) == ["cheap"] * 3 + ["dear"] * 2
+    assert sorted(line.type for line in supply.rental.receipt.lines) == ["cheap"] * 3 + ["dear"] * 2

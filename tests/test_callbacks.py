@@ -45,6 +45,11 @@ def fail() -> None:
     raise ValueError("it failed")
 
 
+def begin_and_sleep(path: str) -> None:
+    open(path, "w").close()
+    time.sleep(60)
+
+
 def begin(path: str) -> str:
     open(path, "w").close()
     time.sleep(1)
@@ -321,3 +326,21 @@ def test_no_code_of_the_user_runs_in_a_thread_that_has_the_lock_of_the_calls() -
             WATCH.lock = None
     assert WATCH.ran == {"callback", "listener", "retry_on", "state", "text"}
     assert not WATCH.with_lock
+
+
+@pytest.mark.slow
+def test_retry_on_is_not_looked_at_under_the_lock_when_the_node_of_a_gang_is_lost(tmp_path: Path) -> None:
+    with sky.ComputePool(nodes=2, slots=1, console="off", liveness=20) as mine:
+        engine: Any = mine._engine
+        again: Any = {"procs": 1, "node": 1, "retries": 1, "retry_on": AnyTalkative}
+        lost = sky.compute(begin_and_sleep)(str(tmp_path / "began")).with_options(**again) > mine
+        eventually((tmp_path / "began").exists, 60)
+        WATCH.ran.clear()
+        WATCH.with_lock.clear()
+        WATCH.lock = engine.dispatch._lock
+        try:
+            os.kill(agent_of(mine, 1), signal.SIGKILL)
+            assert isinstance(lost.exception(60), sky.ConnectionLost)
+        finally:
+            WATCH.lock = None
+        assert not WATCH.with_lock

@@ -17,7 +17,9 @@ from skypool import cli
 from skypool.cli import top_survey
 from skypool.console.board import Board
 from skypool.console.view import draw_pool
+from skypool.metrics.metering import Metering
 from skypool.observers import client
+from skypool.observers.observed import Observed
 from skypool.rental.ledger import Ledger
 from skypool.report.facts import collect
 from skypool.report.widget import picture
@@ -43,7 +45,7 @@ class Views:
 
     def __init__(self, pool: sky.ComputePool) -> None:
         self.pool = pool
-        self.board = Board(lambda: self.engine.figures())
+        self.board = Board(lambda: Observed(self.engine.facts).figures())
         pool.events.listen(self.board.hear)  # before its nodes are there
 
     @property
@@ -80,7 +82,9 @@ class Views:
 
     def metrics(self) -> Seen:
         found: dict[tuple[str, str], float] = {}
-        for each in self.engine.metering.read():
+        metering = Metering(())
+        metering.begin(self.engine.facts)
+        for each in metering.read():
             if isinstance(each.value, (int, float)):
                 key = each.metric.name, str(each.attributes.get("skypool.outcome", ""))
                 found[key] = found.get(key, 0) + each.value

@@ -60,7 +60,7 @@ def test_the_disguise_takes_away_what_macos_lacks_and_nodes_do_not_wear_it() -> 
 
         with sky.ComputePool(console="off", slots=1) as pool:
             print(there() >> pool)
-            print(type(pool._engine._links[0]._inbox.current.turns).__name__)
+            print(type(pool._engine.connections.links[0]._inbox.current.turns).__name__)
         """
     )
     assert told.splitlines() == ["('linux', 'Linux', True)", "PollTurns"]

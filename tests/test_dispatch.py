@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 
+from skypool.calls.call_events import CallEvents
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.futures import CallFuture, Items, ResultCell
 from skypool.calls.options import Options
@@ -85,6 +87,21 @@ class Paper:
         return [id_ for header in told for id_ in header.get("ids", [header.get("id")])]
 
 
+class Told(CallEvents):
+    """It keeps what it is to tell."""
+
+    def __init__(self, failed: list[tuple[PendingCall, BaseException]], retried: list[Any]) -> None:
+        super().__init__("p", lambda _: None)
+        self._failed = failed
+        self._retried = retried
+
+    def failed(self, pending: PendingCall, error: BaseException, node: int) -> None:
+        self._failed.append((pending, error))
+
+    def retried(self, pending: PendingCall, error: BaseException, node: int, attempt: int) -> None:
+        self._retried.append((pending, error))
+
+
 class Office:
     """A dispatch with nodes on paper."""
 
@@ -94,13 +111,7 @@ class Office:
         self.fed: list[tuple[PendingCall, int, int]] = []
         self.drained: list[int] = []
         self.dispatch = Dispatch(
-            "p",
-            lambda pending, error, _: self.failed.append((pending, error)),
-            lambda pending, error, *_: self.retried.append((pending, error)),
-            lambda *told: self.fed.append(told),
-            self.drained.append,
-            lambda _: None,
-            lambda _: None,
+            "p", Told(self.failed, self.retried), lambda *told: self.fed.append(told), self.drained.append
         )
         self.links: dict[int, Paper] = {}
         self.waiting: deque[PendingCall] = deque()
@@ -163,7 +174,7 @@ def test_a_call_goes_to_a_node_and_its_value_comes_back() -> None:
     assert frames[1][1] == {"id": pending.id, "fn": "c0de", "lens": [len(pending.payload[0])], "timeout": 3}
     office.end(pending, value="done")
     assert future(pending).result(timeout=0) == "done"
-    assert office.dispatch.done == 1
+    assert office.dispatch.progress.done == 1
     assert office.dispatch.unfinished == 0
 
 
@@ -414,7 +425,7 @@ def test_a_map_begins_on_all_idle_nodes_although_its_first_calls_end_at_once() -
     office = Office(1, 1, 1)
     busy = office.send(node=1)
     first, *rest = [PendingCall(CODE, codec.dumps(((), {})), ResultCell(), Options()) for _ in range(5)]
-    assert office.dispatch.idle_lanes(first) == 2
+    assert office.dispatch.hand_out.idle_lanes(first) == 2
     office.dispatch.submit_spread([first, rest[0]])
     office.end(first)
     office.dispatch.submit(*rest[1:])
@@ -530,7 +541,7 @@ def test_very_short_calls_travel_together_and_each_ends_by_itself() -> None:
     assert [future(t).result(0) for t in (*pending_calls[3:5], *pending_calls[6:])] == [3, 4, *range(6, 22)]
     assert isinstance(error_of(pending_calls[5]), ValueError)
     assert not any(future(t).done() for t in pending_calls[:3])
-    assert office.dispatch.done == 1 + 19
+    assert office.dispatch.progress.done == 1 + 19
 
 
 def test_ends_that_come_again_change_nothing_and_are_acknowledged_again() -> None:
@@ -539,10 +550,10 @@ def test_ends_that_come_again_change_nothing_and_are_acknowledged_again() -> Non
     frame = [Arrival(Outcomes([(pending.id, True, 0.1, bytes(codec.dumps("once")[0]))]))]
     office.dispatch.arrived(0, frame)
     office.dispatch.arrived(0, frame)
-    office.dispatch.acknowledge(0)
+    office.dispatch.roster.acknowledge(0)
     assert office.links[0].told(Kind.ACK)[-1]["calls"] == [pending.id, pending.id]
     assert future(pending).result(0) == "once"
-    assert office.dispatch.done == 1
+    assert office.dispatch.progress.done == 1
 
 
 @pytest.mark.parametrize(
@@ -817,9 +828,9 @@ def test_a_leaving_node_gets_no_new_calls_and_gives_back_those_it_has_not_begun(
     late = office.send()
     recalled(office, *reversed(ahead))
     assert office.links[0].calls == []
-    assert office.dispatch.nodes() == {}
+    assert office.dispatch.roster.nodes() == {}
     assert office.join(1, slots=9).calls == [pending.id for pending in (*ahead, late)]
-    assert office.dispatch.nodes() == {1: ""}
+    assert office.dispatch.roster.nodes() == {1: ""}
     assert office.drained == []
     office.end(running)
     assert set(office.drained) == {0}
@@ -975,7 +986,7 @@ def test_credit_is_told_again_to_a_stream_that_goes_on() -> None:
 def test_the_link_can_ask_which_calls_are_awaited() -> None:
     office = Office(2)
     pending_calls = office.send_many(2)
-    assert list(office.dispatch.awaited(0)) == [pending.id for pending in pending_calls]
+    assert list(office.dispatch.roster.awaited(0)) == [pending.id for pending in pending_calls]
 
 
 # --- cancelling and closing ----------------------------------------------------------------------------------
@@ -1046,7 +1057,9 @@ def test_closing_fails_what_runs_what_waits_and_what_is_pinned() -> None:
     office.dispatch.close(PoolClosed("again"))
 
 
-@pytest.mark.parametrize("send", [lambda o: o.send(), lambda o: o.dispatch.put("k", [b"v"])], ids=["call", "put"])
+@pytest.mark.parametrize(
+    "send", [lambda o: o.send(), lambda o: o.dispatch.values.put("k", [b"v"])], ids=["call", "put"]
+)
 def test_a_closed_pool_takes_nothing_and_says_why_it_ended(send: Callable[[Office], object]) -> None:
     office, why = Office(1), SkypoolError("the budget is spent")
     office.dispatch.close(why)
@@ -1072,9 +1085,9 @@ def test_an_outcome_that_comes_again_is_acknowledged_and_nothing_more() -> None:
     office.end(pending, value=1)
     office.end(pending, value=2)
     assert future(pending).result(timeout=0) == 1
-    assert office.dispatch.done == 1
+    assert office.dispatch.progress.done == 1
     office.links[0].read()
-    office.dispatch.acknowledge(0)
+    office.dispatch.roster.acknowledge(0)
     assert office.links[0].told(Kind.ACK) == [{"calls": [pending.id, pending.id], "output": 0}]
 
 
@@ -1086,17 +1099,17 @@ def test_outcomes_are_acknowledged_many_at_a_time() -> None:
         office.end(pending)
     acks = office.links[0].told(Kind.ACK)
     assert len(acks) == 1
-    office.dispatch.acknowledge(0)
+    office.dispatch.roster.acknowledge(0)
     acks += office.links[0].told(Kind.ACK)
     assert [id_ for ack in acks for id_ in ack["calls"]] == [pending.id for pending in pending_calls]
-    office.dispatch.acknowledge(0)
+    office.dispatch.roster.acknowledge(0)
     assert office.links[0].read() == []
 
 
 def test_output_is_acknowledged_once_and_never_backwards() -> None:
     office = Office(1)
     for seen in (5, 5, 3, 9):
-        office.dispatch.acknowledge(0, seen)
+        office.dispatch.roster.acknowledge(0, seen)
     assert [ack["output"] for ack in office.links[0].told(Kind.ACK)] == [5, 9]
 
 
@@ -1115,11 +1128,11 @@ def test_a_worker_that_wants_an_item_is_heard_and_gets_it() -> None:
     office.dispatch.arrived(0, [Arrival(ItemWanted(pending.id, 0, 1))])
     assert office.fed == [(pending, 0, 1)]
     office.links[0].read()
-    office.dispatch.item(pending, {"arg": 0, "n": 1}, codec.dumps(1))
+    office.dispatch.roster.item(pending, {"arg": 0, "n": 1}, codec.dumps(1))
     (item,) = office.links[0].told(Kind.ITEM)
     assert (item["id"], item["arg"], item["n"]) == (pending.id, 0, 1)
     office.end(pending)
-    office.dispatch.item(pending, {"arg": 0, "n": 2}, codec.dumps(1))
+    office.dispatch.roster.item(pending, {"arg": 0, "n": 2}, codec.dumps(1))
     assert office.links[0].told(Kind.ITEM) == []
 
 
@@ -1146,8 +1159,8 @@ def test_a_large_function_is_announced_before_the_first_call_of_it() -> None:
 
 def test_an_object_reaches_every_node_once_also_those_that_join_later() -> None:
     office = Office(1, 1)
-    office.dispatch.put("k1", [b"value"])
-    office.dispatch.put("k1", [b"value"])
+    office.dispatch.values.put("k1", [b"value"])
+    office.dispatch.values.put("k1", [b"value"])
     office.join(2)
     for link in office.links.values():
         assert [header["key"] for header in link.told(Kind.OBJECT)] == ["k1"]
@@ -1157,10 +1170,10 @@ def test_an_object_reaches_every_node_once_also_those_that_join_later() -> None:
 
 def test_a_dropped_object_is_forgotten_everywhere() -> None:
     office = Office(1)
-    office.dispatch.put("k1", [b"value"])
+    office.dispatch.values.put("k1", [b"value"])
     office.links[0].read()
-    office.dispatch.drop("k1")
-    office.dispatch.drop("k1")
+    office.dispatch.values.drop("k1")
+    office.dispatch.values.drop("k1")
     assert office.links[0].read() == [(Kind.DROP, {"key": "k1"})]
     assert office.join(1).told(Kind.OBJECT) == []
 
@@ -1223,5 +1236,42 @@ def test_a_stranger_that_claims_calls_of_a_former_client_without_end_costs_littl
         link = Paper()
         link.reader = reader
         assert len(office.dispatch.inherit(node, welcome, cast(Link, link))) == most
-    assert len(office.dispatch.services_on(0)) == 10_000
+    assert len(office.dispatch.roster.services_on(0)) == 10_000
     assert time.process_time() - began < 5
+
+
+class Slow(Paper):
+    """A link on which it takes a while to stop a call: until readers of other streams have got what they can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.readers: list[threading.Thread] = []
+        self.in_vain = False
+
+    def send(self, buffers: Sequence[Buffer]) -> None:
+        super().send(buffers)
+        for each in self.readers:
+            each.join(10)
+            self.in_vain |= each.is_alive()
+
+
+def test_streams_that_the_pool_closes_all_have_its_error_before_one_of_them_is_stopped() -> None:
+    office = Office()
+    link = office.links[0] = Slow()
+    office.dispatch.add(0, Welcome(2), cast(Link, link))
+    streams = [Items[Any]("train") for _ in range(2)]
+    for each in streams:
+        office.send(outlet=each)
+    got: list[BaseException] = []
+
+    def read(items: Items[Any]) -> None:
+        with pytest.raises(PoolClosed) as raised:
+            next(items)
+        got.append(raised.value)
+
+    link.readers = [threading.Thread(target=read, args=(each,), daemon=True) for each in streams]
+    for reader in link.readers:
+        reader.start()
+    closed = office.dispatch.close_streams(PoolClosed("the pool ends"))
+    assert not link.in_vain
+    assert len(closed) == len(got) == 2

@@ -89,7 +89,8 @@ def test_every_function_that_the_page_names_is_in_the_file_before_it() -> None:
 
 def test_a_function_that_is_not_there_would_be_found() -> None:
     told = named(
-        "1. `pool/pool.py` `ComputePool.start()` and `ComputePool.never()`; `calls/call.py` `ComputePool.start()`"
+        "1. `compute_pool/compute_pool.py` `ComputePool.start()` and `ComputePool.never()`; "
+        "`calls/call.py` `ComputePool.start()`"
     )
     assert [each.function in defined_in(each.path) for each in told] == [True, False, False]
 

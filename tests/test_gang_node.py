@@ -55,7 +55,7 @@ def start(pool: sky.ComputePool, call: Call[Any], size: int, *, of: int | None =
             options.header = f"{options.header},{header}" if options.header else header
             future: CallFuture[Any] = CallFuture(call.function.name)
             pending = PendingCall(
-                call.function.code(), payload, future, options, node=0, world=(0, ["127.0.0.1"]), id=next(dispatch._ids)
+                call.function.code(), payload, future, options, node=0, world=(0, ["127.0.0.1"]), id=next(dispatch.ids)
             )
             dispatch._connect(pending)
             node_queue.send([pending])
@@ -346,7 +346,7 @@ def test_a_gang_needs_no_free_slot_and_is_never_given_back(pool: sky.ComputePool
 def test_after_a_broken_connection_they_run_on_and_none_begins_twice(pool: sky.ComputePool, tmp_path: Path) -> None:
     futures = start(pool, meet(str(tmp_path), 4), 3)
     eventually(lambda: len(list(tmp_path.iterdir())) == 3, 60)
-    link = engine_of(pool)._links[0]
+    link = engine_of(pool).connections.links[0]
     heard: list[events.Event] = []
     unlisten = pool.events.listen(heard.append)
     link._loop.call_soon_threadsafe(link._break, "cut by the test", link._stream)

@@ -18,6 +18,7 @@ from skypool.calls.idle import FRESH, IdleTime
 from skypool.console.board import Board
 from skypool.console.view import draw
 from skypool.errors import PoolClosed
+from skypool.observers.observed import Observed
 from skypool.rental.ledger import Ledger
 from skypool.rental.receipt import IdleSpan, Line
 from skypool.samples.values import DeviceSample, NodeSample
@@ -281,7 +282,8 @@ def test_all_that_shows_idle_money_shows_the_same(
     with Watched(cloud, nodes=2, name="shown") as pool:
         engine = pool._begun
         assert engine is not None
-        first, second = Board(engine.figures), Board(engine.figures)  # a board keeps its figures for a second
+        figures = Observed(engine.facts).figures
+        first, second = Board(figures), Board(figures)  # a board keeps its figures for a second
         for each in (first, second):
             pool.events.listen(each.hear)
         script.pass_(123.0)
@@ -310,7 +312,7 @@ def test_a_changed_price_counts_from_its_change(cloud: FakeCloud, script: Script
         engine = pool._begun
         assert engine is not None
         [instance] = engine.rental.there
-        engine.rental.before_prices()
+        engine.idle.record()
         Ledger.here().repriced(engine.rental.session, {(instance.provider, instance.id): 72.0})
         script.pass_(50.0)
         assert pool.receipt.idle_usd == pytest.approx(0.5 + 1.0, abs=CENT)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from skypool import events
+from skypool import clock, events
 from skypool.calls.idle import IdleTime
 from skypool.console.words import Words
-from skypool.errors import LedgerError
 from skypool.link.inbound import Welcome
-from skypool.pool.hints import IDLE_FOR, UNUSED_FOR, IdleHints
 from skypool.rental.receipt import Line, Receipt
-from skypool.rental.rental import Rental
+from skypool.report.hints import IDLE_FOR, UNUSED_FOR, Hints
 from skypool.samples.values import CallSample, DeviceSample, NodeSample
 from skypool.testing import FakeCloud
 from tests.conftest import eventually
+from tests.facts import Given, watch_of
 from tests.test_idle import Script, cloud, script
 from tests.watched import Watched
 from tests.work import add
@@ -25,33 +25,26 @@ __all__ = ["cloud", "script"]
 EIGHT = Welcome(slots=1, devices=8)
 
 
-class Unreadable(Rental):
-    """A rental whose ledger cannot be read."""
-
-    def __init__(self) -> None:
-        """Make it without a pool."""
-
-    @property
-    def receipt(self) -> Receipt:
-        raise LedgerError("it cannot be read")
+PRICE = Receipt("p", (Line("p", "i", "t", "z", "spot", 0, 32.77, 0.0, 0.0, 0.0, billed_from=0.0),), 0.0)
 
 
 class Pool:
     """The hints of a pool with one node of eight devices, which costs 32.77 USD/h."""
 
     def __init__(self, welcome: Welcome = EIGHT, knows_price: bool = True) -> None:
-        self.told: list[events.Event] = []
-        self.knows_price = knows_price
-        self.hints = IdleHints("p", {0: welcome}, self.receipt, self.told.append)
-
-    def receipt(self) -> Receipt | None:
-        if not self.knows_price:
-            return Unreadable().known_receipt
-        return Receipt("p", (Line("p", "i", "t", "z", "spot", 0, 32.77, 0.0, 0.0, 0.0, billed_from=0.0),), 0.0)
+        self.given = Given(welcomes={0: welcome}, costs=PRICE if knows_price else None)
+        self.told = self.given.told
+        self.hints = Hints()
+        self.hints.begin(self.given)
 
     def look(self, idle: IdleTime, *times: float) -> None:
         for now in times:
-            self.hints.look({0: idle.until(now)})
+            self.given.idleness[0] = idle.until(now)
+            self.hints.tick()
+
+    def measured(self, sample: NodeSample) -> None:
+        self.given.samples[0] = replace(sample, time=clock.now())
+        self.hints.tick()
 
 
 def lines(*told: events.Event) -> list[str]:
@@ -113,11 +106,11 @@ def test_a_node_whose_call_leaves_its_devices_idle_is_told_and_a_node_without_de
 def test_a_call_that_uses_one_of_eight_devices_is_told_once(script: Script) -> None:
     pool = Pool()
     for _ in range(0, int(UNUSED_FOR), 2):
-        pool.hints.arrived(0, [use(97.0, *[4.9] * 7)])
+        pool.measured(use(97.0, *[4.9] * 7))
         script.pass_(2.0)
     assert pool.told == []
     for _ in range(100):
-        pool.hints.arrived(0, [use(97.0, *[0.0] * 7)])
+        pool.measured(use(97.0, *[0.0] * 7))
         script.pass_(2.0)
     [told] = pool.told
     assert isinstance(told, events.DevicesUnused)
@@ -142,7 +135,7 @@ def test_a_call_that_uses_one_of_eight_devices_is_told_once(script: Script) -> N
 def test_other_uses_are_not_told(script: Script, sample: NodeSample) -> None:
     pool = Pool()
     for _ in range(200):
-        pool.hints.arrived(0, [sample])
+        pool.measured(sample)
         script.pass_(2.0)
     assert pool.told == []
 
@@ -151,20 +144,20 @@ def test_a_gap_or_a_second_device_begins_the_time_anew(script: Script) -> None:
     pool = Pool()
     for interruption in (use(97.0, 50.0, *[0.0] * 6), None):
         for _ in range(50):
-            pool.hints.arrived(0, [use(97.0, *[0.0] * 7)])
+            pool.measured(use(97.0, *[0.0] * 7))
             script.pass_(2.0)
         if interruption is not None:
-            pool.hints.arrived(0, [interruption])
+            pool.measured(interruption)
         else:
             script.pass_(60.0)
-    pool.hints.arrived(0, [use(97.0, *[0.0] * 7)])
+    pool.measured(use(97.0, *[0.0] * 7))
     assert pool.told == []
 
 
 def test_where_each_device_has_a_slot_nothing_is_told(script: Script) -> None:
     pool = Pool(Welcome(slots=8, devices=8))
     for _ in range(200):
-        pool.hints.arrived(0, [use(97.0, *[0.0] * 7)])
+        pool.measured(use(97.0, *[0.0] * 7))
         script.pass_(2.0)
     assert pool.told == []
 
@@ -180,14 +173,16 @@ def test_a_pool_passes_the_idle_time_and_the_samples_of_its_nodes_on(
         assert add(1) >> pool == 2
         engine = pool._begun
         assert engine is not None
-        engine._welcomes[0] = Welcome(slots=1, devices=8)  # as if the machine had GPUs
-        eventually(lambda: engine.idle._hints._idle, what="a first look")
+        engine.connections.welcomes[0] = Welcome(slots=1, devices=8)  # as if the machine had GPUs
+        hints = watch_of(pool, Hints)
+        eventually(lambda: hints._idle, what="a first look")
         script.pass_(301.0)
         eventually(lambda: pool.heard(events.NodeIdle), what="the hint")
         [told] = pool.heard(events.NodeIdle)
         assert told.usd_per_hour == 36.0
         for _ in range(62):
-            engine._on_samples(0, [use(97.0, *[0.0] * 7)])
+            engine.on_samples(0, [replace(use(97.0, *[0.0] * 7), time=clock.now())])
+            hints.tick()
             script.pass_(2.0)
         [unused] = pool.heard(events.DevicesUnused)
         assert unused.call == "train"

@@ -156,7 +156,7 @@ def pool() -> Iterator[sky.ComputePool]:
 
 def link_of(pool: sky.ComputePool) -> Any:
     engine: Any = pool._engine
-    return engine._links[0]
+    return engine.connections.links[0]
 
 
 def cut(pool: sky.ComputePool) -> None:

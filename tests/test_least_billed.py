@@ -10,9 +10,10 @@ import pytest
 import skypool as sky
 from skypool import clock
 from skypool.drivers.contract import Driver
-from skypool.rental.rental import Rental
+from skypool.rental.supply import Supply
 from skypool_vastai import _api
 from tests.conftest import eventually
+from tests.supplies import supply_of
 
 pytestmark = [
     pytest.mark.needs("openssh"),
@@ -46,33 +47,33 @@ def test_the_receipt_of_a_short_machine_has_the_least_that_its_provider_bills(
     monkeypatch.setattr(_api, "PACE", {})
     now = clock.now()
     monkeypatch.setattr(clock, "now", lambda: now)
-    rental = rented(driver, accelerator)
+    supply = rented(driver, accelerator)
 
     def runs() -> bool:
         return [each.state for each in driver.instances(pool="p")] == ["running"]
 
     eventually(runs, 60)
     (machine,) = driver.instances(pool="p")
-    rental.runs(machine)
-    (line,) = rental.receipt.lines
+    supply.runs(machine)
+    (line,) = supply.rental.receipt.lines
     now = line.begins + 10
-    assert not rental.terminate(rental.there)
-    (line,) = rental.receipt.lines
+    assert not supply.terminate(supply.rental.there)
+    (line,) = supply.rental.receipt.lines
     assert line.lived == pytest.approx(10.0)
     assert line.usd_per_hour > 0
     assert line.start_usd == pytest.approx(0.035 if world == "vastai_api" else 0.0)  # traffic of 10 GB in and 1 GB out
     assert line.usd == pytest.approx(line.usd_per_hour * max(10.0, least) / 3600 + line.start_usd)
 
 
-def rented(driver: Driver, accelerator: str) -> Rental:
+def rented(driver: Driver, accelerator: str) -> Supply:
     """The rental of a pool of one node, whose machine was just created."""
     terms: dict[str, Any] = {"accelerator": accelerator, "name": "p", "console": "off"}
-    rental = Rental(sky.ComputePool(driver, **terms)._terms, lambda event: None)
+    supply = supply_of(sky.ComputePool(driver, **terms))
 
     async def pause(seconds: float) -> None: ...
 
-    asyncio.run(rental.look())
-    rental.begin()
-    rented = asyncio.run(rental.rent((0,), None, pause))
+    asyncio.run(supply.look())
+    supply.begin()
+    rented = asyncio.run(supply.rent((0,), None, pause))
     assert len(rented.instances) == 1, rented.error
-    return rental
+    return supply

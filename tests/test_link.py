@@ -31,7 +31,7 @@ ROOT = Path(__file__).parent.parent
 
 def link_of(pool: sky.ComputePool) -> Link:
     engine: Any = pool._engine
-    link: Link = engine._links[0]
+    link: Link = engine.connections.links[0]
     return link
 
 
@@ -272,7 +272,7 @@ def test_a_call_whose_client_died_while_it_sent_the_function_fails_and_its_slot_
         def first(n):
             return float(values[0]) + n
         pool = sky.ComputePool(name="halfway", slots=1, lease=30, console="off").start()
-        link = pool._engine._links[0]
+        link = pool._engine.connections.links[0]
         outbox, send, called = link._outbox, link.send, threading.Event()
         def send_and_tell(buffers):
             send(buffers)

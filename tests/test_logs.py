@@ -33,8 +33,10 @@ from skypool.logs.reader import Assembler
 from skypool.logs.writer import LogWriter
 from skypool.observers import client
 from skypool.observers import place as sockets
+from skypool.pool.watch import Watches
 from skypool.proof.redaction import Redaction
 from tests.conftest import eventually
+from tests.facts import Given, watching
 from tests.log_work import fail, gang, greet, hush, serve
 
 DEFAULT = Limits()
@@ -68,11 +70,13 @@ def printed(text: str, *, call: int = 1, node: int = 0, stream: int = 1, slot: i
 
 def written(*heard: events.Event, kept: Limits = DEFAULT) -> Path:
     """Keep events as a run of the pool "mine", and return the run's folder."""
-    writer = LogWriter("mine", kept, lambda text: pytest.fail(text))
+    given = Given()
+    watches = Watches([LogWriter(kept)], given.quota, given.notice)
     for each in heard:
-        writer.hear(each)
-    writer.open("5e55", {})
-    writer.close()
+        watches.hear(each)
+    watches.begin(given)
+    watches.close(30)
+    assert not given.told
     return files.runs("mine")[-1]
 
 
@@ -252,13 +256,13 @@ def test_limits_are_read_from_the_environment() -> None:
 
 
 def test_files_stay_below_the_limit_and_what_is_missing_is_said(place: Path) -> None:
-    writer = LogWriter("mine", Limits(pool=800_000), lambda text: pytest.fail(text))
-    writer.open("5e55", {})
+    watches = watching(LogWriter(Limits(pool=800_000)), given := Given())
     for n in range(300):
-        writer.hear(printed(f"{n:05} {'x' * 10_000}\n"))
+        watches.hear(printed(f"{n:05} {'x' * 10_000}\n"))
         if n % 50 == 0:
             time.sleep(0.06)
-    writer.close()
+    watches.close(30)
+    assert not given.told
     kept = files.runs("mine")[-1]
     assert files.size(kept) <= 800_000
     assert len(files.segments(kept)) <= files.SEGMENTS
@@ -294,30 +298,26 @@ def test_old_runs_and_the_ones_beyond_the_limit_of_all_are_removed(place: Path) 
 def test_a_folder_that_cannot_be_made_is_said_once_and_nothing_is_raised(place: Path) -> None:
     place.parent.mkdir(parents=True)
     place.write_text("a file in its place")
-    said: list[str] = []
-    writer = LogWriter("mine", Limits(), said.append)
-    writer.open("5e55", {})
-    writer.hear(printed("a line\n"))
-    writer.close()
-    assert len(said) == 1
-    assert "cannot be kept" in said[0]
-    assert "SKYPOOL_LOGS=off" in said[0]
+    watches = watching(LogWriter(Limits()), given := Given())
+    watches.hear(printed("a line\n"))
+    watches.close(30)
+    [said] = given.notices
+    assert "cannot be kept" in said
+    assert "SKYPOOL_LOGS=off" in said
 
 
 def test_a_disk_that_is_full_for_a_while_costs_only_what_came_meanwhile(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
-    writer = LogWriter("mine", Limits(), said.append)
-    writer.open("5e55", {})
+    watches = watching(LogWriter(Limits()), given := Given())
     eventually(lambda: files.runs("mine"), 30, "the folder")
     real = files.segment
     monkeypatch.setattr(files, "segment", lambda run, number: Path("/dev/full") / "none")
-    writer.hear(printed("lost\n"))
-    eventually(lambda: bool(said), 30, "the notice")
+    watches.hear(printed("lost\n"))
+    eventually(lambda: given.notices, 30, "the notice")
     monkeypatch.setattr(files, "segment", real)
-    writer.hear(printed("kept\n"))
-    writer.close()
+    watches.hear(printed("kept\n"))
+    watches.close(30)
     found = texts(files.runs("mine")[-1])
     assert "kept" in found
     assert "lost" not in found
@@ -325,18 +325,16 @@ def test_a_disk_that_is_full_for_a_while_costs_only_what_came_meanwhile(
 
 
 def test_a_folder_that_cannot_be_made_at_first_is_made_for_what_comes_later(place: Path) -> None:
-    said: list[str] = []
-    writer = LogWriter("mine", Limits(), said.append)
     place.parent.mkdir(parents=True)
     place.write_text("a file in its place")
-    writer.open("5e55", {})
-    writer.hear(printed("lost\n"))
-    eventually(lambda: bool(said), 30, "the notice")
-    eventually(lambda: not writer._waiting, 30, "the loss")
+    watches = watching(LogWriter(Limits()), given := Given())
+    watches.hear(printed("lost\n"))
+    eventually(lambda: given.notices, 30, "the notice")
+    watches.settle(30)
     place.unlink()
-    writer.hear(printed("kept\n"))
+    watches.hear(printed("kept\n"))
     eventually(lambda: files.runs("mine"), 30, "the folder")
-    writer.close()
+    watches.close(30)
     found = texts(files.runs("mine")[-1])
     assert "kept" in found
     assert "lost" not in found
@@ -463,8 +461,7 @@ def test_a_beginning_of_a_secret_that_does_not_go_on_is_printed() -> None:
 
 
 def test_a_run_is_followed_over_its_segments_to_its_end(place: Path) -> None:
-    writer = LogWriter("mine", Limits(pool=8000), lambda text: pytest.fail(text))
-    writer.open("5e55", {})
+    watches = watching(LogWriter(Limits(pool=8000)), Given())
     eventually(lambda: files.runs("mine"), 30, "the folder")
     found: list[str] = []
 
@@ -478,9 +475,9 @@ def test_a_run_is_followed_over_its_segments_to_its_end(place: Path) -> None:
     thread = threading.Thread(target=follow)
     thread.start()
     for n in range(4):
-        writer.hear(printed(f"{n} {'y' * 1500}\n"))
+        watches.hear(printed(f"{n} {'y' * 1500}\n"))
         eventually(partial(told, n), 30, "the line")
-    writer.close()
+    watches.close(30)
     thread.join(30)
     assert not thread.is_alive()
     assert [each[0] for each in found] == list("0123")

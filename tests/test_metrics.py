@@ -353,7 +353,7 @@ def test_values_of_strangers_are_marked_as_claims_and_old_ones_are_left_out() ->
         assert 'skypool_claimed="true"' in memory
         agent = pool.submit(os.getppid).result(60)
         os.kill(agent, signal.SIGSTOP)  # so that the link cannot come back
-        link = pool._engine._links[0]  # type: ignore[union-attr]  # it has started
+        link = pool._engine.connections.links[0]  # type: ignore[union-attr]  # it has started
         link._loop.call_soon_threadsafe(link._break, "cut by the test", link._stream)
         eventually(lambda: pool.nodes[0].startswith("unreachable"), 60, "the broken link")
         text = scraped(prometheus)

@@ -168,7 +168,7 @@ def test_what_the_client_allows_ends_machine_and_work_and_may_be_raised_again(si
 
 def allow(pool: sky.ComputePool, seconds: float) -> None:
     engine: Any = pool._engine
-    Loop.shared().loop.call_soon_threadsafe(engine._links[0].allow, seconds)
+    Loop.shared().loop.call_soon_threadsafe(engine.connections.links[0].allow, seconds)
 
 
 # --- what the agent asks for ---------------------------------------------------------------------------------

@@ -16,13 +16,15 @@ from typing import Any
 import pytest
 
 import skypool as sky
+from skypool.calls.futures import Items
 from skypool.errors import NetworkError, PoolClosed, ProtocolError, UsageError
 from skypool.events import Notice
 from skypool.gangs import probe
 from skypool.gangs.network import Connection, NetworkReport, NodeNetwork, connections_of, error_of, node_network
-from skypool.pool.network import Unanswered, advice_for, check_network
+from skypool.pool.network import Unanswered, _Deadline, advice_for, check_network
 from skypool.testing import FakeCloud
 from tests import work
+from tests.conftest import eventually
 from tests.lab.machines import Lab, Machine
 from tests.lab.network import NETNS
 
@@ -226,12 +228,39 @@ def test_busy_nodes_end_the_wait_and_the_check_is_made_later(tmp_path: Path, mon
         future = work.until(str(go)).with_options(node=1) > pool
         dispatch = engine_of(pool).dispatch
         with pytest.raises(Unanswered, match="node 1 did not answer in time"):
-            check_network(dispatch, dispatch.nodes())
+            check_network(dispatch, dispatch.roster.nodes())
         assert engine_of(pool).network.ensure([0, 1]) is None
         go.touch()
         future.result()
         assert engine_of(pool).network.ensure([0, 1]) is not None
     assert any("because node 1 did not answer in time" in text for text in notices)
+
+
+class Answers:
+    """The answers of a node that is stopped slowly: only after the readers of all answers have got an error."""
+
+    def __init__(self, got: threading.Barrier) -> None:
+        self.items: Items[object] = Items("network check")
+        self.items.connect(lambda _: None, lambda: self.stopped.append(got.wait(10)))
+        self.stopped: list[int] = []
+        self.reader = threading.Thread(target=self._read, args=(got,), daemon=True)
+        self.reader.start()
+
+    def _read(self, got: threading.Barrier) -> None:
+        with pytest.raises(Unanswered):
+            next(self.items)
+        got.wait(10)
+
+
+def test_no_node_is_stopped_before_the_answers_of_all_are_late() -> None:
+    got = threading.Barrier(3)  # two readers, and the thread that stops a node
+    answers: Any = {number: Answers(got) for number in range(2)}
+    answers[1].items.connect(lambda _: None, lambda: answers[1].stopped.append(0))
+    with _Deadline(0.01, answers, lambda: Unanswered(answers)):
+        for each in answers.values():
+            each.reader.join(30)
+        eventually(lambda: all(each.stopped for each in answers.values()), 30)
+    assert not got.broken
 
 
 def test_a_pool_that_ends_ends_the_check(tmp_path: Path) -> None:
@@ -305,7 +334,7 @@ def test_three_healthy_machines_reach_each_other(lab: Lab) -> None:
     with machines(lab, 3) as made, pool_of(lab, made, private_network=True) as pool:
         assert sorted(work.where() @ pool) == [0, 1, 2]
         dispatch = engine_of(pool).dispatch
-        found = check_network(dispatch, dispatch.nodes())
+        found = check_network(dispatch, dispatch.roster.nodes())
         assert found.failed == ()
         assert len(found.connections) == 6
         for each in found.nodes.values():
@@ -374,7 +403,7 @@ def test_large_packets_that_are_lost_and_different_mtus_are_told(lab: Lab) -> No
         assert any("different MTUs" in each and "1280 (eth0)" in each for each in notices)
         block(made[0], made[1], "-m", "length", "--length", "1000:65535", "-j", "DROP")
         dispatch = engine_of(pool).dispatch
-        lost = error_of(check_network(dispatch, dispatch.nodes()), "Open it")
+        lost = error_of(check_network(dispatch, dispatch.roster.nodes()), "Open it")
         assert lost is not None
         assert lost.outcome == "stalled"
         assert "a few bytes arrive, but 64 KiB do not" in str(lost)

@@ -146,19 +146,19 @@ def test_a_start_that_takes_longer_than_the_lifetime_fails_and_says_why(cloud: F
 def test_the_lifetime_begins_when_the_machine_is_billed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that waits in a queue costs nothing where billing begins with its run."""
     cloud = FakeCloud(tmp_path / "queue", [Stock()], machines=False, ends_itself=False, billing="running")
-    rental = rented_by(cloud, monkeypatch, max_lifetime=100.0)
+    supply = rented_by(cloud, monkeypatch, max_lifetime=100.0)
     cloud.control.next_machines(boots=600.0)
-    rent(rental, 0)
+    rent(supply, 0)
     cloud.control.advance(599.0)
-    assert rental.limits.check() == 100.0
+    assert supply.rental.limits.check() == 100.0
     cloud.control.advance(1.5)
-    rental.runs(cloud.instances(pool="p")[0])
+    supply.runs(cloud.instances(pool="p")[0])
     cloud.control.advance(60.0)
-    assert rental.limits.check() == pytest.approx(39.5, abs=0.5)
-    assert rental.limits.node_lifetime() == pytest.approx(44.5, abs=0.5)
+    assert supply.rental.limits.check() == pytest.approx(39.5, abs=0.5)
+    assert supply.rental.limits.node_lifetime() == pytest.approx(44.5, abs=0.5)
     cloud.control.advance(39.0)
     with pytest.raises(LifetimeExceeded, match="max_lifetime of 01:40 min"):
-        rental.limits.check(early=2.0)
+        supply.rental.limits.check(early=2.0)
 
 
 def test_a_pool_ends_while_every_thread_of_the_drivers_waits_for_a_provider(

@@ -845,14 +845,14 @@ def test_a_pool_grows_to_its_most_nodes_while_calls_wait(tmp_path: Path) -> None
 def test_a_node_that_is_said_to_be_ready_takes_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits for `pool.nodes` and then calls every node must not miss one that is not admitted yet."""
     seen: list[tuple[int, str]] = []
-    perform = PoolEngine._perform
+    perform = PoolEngine.perform
 
     def watched(engine: PoolEngine, action: states.Action) -> None:
         if isinstance(action, states.Admit):
-            seen.append((action.node, engine.words()[action.node]))
+            seen.append((action.node, engine.life.words()[action.node]))
         perform(engine, action)
 
-    monkeypatch.setattr(PoolEngine, "_perform", watched)
+    monkeypatch.setattr(PoolEngine, "perform", watched)
     with sky.ComputePool(nodes=2, console="off") as pool:
         assert dict(pool.nodes) == {0: "ready", 1: "ready"}
     assert sorted(node for node, _ in seen) == [0, 1]

@@ -33,6 +33,7 @@ from skypool.logs.writer import LogWriter
 from skypool.metrics.devices import device_measurements, xid_measurements
 from skypool.observers.server import Waiting
 from skypool.pool.health import HealthWatch
+from skypool.pool.watch import Watches
 from skypool.provision.bootstrap import SetupBundle, bootstrap
 from skypool.safety.quota import Quota, Share
 from skypool.samples import journal, store
@@ -43,6 +44,7 @@ from skypool.shipping.user_modules import Lender
 from skypool.wire.frames import Frame, Kind, frame, scan
 from skypool.wire.transport import CommandStream, Errand
 from tests.conftest import memory
+from tests.facts import Given, watching
 
 STRANGER = 7
 SMALL = Share("small", 100, "it is too much", strangers=True)
@@ -118,12 +120,13 @@ def test_events_that_wait_for_a_slow_observer_are_bounded_by_their_size() -> Non
 def test_events_that_wait_for_the_log_are_bounded_by_their_size_and_by_their_node(
     quota: Quota, told: list[str]
 ) -> None:
-    writer = LogWriter("mine", Limits(), pytest.fail, quota)  # `open` was not called, so that they wait
+    watches = Watches([LogWriter(Limits())], quota, pytest.fail)  # `begin` was not called, so that they wait
+    waiting = watches._runners[0]._waiting
     for n in range(1000):
-        writer.hear(sick(STRANGER, n))
-    assert 6 << 20 < sum(events.weight(event) for event, _ in writer._waiting) < 9 << 20
-    writer.hear(events.Notice(pool="mine", text="of the pool"))
-    assert isinstance(writer._waiting[-1][0], events.Notice), "a node does not take the room of others"
+        watches.hear(sick(STRANGER, n))
+    assert 6 << 20 < sum(map(events.weight, waiting)) < 9 << 20
+    watches.hear(events.Notice(pool="mine", text="of the pool"))
+    assert isinstance(waiting[-1], events.Notice), "a node does not take the room of others"
     assert len(told) == 1
 
 
@@ -135,12 +138,12 @@ def test_a_stranger_fills_half_of_the_logs_and_a_trusted_node_all(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     for node, most in ((STRANGER, 400_000), (0, 800_000)):
-        writer = LogWriter("mine", Limits(pool=800_000), pytest.fail, quota)
-        writer.open(f"5e5{node}", {})
+        watches = watching(LogWriter(Limits(pool=800_000)), given := Given(session=f"5e5{node}", quota=quota))
         for n in range(400):
             text = f"{n} {'x' * 10_000}\n"
-            writer.hear(events.Output(pool="mine", node=node, slot=0, call=1, stream=1, text=text))
-        writer.close()
+            watches.hear(events.Output(pool="mine", node=node, slot=0, call=1, stream=1, text=text))
+        watches.close(30)
+        assert not given.told
         run = next(each for each in files.runs("mine") if each.name.endswith(f"-5e5{node}"))
         assert 0.6 * most < files.size(run) <= most
         assert "399 xxx" in max(files.segments(run).values()).read_text(), "the newest stays"

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -24,10 +25,11 @@ from skypool.errors import ConnectionLost, ErrorGroup, NoAnswer, NodeInterrupted
 from skypool.event_loop import Loop
 from skypool.model import Access, Instance, Offer
 from skypool.pool import states as life
-from skypool.pool.spot import Departures
+from skypool.pool.departures import Departures
 from skypool.testing import FakeCloud
 from skypool.wire import codec
 from tests.conftest import eventually, processes_of
+from tests.supplies import supply_of
 from tests.test_link import cut, link_of
 from tests.watched import Watched
 from tests.work import count, note, poll, total, where
@@ -259,9 +261,10 @@ def test_a_lost_node_is_given_up_also_while_its_provider_says_nothing(cloud: Fak
     heard: list[life.Event] = []
     offer, error = Offer("fake", "small", market="spot"), ConnectionLost("nothing is heard of it", 0)
     node = life.Node(0, life.Phase.READY, Instance("fake", "m-1", "train", 0, offer=offer))
-    asyncio.run(
-        Departures(lambda: life.Pool(1, 1, nodes={0: node}), lambda _: Silent(cloud.state), heard.append).lost(0, error)
-    )
+    home: Any = SimpleNamespace(state=life.Pool(1, 1, nodes={0: node}), apply=heard.append)
+    supply = supply_of(sky.ComputePool(Silent(cloud.state), name="train", console="off"))
+    others: list[Any] = [supply, None, None, None, None]
+    asyncio.run(Departures(home, *others).lost(0, error))
     assert heard == [life.Failed(0, error)]
 
 

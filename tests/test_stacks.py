@@ -46,8 +46,7 @@ def test_a_gang_that_runs_too_long_says_where_each_rank_was(pool: sky.ComputePoo
     told = caught.value.stacks
     assert all("in barrier" in told[rank] for rank in range(3))
     assert ["in late" in told[rank] for rank in range(3)] == [False, False, True]
-    (note,) = caught.value.__notes__
-    assert "rank 2:\n" in note
+    (note,) = [each for each in caught.value.__notes__ if "rank 2:\n" in each]  # others may tell how ranks ended
     assert 'stack_work.py", line' in note
     assert "skypool/agent" not in note
 

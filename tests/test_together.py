@@ -332,7 +332,7 @@ def test_a_cut_link_costs_no_call_of_a_map_and_runs_none_twice(tmp_path: Path) -
         engine: Any = mine._engine
         for n, result in enumerate(mine.map(note, range(count))):
             results.append(result)
-            if n % 5000 == 1000 and (stream := engine._links[0]._stream) is not None:
+            if n % 5000 == 1000 and (stream := engine.connections.links[0]._stream) is not None:
                 with contextlib.suppress(OSError):  # it may break by itself just now, from the cut before
                     stream.socket.shutdown(socket.SHUT_RDWR)
         assert results == list(range(count))

@@ -21,7 +21,7 @@ from skypool.cli import top
 from skypool.cli.top_lines import ORDERS, details, ordered, pool_lines, summary
 from skypool.cli.top_survey import Answer, PoolView, Survey, view_of
 from skypool.observers import place
-from skypool.pool.observed import _health as health_told
+from skypool.observers.observed import _health as health_told
 from skypool.processes import Process
 from skypool.rental.budget import Budget
 from skypool.rental.receipt import Line

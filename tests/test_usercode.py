@@ -237,7 +237,9 @@ def test_what_is_installed_is_not_sent(name: str) -> None:
     assert names_of(name) == []
 
 
-@pytest.mark.parametrize("name", ["skypool", "skypool.pool.pool", "skypool_images", "cloudpickle", "__main__"])
+@pytest.mark.parametrize(
+    "name", ["skypool", "skypool.compute_pool.compute_pool", "skypool_images", "cloudpickle", "__main__"]
+)
 def test_skypool_itself_and_the_script_are_not_sent(name: str) -> None:
     assert names_of(name) == []
 

@@ -69,7 +69,7 @@ def test_a_notice_is_heard_by_a_call_that_is_sent_at_once(cloud: FakeCloud) -> N
     with Rented(cloud, nodes=2) as pool:
         engine: Any = pool._engine
         at = pool.notify(0)
-        engine._on_notice(0, at)  # as the thread does that reads it; the engine's own thread hears of it later
+        engine.departures.on_notice(0, at)  # in the thread that reads it; the engine's own hears of it later
         assert rank() @ pool == BOTH
 
 
@@ -89,14 +89,14 @@ def test_a_gang_that_waits_to_run_again_waits_for_the_replacement_of_a_node_that
     with Rented(cloud, nodes=2) as pool:
         engine: Any = pool._engine
         gang: Any = pool.send(dies_once(str(tmp_path / "now")), node="all")
-        eventually(lambda: gang.ranks and gang.ranks[1].done(), 30, "the end of rank 1")
+        eventually(lambda: gang.parts and gang.parts[1].done(), 30, "the end of rank 1")
         pool.take(1)
         eventually(lambda: pool.heard(events.LinkDown), 30, "the loss of its connection")
         (tmp_path / "now").touch()
         eventually(lambda: pool.heard(events.GangFailed), 30, "the death of rank 0")
         heard = threading.Event()
         Loop.shared().loop.call_soon_threadsafe(heard.wait, 10)
-        engine._on_notice(0, time.time() + 60)  # as the thread does that reads it, before the engine's own hears of it
+        engine.departures.on_notice(0, time.time() + 60)  # in the thread that reads it, before the engine's own hears
         heard.set()
         pool.notify(0)
         eventually(lambda: 2 in pool.ready(), 30, "the replacement")

@@ -38,6 +38,9 @@ In the agent's process:
 - `start`: starts keeper and agent, and kills everything when the agent ends.
 - `plan`: the node's configuration, and how its devices are split among slots.
 - `node`: the event loop: receives calls, returns outcomes, handles the deaths of workers.
+- `messages`: what clients and workers send, as typed tuples, each made from a frame in one place.
+- `named_calls`: the calls that the client has not acknowledged, by name; `status`: reports the state of the node.
+- `items`: passes items of iterator arguments to workers, and credit for streams.
 - `stacks`: reads what the processes of a node are doing; also the program that `skypool stack` runs on a node.
 - `stops`: stops calls that are cancelled, that run too long, or whose worker hangs; queues lost calls again.
 - `answers`: sends errors for calls that were stopped or lost their worker.
@@ -85,11 +88,14 @@ __all__ = [
     "connection",
     "health",
     "import_clock",
+    "items",
     "lease",
     "left_behind",
     "loader",
+    "messages",
     "modules",
     "monitor",
+    "named_calls",
     "node",
     "notice",
     "output_stream",
@@ -103,6 +109,7 @@ __all__ = [
     "slots",
     "stacks",
     "start",
+    "status",
     "stops",
     "store",
     "streams",

@@ -14,6 +14,7 @@ from functools import partial
 
 from skypool.agent.batch import Batch
 from skypool.agent.call import NodeCall
+from skypool.agent.messages import ids_in
 from skypool.agent.slots import CPU, OWN, Slot, Slots, WorkerQueue
 from skypool.agent.value_storage import SpareMemory
 
@@ -171,7 +172,7 @@ class CallQueue:
         for f, fds in lane.queue.take_back():
             for fd in fds:
                 os.close(fd)
-            back += f.header["ids"] if "ids" in f.header else [f.header["id"]]
+            back += ids_in(f)
         self.again(back)
 
     def take_back_from(self, slots: Iterable[Slot]) -> None:

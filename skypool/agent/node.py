@@ -13,10 +13,10 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from skypool.agent import health
+from skypool.agent import health, messages
 from skypool.agent.answers import Answers
 from skypool.agent.batch import Batch, frame_of_ends
 from skypool.agent.batch_watch import LOOK, BatchWatch
@@ -25,13 +25,17 @@ from skypool.agent.call_output import CallOutput
 from skypool.agent.call_queue import CallQueue
 from skypool.agent.capture import captured
 from skypool.agent.client import Client
+from skypool.agent.items import Items
 from skypool.agent.lease import Lease
+from skypool.agent.messages import call_in, is_large
+from skypool.agent.named_calls import NamedCalls
 from skypool.agent.notice import Lookout
 from skypool.agent.packages import Packages
 from skypool.agent.packets import PACKET
 from skypool.agent.plan import GANG_PROCESSES, NodePlan
 from skypool.agent.shared_page import SharedPage
 from skypool.agent.slots import CPU, GANG, MAIN, OWN, SERVICE, Slot, Slots, too_many_processes
+from skypool.agent.status import Status
 from skypool.agent.stops import Stops
 from skypool.agent.store import Arrivals, Store
 from skypool.agent.value_storage import SpareMemory
@@ -41,13 +45,8 @@ from skypool.gangs.environment import Member
 from skypool.wire import codec
 from skypool.wire.frames import CALLS_NAMED, WIRE_VERSION, End, Frame, Kind, end_of, ends_in, parse_frame
 
-if TYPE_CHECKING:
-    from skypool.agent import monitor
-
 _TICK = 0.1
 """Seconds between two checks of things that no file descriptor reports, such as the lease and timeouts."""
-_UNMEASURED = 0.5
-"""Seconds after the start of the loop in which nothing is measured on a node without devices."""
 _HIRED = 4
 """The number of workers that are started before the loop handles other events again."""
 _TO_VANISH = 2.0
@@ -82,20 +81,13 @@ class Agent:
         self._poll = select.epoll()
         self._callbacks: dict[int, Callable[[], None]] = {}
         self._registered: set[int] = set()
-        self._outputs: set[int] = set()
-        self._names: dict[int, str] = {}
-        self._generators: set[int] = set()  # like _names, also those that have ended
-        self._services: set[int] = set()
+        self._named = NamedCalls()
         self._slots = Slots(plan, page, self._clock, self._watch)
         self._kept = SpareMemory()
         self._queue = CallQueue(self._slots, self._watch, self._kept)
         self._calls = self._queue.calls
         self._batch_watch = BatchWatch(self._slots, self._queue, self._hear)
         self._noted_pauses = 0.0
-        self._lookout = Lookout(config.watch, self._watch, self._on_interruption)
-        self._measured = plan.health.devices if plan.health.monitored else ()
-        self._measures_at: float | None = None
-        self._monitor: monitor.Monitor | None = None
         self._arrivals = Arrivals(config.spool, config.spool_memory, self._kept)
         self._client = Client(
             listener,
@@ -110,13 +102,15 @@ class Agent:
             self._kept,
         )
         self._unacknowledged = self._client.unacknowledged
+        self._status = Status(plan, self._slots, self._queue, self._client, self._watch)
+        self._lookout = Lookout(config.watch, self._watch, self._status.interrupt)
         self._call_output = CallOutput(self._slots, self._queue, self._client)
         self._answers = Answers(config, self._queue, self._call_output, self._unacknowledged)
+        self._items = Items(self._slots, self._queue, self._client, self._arrivals, self._answers)
         self._stops = Stops(config, self._slots, self._queue, self._clock, self._answers)
         self._packages = Packages(config.folder, self._client.send, self._watch)
         self._store = Store(self._packages, self._slots, self._arrivals, self._kept)
         self._handlers = self._handle()
-        self._done = self._seen_done = 0
         self._dying: dict[Slot, float] = {}
         self._vacant: dict[Slot, float] = {}
         self._ending = False
@@ -145,7 +139,7 @@ class Agent:
             patience = LOOK if self._batch_watch.alert or self._dying else _TICK
             ready = self._poll.poll(0 if lacking else patience)
             if len(ready) > 1:  # handle the output of a call before its outcome
-                ready.sort(key=lambda each: each[0] in self._outputs, reverse=True)
+                ready.sort(key=lambda each: each[0] in self._slots.output_files, reverse=True)
             self._registered.clear()
             for fd, _ in ready:
                 # what is ready may belong to a file that was closed meanwhile, and whose number a new file has
@@ -219,7 +213,7 @@ class Agent:
         """Renew the lease, and check what no file descriptor reports. `now` is the agent's clock, in seconds."""
         self._renew()
         self._lookout.tick(now)
-        self._measure(now)
+        self._status.measure(now)
         self._packages.tick()
         self._kept.let_go(time.monotonic())  # `now` stands still while the agent is paused
         if time.monotonic() > self.page.deadline or os.getppid() != self._keeper:
@@ -240,22 +234,9 @@ class Agent:
 
     def _renew(self) -> None:
         """Set the deadline at which everything on the node ends. Pauses of the whole node do not use up the lease."""
-        if self._lease.lingers and self._works():
+        if self._lease.lingers and self._status.works():
             self._lease.worked()
         self.page.deadline = self._lease.renew(self._client.heard + self._clock.paused)
-
-    def _works(self) -> bool:
-        """Return True if a call waits or runs, or has ended since the last call of this method.
-
-        Idle services and generators that wait for their client do not count.
-        """
-        done, self._seen_done = self._seen_done, self._done
-        stalled = self._stalled()
-        return self._done > done or any(call.busy and id_ not in stalled for id_, call in self._calls.items())
-
-    def _stalled(self) -> list[int]:
-        """Return the ids of generators that wait until their client takes items."""
-        return [id_ for slot in self._slots.all if (id_ := self.page.stalled(slot.number)) in self._calls]
 
     def _bye(self) -> None:
         self._ending = True
@@ -276,42 +257,35 @@ class Agent:
             Kind.CALLS: self._on_calls,
             Kind.BLOB: self._arrivals.add,
             Kind.ACK: self._on_ack,
-            Kind.CREDIT: self._on_credit,
-            Kind.ITEM: self._on_item,
+            Kind.CREDIT: self._items.on_credit,
+            Kind.ITEM: self._items.on_item,
             Kind.PING: self._on_ping,
-            Kind.CANCEL: lambda f: self._stops.cancel(f.header["id"], float(f.header["grace"])),
+            Kind.CANCEL: lambda f: self._stops.cancel(*messages.cancel_in(f)),
             Kind.FUNCTION: lambda f: self._store.keep("function", f),
             Kind.OBJECT: lambda f: self._store.keep("object", f),
-            Kind.DROP: lambda f: self._store.drop(f.header["key"]),
+            Kind.DROP: lambda f: self._store.drop(messages.dropped_in(f)),
             Kind.MODULE: self._packages.on_module,
-            Kind.RECALL: lambda f: self._on_recall(f.header["n"], bool(f.header["cpu"])),
-            Kind.NOTICE: lambda f: self._slots.notify({*f.header["calls"]}, float(f.header["at"])),
+            Kind.RECALL: lambda f: self._on_recall(*messages.recall_in(f)),
+            Kind.NOTICE: lambda f: self._slots.notify(*messages.notice_in(f)),
             Kind.BYE: self._on_bye,
         }
 
     def _on_ping(self, f: Frame) -> None:
-        if "left" in f.header:
-            self._lease.allow(float(f.header["left"]))
-        self._limit_idle(f.header)
-        self._client.send(Kind.PONG, self._report())
-
-    def _limit_idle(self, said: Mapping[str, Any]) -> None:
-        """Note for how long the node may live without work, if the header of a frame says so."""
-        if said.get("linger") is not None:
-            left, full = said["linger"]
-            self._lease.linger(float(left), float(full))
+        left, linger = messages.ping_in(f)
+        if left is not None:
+            self._lease.allow(left)
+        if linger is not None:
+            self._lease.linger(*linger)
+        self._status.send()
 
     def _on_bye(self, f: Frame) -> None:
         """End the node, or let it stay without this client for the time that the client says."""
-        if "stay" in f.header:
-            self._lease.stay(float(f.header["stay"]))
+        stay = messages.stay_in(f)
+        if stay is not None:
+            self._lease.stay(stay)
             self._client.leave()
         else:
             self._bye()
-
-    def _on_credit(self, f: Frame) -> None:
-        self._unacknowledged.consumed(f.header["id"], f.header["seq"])
-        self._pass_on(f)
 
     def _take_over(self) -> str:
         """Let another client have the node for a whole lease. Return "", or why the client cannot have it."""
@@ -325,11 +299,10 @@ class Agent:
         """
         if is_new:
             self._store.wait_no_more()
-        self._limit_idle(hello)
+        if (linger := messages.linger_in(hello)) is not None:
+            self._lease.linger(*linger)
         calls = [*self._calls, *self._unacknowledged.calls]
-        self._names = {call: self._names[call] for call in calls if call in self._names}
-        self._generators &= self._names.keys()
-        self._services &= self._names.keys()
+        self._named.keep_only(calls)
         return {
             "wire": WIRE_VERSION,
             "trust": self.config.trust,
@@ -339,137 +312,53 @@ class Agent:
             "devices": len({name for slot in self._plan.slots for name in slot.devices}),
             "calls": calls,
             "cpu_calls": [id_ for id_, call in self._calls.items() if call.kind == CPU],
-            "services": [*self._services],
+            "services": [*self._named.services],
             "quiet": [id_ for id_, call in self._calls.items() if not call.busy],
-            "names": self._calls_by_name(),
-            "streams": [*self._generators],
+            "names": self._named.by_name(),
+            "streams": [*self._named.generators],
             "functions": list(self._store.functions),
             "objects": list(self._store.objects),
             "health": health.refreshed(self._plan.health, self.config.cwd).to_json(),
         }
 
-    def _calls_by_name(self) -> dict[str, list[int]]:
-        """Return the ids of the calls without an acknowledged outcome, by the name of their function."""
-        found: dict[str, list[int]] = {}
-        for call, name in self._names.items():
-            found.setdefault(name, []).append(call)
-        return found
-
-    def _measure(self, now: float) -> None:
-        """Let the monitor measure the node. Its modules take long to import, so it is made after the start."""
-        if self._measures_at is None:
-            self._measures_at = now if self._measured else now + _UNMEASURED
-        if self._monitor is None and now >= self._measures_at:
-            from skypool.agent.monitor import Monitor
-
-            self._monitor = Monitor(self._measured, self.config.cwd, self._watch, self._running, self._on_news)
-        if self._monitor is not None:
-            self._monitor.tick(now)
-
     def _on_resumed(self) -> None:
         """Repeat what may have been lost with an earlier connection: a notice, and requests for modules and items."""
-        if self._monitor is not None:
-            self._monitor.rewind()
-        if self.page.interruption:
-            self._client.send(Kind.PONG, self._report())
+        self._status.resume()
         self._store.ask_again()
-        for id_, call in self._calls.items():
-            for arg, n in call.pulls.items():
-                if call.given.get(arg, 0) < n:
-                    self._client.send(Kind.CREDIT, {"id": id_, "arg": arg, "n": n})
+        self._items.ask_again()
 
     def _on_ack(self, f: Frame) -> None:
-        self._unacknowledged.acknowledge(f.header["calls"], f.header["output"])
-        for call in f.header["calls"]:
-            self._names.pop(call, None)
-        for call in self._generators.intersection(f.header["calls"]):  # who has the end of a stream has its items
+        calls, output = messages.ack_in(f)
+        self._unacknowledged.acknowledge(calls, output)
+        for call in self._named.acknowledge(calls):  # who has the end of a stream has its items
             self._unacknowledged.consumed(call, sys.maxsize)
-            self._generators.discard(call)
-        self._services.difference_update(f.header["calls"])
-        self._slots.end_processes_of(f.header["calls"])
-
-    def _report(self) -> dict[str, Any]:
-        """Return the header of a PONG: the status of the node. Services do not count as busy or running.
-
-        `interruption` is the time of the notice in seconds since 1970, or None. `running` names at most 8 calls.
-        """
-        taken = [call for id_ in self._slots.taken() if (call := self._calls.get(id_)) is not None]
-        running = [call for call in taken if call.kind != SERVICE]
-        return {
-            "busy": len(running),
-            "cpu_busy": sum(call.kind == CPU for call in running),
-            "running": [call.name for call in running[:8]],
-            "waiting": len(self._calls) - len(taken),
-            "done": self._done,
-            "interruption": self.page.interruption or None,
-            **({"stalled": stalled} if (stalled := self._stalled()) else {}),
-            **self._samples(),
-        }
-
-    def _samples(self) -> dict[str, Any]:
-        """Return the samples that the client does not have, as part of a PONG; {} if there are none or no client."""
-        samples = self._monitor.taken() if self._monitor is not None and self._client.is_connected else []
-        return {"samples": samples} if samples else {}
-
-    def _on_news(self) -> None:
-        """Send a status report at once, because the devices were read for the first time or have reported an error."""
-        self._client.send(Kind.PONG, self._report())
-
-    def _running(self) -> Iterator[tuple[int, str, int, int, float]]:
-        """Yield (id, function name, slot, process id, seconds so far) for each running call."""
-        now = time.monotonic()
-        for slot in self._slots.all:
-            id_, began = self.page.running(slot.number)
-            call = self._calls.get(id_) if id_ else None
-            if call is not None and slot.pid:
-                yield id_, call.name, slot.number, slot.pid, now - began
-
-    def _on_interruption(self, at: float) -> None:
-        """Tell workers and client of a notice; `at` in seconds since 1970.
-
-        Later PONGs repeat it, because this one may be lost.
-        """
-        self._slots.interrupt(at)
-        self._client.send(Kind.PONG, self._report())
+        self._slots.end_processes_of(calls)
 
     def _on_call(self, f: Frame) -> None:
         """Queue a call from the client. A service or a process of a gang starts at once instead.
 
         A call that is known already is ignored. Raises ProtocolError if its function was never announced.
         """
-        h = f.header
-        if h["id"] in self._calls or self._unacknowledged.knows(h["id"]):
+        kind = self._slots.kind_of(f.header)
+        call = call_in(f, kind)
+        id_ = call.id
+        if id_ in self._calls or self._unacknowledged.knows(id_):
             self._arrivals.discard(f)
             return
-        name = self._store.name(h["fn"])
-        blob = self._arrivals.take(h["id"]) if "blob" in h else None
-        if isinstance(blob, SpoolFull):
-            self._answers.fail(h["id"], blob)
-            return
-        silent = h.get("output") == "silent"
-        streams = "stream" in h
-        kind = self._slots.kind_of(h)
-        busy = kind != SERVICE or bool(h.get("busy"))
-        call = NodeCall(
-            h["id"],
-            bytes(f.raw),
-            blob,
-            name,
-            h["fn"],
-            h.get("timeout"),
-            silent,
-            streams,
-            kind,
-            busy,
-            grace=h.get("grace"),
-        )
-        self._names[call.id] = name
-        if streams:
-            self._generators.add(call.id)
+        call.name = self._named.names[id_] = self._store.name(call.fn)
+        if is_large(f):
+            blob = self._arrivals.take(id_)
+            if isinstance(blob, SpoolFull):
+                self._named.forget((id_,))
+                self._answers.fail(id_, blob)
+                return
+            call.blob = blob
+        if call.streams:
+            self._named.generators.add(id_)
         if kind == SERVICE:
-            self._services.add(call.id)
+            self._named.services.add(id_)
         if kind in OWN:
-            self._begin_own(call, Member.from_header(h) if kind == GANG else None, h.get("devices") == 0)
+            self._begin_own(call, messages.member_in(f), messages.wants_no_devices(f))
         else:
             self._queue.add(call)
 
@@ -518,7 +407,7 @@ class Agent:
         new = batch.ids
         if not self._calls.keys().isdisjoint(new) or self._unacknowledged.knows_any(new):
             new = [id_ for id_ in batch.ids if id_ not in self._calls and not self._unacknowledged.knows(id_)]
-        self._names.update(dict.fromkeys(new, batch.name))
+        self._named.add(new, batch.name)
         if new is batch.ids and batch.fn not in self._call_output.apart:
             self._queue.add(batch)
             self._batch_watch.came()
@@ -533,46 +422,16 @@ class Agent:
         ignored on a node without CPU slots.
         """
         back = self._queue.give_back(n, CPU if on_cpu and len(self._slots.counts) > 1 else MAIN)
-        for id_ in back:
-            self._names.pop(id_, None)
+        self._named.forget(back)
         for at in range(0, len(back) or 1, CALLS_NAMED):
             self._client.send(Kind.RECALLED, {"calls": back[at : at + CALLS_NAMED], "cpu": on_cpu})
         self._queue.pump()
-
-    def _on_item(self, f: Frame) -> None:
-        """Pass an item of a call's iterator argument to the worker that waits for it. Drop it if no worker does."""
-        call = self._queue.get(f.header["id"])
-        arg = f.header["arg"]
-        n = f.header["n"]
-        if call is not None and call.pulls.get(arg) == n and call.given.get(arg, 0) < n:
-            call.given[arg] = n
-            self._pass_on(f)
-        else:
-            self._arrivals.discard(f)
-
-    def _pass_on(self, f: Frame) -> None:
-        """Give a frame to the worker that runs its call. Drop the frame if no worker does.
-
-        If there was no room for the frame's large value, the call ends with a SpoolFull error.
-        """
-        slot = self._slots.running(f.header["id"])
-        if slot is None or f.header["id"] not in self._calls:
-            self._arrivals.discard(f)
-            return
-        blob = self._arrivals.take(f.header["key"]) if "blob" in f.header else None
-        if isinstance(blob, SpoolFull):
-            self._answers.fail(f.header["id"], blob)
-            return
-        self._slots.tell(slot, [bytes(f.raw)], [blob.fd] if blob else [], give=True)
 
     # --- from workers ----------------------------------------------------------------------------------------
 
     def _start(self, slot: Slot, call: NodeCall | None = None) -> None:
         self._slots.start(slot, self._on_packets, self._call_output.read, self._on_death, call)
-        self._find_outputs()
-
-    def _find_outputs(self) -> None:
-        self._outputs = {fd for each in self._slots.all for fd in each.outputs.values()}
+        self._slots.find_outputs()
 
     def _on_packets(self, slot: Slot) -> None:
         """Handle up to `_PACKETS_AT_ONCE` packets of a worker. The rest is left for the loop's next turn."""
@@ -616,17 +475,19 @@ class Agent:
     def _on_packet(self, slot: Slot, f: Frame, packet: bytes, fds: list[int]) -> None:
         match f.kind:
             case Kind.OUTPUT:
-                self._call_output.add(slot, f.header["id"], f.header["fd"], bytes(f.body))
+                self._call_output.add(slot, *messages.output_in(f))
             case Kind.YIELD:
-                self._unacknowledged.add(f.header["id"], f.header["seq"], [packet], "blob" in f.header)
+                items = messages.yielded_in(f)
+                self._unacknowledged.add(items.id, items.seq, [packet], items.is_large)
             case Kind.BLOB:
-                self._unacknowledged.on_written(f.header, fds, f.header["id"] in self._calls)
+                told = messages.written_in(f)
+                self._unacknowledged.on_written(told, fds, told.id in self._calls)
             case Kind.FETCH:
-                self._store.fetch(slot, f.header["what"], f.header["key"])
+                self._store.fetch(slot, *messages.wanted_in(f))
             case Kind.CREDIT:
-                self._on_pull(f.header["id"], f.header["arg"])
+                self._items.pull(messages.pull_in(f))
             case Kind.RECALLED:
-                self._queue.again([f.header["id"]])  # its worker ends now, and then the call goes to another one
+                self._queue.again([messages.id_in(f)])  # its worker ends now, and then the call goes to another one
             case _:
                 raise ProtocolError(
                     f"a worker process on this node sent a {f.kind.name} message, which a worker must not send; this "
@@ -634,38 +495,39 @@ class Agent:
                 )
 
     def _on_outcome(self, slot: Slot, f: Frame, packet: bytes) -> None:
-        id_ = f.header["id"]
+        outcome = messages.outcome_in(f)
+        id_ = outcome.id
         if slot.kind == SERVICE:
-            if "late" in f.header and id_ in self._calls and self._is_late(slot, f.header):
+            if outcome.late is not None and id_ in self._calls and self._is_late(slot, id_, outcome.late):
                 call = self._queue.get(id_)
                 assert call is not None
                 call.doomed = "timeout"
             else:  # sent when its processes are gone
-                slot.answer = packet, "blob" in f.header, "done" in f.header
+                slot.answer = packet, outcome.is_large, outcome.done
         elif id_ in self._calls:
-            if "late" in f.header and self._is_late(slot, f.header):
-                self._end_late(slot, f.header)
+            if outcome.late is not None and self._is_late(slot, id_, outcome.late):
+                self._end_late(slot, outcome)
                 return
-            self._end(slot, id_, "done" in f.header)
-            self._unacknowledged.add(id_, 0, [packet], "blob" in f.header)
+            self._end(slot, id_, outcome.done)
+            self._unacknowledged.add(id_, 0, [packet], outcome.is_large)
 
-    def _is_late(self, slot: Slot, header: Mapping[str, Any]) -> bool:
+    def _is_late(self, slot: Slot, id_: int, seconds: float) -> bool:
         """Return True if a call took longer than its timeout, not counting pauses in which the whole node was stopped.
 
-        `header` is that of its outcome, in which the worker says how long the call took.
+        `seconds` is how long the call took, as its worker says.
         """
-        limit = self._calls[header["id"]].timeout
-        return limit is not None and float(header["late"]) - slot.paused_during(header["id"]) > limit
+        limit = self._calls[id_].timeout
+        return limit is not None and seconds - slot.paused_during(id_) > limit
 
-    def _end_late(self, slot: Slot, header: Mapping[str, Any]) -> None:
+    def _end_late(self, slot: Slot, outcome: messages.Outcome) -> None:
         """End a call that took longer than its timeout. Its outcome is discarded."""
-        call = self._queue.get(header["id"])
+        call = self._queue.get(outcome.id)
         assert call is not None
         call.doomed = "timeout"
         self._call_output.end_gap(slot, call)
         slot.kill_at = None
-        self._done += 1
-        self._answers.stopped(call, str(header["printed"]), str(header["said"]))
+        self._status.done += 1
+        self._answers.stopped(call, outcome.printed, outcome.said)
         self._batch_watch.ended()
 
     def _end(self, slot: Slot, id_: int, done: bool = False) -> None:
@@ -677,7 +539,7 @@ class Agent:
         if isinstance(call, NodeCall) and call.dropped:
             self._call_output.end_gap(slot, call)
         slot.kill_at = None
-        self._done += 1
+        self._status.done += 1
         self._queue.forget(id_, done)
         self._batch_watch.ended()
 
@@ -705,7 +567,7 @@ class Agent:
         for id_ in ids:
             if isinstance(self._calls[id_], Batch):  # it was never separated from its batch
                 del self._calls[id_]
-                self._done += 1
+                self._status.done += 1
             else:
                 self._end(slot, id_)
         if ids:
@@ -713,13 +575,6 @@ class Agent:
             self._unacknowledged.add_together(ids, frame_of_ends(body))
         if fault is not None:
             raise fault
-
-    def _on_pull(self, id_: int, arg: int) -> None:
-        """Ask the client for the next item of iterator argument `arg`. Does nothing if the call has ended."""
-        call = self._queue.get(id_)
-        if call is not None:
-            call.pulls[arg] = call.pulls.get(arg, 0) + 1
-            self._client.send(Kind.CREDIT, {"id": id_, "arg": arg, "n": call.pulls[arg]})
 
     # --- the end of workers ----------------------------------------------------------------------------------
 
@@ -789,7 +644,7 @@ class Agent:
                 if self._calls[each].offered and each not in taken:
                     self._stops.note_missing(each)
             self._queue.pump()
-        self._find_outputs()
+        self._slots.find_outputs()
 
     def _hear_last_packets(self, slot: Slot) -> None:
         while self._read_packets(slot):
@@ -835,7 +690,7 @@ class Agent:
             else:
                 del self._vacant[slot]
                 self._slots.all.append(slot)
-                self._find_outputs()
+                self._slots.find_outputs()
                 slot.tail.clear()
             slot.failing_since = (slot.failing_since or now) if slot.failures else 0.0
             if why and now - slot.failing_since > _UNABLE:

@@ -214,6 +214,7 @@ class Slots:
         counts: the number of slots of each kind on the node: [MAIN slots] or [MAIN slots, CPU slots].
         queues: a `WorkerQueue` for each of these kinds, in the same order.
         all: the slots that have a worker, those that get one when the agent starts, and slots made for one call.
+        output_files: the files from which the output of workers is read, as `find_outputs` found them.
     """
 
     def __init__(
@@ -234,6 +235,7 @@ class Slots:
         self._notice, self._notice_end = os.pipe()
         self.all = [Slot(number, slot.env) for number, slot in enumerate(plan.slots)]
         self._lasting = len(self.all)
+        self.output_files: set[int] = set()
         self._files = allow_more_files()
         self._orphans = Orphans()
 
@@ -308,6 +310,10 @@ class Slots:
         first = sum(self.counts)
         used = {slot.number for slot in self.all if slot.kind in OWN}
         return next((each for each in range(first, first + GANG_ROWS) if each not in used), None)
+
+    def find_outputs(self) -> None:
+        """Set `output_files` to the files from which the output of workers is read. Call it when `all` has changed."""
+        self.output_files = {fd for slot in self.all for fd in slot.outputs.values()}
 
     def remove(self, slot: Slot) -> None:
         """Forget the slot of a service or of a process of a gang, whose process has ended or was never started."""

@@ -77,6 +77,10 @@ class Arrivals:
             )
         return blob
 
+    def take_of(self, f: Frame) -> Blob | SpoolFull | None:
+        """Do as `take` for the value that a frame other than a call refers to; None if it refers to none."""
+        return self.take(f.header["key"]) if "blob" in f.header else None
+
     def discard(self, f: Frame) -> None:
         """Forget the large value that a frame refers to, if any, and close its storage. Raises as `take` does."""
         if "blob" in f.header:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
 
 from skypool.agent.connection import Connection, Large
+from skypool.agent.messages import Written
 from skypool.agent.value_storage import Blob, SpareMemory
 from skypool.wire.frames import Buffer, Kind, frame
 
@@ -32,17 +32,17 @@ class Unacknowledged:
         self._next = 0
         self.connection: Connection | None = None
 
-    def on_written(self, told: dict[str, Any], fds: list[int], wanted: bool) -> None:
+    def on_written(self, told: Written, fds: list[int], wanted: bool) -> None:
         """Note how much of a large value a worker has written, so that this part can be sent.
 
-        `told` is the header of the worker's packet. `fds` has the value's file descriptor in the first packet about it,
+        `told` is what the worker said. `fds` has the value's file descriptor in the first packet about it,
         and is empty later. `wanted` is False if the agent itself has ended the call; `fds[0]` is then closed.
         """
         if fds and wanted:
-            self.begin(told["id"], told["seq"], Blob(fds[0], told["size"]))
+            self.begin(told.id, told.seq, Blob(fds[0], told.size))
         elif fds:
             os.close(fds[0])
-        self.written(told["id"], told["at"])
+        self.written(told.id, told.at)
 
     def begin(self, call: int, seq: int, blob: Blob) -> None:
         """Start to send a large value to the client while a worker is still writing it, as far as `written` says.

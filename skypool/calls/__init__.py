@@ -21,7 +21,10 @@ Modules:
 - `entered`: the pool that `await call` uses.
 - `options`: the options that `@compute` takes, such as timeout, retries and output.
 - `pending`: the client's record of a call until it ends.
-- `dispatch`: chooses a node for each call, sends it there, and sends it again when the node is lost.
+- `dispatch`: takes calls and the messages of nodes, and sends calls again when their node is lost.
+- `roster`: the nodes, and what is known about them; `hand_out`: chooses a node for each call and sends it there.
+- `call_events`: tells the user of calls that fail or run again.
+- `effects`: what was decided under the lock, and is done after it; `values`: the values of `pool.put`.
 - `waiting`: the calls that wait for a node; `progress`: handles messages of nodes about running calls.
 - `node_queue`: the queue of one node: the calls sent there, its free slots, and the frames to it.
 - `idle`: sums up the time in which a node ran no call; `tally`: counts the calls that have ended, and records them.
@@ -35,13 +38,16 @@ Modules:
 __all__ = [
     "arguments",
     "call",
+    "call_events",
     "callbacks",
     "command",
     "dispatch",
+    "effects",
     "entered",
     "futures",
     "gangs",
     "groups",
+    "hand_out",
     "idle",
     "map",
     "node_queue",
@@ -50,7 +56,9 @@ __all__ = [
     "pending",
     "program",
     "progress",
+    "roster",
     "tally",
     "upstream",
+    "values",
     "waiting",
 ]

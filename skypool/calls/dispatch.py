@@ -1,8 +1,8 @@
-"""`Dispatch`: chooses a node for each call, sends the call there, and sends it again when the node is lost.
+"""`Dispatch`: takes calls, has `HandOut` send each to a node, and sends it again when the node is lost.
 
 Threads of callers and the engine's thread use a `Dispatch` under one lock. No thread blocks or runs the user's code,
 unpickling included, while it holds that lock. Callbacks, and the ends of calls that are decided under the lock, wait in
-`_effects` and `_ended`. `act` carries them out after the lock is released.
+`effects`. `act` carries them out after the lock is released.
 The cost of a call does not depend on the number of waiting calls, which stay in queues until a node has room.
 Calls that need no device have separate queues, because nodes with devices have separate slots for them.
 """
@@ -11,42 +11,40 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 import secrets
 import threading
-import time
-from collections import ChainMap, deque
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from skypool import clock
+from skypool.calls.call_events import CallEvents
 from skypool.calls.callbacks import Callbacks
+from skypool.calls.effects import Effects
 from skypool.calls.futures import CallFuture, Items, ResultCell
-from skypool.calls.idle import Idleness, IdleTime
-from skypool.calls.node_queue import STUCK, Lane, NodeQueue, frame_full, lanes_of
+from skypool.calls.hand_out import HandOut
+from skypool.calls.node_queue import Lane, NodeQueue, lanes_of
 from skypool.calls.options import Options, no_such_node
-from skypool.calls.pending import NO_CALL, Code, PendingCall
+from skypool.calls.pending import Code, PendingCall
 from skypool.calls.progress import CallProgress, Ended, errors_in
+from skypool.calls.roster import Roster
 from skypool.calls.tally import CallTally, Parts, Present, present, text_of_error
+from skypool.calls.values import Values
 from skypool.calls.waiting import CallQueue, WaitingCalls
 from skypool.errors import (
     ConnectionLost,
     NodeInterrupted,
     NodeRetired,
-    PoolClosed,
     SkypoolError,
     gone_with,
-    taken_back,
 )
-from skypool.event_loop import Loop
 from skypool.link.connection import Link
 from skypool.link.inbound import ItemWanted, Outcome, Outcomes, Recalled, Welcome, Yielded
 from skypool.link.inbox import Arrival
-from skypool.wire.frames import Buffer, Kind, frame
 
 if TYPE_CHECKING:
-    from skypool.calls.gangs import GangFailure, GangRunner
+    from skypool.calls.gangs import GangRunner
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -82,59 +80,52 @@ class Dispatch:
     Methods may be called from any thread. Only `drive` waits until a call ends.
 
     Args:
-        on_failed: called as (pending, error, node) for each call that failed for good. The node is -1 for a call that
-            no node ran. Not called for processes of gangs, nor for calls that were cancelled or that `close` ended.
-        on_retry: called as (pending, error, node, attempt) for each call that will run again after a run on a node
-            ended with `error`. `attempt` is the number of the next run.
+        told: tells the user of calls that failed for good, and of runs that are repeated. Processes of gangs are not
+            told of, nor calls that were cancelled or that `close` ended.
         on_feed: called as (pending, arg, n) when a call asks for item `n` (from 1) of its iterator argument number
             `arg` (from 0).
         on_drained: called with the number of a leaving node that has no call left, maybe repeatedly. Must not block.
-        on_gang_failed: called with each failure of a gang.
-        notice: called with a sentence for the user.
         wait: seconds for which a gang that runs again waits for nodes in place of lost ones.
 
     Attributes:
         node_queues: the queue of each node, by the node's number.
         gangs: None until the first gang is submitted.
-        idle: the idle time of each node, by its number. Nodes that are gone stay in it.
+        roster: the nodes, and what is known about them.
+        hand_out: sends waiting calls to nodes.
+        values: the values of `pool.put`.
+        progress: handles what nodes say about running calls.
+        parts: the parts of calls that run on several nodes.
+        ids: gives each run of a call a new id.
+        effects: what is done after the lock is released.
         callbacks: calls what users add to futures with `add_done_callback`.
     """
 
     def __init__(
         self,
         pool: str,
-        on_failed: Callable[[PendingCall, BaseException, int], None],
-        on_retry: Callable[[PendingCall, BaseException, int, int], None],
+        told: CallEvents,
         on_feed: Callable[[PendingCall, int, int], None],
         on_drained: Callable[[int], None],
-        on_gang_failed: Callable[[GangFailure], None],
-        notice: Callable[[str], None],
         wait: float = 0.0,
     ) -> None:
         self._pool = pool
-        self._on_failed = on_failed
-        self._on_retry = on_retry
-        self._on_drained = on_drained
+        self._told = told
         self._lock = threading.RLock()
-        self._effects: deque[Callable[[], object]] = deque()
-        self._ended: deque[Callable[[], object]] = deque()
+        self.effects = Effects(self._lock)
         self.callbacks = Callbacks()
-        self.node_queues: dict[int, NodeQueue] = {}
-        self.idle: dict[int, IdleTime] = {}
+        self.roster = Roster(pool, self._lock)
+        self.node_queues = self.roster.node_queues
+        self._staying = self.roster.staying
         self._waiting = WaitingCalls(self.node_queues)
-        self._staying: set[int] = set()  # the nodes that get new calls
-        self._put_back: dict[int, CallQueue] = {}  # queues to which calls were put back, by their identity
-        self._heavy: dict[Lane, NodeQueue] = {}  # lanes where calls wait that others may run, in the order of looks
-        self._looks = False  # True while `_look_for_stuck` is about to be called
+        self.hand_out = HandOut(self.roster, self._waiting, on_drained)
+        self.values = Values(self.roster)
         self._has_stopped = False  # True if calls may wait that were cancelled meanwhile
-        self._parts = Parts()
+        self.parts = Parts()
         self.tally = CallTally(self._lock, self._present)
-        self._progress = CallProgress(partial(self._lost, begun=True), on_feed, self.tally)
-        self._objects: dict[str, list[Buffer]] = {}
-        self._ids = itertools.count((secrets.randbits(30) << 32) + 1)
-        self._closed: BaseException | None = None
+        self.progress = CallProgress(partial(self._lost, begun=True), on_feed, self.tally)
+        self.ids: Iterator[int] = itertools.count((secrets.randbits(30) << 32) + 1)
         self.gangs: GangRunner | None = None
-        self._gang_settings = (wait, self._later(on_gang_failed), self._later(notice))
+        self._gang_settings = (wait, self.effects.later(told.gang_failed), self.effects.later(told.notice))
         self._coming = self._expected = 0
         self._streams: list[PendingCall] = []
         self._most_streams = _STREAMS
@@ -154,22 +145,22 @@ class Dispatch:
         try:
             self._submit(pending_calls)
         finally:
-            if self._ended or self._effects:
+            if self.effects.ends or self.effects.others:
                 self.act()
 
     def _submit(self, pending_calls: Sequence[PendingCall], spread: bool = False) -> None:
         queues: dict[int, CallQueue] = {}
         last: CallQueue | None = None
         with self._lock:
-            if self._closed is not None and pending_calls:
-                raise self._too_late(pending_calls[0].name)
+            if self.roster.closed is not None and pending_calls:
+                raise self.roster.too_late(pending_calls[0].name)
             try:
                 for pending in pending_calls:
-                    pending.id = next(self._ids)
+                    pending.id = next(self.ids)
                     if type(pending.outlet) is not ResultCell:
                         self._connect(pending)
                         if pending.part_of is not None:
-                            self.note_part(pending)
+                            self.parts.add(pending)
                     if pending.node is None:
                         queue = self._waiting.anywhere[pending.options.on_cpu]
                     elif isinstance(pending.node, int):
@@ -184,7 +175,7 @@ class Dispatch:
                         last = queues[id(queue)] = queue
             finally:
                 for queue in queues.values():
-                    self._send_on(queue, spread)
+                    self.hand_out.send_on(queue, spread)
 
     def _submit_to_one(self, pending: PendingCall, node: int) -> None:
         node_queue = self.node_queues.get(node)
@@ -194,7 +185,7 @@ class Dispatch:
             self._lost(pending, node_queue.why_leaving, begun=False)
         else:
             node_queue.lane(pending).pinned.append(pending)
-            self._fill(node_queue)
+            self.hand_out.fill(node_queue)
 
     def _has_one_of(self, pending: PendingCall, nodes: tuple[int, ...]) -> bool:
         """Return True if one of these nodes can run a call. Raises UsageError if the pool has none of them.
@@ -219,14 +210,6 @@ class Dispatch:
         finally:
             self.act()
 
-    def idle_lanes(self, pending: PendingCall) -> int:
-        """Return the number of idle lanes that may run a call like this one. The call is not submitted."""
-        with self._lock:
-            numbers = self._staying if pending.node is None else self._staying.intersection(pending.nodes)
-            there = (self.node_queues[node] for node in numbers)
-            lanes = [each.lane(pending) for each in there if each.is_up]
-            return sum(not each.underway and each.held is None for each in lanes)
-
     @_then_acts
     def submit_together(self, parts: Sequence[PendingCall]) -> bool:
         """Send the parts of a call, each to its own node, as `submit` does, and return True.
@@ -234,23 +217,14 @@ class Dispatch:
         If one of these nodes gets no new calls, send nothing and return False. Raises PoolClosed if the pool has ended.
         """
         with self._lock:
-            if self._closed is None and not all(pending.node in self._staying for pending in parts):
+            if self.roster.closed is None and not all(pending.node in self._staying for pending in parts):
                 return False
             self._submit(parts)
             return True
 
-    def _later(self, tell: Callable[[T], object]) -> Callable[[T], None]:
-        """Return a function, to be called even with the lock held, that has `act` call `tell` with its argument."""
-        return lambda what: self._effects.append(partial(tell, what))
-
     def act(self) -> None:
-        """Call what waits in `_ended` and `_effects`. Do nothing if this thread holds the lock; it acts after that."""
-        while (self._ended or self._effects) and not self._lock._is_owned():  # type: ignore[attr-defined]  # as threading.Condition asks
-            try:
-                effect = (self._ended or self._effects).popleft()
-            except IndexError:  # another thread has taken it
-                continue
-            effect()
+        """Perform what was decided. Do nothing if this thread holds the lock; it acts after that."""
+        self.effects.perform()
         if self._until_done:
             self._note_done()
 
@@ -259,10 +233,10 @@ class Dispatch:
         from skypool.calls.gangs import GangRunner  # imported here: few pools need it, and it would delay each start
 
         with self._lock:
-            if self._closed is not None:
-                raise self._too_late(name)
+            if self.roster.closed is not None:
+                raise self.roster.too_late(name)
             if self.gangs is None:
-                self.gangs = GangRunner(self._pool, self, self._lock, *self._gang_settings)
+                self.gangs = GangRunner(self._pool, self, *self._gang_settings)
                 self.gangs.coming(self._coming + self._expected)
                 for node, node_queue in self.node_queues.items():
                     self.gangs.node_up(node, node_queue.devices)
@@ -299,8 +273,8 @@ class Dispatch:
         """
         assert isinstance(pending.node, int)
         with self._lock:
-            if self._closed is not None:
-                raise self._too_late(pending.name)
+            if self.roster.closed is not None:
+                raise self.roster.too_late(pending.name)
             node_queue = self.node_queues.get(pending.node)
             if node_queue is None:
                 raise no_such_node(self._pool, [pending.node], self.node_queues)
@@ -308,7 +282,7 @@ class Dispatch:
                 raise node_queue.why_leaving
             if pending.stopped:
                 return
-            pending.id = next(self._ids)
+            pending.id = next(self.ids)
             self._connect(pending)
             if node_queue.is_up:
                 node_queue.send([pending])
@@ -322,43 +296,6 @@ class Dispatch:
         for pending in self._waiting.take_orphans(self._staying):
             self._lost(pending, _lost_with_node(pending, node, error), begun=False)
 
-    def _send_on(self, queue: CallQueue, spread: bool = False) -> None:
-        """Send waiting calls of a queue to which calls were just added, if a node has room.
-
-        A single call is sent at once if a lane is idle. Other calls are sent if at least `queue.enough` of them wait.
-        With `spread`, each idle lane gets one call first.
-        """
-        while (spread or len(queue) == 1) and queue and (best := queue.best(queue[0])) and not best[1].underway:
-            pending = queue.popleft()
-            if not pending.stopped:
-                best[0].send([pending])
-        if queue and len(queue) >= queue.enough:
-            self._hand_out(queue)
-
-    def frame_full(self, pending: PendingCall) -> int:
-        """Return how many calls like this one may share a frame; 1 if no call of its function has ended yet."""
-        with self._lock:
-            return frame_full(pending, self._progress.paces.get(pending.code.key))
-
-    def _hand_out(self, queue: CallQueue) -> None:
-        """Send waiting calls to the least loaded nodes, until no node has room or no call waits.
-
-        If calls are left, store in `queue.enough` how many calls must wait before another try makes sense.
-        """
-        while queue:
-            first = queue[0]
-            best = queue.best(first)
-            if best is None or not self._fill_lane(*best):
-                full = 1 if best is None else best[1].frame_full(first)
-                queue.enough = full if len(queue) < full else math.inf  # no more tries until a call ends
-                return
-
-    def _hand_out_again(self) -> None:
-        """Send calls that were put back to the queues where they waited, if a node has room."""
-        for queue in self._put_back.values():
-            self._hand_out(queue)
-        self._put_back.clear()
-
     def _connect(self, pending: PendingCall) -> None:
         """Let the caller's future or stream stop the call, and a stream ask for more items. Ignore a `ResultCell`."""
         if isinstance(pending.outlet, Items):
@@ -366,117 +303,10 @@ class Dispatch:
                 self._streams = [each for each in self._streams if not each.ended]
                 self._most_streams = 2 * len(self._streams) + _STREAMS
             self._streams.append(pending)
-            pending.outlet.connect(lambda seq: self._credit(pending, seq), lambda: self.stop(pending))
+            pending.outlet.connect(lambda seq: self.roster.credit(pending, seq), lambda: self.stop(pending))
         elif isinstance(pending.outlet, CallFuture):
             pending.outlet.on_cancel(lambda: self.stop(pending))
             pending.outlet.call_in(self.callbacks)
-
-    def _fill(self, node_queue: NodeQueue) -> None:
-        """Send a node as many waiting calls as it has room for. If it is leaving, call `_leave` instead."""
-        if node_queue.leaving:
-            self._leave(node_queue)
-            return
-        for lane in node_queue.lanes:
-            self._fill_lane(node_queue, lane)
-
-    def _fill_lane(self, node_queue: NodeQueue, lane: Lane) -> bool:
-        """Send a node as many waiting calls as a lane has room for, in one write. Return True if any was sent.
-
-        While the node has enough to do, small calls wait until they fill a frame, or until a call ends.
-        If no call waits and the lane is idle, ask a busier node to give back some calls.
-        """
-        if lane.held is not None:
-            return False
-        self._waiting.offer(node_queue, lane)
-        queue = self._waiting.next_queue(lane)
-        if not queue:
-            if len(self.node_queues) > 1 and not lane.underway and node_queue.is_up:
-                self._recall_for(node_queue, lane)
-            return False
-        together = queue[0].together
-        if lane.waits(self._waiting.count(lane), queue[0]) or not node_queue.is_up:
-            return False
-        batch: list[PendingCall] = []
-        room = lane.room(together)
-        is_mixed = len(lane.takes) > 1 and all(self._waiting.anywhere)
-        while room > len(batch):
-            if is_mixed or not queue:
-                queue = self._waiting.next_queue(lane)
-                if not queue:
-                    break
-            pending = queue.popleft()
-            if not pending.stopped:
-                batch.append(pending)
-        if batch:
-            node_queue.send(batch)
-            if lane.spare > 0 and not isinstance(batch[-1].node, int):
-                self._heavy[lane] = node_queue
-        return bool(batch)
-
-    def _leave(self, node_queue: NodeQueue) -> None:
-        """Send waiting calls to other nodes than this leaving one. If it has no call left, call `on_drained`."""
-        for queue in self._waiting.queues:
-            self._hand_out(queue)
-        if node_queue.is_idle:
-            self._on_drained(node_queue.node)
-
-    def _recall_for(self, idle: NodeQueue, free: Lane) -> None:
-        """Ask a busier node to give back calls that it has not begun and that the idle lane `free` may run.
-
-        At most about half of the calls that wait there are asked for. They come later, in a message.
-        If no node has enough waiting work yet, look again soon: a call may run longer than those before it.
-        """
-        now = time.monotonic()
-        busiest = None
-        may_be_stuck = False
-        for lane, node_queue in list(itertools.islice(self._heavy.items(), _LOOKED_AT)):
-            del self._heavy[lane]
-            if lane.spare <= 0 or self.node_queues.get(node_queue.node) is not node_queue:
-                continue
-            self._heavy[lane] = node_queue  # behind those that were not looked at
-            if node_queue is idle or node_queue.leaving or lane.recalling:
-                continue
-            if not any(each in free.takes for each in lane.takes):
-                continue
-            if not lane.is_late(now):
-                may_be_stuck = True
-            elif busiest is None or lane.spare > busiest[1].spare:
-                busiest = (node_queue, lane)
-        if busiest is not None:
-            self._recall(*busiest, idle.node, free)
-        elif may_be_stuck and not self._looks:
-            self._looks = True
-            loop = Loop.shared().loop
-            loop.call_soon_threadsafe(loop.call_later, STUCK, self._look_for_stuck)
-
-    def _recall(self, node_queue: NodeQueue, lane: Lane, node: int, free: Lane) -> None:
-        """Ask a node to give back calls of a lane that another node may run on its idle lane `free`."""
-        movable = [pending for pending in lane.underway.values() if _may_move(pending, node, free)]
-        spare = len(movable) - lane.slots
-        if spare <= 0:
-            del self._heavy[lane]  # until it gets other calls
-            return
-        lane.recalling = True
-        node_queue.recall(lane, max(1, min(spare // 2, free.room(movable[0].together))))
-
-    def _look_for_stuck(self) -> None:
-        """Let idle nodes take over calls that wait behind a call which runs for longer than those before it."""
-        with self._lock:
-            self._looks = False
-            now = time.monotonic()
-            for lane, node_queue in list(self._heavy.items()):
-                there = self.node_queues.get(node_queue.node) is node_queue and not node_queue.leaving
-                if lane.spare <= 0 or not there or lane.recalling:
-                    continue
-                for on_cpu in lane.takes:
-                    best = self._waiting.anywhere[on_cpu].best(next(iter(lane.underway.values())))
-                    if best is None or best[1].underway:
-                        continue
-                    if lane.is_late(now):
-                        self._recall(node_queue, lane, best[0].node, best[1])
-                    else:
-                        self._recall_for(*best)  # which has this called again
-                    break
 
     @_then_acts
     def stop(self, pending: PendingCall) -> None:
@@ -496,24 +326,6 @@ class Dispatch:
                 self._end_stopped(pending)  # it stays in its queue, where it is passed over
                 self._has_stopped = True
 
-    def _credit(self, pending: PendingCall, seq: int) -> None:
-        """Tell the node that runs a generator, if any, that the consumer has taken all items up to number `seq`."""
-        with self._lock:
-            node_queue = self.node_queues.get(pending.at)
-            if node_queue is not None and node_queue.has(pending):
-                node_queue.link.send(frame(Kind.CREDIT, {"id": pending.id, "seq": seq}))
-                if pending.id in node_queue.stalled:
-                    node_queue.stalled -= {pending.id}
-                    node_queue.note_idle()
-
-    def stall(self, node: int, calls: Collection[int]) -> None:
-        """Note the ids of all generators on a node that wait until their items are taken. These count as idle."""
-        with self._lock:
-            node_queue = self.node_queues.get(node)
-            if node_queue is not None and (node_queue.stalled or calls):
-                node_queue.stalled = frozenset(id_ for id_ in calls if node_queue.find(id_) is not None)
-                node_queue.note_idle()
-
     def close_streams(self, error: BaseException) -> list[PendingCall]:
         """Stop all generators that have not ended, and let the iteration of their items raise `error`. Do not wait.
 
@@ -522,73 +334,12 @@ class Dispatch:
         with self._lock:
             open_ = [each for each in self._streams if not each.ended]
             self._streams.clear()
-        failed: list[PendingCall] = []
-        for each in open_:
-            if isinstance(each.outlet, Items) and each.outlet.fail(error):
-                failed.append(each)
-                each.outlet.stop()
+        failed = [each for each in open_ if isinstance(each.outlet, Items) and each.outlet.fail(error)]
+        for each in failed:  # only now, as the others may notice that one is stopped, and fail in another way
+            self.stop(each)
         return failed
 
-    def runs(self, pending: PendingCall) -> bool:
-        """Return True if a call was sent to a node that is connected now, and the node has not reported its end."""
-        with self._lock:
-            node_queue = self.node_queues.get(pending.at)
-            return node_queue is not None and node_queue.is_reachable and node_queue.has(pending)
-
-    def item(self, pending: PendingCall, header: Mapping[str, object], buffers: list[Buffer]) -> None:
-        """Send a pickled item of an iterator argument to the node that runs the call. Drop it if no node does.
-
-        `header` has the index of the iterator argument (`arg`, from 0) and the number of the item (`n`, from 1).
-        """
-        with self._lock:
-            node_queue = self.node_queues.get(pending.at)
-            if node_queue is not None and node_queue.has(pending):
-                node_queue.send_item(pending.id, header, buffers)
-
-    def connection(self, pending: PendingCall) -> int:
-        """Return the number of the connection to the node that has a call; 0 if no node has it. Takes no lock.
-
-        The number rises by one with each reconnection to the node.
-        """
-        node_queue = self.node_queues.get(pending.at)
-        return 0 if node_queue is None else node_queue.link.connection
-
-    def _too_late(self, what: str) -> PoolClosed:
-        """Return (do not raise) a PoolClosed: `what`, such as "a call", was sent after the end of the pool."""
-        why = f": {self._closed}" if self._closed is not None else ""
-        error = PoolClosed(f"{what} was sent to pool {self._pool!r}, which has ended{why}")
-        error.__cause__ = self._closed
-        return error
-
     # --- objects ---------------------------------------------------------------------------------------------
-
-    def new_id(self) -> int:
-        """Return a new id for a call."""
-        return next(self._ids)
-
-    def refill(self, node_queue: NodeQueue) -> None:
-        """Send waiting calls to a node that is no longer reserved for a gang, as many as it has room for."""
-        self._fill(node_queue)
-
-    def put(self, key: str, buffers: list[Buffer]) -> None:
-        """Send a value to every node, now or when the node joins or reconnects. Return at once.
-
-        `key` is a hash of the value. A node that has the value already does not get it again. The dispatch keeps the
-        pickled value until `drop`. Raises PoolClosed if the pool has ended.
-        """
-        with self._lock:
-            if self._closed is not None:
-                raise self._too_late("a value of put()")
-            self._objects[key] = buffers
-            for node_queue in self.node_queues.values():
-                node_queue.give_object(key, self._objects[key])
-
-    def drop(self, key: str) -> None:
-        """Tell every node to free the value of this key. Nodes that join later do not get it. Ignore an unknown key."""
-        with self._lock:
-            self._objects.pop(key, None)
-            for node_queue in self.node_queues.values():
-                node_queue.drop_object(key)
 
     # --- nodes -----------------------------------------------------------------------------------------------
 
@@ -600,13 +351,12 @@ class Dispatch:
             node_queue = self.node_queues[node] = NodeQueue(
                 node, lanes, link, devices=welcome.devices, address=welcome.health.address, host=welcome.health.host
             )
-            self.idle[node] = node_queue.idle
+            self.roster.idle[node] = node_queue.idle
             self._staying.add(node)
-            for key in self._objects:
-                node_queue.give_object(key, self._objects[key])
+            self.values.give(node_queue)
             if self.gangs is not None:
                 self.gangs.node_up(node, node_queue.devices)
-            self._fill(node_queue)
+            self.hand_out.fill(node_queue)
 
     @_then_acts
     def inherit(self, node: int, welcome: Welcome, link: Link) -> list[CallFuture[object]]:
@@ -640,11 +390,6 @@ class Dispatch:
             node_queue.note_idle()
             return futures
 
-    def awaited(self, node: int) -> Collection[int]:
-        """Return a live view of the ids of the calls under way on a node; () for an unknown node. Takes no lock."""
-        node_queue = self.node_queues.get(node)
-        return () if node_queue is None else ChainMap(*(lane.underway for lane in node_queue.all_lanes))
-
     def pause(self, node: int) -> None:
         """Send no calls to a node whose connection broke, until `resume`. Its calls stay assigned to it."""
         with self._lock:
@@ -670,10 +415,7 @@ class Dispatch:
             node_queue.resumed = True
             node_queue.asked_back = 0
             node_queue.strays = 0
-            for key in node_queue.objects - self._objects.keys() - node_queue.theirs:
-                node_queue.drop_object(key)
-            for key in self._objects:
-                node_queue.give_object(key, self._objects[key])
+            self.values.give(node_queue)
             for lane in node_queue.all_lanes:
                 lane.recalling = False
                 node_queue.send(self._unknown(node_queue, lane, known))
@@ -681,8 +423,8 @@ class Dispatch:
             node_queue.recall_all()
             if self.gangs is not None:
                 self.gangs.resumed(node)
-            self._fill(node_queue)
-            self._hand_out_again()
+            self.hand_out.fill(node_queue)
+            self.hand_out.hand_out_again()
 
     def _unknown(self, node_queue: NodeQueue, lane: Lane, known: Container[int]) -> list[PendingCall]:
         """Remove the calls of a lane that the node does not know. Return those of them that must be sent to it again.
@@ -733,93 +475,11 @@ class Dispatch:
                 while lane.pinned:
                     self._lost(lane.pinned.popleft(), node_queue.why_leaving, begun=False)
             self._lose_shared(node, node_queue.why_leaving)
-            self._hand_out_again()
+            self.hand_out.hand_out_again()
             if self.gangs is not None:
                 self.gangs.node_leaving(node)
             node_queue.recall_all()
-            self._fill(node_queue)
-
-    def nodes(self, named: Sequence[int] | None = None) -> dict[int, str]:
-        """Return the address of each node, by its number, in ascending order. An unknown address is "".
-
-        Args:
-            named: the numbers of the nodes to return, which may be leaving. If None, all nodes except leaving ones.
-
-        Raises:
-            PoolClosed: the pool has ended.
-            UsageError: the pool does not have one of the nodes in `named`.
-        """
-        with self._lock:
-            if self._closed is not None:
-                raise self._too_late("a call")
-            nodes = self._staying if named is None else set(named)
-            missing = nodes - self.node_queues.keys()
-            if missing:
-                raise no_such_node(self._pool, missing, self.node_queues)
-            return {node: self.node_queues[node].address for node in sorted(nodes)}
-
-    def slots(self, *, on_cpu: bool) -> dict[int, int]:
-        """Return how many calls each node runs at once, by its number. Leaving nodes are left out.
-
-        With `on_cpu`, these are calls that need no device, otherwise all other calls.
-        """
-        with self._lock:
-            there = {node: self.node_queues[node].lanes for node in sorted(self._staying)}
-            return {node: lanes[-1 if on_cpu else 0].slots for node, lanes in there.items()}
-
-    def can_start_on(self, node: int) -> bool:
-        """Return True if a service can start on a node: it is known and not leaving. It need not be connected now."""
-        with self._lock:
-            return node in self._staying
-
-    def why_leaving(self, node: int) -> ConnectionLost:
-        """Return (do not raise) the error for calls and services that a leaving node cannot begin or continue."""
-        with self._lock:
-            node_queue = self.node_queues.get(node)
-            return taken_back(node) if node_queue is None else node_queue.why_leaving
-
-    def service(self, node: int, id_: int) -> PendingCall | None:
-        """Return the service of this id that runs on a node, or None. Takes no lock."""
-        node_queue = self.node_queues.get(node)
-        return None if node_queue is None else node_queue.services.underway.get(id_)
-
-    def function_of(self, node: int, id_: int) -> str:
-        """Return the name of the function of a call that is under way on a node; "" if it is not. Takes no lock."""
-        node_queue = self.node_queues.get(node)
-        pending = None if node_queue is None else node_queue.find(id_)
-        return "" if pending is None else pending.name
-
-    def occupants(self, nodes: Iterable[int], *, former: bool = False) -> str:
-        """Return the calls under way on nodes as words, such as "train on nodes 0, 1"; "" for none.
-
-        For calls of a former client, the words say so, and how to stop them. With `former`, only those are included.
-        """
-        found: dict[tuple[bool, str], set[int]] = {}
-        with self._lock:
-            for node_queue in [self.node_queues[node] for node in nodes if node in self.node_queues]:
-                for pending in node_queue.underway:
-                    is_former = not pending.code.buffers
-                    if pending.part_of is not NO_CALL and (is_former or not former):
-                        found.setdefault((is_former, pending.name), set()).add(node_queue.node)
-        texts = []
-        for is_former in (False, True):
-            names = [
-                f"{name} on node{'' if len(there) == 1 else 's'} {', '.join(map(str, sorted(there)))}"
-                for (its, name), there in found.items()
-                if its is is_former
-            ]
-            more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-            text = ", ".join(names[:_MOST_NAMED]) + more
-            if names and is_former:
-                text += " (sent by the process that had the pool before; the futures in pool.inherited can cancel them)"
-            texts += [text] if names else []
-        return " and ".join(texts)
-
-    def services_on(self, node: int) -> list[PendingCall]:
-        """Return the services that run on a node, as a new list; [] if the pool has no such node."""
-        with self._lock:
-            node_queue = self.node_queues.get(node)
-            return [] if node_queue is None else list(node_queue.services.underway.values())
+            self.hand_out.fill(node_queue)
 
     def _end_stopped(self, pending: PendingCall) -> None:
         """End a cancelled call that no node runs any more. Its result becomes a SkypoolError that says so."""
@@ -828,10 +488,10 @@ class Dispatch:
         self._end(pending, error)
 
     def _end(self, pending: PendingCall, error: BaseException) -> None:
-        """End a call with an error. `act` tells the caller later; a gang is told the ends of its processes at once."""
+        """End a call with an error of skypool's own. `act` tells the caller later; a gang is told at once."""
         pending.settled = True
         if pending.gang is None:
-            self._ended.append(partial(pending.finish, error))
+            self.effects.ends.append(partial(pending.finish, error))
         else:
             pending.finish(error)
 
@@ -857,7 +517,7 @@ class Dispatch:
                 for node_queue in gone:
                     self.gangs.node_gone(node_queue.node)
             self._lose_shared(node, error)
-            self._hand_out_again()
+            self.hand_out.hand_out_again()
 
     def _lost(self, pending: PendingCall, error: BaseException, text: str = "", *, begun: bool) -> None:
         """Handle a call whose run failed or whose node is lost: queue it again if it may run again, otherwise end it.
@@ -877,14 +537,14 @@ class Dispatch:
         why_not = pending.bound(self._staying, begun)
         if pending.stopped:
             self._end_stopped(pending)
-        elif not why_not and (pending.retries > 0 or interrupted or not begun) and self._closed is None:
+        elif not why_not and (pending.retries > 0 or interrupted or not begun) and self.roster.closed is None:
             if begun:
                 pending.retried += interrupted is None
                 pending.attempt += 1
-                pending.id = next(self._ids)  # frames about the old id belong to the run before
+                pending.id = next(self.ids)  # frames about the old id belong to the run before
                 self.tally.retried()
-                self._effects.append(partial(self._on_retry, pending, error, pending.at, pending.attempt))
-            self._requeue(pending)
+                self.effects.others.append(partial(self._told.retried, pending, error, pending.at, pending.attempt))
+            self.hand_out.requeue(pending)
         else:
             if isinstance(error, (NodeInterrupted, NodeRetired)):
                 words = f"{pending.name} was lost: {error}, and {why_not or 'the pool is ending'}"
@@ -894,14 +554,7 @@ class Dispatch:
             self.tally.failed(pending, pending.at, None, text or text_of_error(error))
             self._end(pending, error)
             if pending.gang is None:
-                self._effects.append(partial(self._on_failed, pending, error, pending.at))
-
-    def _requeue(self, pending: PendingCall) -> None:
-        """Put a call that was taken from its node back to the front of the queue where it waited. Send nothing."""
-        pending.at = -1
-        queue = self._waiting.put_back(pending)
-        if queue is not None:
-            self._put_back[id(queue)] = queue
+                self.effects.others.append(partial(self._told.failed, pending, error, pending.at))
 
     @_then_acts
     def end_calls(self, error: BaseException) -> None:
@@ -910,9 +563,9 @@ class Dispatch:
         Cancelled calls end with a SkypoolError. Nothing is sent to the nodes. Do nothing if this was called before.
         """
         with self._lock:
-            if self._closed is not None:
+            if self.roster.closed is not None:
                 return
-            self._closed = error
+            self.roster.closed = error
             if self.gangs is not None:
                 self.gangs.close(error)
             left = list(self._waiting)
@@ -938,7 +591,7 @@ class Dispatch:
                 node_queue.idle.gone(clock.now())
             self.node_queues.clear()
             self._staying.clear()
-            self._heavy.clear()
+            self.hand_out.heavy.clear()
         self._end_all(left, error)
 
     def _end_all(self, calls: Sequence[PendingCall], error: BaseException) -> None:
@@ -951,11 +604,6 @@ class Dispatch:
             pending.finish(SkypoolError(f"{pending.name} was cancelled") if pending.stopped else error)
 
     @property
-    def done(self) -> int:
-        """The number of results (values and exceptions of calls) that have arrived from nodes. Reruns count again."""
-        return self._progress.done
-
-    @property
     def pressed(self) -> bool:
         """True if calls that any node may run are waiting, because no node has room.
 
@@ -966,18 +614,6 @@ class Dispatch:
             return any(self._waiting.anywhere) or (self.gangs is not None and self.gangs.lacks_nodes)
 
     @property
-    def load(self) -> dict[int, int]:
-        """A new dict from the number of each node to the number of calls that it runs or that wait for it alone."""
-        with self._lock:
-            return {node: len(each.underway) + len(each.pinned) for node, each in self.node_queues.items()}
-
-    def idleness(self) -> dict[int, Idleness]:
-        """Return how long each node was idle until now, by its number. Nodes that are gone are included."""
-        with self._lock:
-            now = clock.now()
-            return {node: each.until(now) for node, each in self.idle.items()}
-
-    @property
     def worked(self) -> float | None:
         """The time of the pool's last work, in seconds since 1970; 0 if it had none, and None while it has work.
 
@@ -986,19 +622,9 @@ class Dispatch:
         """
         with self._lock:
             stalled = sum(node_queue.has_stalled for node_queue in self.node_queues.values())
-            if any(each.since is None for each in self.idle.values()) or self.unfinished > stalled:
+            if any(each.since is None for each in self.roster.idle.values()) or self.unfinished > stalled:
                 return None
-            return max((each.worked for each in self.idle.values() if each.worked is not None), default=0.0)
-
-    def measured(self, node: int, low: bool) -> None:
-        """Note a reading of a node's devices. Do nothing for an unknown node.
-
-        `low` is True if all devices of the node are under 5 % utilisation.
-        """
-        with self._lock:
-            node_queue = self.node_queues.get(node)
-            if node_queue is not None:
-                node_queue.idle.measured(clock.now(), low)
+            return max((each.worked for each in self.roster.idle.values() if each.worked is not None), default=0.0)
 
     @property
     def unfinished(self) -> int:
@@ -1009,7 +635,7 @@ class Dispatch:
         """
         with self._lock:
             gangs = 0 if self.gangs is None else self.gangs.unfinished
-            return len(self._waiting) + gangs + sum(self.load.values())
+            return len(self._waiting) + gangs + sum(self.roster.load.values())
 
     def wait_done(self, timeout: float) -> bool:
         """Wait until no call waits or runs, at most `timeout` seconds. Return False if some still do."""
@@ -1030,19 +656,15 @@ class Dispatch:
                 for each in self._until_done:
                     each.set()
 
-    def note_part(self, pending: PendingCall) -> None:
-        """Note a pending call whose `part_of` is not None, so that it is not counted as a call of its own."""
-        self._parts.add(pending)
-
     def _present(self, node: int | None) -> Present:
         if node is not None:
             there = {node: self.node_queues[node]} if node in self.node_queues else {}
             if self._has_stopped:
                 _drop_stopped(lane.pinned for node_queue in there.values() for lane in node_queue.lanes)
-            return present(there, 0, self._parts.of(node), (0, 0))
+            return present(there, 0, self.parts.of(node), (0, 0))
         self._forget_stopped()
         gangs = (0, 0) if self.gangs is None else self.gangs.present
-        return present(self.node_queues, len(self._waiting), self._parts, gangs)
+        return present(self.node_queues, len(self._waiting), self.parts, gangs)
 
     def _forget_stopped(self) -> None:
         """Remove cancelled calls from the queues in which they waited."""
@@ -1080,22 +702,22 @@ class Dispatch:
                     return  # what was sent again since is not known to these messages
                 for said, buffers in arrivals:
                     if isinstance(said, Outcome):
-                        self._progress.on_outcome(node_queue, said, buffers, ended, errors)
+                        self.progress.on_outcome(node_queue, said, buffers, ended, errors)
                     elif isinstance(said, Outcomes):
-                        self._progress.on_ends(node_queue, said.ends, ended, errors)
+                        self.progress.on_ends(node_queue, said.ends, ended, errors)
                     elif isinstance(said, Recalled):
                         self._on_recalled(node_queue, said)
                     elif isinstance(said, (ItemWanted, Yielded)):
-                        self._progress.on_items(node_queue, said, buffers)
-                self._fill(node_queue)
-                if self._put_back:
-                    self._hand_out_again()
+                        self.progress.on_items(node_queue, said, buffers)
+                self.hand_out.fill(node_queue)
+                if self.hand_out.put_back:
+                    self.hand_out.hand_out_again()
                 if node_queue.idle.calls or node_queue.idle.held:
                     node_queue.note_idle()
             for pending, end in ended:
                 pending.finish(end)
                 if isinstance(end, BaseException) and not pending.stopped and pending.gang is None:
-                    self._on_failed(pending, end, node)
+                    self._told.failed(pending, end, node)
         finally:
             with self._lock:
                 enough = 32
@@ -1114,18 +736,8 @@ class Dispatch:
                     self._note_done()
                 if self.gangs is not None:
                     self.gangs.node_changed(node)
-            if self._ended or self._effects:
+            if self.effects.ends or self.effects.others:
                 self.act()
-
-    def drive(self, pending: PendingCall) -> None:
-        """Read the connection to a call's node in the calling thread until the call ends.
-
-        This is faster than waiting for another thread to read the result, which is stored in `pending.outlet`. Return
-        earlier if no node has the call yet, if another thread reads already, or if the connection breaks.
-        """
-        node_queue = self.node_queues.get(pending.at)
-        if node_queue is not None:
-            node_queue.link.drive(pending)
 
     def _on_recalled(self, node_queue: NodeQueue, said: Recalled) -> None:
         """Send calls that a node gave back unbegun to other nodes. Ignore ids of calls that are not under way."""
@@ -1134,19 +746,7 @@ class Dispatch:
             pending = node_queue.take(id_)
             if pending is not None:
                 self._lost(pending, node_queue.why_leaving, begun=False)  # the error is for those bound to that node
-        self._hand_out_again()
-
-    def acknowledge(self, node: int, output: int = 0) -> None:
-        """Tell a node now which of its results and output have arrived, instead of with the next call that it gets.
-
-        `output` is the number of the last frame with printed text that was read. Do nothing if there is nothing new, or
-        for an unknown node. Raises ProtocolError if the node does not read the client's messages.
-        """
-        with self._lock:
-            node_queue = self.node_queues.get(node)
-            if node_queue is not None and (node_queue.to_ack or output > node_queue.output_seen):
-                node_queue.output_seen = max(node_queue.output_seen, output)
-                node_queue.link.reply(node_queue.acks(least=0))
+        self.hand_out.hand_out_again()
 
 
 def _drop_stopped(queues: Iterable[deque[PendingCall]]) -> None:
@@ -1155,12 +755,6 @@ def _drop_stopped(queues: Iterable[deque[PendingCall]]) -> None:
         if len(left) < len(queue):
             queue.clear()
             queue.extend(left)
-
-
-def _may_move(pending: PendingCall, node: int, free: Lane) -> bool:
-    """Return True if a call that was sent to another node may run on a lane of this node."""
-    fits = pending.node is None or (isinstance(pending.node, tuple) and node in pending.node)
-    return fits and pending.options.on_cpu in free.takes
 
 
 def _lost_with_node(pending: PendingCall, node: int, error: BaseException) -> BaseException:

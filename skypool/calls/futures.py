@@ -171,8 +171,8 @@ class CallFuture(Future[T]):
         they were added. Their exceptions are logged, and otherwise ignored. A pool ends after all of these functions
         have returned.
         """
+        is_quick = getattr(fn, "__module__", "") == _ASYNCIO  # without the lock, as the function may be any object
         with self._condition:
-            is_quick = getattr(fn, "__module__", "") == _ASYNCIO
             if self._callbacks is not None and not is_quick and not self.done():
                 self._told.append(fn)
                 if len(self._told) == 1:

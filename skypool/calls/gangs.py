@@ -10,7 +10,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,18 +19,19 @@ from typing import Any, Protocol, TypeVar, cast
 from skypool.calls.arguments import payload_of
 from skypool.calls.call import ComputeFunction
 from skypool.calls.callbacks import Callbacks
-from skypool.calls.futures import CallFuture, Returned, results_of
+from skypool.calls.effects import Effects
+from skypool.calls.futures import CallFuture, JoinedFuture, Returned, results_of
+from skypool.calls.hand_out import HandOut
 from skypool.calls.node_queue import NodeQueue
 from skypool.calls.options import Options
 from skypool.calls.pending import NO_CALL, Code, PendingCall, UserCall
-from skypool.calls.tally import CallTally, text_of_error
+from skypool.calls.roster import Roster
+from skypool.calls.tally import CallTally, Parts, text_of_error
 from skypool.errors import (
     CallTimeout,
     ConnectionLost,
     NodeInterrupted,
-    PickleError,
     SkypoolError,
-    UntrustedResult,
     WorkerDied,
 )
 from skypool.gangs import step
@@ -89,40 +90,21 @@ _PROBE_TIMEOUT = 60.0
 """The longest time in seconds that a node may take for the empty call before a run."""
 
 
-class GangFuture(CallFuture[T]):
+class GangFuture(JoinedFuture[T]):
     """The future of a call that runs as a gang.
 
     With `every`, its result is the list of values by rank. Otherwise, it is the value of rank 0, as for `call >> pool`.
-
-    Attributes:
-        ranks: one future for each rank of the present run, by rank.
+    Its `parts` are the futures of the ranks of the present run, by rank.
     """
 
     def __init__(self, name: str, every: bool, callbacks: Callbacks) -> None:
         super().__init__(name, callbacks=callbacks)
         self._every = every
-        self.ranks: Sequence[CallFuture[Any]] = ()
 
-    def result(self, timeout: float | None = None) -> T:
-        """Wait for all ranks, and return the list of their values, or the value of rank 0.
+    wait_stopped = CallFuture.wait_stopped  # a gang may run again, so it is not told by the ranks of one run
 
-        `timeout` and the errors are those of `CallFuture.result`.
-        """
-        Future.result(self, timeout)
-        return cast(T, results_of(self.ranks) if self._every else self.ranks[0].result())
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for all ranks, and return the exception that `result` would raise, or None if it would return a value.
-
-        An error of unpickling is returned, not raised. `timeout` and the other errors are those of `result`.
-        """
-        error = Future.exception(self, timeout)
-        if error is None:
-            try:
-                self.result()
-            except (PickleError, UntrustedResult, BaseExceptionGroup) as e:
-                return e
-        return error
+    def _joined(self) -> T:
+        return cast(T, results_of(self.parts) if self._every else self.parts[0].result())
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,31 +178,20 @@ class Sender(Protocol):
     """A protocol for the `Dispatch` that owns a `GangRunner`: the members that the runner uses."""
 
     node_queues: dict[int, NodeQueue]
+    roster: Roster
+    hand_out: HandOut
+    parts: Parts
+    ids: Iterator[int]
     callbacks: Callbacks
     tally: CallTally
-
-    def note_part(self, pending: PendingCall) -> None:
-        """Note a pending call whose `part_of` is not None, so that it is not counted as a call of its own."""
-        ...
+    effects: Effects
 
     def act(self) -> None:
         """Carry out what was decided under the lock, unless the calling thread holds the lock."""
         ...
 
-    def occupants(self, nodes: Iterable[int], *, former: bool = False) -> str:
-        """Return the calls under way on nodes as words; "" for none. With `former`, only calls of a former client."""
-        ...
-
-    def new_id(self) -> int:
-        """Return a new id for a call."""
-        ...
-
     def stop(self, pending: PendingCall) -> None:
         """Stop a call that is running."""
-        ...
-
-    def refill(self, node_queue: NodeQueue) -> None:
-        """Send a node as many waiting calls as it has room for."""
         ...
 
 
@@ -230,7 +201,7 @@ class GangRunner:
     The methods take the lock of the dispatch where they need it, and may be called while it is held.
 
     Args:
-        sender: the dispatch, whose lock is `lock`.
+        sender: the dispatch. Its lock and its effects are those of this object, too.
         wait: seconds for which a gang that runs again waits for nodes in place of lost ones.
         on_failed: called with each failure of a run, with the lock held.
         notice: called with a sentence for the user, with the lock held.
@@ -240,14 +211,14 @@ class GangRunner:
         self,
         pool: str,
         sender: Sender,
-        lock: threading.RLock,
         wait: float,
         on_failed: Callable[[GangFailure], None],
         notice: Callable[[str], None],
     ) -> None:
         self._pool = pool
         self._sender = sender
-        self._lock = lock
+        self._lock = sender.roster.lock
+        self._effects = sender.effects
         self._wait = wait
         self._on_failed = on_failed
         self._notice = notice
@@ -258,7 +229,6 @@ class GangRunner:
         self._numbers = itertools.count(1)
         self._events: deque[Event] = deque()
         self._is_stepping = False
-        self._finished: list[tuple[GangFuture[Any], BaseException | Returned]] = []
 
     @property
     def unfinished(self) -> int:
@@ -325,7 +295,7 @@ class GangRunner:
         if gang is None or gang.phase != "waiting" or self._calls[number].whole is NO_CALL:
             return
         held = [node for node, each in self._state.nodes.items() if each.gang == number]
-        if words := self._sender.occupants(held, former=True):
+        if words := self._sender.roster.occupants(held, former=True):
             self._notice(f"{self._calls[number].code.name} waits for other calls to end: {words}")
 
     # --- what happens to nodes -------------------------------------------------------------------------------
@@ -406,7 +376,7 @@ class GangRunner:
                     self._sender.tally.gang_closed()
         for call in calls:
             self._forget_timers(call)
-            call.future.finish(error)
+            self._effects.ends.append(partial(call.future.finish, error))
 
     # --- the state machine -----------------------------------------------------------------------------------
 
@@ -426,10 +396,6 @@ class GangRunner:
                     self._step(NodeIdle(*changed) if changed else self._events.popleft())
             finally:
                 self._is_stepping = False
-            finished = self._finished
-            self._finished = []
-        for future, end in finished:
-            future.finish(end)
         self._sender.act()
 
     def _step(self, event: Event) -> None:
@@ -491,7 +457,7 @@ class GangRunner:
         node_queue = self._sender.node_queues.get(node)
         if node_queue is not None:
             node_queue.lanes[0].held = None
-            self._sender.refill(node_queue)
+            self._sender.hand_out.fill(node_queue)
 
     def _ask(self, gang: int, attempt: int, node: int) -> None:
         """Send a node an empty call. The node's answer becomes an event, and so does a failure of the call."""
@@ -505,21 +471,24 @@ class GangRunner:
         payload, _ = payload_of(_PROBE, (_PORTS,), {})
         options = Options(timeout=_PROBE_TIMEOUT, output="silent")
         pending = PendingCall(_PROBE.code(), payload, answer, options, node=node, gang=gang, part_of=NO_CALL)
-        pending.id = self._sender.new_id()
-        self._sender.note_part(pending)
+        pending.id = next(self._sender.ids)
+        self._sender.parts.add(pending)
         node_queue.send([pending])
 
     def _on_answer(self, gang: int, attempt: int, node: int, answer: Future[list[int]]) -> None:
+        try:
+            ports = ports_of(answer.result(), _PORTS)
+        except Exception:  # noqa: BLE001 - a node that fails here is lost soon, or is asked again
+            ports = None
         with self._lock:
             call = self._calls.get(gang)
             if call is None or call.asked.get(node) is not answer:
                 return
-            try:
-                call.ports[node] = ports_of(answer.result(), _PORTS)
-            except Exception:  # noqa: BLE001 - a node that fails here is lost soon, or is asked again
+            if ports is None:
                 self._apply(Answered(gang, attempt, node, ok=False))
                 self._after(_ASK_AGAIN, partial(self._ask_again, node))
             else:
+                call.ports[node] = ports
                 self._apply(Answered(gang, attempt, node))
 
     def _ask_again(self, node: int) -> None:
@@ -578,8 +547,8 @@ class GangRunner:
                 member=member,
                 part_of=call.whole,
             )
-            pending.id = self._sender.new_id()
-            self._sender.note_part(pending)
+            pending.id = next(self._sender.ids)
+            self._sender.parts.add(pending)
             self._ranks[pending.id] = (call, place.rank)
             if call.options.output == "rank0" and place.rank:
                 self._hidden[pending.id] = None
@@ -587,7 +556,7 @@ class GangRunner:
             call.pending.append(pending)
         for old in list(self._hidden)[:-_MOST_HIDDEN]:
             del self._hidden[old]
-        call.future.ranks = outlets
+        call.future.parts = outlets
         if run.changed:
             self._notice(
                 f"{call.code.name} runs again as {len(run.places)} processes on {_nodes(len(run.nodes))}: its world "
@@ -602,9 +571,13 @@ class GangRunner:
                     pending.finish(ConnectionLost(f"{pending.name} was lost with node {node}", node))
 
     def _on_end(self, gang: int, attempt: int, rank: int, options: Options, end: BaseException | Returned) -> None:
-        # without the lock, as this may run code of the user
+        call = self._calls.get(gang)
+        if call is None:
+            return
         text = text_of_error(end) if isinstance(end, BaseException) else ""
-        again = isinstance(end, options.retry_on) if options.retry_on else False
+        # an error of a lost or stopped rank may come with the lock held, and `retry_on` may run code of the user
+        own = isinstance(end, ConnectionLost) or any(each.stopped for each in call.pending[rank : rank + 1])
+        again = not own and bool(options.retry_on) and isinstance(end, options.retry_on)
         with self._lock:
             call = self._calls.get(gang)
             if call is None or rank >= len(call.pending):
@@ -675,7 +648,7 @@ class GangRunner:
                 end = SkypoolError(f"{name} was cancelled")
             case "no nodes":
                 end = ConnectionLost(f"{name} was not run: {self._shortage(call.order)}")
-        self._finished.append((call.future, end))
+        self._effects.ends.append(partial(call.future.finish, end))
         if call.whole is not NO_CALL:
             nodes = verdict.run.nodes if verdict.run is not None else ()
             seconds = time.monotonic() - call.began if call.began else None

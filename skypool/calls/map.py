@@ -85,7 +85,7 @@ class Map(Generic[T]):
             pending = PendingCall(code, payload, ResultCell(), options, node=node, feeds=feeds, chunk=self._chunksize)
             if begins:
                 begins = False
-                first = self._dispatch.idle_lanes(pending)
+                first = self._dispatch.hand_out.idle_lanes(pending)
             self._sent.append(pending)
             chunk.append(pending)
             if first:
@@ -98,7 +98,7 @@ class Map(Generic[T]):
                 chunk = []
                 began = time.monotonic()
                 if is_timed and self._at_hand:
-                    full = self._dispatch.frame_full(pending)
+                    full = self._dispatch.progress.frame_full(pending)
                 if read is not None:
                     read()
         if first:
@@ -122,7 +122,7 @@ class Map(Generic[T]):
                 if until is not None:
                     left = until - time.monotonic()
                 elif not pending.ended:
-                    self._dispatch.drive(pending)
+                    self._dispatch.roster.drive(pending)
                 assert isinstance(pending.outlet, ResultCell)
                 values = [pending.outlet.result(name, left)]
                 sent.popleft()

@@ -45,14 +45,17 @@ class FirstFailure:
         self._on_decided = on_decided
         self._lock = threading.Lock()
         self._errors: dict[int, BaseException] = {}  # by the place of the part, in the order in which they came
+        self._texts: dict[int, str] = {}
         self._chosen: BaseException | None = None
         self._timer: threading.Timer | None = None
 
     def add(self, place: int, error: BaseException) -> None:
         """Note that the part on node `nodes[place]` failed. The first error starts the time until the decision."""
+        text = f"{type(error).__name__}: {text_of(error)}"  # without the lock, as this runs code of the user
         with self._lock:
             if self._chosen is not None:
                 return
+            self._texts[place] = text
             self._errors[place] = error
             if self._timer is None:
                 self._timer = _timer(_SETTLING, self._decide)
@@ -83,7 +86,7 @@ class FirstFailure:
 
     def _note(self, place: int) -> str:
         note = f"{self._name} failed on node {self._nodes[place]}, one of {len(self._nodes)} nodes of this call"
-        also = [f"node {self._nodes[each]}: {type(e).__name__}: {text_of(e)}" for each, e in self._errors.items()]
+        also = [f"node {self._nodes[each]}: {self._texts[each]}" for each in self._errors]
         return f"{note}; it also failed on {'; '.join(also)}" if also else note
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from skypool.calls.futures import Items, Returned
-from skypool.calls.node_queue import NodeQueue, slowed
+from skypool.calls.node_queue import NodeQueue, frame_full, slowed
 from skypool.calls.pending import PendingCall
 from skypool.calls.tally import CallTally, text_of_error
 from skypool.errors import ConnectionLost, SkypoolError, WorkerDied, protocol_violation, taken_back
@@ -76,6 +76,10 @@ class CallProgress:
         self._on_feed = on_feed
         self.done = 0
         self.paces: dict[str, float] = {}
+
+    def frame_full(self, pending: PendingCall) -> int:
+        """Return how many calls like this one may share a frame; 1 if no call of its function has ended yet."""
+        return frame_full(pending, self.paces.get(pending.code.key))
 
     def on_items(self, node_queue: NodeQueue, said: ItemWanted | Yielded, buffers: Sequence[Buffer]) -> None:
         """Handle a message with items of a generator (`buffers`), or a request for an item of an iterator argument.

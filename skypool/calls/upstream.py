@@ -45,7 +45,7 @@ class Feeder:
         If the node requests the last sent item again over a new connection, that item is sent again. Other repeated
         requests are ignored. Raises ProtocolError if the item before number `n` was not sent yet.
         """
-        connection = self._dispatch.connection(self._pending)
+        connection = self._dispatch.roster.connection(self._pending)
         with self._more:
             last = self._last[0]
             if n > last + 1:
@@ -55,7 +55,7 @@ class Feeder:
                 )
             if n == last and connection != self._sent_by:
                 self._sent_by = connection
-                self._dispatch.item(self._pending, self._last[1], self._last[2])
+                self._dispatch.roster.item(self._pending, self._last[1], self._last[2])
             self._wanted = max(n, self._wanted)
             self._more.notify()
 
@@ -83,7 +83,7 @@ class Feeder:
                 buffers = exceptions.dump_error(e)
             with self._more:
                 self._last = (n, header, buffers)
-                self._sent_by = self._dispatch.connection(self._pending)
-            self._dispatch.item(self._pending, header, buffers)
+                self._sent_by = self._dispatch.roster.connection(self._pending)
+            self._dispatch.roster.item(self._pending, header, buffers)
             if "end" in header:
                 return

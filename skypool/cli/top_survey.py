@@ -37,7 +37,7 @@ class Answer:
     """The last answer of a pool's owner.
 
     Attributes:
-        said: fields of the answer, as `skypool.pool.observed` makes them; None if the owner has not answered yet.
+        said: fields of the answer, as `skypool.observers.observed` makes them; None if the owner has not answered yet.
         at: when the answer came, in seconds since 1970.
         trouble: why the newest question was not answered; "" if it was.
     """

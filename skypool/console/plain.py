@@ -26,7 +26,7 @@ class Plain:
 
     def follow(self, stream: events.EventStream) -> Callable[[], None]:
         """Start to show a stream's events. Return the method `end`, which is also called when the interpreter exits."""
-        self._unlisten = stream.listen(self.hear, inline=True)
+        self._unlisten = stream.follow(self.hear)
         atexit.register(self._end_at_exit)
         return self.end
 

@@ -183,3 +183,9 @@ def _listed(devices: str | Sequence[int]) -> list[int] | None:
 def index_of(device: Device | int) -> int:
     """Return the index of a device; an int is the index already."""
     return device if isinstance(device, int) else device.index
+
+
+def hardware(devices: Sequence[Device]) -> str:
+    """Return the devices of a node as text, such as "8 NVIDIA H100 80GB HBM3"; "" if there are none."""
+    names = [each.name or each.kind for each in devices if each.kind != "cpu"]
+    return ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names))

@@ -420,6 +420,21 @@ class Link:
         self._shut()
         return told
 
+    async def end(self) -> bool:
+        """Tell the node to end now, with its machine if that ends itself, and close the link. The listener is not told.
+
+        Return True if the agent then closed the connection within 5 s. Otherwise, the node may not have been told.
+        """
+        if self.is_up and not self._closed:
+            self._closing = True
+            self.allow(0.0)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(5):
+                    await self._ended.wait()
+        told = self._ended.is_set() and not self._closed
+        self._shut()
+        return told
+
     async def close(self, *, bye: bool) -> None:
         """Close the link for good. The listener is not told.
 

@@ -77,9 +77,12 @@ class Incoming:
     Args:
         decoder: splits the received bytes into frames, and keeps an incomplete frame for later reads.
         number: the number of the connection: how many were made to the node, with this one.
+
+    Attributes:
+        next: the thread that reads after the event loop's thread, which has received messages for it; None for none.
     """
 
-    __slots__ = ("_is_over", "_reading", "decoder", "number", "pieces", "stream", "turns")
+    __slots__ = ("_is_over", "_reading", "decoder", "next", "number", "pieces", "stream", "turns")
 
     def __init__(self, stream: CommandStream, decoder: Decoder, turns: Turns, number: int) -> None:
         self.stream = stream
@@ -89,6 +92,7 @@ class Incoming:
         self.number = number
         self._reading = threading.Lock()
         self._is_over = False
+        self.next: threading.Thread | None = None
 
     def enter(self) -> bool:
         """Make the calling thread the reader. Return False at once if another thread reads, or after `end`."""
@@ -217,8 +221,15 @@ class Inbox:
 
         If a frame is not valid, call `on_senseless` instead of raising.
         """
-        self._digest(incoming, frames)
-        incoming.turns.watch()
+        if not incoming.enter():  # a caller's thread was quicker
+            self._digest(incoming, frames)
+            incoming.turns.watch()
+            return
+        try:
+            self._digest(incoming, frames, on_loop=True)
+            incoming.turns.watch()
+        finally:
+            self._leave_loop(incoming)
 
     def close(self) -> Incoming | None:
         """Stop reading the current connection, if any, and return its reading side, which the caller must `end`."""
@@ -309,13 +320,25 @@ class Inbox:
                 return
             current.turns.watch()  # the caller stopped just before, and did not see the call of `stand_aside`
         try:
-            self._read(current)
+            self._read(current, on_loop=True)
         finally:
-            current.leave()
+            self._leave_loop(current)
+
+    def _leave_loop(self, incoming: Incoming) -> None:
+        """Let other threads read after the event loop's thread: first the one that has messages to handle, if any."""
+        thread, incoming.next = incoming.next, None
+        if thread is None:
+            incoming.leave()
+            return
+        incoming.turns.take()
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter is about to exit, or no further thread can be started
+            thread.run()
 
     # --- received frames -------------------------------------------------------------------------------------
 
-    def _read(self, incoming: Incoming, wait: bool = False) -> bool:
+    def _read(self, incoming: Incoming, wait: bool = False, on_loop: bool = False) -> bool:
         """Read once and handle the frames that are complete. The calling thread must hold the reading lock.
 
         With `wait`, wait up to 0.1 s if nothing has arrived. Return False if the connection is over or a frame is not
@@ -332,7 +355,7 @@ class Inbox:
             frames = incoming.decoder.advance(received)
             if frames:
                 self.understood = self.heard
-                self._digest(incoming, frames)
+                self._digest(incoming, frames, on_loop)
         except BlockingIOError:
             return True
         except ProtocolError as e:
@@ -343,20 +366,39 @@ class Inbox:
             return False
         return True
 
-    def _digest(self, incoming: Incoming, frames: list[Frame]) -> None:
+    def _digest(self, incoming: Incoming, frames: list[Frame], on_loop: bool = False) -> None:
         """Handle frames that have arrived, in their order.
 
         If all are valid, one call of `on_arrivals` gets their messages. If one is not, drop all of these messages and
-        call `on_senseless`. Messages of a replaced connection are dropped; the node sends them again over the new one.
+        call `on_senseless`. With `on_loop`, which the event loop's thread passes, a thread of its own handles
+        exceptions of calls, as reading one runs code of the user, which may block.
         """
         arrivals: list[Arrival] = []
         try:
             for frame in frames:
                 self._take(incoming, frame, arrivals)
-            if arrivals and self.current in (incoming, None):  # else a newer connection brings them again
+        except Exception as e:  # noqa: BLE001 - any failure that a node causes gives up that node alone
+            self._on_senseless(incoming.stream, complaint(e))
+            return
+        if on_loop and any(map(_has_failed, arrivals)):
+            work = functools.partial(self._pass_on_beside, incoming, arrivals)
+            incoming.next = threading.Thread(target=work, name="skypool errors", daemon=True)
+        elif arrivals:
+            self._pass_on(incoming, arrivals)
+
+    def _pass_on(self, incoming: Incoming, arrivals: list[Arrival]) -> None:
+        """Pass messages to `on_arrivals`. Drop those of a replaced connection; the node sends them again."""
+        try:
+            if self.current in (incoming, None):  # else a newer connection brings them again
                 self._on_arrivals(arrivals, incoming.number)
         except Exception as e:  # noqa: BLE001 - any failure that a node causes gives up that node alone
             self._on_senseless(incoming.stream, complaint(e))
+
+    def _pass_on_beside(self, incoming: Incoming, arrivals: list[Arrival]) -> None:
+        try:
+            self._pass_on(incoming, arrivals)
+        finally:
+            self._give_turn_back(incoming)
 
     def _take(self, incoming: Incoming, frame: Frame, arrivals: list[Arrival]) -> None:
         """Handle one frame: store a piece of a value, call `on_bye`, or add a message to `arrivals`.
@@ -408,6 +450,14 @@ class Inbox:
                 f"the node sent status reports of {self._reported} bytes, and the limit is {largest} after "
                 f"{self._pongs_expected} requests"
             )
+
+
+def _has_failed(arrival: Arrival) -> bool:
+    """Return True if a message brings the exception of a call."""
+    said = arrival.said
+    return (isinstance(said, Outcome) and not said.ok) or (
+        isinstance(said, Outcomes) and not all(each[1] for each in said.ends)
+    )
 
 
 def complaint(error: BaseException) -> str:

@@ -35,6 +35,7 @@ class NodeReports:
             shown without colours.
         service_of: takes the numbers of a node and of a call, and returns the name of the service that the call is; ""
             for other calls.
+        function_of: takes the same, and returns the name of the function of the call; "" if it is not known.
         counted: takes a status as the node has told it, and returns it with the client's own counts of calls. A node
             also counts parts of calls, and calls of skypool's own. Default: the node's counts stay.
 
@@ -49,6 +50,7 @@ class NodeReports:
         acknowledge: Callable[[int, int], None],
         is_stranger: Callable[[int], bool],
         service_of: Callable[[int, int], str] = lambda node, call: "",
+        function_of: Callable[[int, int], str] = lambda node, call: "",
         counted: Callable[[events.NodeStatus], events.NodeStatus] = lambda status: status,
     ) -> None:
         self._pool = pool
@@ -56,6 +58,7 @@ class NodeReports:
         self._acknowledge = acknowledge
         self._is_stranger = is_stranger
         self._service_of = service_of
+        self._function_of = function_of
         self._counted = counted
         self.statuses: dict[int, events.NodeStatus] = {}
         self._heard: dict[int, int] = {}
@@ -93,6 +96,7 @@ class NodeReports:
             rank=said.rank,
             label=said.label,
             service=self._service_of(node, said.id),
+            function=self._function_of(node, said.id),
         )
         self._emit(output)
 

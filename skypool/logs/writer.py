@@ -1,37 +1,32 @@
-"""`LogWriter`: keeps the events of a pool in files. The threads that emit events do not wait for it."""
+"""`LogWriter`: keeps the events of a pool in files."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
-from functools import partial
 from json.encoder import encode_basestring
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from skypool import events
 from skypool.events import node_of
 from skypool.logs import files
 from skypool.logs.files import Limits
 from skypool.logs.masking import Masker
-from skypool.safety.quota import WAITING, Quota, Share
+from skypool.pool.watch import PoolFacts, Watch
+from skypool.safety.quota import Share
 
-_WAITING = 16 << 20
-"""Bytes of events of all nodes, about, that wait to be written. What comes beyond is dropped and counted."""
 _GATHER = 0.05
 """Seconds for which events are gathered before they are written together. A client that is killed loses no more."""
 _LARGEST = 64 << 10
 """The most characters of output in one record."""
 _TOUCH = 3600.0
 """Seconds between two changes of the folder's time, which says that its pool still runs."""
-_ENDING = 10.0
-"""Seconds that `close` waits for the thread."""
 _LEFT_OUT = (events.NodeStatus, events.FilesProgress)
 """The events that are not kept, because they only tell of progress."""
 LAST = "End"
@@ -43,34 +38,28 @@ _NodeLine = tuple[int, bytes]
 """A line of a file, and the number of the node that it is about; -1 for none."""
 
 
-class LogWriter:
-    """Writer of one pool's events. Any thread may call `hear`, which never waits for the disk.
+class LogWriter(Watch):
+    """Writer of one pool's events.
 
-    Events that come before `open` is called wait in memory. If the files cannot be written, the user is told once, and
-    these events are dropped. Writing is tried again for later events.
+    If the files cannot be written, the user is told once, and these events are dropped. Writing is tried again for
+    later events. An untrusted node may fill half of a run's files.
 
     Args:
-        kept: the limits of size and age. With `kept.pool` 0, nothing is kept.
-        notice: called with a sentence for the user, in the writer's thread.
-        quota: limits what is kept of each node. An untrusted node may fill half of a run's files. None: every node is
-            trusted.
+        kept: the limits of size and age. With `kept.pool` 0, nothing is kept. Default: the user's settings.
     """
 
-    def __init__(self, pool: str, kept: Limits, notice: Callable[[str], None], quota: Quota | None = None) -> None:
-        self._pool = pool
-        self._limits = kept
-        self._notice = notice
-        self._quota = quota or Quota(lambda node: False)
-        self._share = Share("output", kept.pool // 2, "older output is removed from its logs", strangers=True)
-        self._lock = threading.Lock()  # guards _waiting, _size and _missed
-        self._waiting: list[tuple[events.Event, str]] = []
-        self._size = 0
+    name = "the logs of the pool"
+    hears_hidden = True
+    gather = _GATHER
+    every: ClassVar[float | None] = _TOUCH
+    closes = 1  # they have what is told of the ends of other watches
+
+    def __init__(self, kept: Limits | None = None) -> None:
+        self._limits = kept or files.limits()
+        self._share = Share("output", self._limits.pool // 2, "older output is removed from its logs", strangers=True)
+        self._heard: list[events.Event] = []
         self._missed = 0
-        self._there = threading.Event()
-        self._closed = False
-        self._writing = threading.Lock()  # guards all that follows
         self._run: Path | None = None
-        self._masker = Masker({})
         self._file: int | None = None
         self._number = 0
         self._written = 0
@@ -78,72 +67,45 @@ class LogWriter:
         self._told = False
         self._touched = 0.0
         self._last_calls: dict[tuple[int, int, int], int] = {}
-        self._thread: threading.Thread | None = None
 
-    def hear(self, event: events.Event, function: str = "") -> None:
-        """Keep an event, without waiting. For output, `function` is the function that printed it, if known."""
-        if not self._limits.pool or self._closed or isinstance(event, _LEFT_OUT):
-            return
-        size = events.weight(event)
-        has_room = self._quota.take(node_of(event), WAITING, size)
-        with self._lock:
-            if not has_room:
-                self._missed += 1
-                return
-            if self._size + size > _WAITING:
-                self._quota.give_back(node_of(event), WAITING, size)
-                self._missed += 1
-                return
-            self._size += size
-            self._waiting.append((event, function))
-        if not self._there.is_set():
-            self._there.set()
-
-    def open(self, session: str, secrets: Mapping[str, str]) -> None:
-        """Start the thread that writes. `secrets` has values, by name, that are masked. Does not block or raise."""
+    def begin(self, facts: PoolFacts) -> None:
+        self._pool, self._session, self._quota, self._notice = facts.pool, facts.session, facts.quota, facts.notice
+        self._masker = Masker(facts.secrets)
         if self._limits.pool:
-            work = partial(self._work, session, dict(secrets))
-            self._thread = threading.Thread(target=work, name=f"skypool log of {self._pool}", daemon=True)
-            self._thread.start()
+            self._begin()
+
+    def hear(self, event: events.Event) -> None:
+        if self._limits.pool and not isinstance(event, _LEFT_OUT):
+            self._heard.append(event)
+
+    def missed(self, count: int) -> bool:
+        self._missed += count
+        return True  # it stands in the logs
+
+    def tick(self) -> None:
+        if self._heard or self._missed:
+            if self._run is None:
+                self._begin()
+            self._write(self._taken())
+        elif time.monotonic() - self._touched > _TOUCH:
+            self._touch()
 
     def close(self) -> None:
-        """Write the waiting events, and end the thread. Later events are not kept. May be called more than once."""
-        with self._lock:
-            self._closed = True
-        self._there.set()
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(_ENDING)
-        with self._writing:
-            if self._run is None:
-                return
-            lines = [*self._taken(), *self._unmasked()]
-            self._write([*lines, (-1, _line({"event": LAST, "pool": self._pool, "time": time.time()}))])
-            self._prune(self._run)  # not at the start, which would wait for it
-            self._run = None
-            if self._file is not None:
-                os.close(self._file)
-                self._file = None
+        """Write what waits and the last record, and close the files."""
+        if self._run is None:
+            return
+        lines = [*self._taken(), *self._unmasked()]
+        self._write([*lines, (-1, _line({"event": LAST, "pool": self._pool, "time": time.time()}))])
+        self._prune(self._run)  # not at the start, which would wait for it
+        self._run = None
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
-    def _work(self, session: str, secrets: Mapping[str, str]) -> None:
-        """Make the folder, and write events as they come, until `close` is called. Runs in its own thread."""
-        with self._writing:
-            self._masker = Masker(secrets)
-            self._begin(session)
-        while not self._closed:
-            if not self._there.wait(_TOUCH):
-                self._touch()
-                continue
-            time.sleep(_GATHER)
-            with self._writing:
-                if self._run is None:
-                    self._begin(session)
-                self._write(self._taken())
-
-    def _begin(self, session: str) -> None:
-        """Make the folder. If that fails, tell the user. `_work` tries again when later events come."""
+    def _begin(self) -> None:
+        """Make the folder. If that fails, tell the user. It is tried again when later events come."""
         try:
-            run = files.make_run(self._pool, session)
+            run = files.make_run(self._pool, self._session)
             self._number = max(files.segments(run), default=0)
         except OSError as e:
             self._complain(e)
@@ -166,49 +128,44 @@ class LogWriter:
 
     def _taken(self) -> list[_NodeLine]:
         """Return all events that wait, as lines of JSON. Pieces of output of one stream become one record."""
-        with self._lock:
-            self._there.clear()
-            taken, self._waiting = self._waiting, []
-            missed, self._missed = self._missed, 0
-            self._size = 0
+        taken, self._heard = self._heard, []
+        missed, self._missed = self._missed, 0
         lines: list[_NodeLine] = []
-        for event, _ in taken:
-            self._quota.give_back(node_of(event), WAITING, events.weight(event))
         at = 0
         while at < len(taken):
-            event, function = taken[at]
+            event = taken[at]
             at += 1
             if not isinstance(event, events.Output):
                 lines.append((node_of(event), _line(self._masked(_record(event)))))
                 continue
             texts = [event.text]
             size = len(event.text)
-            while at < len(taken) and size < _LARGEST and _continues(taken[at][0], event):
-                texts.append(getattr(taken[at][0], "text", ""))
+            while at < len(taken) and size < _LARGEST and _continues(taken[at], event):
+                texts.append(getattr(taken[at], "text", ""))
                 size += len(texts[-1])
                 at += 1
-            lines += self._printed(event, function, "".join(texts))
+            lines += self._printed(event, "".join(texts))
         if missed:
             lines.append((-1, _line({"event": MISSED, "pool": self._pool, "time": time.time(), "count": missed})))
         return lines
 
-    def _printed(self, event: events.Output, function: str, text: str) -> list[_NodeLine]:
+    def _printed(self, event: events.Output, text: str) -> list[_NodeLine]:
         if not self._masker.is_needed:
-            return [(event.node, _line_of_output(event, function, text))]
+            return [(event.node, _line_of_output(event, text))]
         source = event.node, event.slot, event.stream
         key = (*source, event.call)
         last = self._last_calls.get(source, event.call)
         self._last_calls[source] = event.call
         lines = [] if last == event.call else self._rest((*source, last))
         text = self._masker.feed(key, text)
-        return [*lines, (event.node, _line_of_output(event, function, text))] if text else lines
+        return [*lines, (event.node, _line_of_output(event, text))] if text else lines
 
     def _rest(self, key: _Key) -> list[_NodeLine]:
         """Return what was held back of a stream, as it might begin a secret, as a line of JSON; [] if nothing was."""
         text = self._masker.finish(key)
         node, slot, stream, call = key
         event = events.Output(pool=self._pool, node=node, slot=slot, call=call, stream=stream, text=text)
-        return [(node, _line_of_output(event, "", text))] if text else []
+        return [(node, _line_of_output(event, text))] if text else []
 
     def _unmasked(self) -> list[_NodeLine]:
         return [line for key in self._masker.held() if isinstance(key, tuple) for line in self._rest(key)]
@@ -228,8 +185,7 @@ class LogWriter:
         if not lines:
             return
         if self._run is None:
-            with self._lock:
-                self._missed += len(lines)
+            self._missed += len(lines)
             return
         most = max(1, self._limits.pool // files.SEGMENTS)
         together = bytearray()
@@ -250,8 +206,7 @@ class LogWriter:
             if self._file is not None:
                 os.close(self._file)
                 self._file = None  # the line may be cut, so a new segment follows
-            with self._lock:
-                self._missed += len(lines)
+            self._missed += len(lines)
             self._complain(e)
         if time.monotonic() - self._touched > _TOUCH:
             self._touch()
@@ -318,7 +273,7 @@ def _line(record: Mapping[str, Any]) -> bytes:
     return json.dumps(record, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
 
 
-def _line_of_output(event: events.Output, function: str, text: str) -> bytes:
+def _line_of_output(event: events.Output, text: str) -> bytes:
     """Return output of a call as a line of JSON. Empty fields are left out, as there may be many lines."""
     line = (
         f'{{"event":"Output","pool":"{event.pool}","time":{event.time!r},"node":{event.node},"slot":{event.slot},'
@@ -328,6 +283,6 @@ def _line_of_output(event: events.Output, function: str, text: str) -> bytes:
         line += f',"rank":{event.rank},"label":{encode_basestring(event.label)}'
     if event.service:
         line += f',"service":{encode_basestring(event.service)}'
-    if function:
-        line += f',"function":{encode_basestring(function)}'
+    if event.function:
+        line += f',"function":{encode_basestring(event.function)}'
     return (line + "}\n").encode("utf-8", "backslashreplace")

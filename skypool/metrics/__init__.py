@@ -6,6 +6,7 @@ and begin with `skypool.`. A value that was not measured is left out, never 0.
 - `values`: `Metric` and `Measurement`, the data types of this package.
 - `names`: all metrics, with unit, kind and description.
 - `devices`: converts samples and health of a node into measurements; `pools`: calls, nodes, launches and costs.
+- `metering`: reads the measurements of a pool for its exporters.
 - `exporter`: `Exporter`, the base class of objects that export measurements to a monitoring system.
 - `prometheus`: `Prometheus`, which serves measurements to Prometheus; `http_server`: its HTTP server.
 - `otlp`: `OTLP`, which sends measurements to an endpoint; `otlp_data`: the data of its requests; `otlp_exporters`:
@@ -16,6 +17,7 @@ __all__ = [
     "devices",
     "exporter",
     "http_server",
+    "metering",
     "names",
     "otlp",
     "otlp_data",

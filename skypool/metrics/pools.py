@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from skypool.calls.tally import BOUNDS, NodeCounts, PoolCounts
 from skypool.metrics import names
 from skypool.metrics.values import Attributes, Distribution, Measurement
-from skypool.rental.holdings import OrderKey
+from skypool.rental.orders import OrderKey
 from skypool.rental.receipt import Line
 
 STATES = ("launching", "booting", "bootstrapping", "ready", "unreachable", "leaving", "unhealthy", "draining", "ended")

@@ -8,11 +8,11 @@ They cannot send calls, rent or end machines: there is no such request.
 - `protocol`: the messages between an observer and the owner.
 - `reach`: the command by which an observer reaches a node.
 - `stacks`: what the processes of the nodes are doing.
-- `server`: the owner's side.
+- `server`: the owner's side; `observed`: what it shows of a pool; `watch`: opens and closes it with the pool.
 - `client`: the observer's side.
 
 A node's agent is the process there that runs calls. A forward is a port of this computer that leads to a port of a
 node.
 """
 
-__all__ = ["client", "place", "protocol", "reach", "server", "stacks"]
+__all__ = ["client", "observed", "place", "protocol", "reach", "server", "stacks", "watch"]

@@ -1,6 +1,5 @@
-"""`ComputePool` and its life: nodes are started, replaced when they are lost, and ended.
+"""The life of a pool: nodes are started, replaced when they are lost, and ended. Calls are sent to them.
 
-- `pool`: `ComputePool`, the object that a user holds.
 - `lifecycle`: a pure state machine. It decides when to launch, drain, replace and end nodes.
 - `states`: the states, events and actions of `lifecycle`, as values.
 - `replacement`: decides if a lost node is replaced.
@@ -8,23 +7,30 @@
 - `surface`: `CallSurface`, the ways to send calls to a pool or to some of its nodes.
 - `sending`: sends these calls to nodes: to one, to each of several, or as a gang.
 - `views`: `PoolView`, which `pool[0:4]` returns: some nodes of a pool that calls can be sent to.
-- `engine`: does what `lifecycle` decides: rents and ends machines, and gives nodes calls.
+- `life`: `Life`, the state of a pool, and the tasks that work on it.
+- `engine`: makes the parts of a pool, starts and stops it, and performs what `lifecycle` decides.
+- `launches`: rents the machines of new nodes, and lets a pool grow while calls wait.
+- `terminations`: ends the machines of nodes.
+- `sizing`: changes the number of nodes, and waits until nodes are ready.
+- `takeover`: takes a pool over from another process, or gives it up to one.
+- `tending`: renews the lease and the prices of a pool, and ends it when its limits are over.
+- `call_ends`: ends the calls, streams and services of a pool that ends.
+- `advice`: tells the user about calls that could run better.
 - `closing`: closes what watches a pool, such as its logs and metrics, within a limit of time.
+- `departures`: all ways in which a pool loses a node.
 - `connector`: turns rented machines into nodes.
+- `agents`: connects to the agents of nodes.
+- `connections`: how each node is reached.
+- `watch`: `Watch`, what watches a pool, such as its logs; `facts`: what a pool shows to its watches.
 - `forwards`: ports of this computer that lead to ports of nodes.
 - `health`: judges nodes by their samples; `Samples`, the user's object for them.
-- `hints`: tells the user about devices that are not used.
-- `history`: writes what happens in a pool to disk, for reports.
 - `idle`: records the idle time of nodes in the ledger.
 - `limits`: finds out when a pool must end as planned: budget, lifetime, another process.
 - `linger`: ends a pool that has had no work for a while.
-- `metering`: reads the numbers of a pool for Prometheus and other monitoring systems.
 - `service`: `Service`, the user's object for a long-lived call or program that takes no slot.
 - `services`: starts the services of a pool, restarts them after their end, and closes them.
 - `network`: checks that the nodes reach each other; `skypool.gangs.network` writes the error message.
 - `node_listener`: passes the messages of a node on.
-- `observed`: what `skypool ps` and other processes of the user can see of a pool.
-- `spot`: watches a node whose provider takes its machine back, until it is gone.
 - `trust_levels`: decides for each node if its results may be unpickled.
 - `shutdown`: ends open pools when the interpreter exits.
 
@@ -49,31 +55,38 @@ The words of this package:
 """
 
 __all__ = [
+    "advice",
+    "agents",
+    "call_ends",
     "closing",
+    "connections",
     "connector",
+    "departures",
     "engine",
+    "facts",
     "forwards",
     "health",
-    "hints",
-    "history",
     "idle",
+    "launches",
+    "life",
     "lifecycle",
     "limits",
     "linger",
-    "metering",
     "network",
     "node_listener",
-    "observed",
-    "pool",
     "replacement",
     "resizing",
     "sending",
     "service",
     "services",
     "shutdown",
-    "spot",
+    "sizing",
     "states",
     "surface",
+    "takeover",
+    "tending",
+    "terminations",
     "trust_levels",
     "views",
+    "watch",
 ]

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from skypool import events
 from skypool.errors import NodeUnhealthy
-from skypool.event_loop import Loop, beside
+from skypool.event_loop import Loop
 from skypool.samples.health import HealthOfNode, NodeHealth
 from skypool.samples.store import SampleStore
 from skypool.samples.values import DeviceSample, NodeSample
@@ -29,8 +29,6 @@ _MOST_CAUSES = 32
 """The most causes of lower clocks of one node, which have series, too."""
 _MOST_REASONS = 16
 """The most reasons that an event or an error has."""
-_FLUSH_EVERY = 5.0
-"""Seconds between two writes of samples to the file."""
 
 
 class HealthWatch:
@@ -67,7 +65,6 @@ class HealthWatch:
         self.known: dict[int, NodeHealth] = {}
         self.xids: dict[int, dict[XidKey, int]] = {}
         self._first: dict[int, asyncio.Event] = {}
-        self._no_room = ""
 
     def arrived(self, node: int, samples: Sequence[NodeSample]) -> None:
         """Keep samples of a node, and judge its devices by them. Any thread may call this."""
@@ -133,22 +130,6 @@ class HealthWatch:
     def of(self, node: int) -> NodeHealth | None:
         """Return a node's health; None if it has no devices, or before they were read. Any thread may call this."""
         return self.known.get(node)
-
-    async def keep(self) -> None:
-        """Write samples to the file every 5 s, for as long as the task runs."""
-        while True:
-            await asyncio.sleep(_FLUSH_EVERY)
-            if self.store.newest:
-                await beside(self.flush, "skypool samples")
-
-    def flush(self) -> None:
-        """Write samples to the file now. If that fails, tell the user once; the pool goes on."""
-        try:
-            self.store.flush()
-        except Exception as e:  # noqa: BLE001 - what only watches must not end the pool
-            if str(e) != self._no_room:
-                self._no_room = str(e)
-                self._emit(events.Notice(pool=self._pool, text=f"measurements of nodes cannot be kept: {e}"))
 
 
 class _Identities:

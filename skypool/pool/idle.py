@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.idle import LOW, Idleness
-from skypool.pool import states
-from skypool.pool.hints import IdleHints
+from skypool.pool.life import Life
 from skypool.rental.receipt import IdleSpan
 from skypool.rental.rental import Rental
 from skypool.samples.values import NodeSample
@@ -26,11 +25,10 @@ _DRIFT = 0.2
 class IdleWatch:
     """The watch over the idle time of a pool's nodes. Any thread may use it."""
 
-    def __init__(self, dispatch: Dispatch, rental: Rental, state: Callable[[], states.Pool], hints: IdleHints) -> None:
-        self._hints = hints
+    def __init__(self, dispatch: Dispatch, rental: Rental, life: Life) -> None:
         self._dispatch = dispatch
         self._rental = rental
-        self._state = state
+        self._life = life
         self._lock = threading.Lock()
         self._recorded: dict[int, Idleness] = {}
 
@@ -38,28 +36,25 @@ class IdleWatch:
         """Note the newest reading of a node's devices. Do nothing if none of the samples has devices."""
         read = [each for each in samples if each.devices]
         if read:
-            self._dispatch.measured(node, is_low(read[-1]))
-            self._hints.arrived(node, read)
+            self._dispatch.roster.measured(node, is_low(read[-1]))
 
     async def keep(self) -> None:
         """Record the idle time of the nodes every 2 s if it has changed, for as long as the task runs."""
         while True:
             await asyncio.sleep(_EVERY)
-            idleness = self._dispatch.idleness()
+            idleness = self._dispatch.roster.idleness()
             if any(self._differs(node, now, _DRIFT) for node, now in idleness.items()):
                 await asyncio.to_thread(self.record)
-            there = {node: now for node, now in idleness.items() if node in self._dispatch.node_queues}
-            await asyncio.to_thread(self._hints.look, there)
 
     def record(self) -> None:
         """Record the idle time of the nodes until now, except where the last record implies it.
 
         A record says if the node is idle from then on. While that does not change, no further record is needed.
         """
-        with self._lock:
-            state = self._state()
+        with self._rental.telling_later(), self._lock:
+            state = self._life.state
             spans: dict[tuple[str, str], IdleSpan] = {}
-            for node, now in self._dispatch.idleness().items():
+            for node, now in self._dispatch.roster.idleness().items():
                 before = self._recorded.get(node)
                 instance = state.nodes[node].instance if node in state.nodes else None
                 if instance is None or not self._differs(node, now, 0.001):

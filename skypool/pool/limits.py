@@ -72,6 +72,14 @@ class Limits:
                 link.allow(left + NODE_LATER)
         return min(left, LOOK)
 
+    def node_lifetime(self) -> float | None:
+        """Return the seconds after which a new node ends itself; None for never. Blocks. Any thread may call this."""
+        return self._rental.limits.node_lifetime()
+
+    def linger_told(self) -> tuple[float, float] | None:
+        """Return what nodes are told of the time for which they live without work; see `LingerWatch.told`."""
+        return self._linger.told()
+
     @property
     def is_due(self) -> bool:
         """True if the budget or lifetime ends the pool within 2 s. A connection that breaks then is a part of that end.

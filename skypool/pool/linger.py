@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
 from functools import partial
 
 from skypool import clock
@@ -17,6 +16,8 @@ from skypool.checks import Duration, duration_words, seconds
 from skypool.errors import PoolClosed, UsageError
 from skypool.event_loop import beside
 from skypool.pool import states
+from skypool.pool.call_ends import CallEnds
+from skypool.pool.life import Life
 from skypool.pool.states import Phase
 from skypool.rental.rental import Rental
 from skypool.rental.request import Terms
@@ -45,14 +46,14 @@ class LingerWatch:
         terms: Terms,
         dispatch: Dispatch,
         rental: Rental,
-        state: Callable[[], states.Pool],
-        end: Callable[[PoolClosed], Awaitable[None]],
+        life: Life,
+        call_ends: CallEnds,
     ) -> None:
         self._terms = terms
         self._dispatch = dispatch
         self._rental = rental
-        self._state = state
-        self._end = end
+        self._life = life
+        self._call_ends = call_ends
         self._since = clock.now()
 
     def told(self) -> tuple[float, float] | None:
@@ -69,7 +70,7 @@ class LingerWatch:
         """Seconds for which the ready pool has had no work; 0 while it has some. Any thread may call this."""
         worked = self._dispatch.worked
         now = clock.now()
-        if worked is None or self._state().phase is not Phase.READY:
+        if worked is None or self._life.state.phase is not Phase.READY:
             self._since = now
         return max(0.0, now - max(self._since, worked or 0.0))
 
@@ -84,7 +85,8 @@ class LingerWatch:
             try:
                 await self.check()
             except PoolClosed as e:
-                await self._end(e)
+                await self._call_ends.end_streams(e)
+                self._life.apply(states.Stop(e))
                 return
 
     async def check(self) -> None:

@@ -45,11 +45,15 @@ MEASURING = Options(procs="per-device", output="silent", timeout=300.0)
 """The options of the call that measures an all-reduce. It runs as a gang."""
 
 
-def advice_for(driver: Driver, private_network: bool) -> str:
-    """Return advice, without a full stop at its end, for the case that machines of a driver cannot reach each other."""
-    can = abilities(driver)
+def advice_for(driver: Driver | None, private_network: bool) -> str:
+    """Return advice, without a full stop at its end, for the case that machines of a driver cannot reach each other.
+
+    `driver` is None if the pool has none.
+    """
     ports = "TCP on all ports between the machines of this pool, because libraries choose free ports"
-    if can.network_advice:
+    if driver is None:
+        advice = f"Allow {ports}"
+    elif (can := abilities(driver)).network_advice:
         advice = can.network_advice
     elif not can.private_network:
         advice = f"Machines of {driver.name} have no network among them: choose another provider"
@@ -110,26 +114,40 @@ class NetworkCheck:
         group = frozenset(nodes)
         if self._check is None or len(group) < 2 or any(group <= known for known in self._groups):
             return None
-        with self._lock:
-            if any(group <= known for known in self._groups):
-                return None
-            addresses = self._dispatch.nodes(sorted(group))
-            try:
-                report = check_network(self._dispatch, addresses, self._pairs)
-            except Unanswered as e:
-                why = self._dispatch.occupants(e.nodes) or "other calls"
-                self._tell_once(
-                    f"the network between the nodes was not checked, because {e}, as when {why} keep a node busy; it "
-                    "is checked before the next call that needs it"
-                )
-                return None
-            for warning in report.warnings:
-                self._tell_once(warning)
-            self._pairs |= {(each.source, each.target) for each in report.connections if each.outcome == "ok"}
-            if report.failed and (error := error_of(report, self._advice(report.failed[0].target))) is not None:
-                raise error
-            self._groups = [*(known for known in self._groups if not known <= group), group]
-            return report
+        texts: list[str] = []
+        try:
+            with self._lock:
+                if any(group <= known for known in self._groups):
+                    return None
+                return self._checked(group, texts)
+        finally:
+            for text in texts:  # without the lock, as a listener may send a call that needs the network
+                self._tell(text)
+
+    def _checked(self, group: frozenset[int], texts: list[str]) -> NetworkReport | None:
+        """Check a group of nodes as `ensure` says. Add to `texts` what the user is to be told, each once."""
+        addresses = self._dispatch.roster.nodes(sorted(group))
+        try:
+            report = check_network(self._dispatch, addresses, self._pairs)
+        except Unanswered as e:
+            why = self._dispatch.roster.occupants(e.nodes) or "other calls"
+            texts += self._not_told(
+                f"the network between the nodes was not checked, because {e}, as when {why} keep a node busy; it "
+                "is checked before the next call that needs it"
+            )
+            return None
+        texts += self._not_told(*report.warnings)
+        self._pairs |= {(each.source, each.target) for each in report.connections if each.outcome == "ok"}
+        if report.failed and (error := error_of(report, self._advice(report.failed[0].target))) is not None:
+            raise error
+        self._groups = [*(known for known in self._groups if not known <= group), group]
+        return report
+
+    def _not_told(self, *texts: str) -> list[str]:
+        """Return those texts that the user was not told yet, and note that they are told."""
+        new = [each for each in dict.fromkeys(texts) if each not in self._told]
+        self._told.update(new)
+        return new
 
     def begin_measuring(self) -> bool:
         """Return True if an all-reduce is to be measured now: with `check="nccl"`, for the first caller only."""
@@ -145,11 +163,6 @@ class NetworkCheck:
         """
         measured = bandwidth_of(answers)
         self._tell(f'check="nccl" measured nothing: {measured}' if isinstance(measured, str) else str(measured))
-
-    def _tell_once(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
-            self._tell(text)
 
 
 class _Answers:
@@ -230,9 +243,9 @@ class _Deadline:
 
     def _fail(self) -> None:
         error = self._error()
-        for call in self._calls.values():
-            if call.items.fail(error):
-                call.items.stop()
+        failed = [call for call in self._calls.values() if call.items.fail(error)]
+        for call in failed:  # only now, as a node that is stopped closes its port, and the others cannot reach it then
+            call.items.stop()
 
     def __enter__(self) -> None:
         self._timer.start()

@@ -4,62 +4,59 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 from skypool import events
 from skypool.calls.dispatch import Dispatch
 from skypool.errors import ConnectionLost
-from skypool.link.connection import Link
 from skypool.link.inbound import ModuleAsked, Pong, Printed, Welcome
 from skypool.link.inbox import Arrival
 from skypool.link.reports import NodeReports
+from skypool.pool.life import Life
 from skypool.samples.values import NodeSample
-from skypool.shipping.user_modules import Lender
 from skypool.wire.frames import Kind, frame
 
 _NOTICED_AGAIN = 0.1
 """Seconds in which at most one notice of a node is passed on: the notice that the provider takes the machine back."""
 
 
-class NodeListener:
-    """The listener of the link to one node: it passes each message to the object that handles the message.
+class NodeEvents(Protocol):
+    """A protocol for the object that hears what becomes of nodes: the engine."""
 
-    Args:
-        lenders: the senders of the user's modules, by the number of the node.
-        on_welcome: called as (node, welcome) with the first message of each connection.
-        on_notice: called as (node, time) when the provider announces that it takes the machine back at this time, in
-            seconds since 1970. The call may come from any thread, like that of `on_samples`.
-        on_lost: called as (node, error) when the link has given up the node.
-        is_due: returns True if the pool ends as planned about now. The user is then not told that the connection broke.
-    """
+    @property
+    def is_due(self) -> bool:
+        """True if the pool ends as planned about now. The user is then not told that a connection broke."""
+
+    def on_welcome(self, node: int, welcome: Welcome) -> None:
+        """Handle the first message of a new connection to a node."""
+
+    def on_notice(self, node: int, at: float) -> None:
+        """Handle the notice that the provider takes a machine back at `at`, in seconds since 1970. In any thread."""
+
+    def on_lost(self, node: int, error: ConnectionLost) -> None:
+        """Handle the loss of a node that its link has given up."""
+
+    def on_samples(self, node: int, samples: Sequence[NodeSample]) -> None:
+        """Handle measurements of a node. In any thread."""
+
+
+class NodeListener:
+    """The listener of the link to one node: it passes each message to the object that handles the message."""
 
     def __init__(
         self,
         node: int,
-        pool: str,
         dispatch: Dispatch,
         reports: NodeReports,
-        links: Mapping[int, Link],
-        lenders: Mapping[int, Lender],
-        emit: Callable[[events.Event], None],
-        on_welcome: Callable[[int, Welcome], None],
-        on_notice: Callable[[int, float], None],
-        on_lost: Callable[[int, ConnectionLost], None],
-        on_samples: Callable[[int, Sequence[NodeSample]], None],
-        is_due: Callable[[], bool],
+        life: Life,
+        hearer: NodeEvents,
     ) -> None:
         self._node = node
-        self._pool = pool
         self._dispatch = dispatch
         self._reports = reports
-        self._links = links
-        self._lenders = lenders
-        self._emit = emit
-        self._on_welcome = on_welcome
-        self._on_notice = on_notice
-        self._on_lost = on_lost
-        self._on_samples = on_samples
-        self._is_due = is_due
+        self._life = life
+        self._hearer = hearer
         self._noticed = -math.inf
         self._told_down = False
 
@@ -78,12 +75,12 @@ class NodeListener:
             elif isinstance(said, Pong):
                 self._on_pong(said)
             elif isinstance(said, ModuleAsked):
-                lender = self._lenders[self._node]
+                lender = self._life.connections.lenders[self._node]
                 if said.file:
                     header, data = lender.file(said.name, said.version, said.file)
                 else:
                     header, data = lender.find(said.name, said.version)
-                if (link := self._links.get(self._node)) is not None:  # otherwise the node has ended just now
+                if (link := self._life.connections.links.get(self._node)) is not None:  # else it has just ended
                     link.reply(frame(Kind.MODULE, header, [data]))
             else:
                 about_calls.append(arrival)
@@ -95,26 +92,26 @@ class NodeListener:
         now = time.monotonic()
         if said.interruption is not None and now - self._noticed > _NOTICED_AGAIN:
             self._noticed = now
-            self._on_notice(self._node, said.interruption)
-        self._dispatch.stall(self._node, said.stalled)
+            self._hearer.on_notice(self._node, said.interruption)
+        self._dispatch.roster.stall(self._node, said.stalled)
         if said.samples:
-            self._on_samples(self._node, said.samples)
+            self._hearer.on_samples(self._node, said.samples)
         self._reports.reported(self._node, said)
 
     def on_welcome(self, welcome: Welcome) -> None:
-        self._on_welcome(self._node, welcome)
+        self._hearer.on_welcome(self._node, welcome)
 
     def on_down(self, reason: str) -> None:
         self._dispatch.pause(self._node)
-        if not self._is_due():
+        if not self._hearer.is_due:
             self._told_down = True
-            self._emit(events.LinkDown(pool=self._pool, node=self._node, reason=reason))
+            self._life.emit(events.LinkDown(pool=self._life.pool, node=self._node, reason=reason))
 
     def on_up(self, welcome: Welcome) -> None:
         if self._told_down:
             self._told_down = False
-            self._emit(events.LinkUp(pool=self._pool, node=self._node))
+            self._life.emit(events.LinkUp(pool=self._life.pool, node=self._node))
         self._dispatch.resume(self._node, welcome)
 
     def on_lost(self, error: ConnectionLost) -> None:
-        self._on_lost(self._node, error)
+        self._hearer.on_lost(self._node, error)

@@ -90,7 +90,7 @@ class CallSender:
         pending, dispatch = self._submit(call, cell, nodes)
         try:
             if not pending.feeds:
-                dispatch.drive(pending)
+                dispatch.roster.drive(pending)
             return cell.result(call.function.name)
         except BaseException:
             dispatch.stop(pending)
@@ -126,12 +126,12 @@ class CallSender:
         """
         engine = self.working()
         if isinstance(named, tuple):
-            engine.dispatch.nodes(named)  # raises UsageError for a node that does not exist
+            engine.dispatch.roster.nodes(named)  # raises UsageError for a node that does not exist
         items = zip(*iterables, strict=False)
         if function.options.procs is not None:
             sent = partial(self.send_gang, named=named, every=False)
             return map_of_gangs(sent, (Call(function, args, {}, function.options) for args in items), buffersize, until)
-        engine.advise_map(function.options.on_cpu)
+        engine.advice.on_map(function.options.on_cpu)
         at_hand = all(type(each) in (list, tuple, range, dict, set, str) for each in iterables)
         calls = Map(engine.dispatch, function, None if named == "all" else named, chunksize, at_hand)
         calls.send(itertools.islice(items, buffersize))
@@ -156,7 +156,7 @@ class CallSender:
 
         def future_of(nodes: Sequence[int]) -> tuple[ListFuture[T], Sequence[CallFuture[T]]]:
             future: ListFuture[T] = ListFuture(
-                call.function.name, nodes, call.options, engine.advise_stopped, engine.dispatch.callbacks
+                call.function.name, nodes, call.options, engine.advice.on_stopped, engine.dispatch.callbacks
             )
             return future, future.parts
 
@@ -164,7 +164,7 @@ class CallSender:
 
     def _streams(self, call: Call[Any], named: NamedNodes) -> list[Stream[Any]]:
         """Send a call of a generator function to several nodes, and return the streams of its items at once."""
-        name, advise = call.function.name, self.working().advise_stopped
+        name, advise = call.function.name, self.working().advice.on_stopped
 
         def items_of(nodes: Sequence[int]) -> tuple[Sequence[Items[Any]], Sequence[Items[Any]]]:
             items = StreamParts[Any](name, nodes, call.options, advise).items
@@ -244,7 +244,7 @@ class CallSender:
                 f"{name} has an iterator among its arguments, which the processes of a gang cannot share: pass a list"
             )
         if every:
-            self.working().check_least(name, least, len(named) if isinstance(named, tuple) else None)
+            self.working().sizing.check_least(name, least, len(named) if isinstance(named, tuple) else None)
         nodes = [*self._chosen(name, named, least, self._check_gang if every else None, every=every)]
         engine = self.working()
         strangers = [node for node in nodes if engine.is_stranger(node)]
@@ -307,16 +307,16 @@ class CallSender:
         while True:
             engine = self.working()
             if numbers is None:
-                engine.await_nodes(name, least if every else 1, every)
-            there = engine.dispatch.nodes(numbers)
+                engine.sizing.await_nodes(name, least if every else 1, every)
+            there = engine.dispatch.roster.nodes(numbers)
             try:
                 if check is not None:
                     check([*there])
             except (UsageError, ConnectionLost):
-                if numbers is None and engine.dispatch.nodes().keys() != there.keys():
+                if numbers is None and engine.dispatch.roster.nodes().keys() != there.keys():
                     continue
                 raise
-            if there and (numbers is not None or engine.dispatch.nodes().keys() >= there.keys()):
+            if there and (numbers is not None or engine.dispatch.roster.nodes().keys() >= there.keys()):
                 return there
 
 

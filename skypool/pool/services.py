@@ -126,7 +126,7 @@ class Services:
             UsageError: the pool does not have the node, the node is not trusted, or an argument is an iterator.
             NodeInterrupted, NodeRetired, PoolClosed: the node gets no new calls, or the pool has ended.
         """
-        self._dispatch.nodes([node])  # raises UsageError for a node that does not exist
+        self._dispatch.roster.nodes([node])  # raises UsageError for a node that does not exist
         if self._is_stranger(node):
             raise UsageError(
                 f'node {node} is not trusted (trust="data"), and services run on trusted nodes only; make the pool '
@@ -162,7 +162,7 @@ class Services:
     def _listen(self) -> None:
         """Begin to collect the output of services, unless that was done before."""
         if self._unlisten is None:
-            self._unlisten = self._stream.listen(self._hear, inline=True)
+            self._unlisten = self._stream.follow(self._hear)
 
     def _hear(self, event: events.Event) -> None:
         if isinstance(event, events.Output) and event.service:
@@ -172,7 +172,7 @@ class Services:
 
     def _service_of(self, node: int, call: int) -> Service[Any] | None:
         """Return the service whose process on a node has this call id; None if there is none."""
-        pending = self._dispatch.service(node, call)
+        pending = self._dispatch.roster.service(node, call)
         return pending.outlet.service if pending is not None and isinstance(pending.outlet, Run) else None
 
     def name_of(self, node: int, call: int) -> str:
@@ -182,7 +182,7 @@ class Services:
 
     def inherit(self, node: int) -> None:
         """Make `Service` objects for services that a former client started on a node. They cannot start again."""
-        for pending in self._dispatch.services_on(node):
+        for pending in self._dispatch.roster.services_on(node):
             service: Service[Any] = Service(pending.name, node, 0, pending, self)
             pending.outlet = Run(service, self._on_end)
             service._running = pending
@@ -246,7 +246,7 @@ class Services:
     def _successor(self, node: int) -> int | None:
         """Return where services of this node start again: the node itself or its replacement, None if there is none."""
         for each in (node, self._successors.get(node, node)):
-            if self._dispatch.can_start_on(each):
+            if self._dispatch.roster.can_start_on(each):
                 return each
         return None
 
@@ -309,9 +309,9 @@ class Services:
         """
         runs: list[Run] = []
         patience = _LATE
-        for pending in self._dispatch.services_on(node):
+        for pending in self._dispatch.roster.services_on(node):
             if isinstance(pending.outlet, Run):  # not a test of a port
-                self._left.setdefault(pending.outlet, self._dispatch.why_leaving(node))
+                self._left.setdefault(pending.outlet, self._dispatch.roster.why_leaving(node))
                 self._dispatch.stop(pending)
                 runs.append(pending.outlet)
                 patience = max(patience, pending.options.grace + _LATE)

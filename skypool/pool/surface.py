@@ -361,7 +361,7 @@ class CallSurface:
             raise UsageError("pass either here= (a port) or socket= (a path) to forward(), not both")
         number_ = _first_of(self._narrowed(node, f"forward({port})"))
         engine = self._sender.working()
-        engine.dispatch.nodes([number_])  # raises UsageError for a node that does not exist
+        engine.dispatch.roster.nodes([number_])  # raises UsageError for a node that does not exist
         return engine.forwards.open(number_, host, port, here if socket is None else os.path.abspath(socket))
 
     # --- operators with a left operand that is not a call ----------------------------------------------------

@@ -69,13 +69,24 @@ class TrustLevels:
         because the driver may have to request its offers. A later decision for the same node replaces the earlier one.
         """
         said = trust_word(self.asked, instance, driver)
+        self._remember(instance, said)
+        return said.trust
+
+    def _remember(self, instance: Instance, said: Word) -> None:
         self._words[instance.node] = (instance.provider, said)
         self._readers[instance.node] = None
         if said.trust == "data":
             from skypool.trust.reader import DataReader  # not before it is needed: its tables take a moment
 
             self._readers[instance.node] = DataReader(instance.node, self.allowed)
-        return said.trust
+
+    def note(self, instance: Instance, trust: Trust) -> None:
+        """Remember the decision of a former owner for the machine's node, as `judge` does with its own."""
+        self._remember(instance, Word(trust, "its former owner reads them so"))
+
+    def of(self, node: int) -> Trust:
+        """Return the last decision for a node. Call `judge` for the node before."""
+        return self._words[node][1].trust
 
     def reader(self, node: int) -> Reader | None:
         """Return the reader for a node's results; None if they are unpickled. Call `judge` for the node before."""

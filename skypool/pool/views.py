@@ -77,7 +77,7 @@ class PoolView(CallSurface):
             PoolClosed: the pool has ended.
         """
         if isinstance(self._selection, slice):
-            there = tuple(self._sender.working().dispatch.nodes())
+            there = tuple(self._sender.working().dispatch.roster.nodes())
             numbers = tuple(node for node in there if self._has(node))
             if not numbers:
                 raise UsageError(
@@ -85,7 +85,7 @@ class PoolView(CallSurface):
                 )
             return numbers
         numbers = (self._selection,) if isinstance(self._selection, int) else self._selection
-        self._sender.working().dispatch.nodes(numbers)
+        self._sender.working().dispatch.roster.nodes(numbers)
         return numbers
 
     def _narrowed(self, asked: NamedNodes, asker: object) -> NamedNodes:

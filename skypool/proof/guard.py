@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import IO, cast
 
+from skypool.compute_pool.compute_pool import PoolOptions
 from skypool.drivers.contract import Driver
 from skypool.drivers.preflight import failure
 from skypool.errors import ErrorGroup, ProviderError
 from skypool.model import Finding, Instance, Offer
-from skypool.pool.pool import PoolOptions
 from skypool.proof.comparison import SEND
 from skypool.proof.renting import WORDS, machines_of, proved
 from skypool.proof.report import RentedMachine, Step

@@ -13,8 +13,8 @@ import signal
 import sys
 import threading
 
+from skypool.compute_pool.compute_pool import ComputePool
 from skypool.drivers.preflight import failure
-from skypool.pool.pool import ComputePool
 
 
 def main() -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib import metadata
 
+from skypool.compute_pool.compute_pool import ComputePool
 from skypool.drivers.contract import Bills, Driver, ends_itself
 from skypool.drivers.preflight import failure
 from skypool.errors import BudgetExceeded, NoOffers, SkypoolError
@@ -21,7 +22,6 @@ from skypool.model import Bill, Finding
 from skypool.offers.need import NodeTerms, need_asked
 from skypool.offers.ranking import Plan
 from skypool.offers.search import look_around
-from skypool.pool.pool import ComputePool
 from skypool.proof import findings, guard, renting
 from skypool.proof.comparison import bill_step
 from skypool.proof.redaction import Redaction, secrets_of

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from skypool.compute_pool.compute_pool import ComputePool, ConsoleMode, PoolOptions
 from skypool.drivers.contract import Driver, Tidies, ends_itself
 from skypool.drivers.preflight import failure
 from skypool.model import Finding, Offer, Wanted
-from skypool.pool.pool import ComputePool, ConsoleMode, PoolOptions
 from skypool.proof.comparison import SEND, offered_price, price_step
 from skypool.proof.report import RentedMachine, Step
 from skypool.proof.selection import Stage, StageName

@@ -2,14 +2,17 @@
 
 - `request`: the checked arguments of a pool.
 - `launch`: rents machines on the best offer, or on the next one if the best is out of stock.
-- `rental`: rents for one pool, and keeps the lease in the tags of its machines.
+- `supply`: all of a pool that needs an account of a provider. It rents, keeps the lease in the tags, and ends machines.
 - `planning`: finds the offers that a pool would rent now.
-- `holdings`: records the machines that a pool has.
+- `orders`: records what becomes of each order.
+- `endings`: ends machines of one pool, and proves that.
+- `rental`: the account of one pool: the machines that it has, what they cost, and its limits. It asks no provider.
 - `ledger`: the local database of pools, orders and machines. It records each order before the order is sent.
 - `ledger_file`: the SQLite file of the ledger.
 - `ledger_schema`: the tables of the ledger.
 - `records`: the objects that are read from these tables.
 - `ledger_damage`: detects a damaged ledger file and gives it a new name.
+- `handover`: what a process must know of a pool to own it without an account of a provider.
 - `budget`: what a pool may cost at most, and what holds it to that and to its lifetime.
 - `receipt`: calculates costs and receipts.
 - `reaper`: terminates all machines of a pool, and proves that they have ended.
@@ -32,13 +35,15 @@ The words of this package:
 
 __all__ = [
     "budget",
+    "endings",
     "gc",
-    "holdings",
+    "handover",
     "launch",
     "ledger",
     "ledger_damage",
     "ledger_file",
     "ledger_schema",
+    "orders",
     "planning",
     "reaper",
     "reaper_process",
@@ -46,4 +51,5 @@ __all__ = [
     "records",
     "rental",
     "request",
+    "supply",
 ]

@@ -160,6 +160,11 @@ class Enforcement:
         self.lifetime = lifetime
         self.billed_since: float | None = None
 
+    def inherit(self, budget: Budget | None, lifetime: float | None) -> None:
+        """Take over the limits of a former process: its budget if there is none yet, and the shorter lifetime."""
+        self.budget = self.budget or budget
+        self.lifetime = min((each for each in (self.lifetime, lifetime) if each), default=None)
+
     # --- before machines are rented --------------------------------------------------------------------------
 
     def keepable(self, plan: Plan, ends_itself: Callable[[Offer], bool]) -> Plan:

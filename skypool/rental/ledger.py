@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from skypool import clock, tracebacks
@@ -32,8 +33,9 @@ from skypool.model import Instance, Offer
 from skypool.processes import Process, is_stopped
 from skypool.rental.budget import Budget
 from skypool.rental.ledger_file import LedgerFile
+from skypool.rental.ledger_schema import put_back
 from skypool.rental.receipt import IdleSpan, Receipt
-from skypool.rental.records import Intent, Record, newest, read
+from skypool.rental.records import Intent, Record, as_rows, newest, read
 from skypool.safety import places
 
 KEEP = 366 * 86400.0
@@ -162,6 +164,25 @@ class Ledger:
             return record
 
         return self._file.write(work, holds=lambda record: record.session if record else "")
+
+    def receive(self, record: Record, tokens: Mapping[tuple[str, str], str]) -> None:
+        """Record that this process owns a pool from now on, of which another ledger has this record.
+
+        `tokens` has the tokens of the orders that made its instances, by (provider, id).
+
+        Raises:
+            LedgerError: the ledger cannot be written.
+            UsageError: a pool of that name is running here, or its machines may still run.
+        """
+        now = time.time()
+        rows = as_rows(replace(record, client=Process.this(), beat=now), tokens)
+
+        def work(book: sqlite3.Connection) -> None:
+            for other in read(book, now, "p.pool = ? AND p.ended IS NULL", record.pool):
+                _refuse_taken(other, now)
+            put_back(book, record.session, rows)
+
+        self._file.write(work, thoroughly=True, holds=lambda _: record.session)
 
     def give_back(self, record: Record) -> None:
         """Undo `adopt`, as the pool could not be taken over. `record` is what `adopt` has returned. Does not raise."""

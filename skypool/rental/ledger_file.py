@@ -19,8 +19,8 @@ from typing import TypeVar
 
 from skypool.errors import LedgerError, NotPrivate
 from skypool.rental import ledger_damage
-from skypool.rental.ledger_schema import SHAPE, Rows, bring_up, put_back, rows_of, schema
-from skypool.rental.records import Damaged
+from skypool.rental.ledger_schema import SHAPE, bring_up, put_back, rows_of, schema
+from skypool.rental.records import Damaged, Rows
 from skypool.safety import private
 from skypool.safety.book import Book
 

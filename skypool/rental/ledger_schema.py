@@ -7,6 +7,7 @@ import sqlite3
 from contextlib import closing
 
 from skypool.rental import ledger_damage
+from skypool.rental.records import Rows
 from skypool.safety.book import Book
 
 STEPS = (
@@ -69,8 +70,6 @@ SHAPE = len(STEPS)
 """Version of the tables. A file with a higher version was written by a newer skypool."""
 KEPT = ("pools", "orders", "instances", "earlier_prices")
 """The tables whose rows a process keeps in memory for the pools that the process runs. These are all tables."""
-Rows = dict[str, list[tuple[object, ...]]]
-"""The rows of one session (one run of a pool): a dict from table names to lists of rows."""
 
 
 def bring_up(book: sqlite3.Connection, version: int) -> None:

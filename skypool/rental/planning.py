@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
+from skypool.drivers.contract import Driver
 from skypool.errors import ErrorGroup, LaunchError, NoOffers, PoolClosed, ProviderError
 from skypool.offers.ranking import Plan
 from skypool.offers.search import look_around
 from skypool.rental import reaper
 from skypool.rental.budget import Enforcement
+from skypool.rental.endings import ends_itself
 from skypool.rental.launch import Rented
 from skypool.rental.request import Tell, Terms
 
@@ -41,7 +44,10 @@ class Planning:
             skips them. A new plan clears the dict.
     """
 
-    def __init__(self, terms: Terms, limits: Enforcement, tell: Tell, stopping: threading.Event) -> None:
+    def __init__(
+        self, drivers: Sequence[Driver], terms: Terms, limits: Enforcement, tell: Tell, stopping: threading.Event
+    ) -> None:
+        self._drivers = drivers
         self._terms = terms
         self._limits = limits
         self._tell = tell
@@ -68,8 +74,8 @@ class Planning:
                 "a new ComputePool to try again"
             )
         if self.plan is None or time.monotonic() - self._made_at > _STALE:
-            plan = await look_around(self._terms.drivers, self._terms.need, order_by=self._terms.order_by)
-            self.plan = self._limits.keepable(plan, self._terms.ends_itself)
+            plan = await look_around(self._drivers, self._terms.need, order_by=self._terms.order_by)
+            self.plan = self._limits.keepable(plan, partial(ends_itself, self._drivers))
             self._made_at = time.monotonic()
             self.lacking.clear()
         return self.plan
@@ -108,7 +114,7 @@ class Planning:
         """
         if isinstance(error, NoOffers) and isinstance(error.plan, Plan):
             failures = error.plan.failures
-            all_failed = len(failures) == len(self._terms.drivers)
+            all_failed = len(failures) == len(self._drivers)
             return any(map(self.is_short, failures.values())) if all_failed else error.plan.is_short
         if isinstance(error, (ProviderError, ErrorGroup)):
             return self._waits and reaper.may_pass(error)

@@ -9,7 +9,7 @@ import json
 import math
 import re
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast
 
@@ -22,6 +22,8 @@ from skypool.rental.receipt import Line, Receipt
 
 T = TypeVar("T")
 State = Literal["live", "ending", "left", "ended"]
+Rows = dict[str, list[tuple[object, ...]]]
+"""The rows of one session (one run of a pool): a dict from table names to lists of rows."""
 _LATEST = 7.3e9
 """Latest time that is accepted in a ledger, in seconds since 1970 (the year 2201)."""
 _LONGEST = 3.2e9
@@ -230,6 +232,36 @@ def _record(row: tuple[Any, ...], lines: tuple[Line, ...], intents: tuple[Intent
         stays=None if stays is None else _time(stays),
         lifetime=None if lifetime is None else _number(lifetime, _LONGEST),
     )
+
+
+def as_rows(record: Record, tokens: Mapping[tuple[str, str], str]) -> Rows:
+    """Return the rows of the ledger's tables from which `read` makes a record of a pool that has not ended.
+
+    `tokens` has the tokens of the orders that made its instances, by (provider, id).
+    """
+    session, budget, client = record.session, record.budget, record.client
+    limits = (None, None, False) if budget is None else (budget.max_usd, budget.warn, budget.best_effort)
+    max_usd, warn, best_effort = limits
+    owner = (session, record.pool, client.host, client.pid, client.birth)
+    times = (record.started, record.beat, record.lease)
+    notes = json.dumps(list(record.notes))
+    rows: Rows = {
+        "pools": [(*owner, *times, max_usd, warn, notes, None, None, "", best_effort, None, record.lifetime)],
+        "orders": [],
+        "instances": [],
+        "earlier_prices": [],
+    }
+    for order in record.intents:
+        asked = (session, order.token, order.at, json.dumps(list(order.nodes)), "intended", "")
+        rows["orders"].append((*asked, order.provider, order.type, order.place, "", "", 0.0, 0.0, order.at, 0.0))
+    for line in record.lines:
+        key = (session, line.provider, line.id)
+        machine = (line.node, tokens.get((line.provider, line.id), ""), line.type, line.place, "", line.market)
+        cost = (line.usd_per_hour, line.least_billed, line.launched, line.until if line.ended else None)
+        idle = (line.billed_from, line.idle_at, line.idle_seconds_then, line.idle_usd_then, line.is_idle)
+        rows["instances"].append((*key, *machine, *cost, *idle, line.start_usd))
+        rows["earlier_prices"] += [(*key, until, usd) for until, usd in line.earlier]
+    return rows
 
 
 # --- checks of single values ---------------------------------------------------------------------------------

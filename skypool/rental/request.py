@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypedDict, cast, get_args
 
 from skypool.checks import one_of
-from skypool.drivers.contract import Driver, ends_itself
 from skypool.errors import UsageError
-from skypool.model import Need, Offer, Trust
+from skypool.model import Need, Trust
 from skypool.offers.need import hosts_alike
 from skypool.offers.ordering import OrderBy
 from skypool.rental.budget import Budget
@@ -52,7 +51,6 @@ class Terms:
     """
 
     name: str
-    drivers: tuple[Driver, ...]
     need: Need
     minimum: int
     maximum: int
@@ -74,13 +72,6 @@ class Terms:
 
     def __post_init__(self) -> None:
         hosts_alike(self.need.accelerators, self.maximum)
-
-    def ends_itself(self, offer: Offer) -> bool:
-        """Return True if a machine of this offer ends itself, and is no longer billed, when its lease is over.
-
-        Also return True if the pool has no driver for the offer's provider.
-        """
-        return all(ends_itself(each, offer) for each in self.drivers if each.name == offer.provider)
 
 
 def pool_name(name: str | None) -> str:

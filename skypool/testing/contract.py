@@ -420,7 +420,7 @@ class DriverContract(SliceContract):
 
     def test_a_pool_lives_and_ends_there(self, trial: Trial) -> None:
         self._needs_machines()
-        from skypool.pool.pool import ComputePool
+        from skypool.compute_pool.compute_pool import ComputePool
 
         more: dict[str, Any] = {"accelerator": list(trial.need.accelerators) or None}
         with ComputePool(trial.driver, nodes=2, name=trial.pool, console="off", **more) as pool:

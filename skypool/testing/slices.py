@@ -91,7 +91,7 @@ class SliceContract:
     def test_a_pool_has_a_node_for_each_host_of_its_slices(self, slices: Trial) -> None:
         if not self.real:
             pytest.skip("`real` is False: no command can run on the machines")
-        from skypool.pool.pool import ComputePool
+        from skypool.compute_pool.compute_pool import ComputePool
 
         need = slices.need
         hosts = slices.offer.hosts

@@ -18,6 +18,7 @@ from skypool.event_loop import Loop
 from skypool.model import Need
 from skypool.rental.rental import Rental
 from skypool.rental.request import Terms
+from skypool.rental.supply import Supply
 from skypool_aws import AWS
 from skypool_images import Image
 from tests.lab.aws import AWS as Lab
@@ -77,19 +78,19 @@ def by_hand(aws: Lab, prepare: bool = False) -> None:
 def by_skypool(aws: Lab, prepare: bool = False) -> None:
     """With the ledger, keys, tags, a security group, and the proof that nothing is left."""
     driver = AWS(region="us-east-1", ssh_from="203.0.113.7")
-    terms = Terms("thousand", (driver,), Need(vcpus=2), MANY, MANY, 600.0, None, 90.0, 5.0, Image())
-    rental = Rental(terms, _hear)
-    Loop.shared().run(rental.look())
+    terms = Terms("thousand", Need(vcpus=2), MANY, MANY, 600.0, None, 90.0, 5.0, Image())
+    supply = Supply([driver], terms, Rental(terms, _hear))
+    Loop.shared().run(supply.look())
     if prepare:
         return  # prices are known from here on
-    rental.begin()
-    rented = Loop.shared().run(rental.rent(range(MANY), None, asyncio.sleep))
+    supply.begin()
+    rented = Loop.shared().run(supply.rent(range(MANY), None, asyncio.sleep))
     assert len(rented.instances) == MANY, rented.error
     left = list(rented.instances)
     while left:
-        failed = rental.terminate(left)
+        failed = supply.terminate(left)
         left = [each for each in left if each.node in failed]
-    rental.close(None, proved=True)
+    supply.close(None, proved=True)
 
 
 def _hear(event: events.Event) -> None:

@@ -40,7 +40,6 @@ from skypool.errors import (
 )
 from skypool.model import Instance, Need, Offer, Order
 from skypool.rental.ledger import Ledger
-from skypool.rental.rental import Rental
 from skypool.testing import DriverContract
 from skypool.wire.transport import SSH
 from skypool_aws import AWS, _addresses, _api, _catalog, _requests
@@ -50,6 +49,7 @@ from tests.lab.aws_wire import TEXTS, Call
 from tests.lab.launches import LATER, LEASE_OVER
 from tests.providers.on_machines import OnMachines
 from tests.providers.strings import PagedStrings
+from tests.supplies import supply_of
 
 pytestmark = pytest.mark.needs("openssh")
 
@@ -1079,15 +1079,15 @@ def test_an_address_is_in_the_ledger_and_has_its_tags_before_it_costs_anything(a
     aws_api.on_call = look
     driver = AWS(region=HERE, ssh_from="203.0.113.7")
     pool = sky.ComputePool(driver, accelerator="H100:8", nodes=2, private_network=True, name="train", console="off")
-    rental = Rental(pool._terms, lambda event: None)
-    asyncio.run(rental.look())
-    rental.begin()
-    there = asyncio.run(rental.rent([0, 1], None, pause)).instances
+    supply = supply_of(pool)
+    asyncio.run(supply.look())
+    supply.begin()
+    there = asyncio.run(supply.rent([0, 1], None, pause)).instances
     assert len(owned(aws_api)) == len(there) == len(seen) == 2
     assert all(open_orders == [token] for open_orders, token in seen)
-    assert not rental.terminate(there)
+    assert not supply.terminate(there)
     assert aws_api.count()["addresses"] == 0
-    rental.close(None, proved=True)
+    supply.close(None, proved=True)
     assert aws_api.left() == {}
 
 

@@ -29,13 +29,17 @@ from typing import Any, NoReturn
 from unittest import mock
 
 import skypool as sky
+from skypool.logs.writer import LogWriter
 from skypool.metrics.exporter import Exporter, Source
-from skypool.pool import engine
+from skypool.metrics.metering import Metering
+from skypool.observers.watch import Observers
 from skypool.rental import reaper
 from skypool.rental.ledger import Ledger
+from skypool.report.history import History
 from skypool.testing import FakeCloud, Stock
 from tests.bill import Item, bill
-from tests.endings import when_left
+from tests.endings import PATIENCE, when_left
+from tests.facts import watch_of
 from tests.work import add, endless, nap
 
 LATE = 15.0
@@ -215,11 +219,11 @@ class LivingWorld:
         broken = {"raises": self._raise, "hangs": self._hang, "full": self._fill}[trouble]
         self.happened[f"watcher {trouble}"] += 1
         where, name = {
-            "history": (begun.history.journal, "write"),
-            "logs": (begun._log, "_put"),
+            "history": (watch_of(pool, History).journal, "write"),
+            "logs": (watch_of(pool, LogWriter), "_put"),
             "samples": (begun.health.store, "flush"),
-            "metrics": (begun.metering, "close"),
-            "observers": (begun, "_close_observers"),
+            "metrics": (watch_of(pool, Metering), "close"),
+            "observers": (watch_of(pool, Observers), "close"),
             "forwards": (begun.forwards, "close"),
         }[watcher]
         setattr(where, name, broken)
@@ -321,8 +325,8 @@ def run(worlds: int, seed: int, at_once: int = 6) -> tuple[Counter[str], dict[in
         stack.enter_context(mock.patch.dict(os.environ, homes))
         stack.enter_context(mock.patch.object(sky.Budget, "check_first_hour"))  # a budget pays for an hour otherwise
         stack.enter_context(mock.patch.object(reaper, "SETTLING", 0.5))
-        for name in ("_TO_CLOSE", "_TO_RECORD", "_TO_END_CALLS"):  # for which the end waits for what hangs
-            stack.enter_context(mock.patch.object(engine, name, 1.0))
+        for module, name in PATIENCE:
+            stack.enter_context(mock.patch.object(module, name, 1.0))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore", ResourceWarning)
 

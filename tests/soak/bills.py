@@ -35,11 +35,12 @@ from skypool.model import Instance, Need
 from skypool.rental import launch, reaper
 from skypool.rental.ledger import Ledger
 from skypool.rental.receipt import Line
-from skypool.rental.rental import Rental
+from skypool.rental.supply import Supply
 from skypool.testing import FakeCloud, Stock, world
 from skypool.testing.api import Api
 from tests.bill import Item, bill
 from tests.soak import _living
+from tests.supplies import supply_of
 
 TOLERANCE = 1.0
 """Seconds of a machine's rent by which its line may differ from the bill."""
@@ -105,10 +106,10 @@ class World:
             max_lifetime=self.lifetime,
             console="off",
         )
-        rental = Rental(pool._terms, lambda event: None, stopping=Patience(self.cloud))
+        supply = supply_of(pool, Patience(self.cloud))
         with self._time():
-            self._live(rental, pool._terms.minimum)
-            receipt = Ledger.here().receipt(rental.session)
+            self._live(supply, pool._terms.minimum)
+            receipt = Ledger.here().receipt(supply.rental.session)
             items = bill(self.folder / "cloud" / "events", clock.now())
             self._compare({line.id: line for line in receipt.lines}, items)
             self._check_lifetime([*items.values()])
@@ -153,44 +154,44 @@ class World:
 
     # --- what happens ----------------------------------------------------------------------------------------
 
-    def _live(self, rental: Rental, nodes: int) -> None:
-        asyncio.run(self._plan(rental))
+    def _live(self, supply: Supply, nodes: int) -> None:
+        asyncio.run(self._plan(supply))
         self._spoil_launch()
-        hosts = rental.plan.offers[0].hosts if rental.plan else 1
-        there = self._rent(rental, range(0, nodes * hosts, hosts), hosts)
+        hosts = supply.plan.offers[0].hosts if supply.plan else 1
+        there = self._rent(supply, range(0, nodes * hosts, hosts), hosts)
         try:
-            self._wait(rental, there)
+            self._wait(supply, there)
             for n in range(self.dice.choice([0, 0, 1, 2])):
-                self._let_time_pass(rental)
+                self._let_time_pass(supply)
                 if there and self.dice.random() < 0.6:
-                    there = self._die(rental, there)
+                    there = self._die(supply, there)
                 first = hosts * (nodes + n)
-                new = self._rent(rental, [first], hosts)
+                new = self._rent(supply, [first], hosts)
                 there += new
-                self._wait(rental, new)
-            self._let_time_pass(rental)
+                self._wait(supply, new)
+            self._let_time_pass(supply)
         except LifetimeExceeded:
             self.happened["lifetime over"] += 1
-            if self._rent(rental, [9000], hosts):
+            if self._rent(supply, [9000], hosts):
                 self.faults.append("a machine was rented after the lifetime")
-        self._end(rental, there)
+        self._end(supply, there)
 
-    async def _plan(self, rental: Rental) -> None:
-        await rental.look()
-        await asyncio.to_thread(rental.begin)
+    async def _plan(self, supply: Supply) -> None:
+        await supply.look()
+        await asyncio.to_thread(supply.begin)
 
-    def _rent(self, rental: Rental, nodes: Sequence[int], hosts: int) -> list[Instance]:
+    def _rent(self, supply: Supply, nodes: Sequence[int], hosts: int) -> list[Instance]:
         async def pause(seconds: float) -> None:
             self.cloud.control.advance(seconds)
 
         try:
-            rented = asyncio.run(rental.rent(tuple(nodes), hosts, pause))
+            rented = asyncio.run(supply.rent(tuple(nodes), hosts, pause))
         except SkypoolError:
             self.happened["refused"] += 1
             return []
         if rented.error is not None:
             self.happened["launched too few"] += 1
-            self._prove(rental, rented.instances)
+            self._prove(supply, rented.instances)
             return []
         self.happened["launched"] += 1
         return list(rented.instances)
@@ -221,7 +222,7 @@ class World:
             self.happened["undying"] += 1
             control.next_machines(1, undying=dice.randint(1, 2))
 
-    def _wait(self, rental: Rental, there: Sequence[Instance]) -> None:
+    def _wait(self, supply: Supply, there: Sequence[Instance]) -> None:
         """Let machines boot, as a pool waits for them: it hears of each that runs within moments."""
         with self.cloud.control.state.open() as there_is:
             boots = {each.id: each.boots_at for each in there_is.machines.values()}
@@ -230,23 +231,23 @@ class World:
             at = boots[each.id]
             if at is None:
                 continue
-            self._pass(rental, max(0.0, at - clock.now()) + _POLL)
+            self._pass(supply, max(0.0, at - clock.now()) + _POLL)
             with self.cloud.control.state.open() as there_is:
                 found = there_is.machines[each.id]
             if found.state == "running":
-                rental.runs(self.cloud._instance(found))
+                supply.runs(self.cloud._instance(found))
 
-    def _let_time_pass(self, rental: Rental) -> None:
-        self._pass(rental, self.dice.choice([0.0, 1.0, self.dice.uniform(0.0, 7200.0)]))
+    def _let_time_pass(self, supply: Supply) -> None:
+        self._pass(supply, self.dice.choice([0.0, 1.0, self.dice.uniform(0.0, 7200.0)]))
 
-    def _pass(self, rental: Rental, seconds: float) -> None:
+    def _pass(self, supply: Supply, seconds: float) -> None:
         """Let time pass, but not beyond the pool's lifetime, which raises LifetimeExceeded as in a pool's engine."""
         until = clock.now() + seconds
-        while (left := rental.limits.check()) < until - clock.now():
+        while (left := supply.rental.limits.check()) < until - clock.now():
             self.cloud.control.advance(left)
         self.cloud.control.advance(max(0.0, until - clock.now()))
 
-    def _die(self, rental: Rental, there: list[Instance]) -> list[Instance]:
+    def _die(self, supply: Supply, there: list[Instance]) -> list[Instance]:
         """A machine dies, its provider forgets it, and the pool hears of that only by its silence."""
         it = self.dice.choice(there)
         with_it = [each for each in there if (it.slice and each.slice == it.slice) or each is it]
@@ -255,28 +256,28 @@ class World:
         silence = self.dice.uniform(6.0, 95.0)
         self.happened["died silently"] += 1
         self.cloud.control.advance(silence)
-        self._prove(rental, with_it, dict.fromkeys((each.node for each in with_it), silence))
+        self._prove(supply, with_it, dict.fromkeys((each.node for each in with_it), silence))
         return [each for each in there if each not in with_it]
 
-    def _prove(self, rental: Rental, left: Sequence[Instance], silent: dict[int, float] | None = None) -> None:
+    def _prove(self, supply: Supply, left: Sequence[Instance], silent: dict[int, float] | None = None) -> None:
         """End machines, and again where that is not proved, as the engine does."""
         some = list(left)
         for _ in range(8):
-            unproved = rental.terminate(some, silent)
+            unproved = supply.terminate(some, silent)
             some = [each for each in some if each.node in unproved]
             if not some:
                 return
             self.cloud.control.advance(5.0)
         raise AssertionError(f"they do not end: {some}")
 
-    def _end(self, rental: Rental, there: Sequence[Instance]) -> None:
+    def _end(self, supply: Supply, there: Sequence[Instance]) -> None:
         self.cloud.control.relent()
         if self.dice.random() < 0.2:
             self.happened["ended by another process"] += 1
-            reaper.terminate_all([self.cloud], rental._terms.name, Ledger.here())
+            reaper.terminate_all([self.cloud], supply._terms.name, Ledger.here())
             return
-        self._prove(rental, there)
-        rental.close(None, proved=True)
+        self._prove(supply, there)
+        supply.close(None, proved=True)
 
     def _check_lifetime(self, items: Sequence[Item]) -> None:
         """Note machines that cost something after the pool's lifetime. Where an end fails, it takes longer."""

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
+from skypool.calls.call_events import CallEvents
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.futures import CallFuture
 from skypool.calls.options import Options
@@ -203,8 +204,8 @@ class _Client:
     """What a pool does with what one link brings, without a pool: the same dispatch, reports and lender of modules."""
 
     def __init__(self) -> None:
-        self.dispatch = Dispatch("p", _nothing, _nothing, _nothing, _nothing, _nothing, _nothing)
-        self.reports = NodeReports("p", lambda _: None, self.dispatch.acknowledge, lambda _: False)
+        self.dispatch = Dispatch("p", CallEvents("p", _nothing), _nothing, _nothing)
+        self.reports = NodeReports("p", lambda _: None, self.dispatch.roster.acknowledge, lambda _: False)
         self.lender = Lender()
         self.link: Link
         self.lost: list[ConnectionLost] = []
@@ -275,7 +276,7 @@ async def _one_link(chance: random.Random, source: Sequence[bytes], report: Repo
         session="s",
         command=["x"],
         liveness=30.0,
-        awaited=partial(client.dispatch.awaited, 0),
+        awaited=partial(client.dispatch.roster.awaited, 0),
         reader=READER if chance.random() < 0.5 else None,
     )
     loop = asyncio.get_running_loop()

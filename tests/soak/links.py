@@ -205,7 +205,7 @@ def cut(pools: Sequence[sky.ComputePool], books: Books, chance: random.Random, o
     """Cut one connection after the other. One that is being made again counts only when it is there."""
     while not over.is_set():
         engine: Any = chance.choice(pools)._engine
-        link = engine._links.get(chance.choice(list(engine._links)))
+        link = engine.connections.links.get(chance.choice(list(engine.connections.links)))
         stream = link._stream
         if stream is None:
             over.wait(0.01)
@@ -294,7 +294,7 @@ def _descriptors() -> int:
 
 def _look_for_leaks(before: int, pools: Sequence[sky.ComputePool], books: Books) -> None:
     def is_calm() -> bool:
-        links = [link for pool in pools for link in pool._engine._links.values()]  # type: ignore[union-attr]
+        links = [link for pool in pools for link in pool._engine.connections.links.values()]  # type: ignore[union-attr]
         return all(link.is_up for link in links) and _descriptors() <= before
 
     until = time.monotonic() + 30

@@ -8,9 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import threading
-import time
-import weakref
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from types import TracebackType
@@ -20,9 +18,9 @@ from skypool import events, tracebacks
 from skypool.calls import entered
 from skypool.calls.arguments import Ref
 from skypool.calls.call import ComputeFunction
-from skypool.calls.futures import CallFuture
 from skypool.calls.options import NamedNodes
 from skypool.checks import Duration, seconds, whole
+from skypool.compute_pool.shown import ShownPool
 from skypool.drivers.contract import Driver
 from skypool.errors import PoolClosed, UsageError
 from skypool.event_loop import Loop
@@ -32,7 +30,6 @@ from skypool.offers.need import NodeTerms, bases_asked, drivers_asked, image_ask
 from skypool.offers.ordering import OrderBy
 from skypool.pool import shutdown
 from skypool.pool.engine import PoolEngine
-from skypool.pool.health import Samples
 from skypool.pool.linger import IN_NOTEBOOK, NOTEBOOK_NOTICE, in_notebook, linger_asked
 from skypool.pool.sending import CallSender
 from skypool.pool.service import Service
@@ -40,16 +37,13 @@ from skypool.pool.states import Phase
 from skypool.pool.surface import CallSurface
 from skypool.pool.views import PoolView, selection_asked
 from skypool.rental.budget import Budget
+from skypool.rental.handover import Handover
 from skypool.rental.ledger import Ledger
-from skypool.rental.receipt import Receipt
 from skypool.rental.request import Check, Terms, budget_asked, check_asked, pool_name, trust_asked
 from skypool.wire import codec
 
 if TYPE_CHECKING:
-    from skypool.observers.stacks import Stacks
     from skypool.offers.need import AcceleratorAsked
-    from skypool.report.report import Report
-    from skypool.report.widget import Now, Widget
     from skypool_images import Image
 
 T = TypeVar("T")
@@ -86,7 +80,7 @@ class PoolOptions(NodeTerms, total=False):
     metrics: Exporter | Sequence[Exporter] | None
 
 
-class ComputePool(CallSurface, Executor):
+class ComputePool(ShownPool, CallSurface, Executor):
     """A group of rented machines that run Python functions and are ended afterwards.
 
         with ComputePool(provider=AWS(), accelerator="H100:8") as pool:
@@ -197,13 +191,12 @@ class ComputePool(CallSurface, Executor):
         if console not in ("auto", "live", "plain", "off"):
             raise UsageError(f"console must be 'auto', 'live', 'plain' or 'off', not {console!r}")
         image_ = image_asked(image)
-        drivers = drivers_asked(provider)
+        self._drivers = drivers = drivers_asked(provider)
         self.name = pool_name(name)
         self.events = events.EventStream()
         self._console: ConsoleMode = console
         self._terms = Terms(
             name=self.name,
-            drivers=drivers,
             need=need_asked(ComputePool.__init__, accelerator, slots, bases_asked(image_, drivers), node),
             order_by=order_asked(order_by),
             budget=budget_asked(budget),
@@ -222,6 +215,7 @@ class ComputePool(CallSurface, Executor):
         )
         self._tells_linger = linger is None and self._terms.linger is not None
         self._exporters = exporters_asked(metrics)
+        self._handover: Handover | None = None
         self._begun: PoolEngine | None = None
         self._engine: PoolEngine | None = None
         self._starting = threading.Lock()
@@ -230,7 +224,6 @@ class ComputePool(CallSurface, Executor):
         self._functions: dict[Any, ComputeFunction[..., Any]] = {}
         self._hush: Callable[[], None] | None = None
         self._entries: list[entered.Entry] = []
-        self._widget: Widget | None = None
 
     # --- its life --------------------------------------------------------------------------------------------
 
@@ -258,11 +251,15 @@ class ComputePool(CallSurface, Executor):
 
         Machines of another process that could not be taken over (see `attach`) keep running.
         """
-        from skypool import console
+        from skypool import console  # imported here, as the others: nothing of it is needed before a pool starts
+        from skypool.compute_pool.watches import watches_of
+        from skypool.observers.observed import Observed
 
         with self._sizing:
-            self._begun = engine = PoolEngine(self._terms, self.events, self._exporters)
-        self._hush = console.attach(self.events, self._console, engine.figures)
+            self._begun = engine = PoolEngine(
+                self._terms, self._drivers, self.events, watches_of(self._exporters), self._handover
+            )
+        self._hush = console.attach(self.events, self._console, Observed(engine.facts).figures)
         shutdown.watch(engine)
         try:
             with tracebacks.heard_by(engine.rental.tell):
@@ -271,7 +268,7 @@ class ComputePool(CallSurface, Executor):
             self._ended = True
             if isinstance(e, Exception) or self._terms.attach:  # the engine has ended all, or taken nothing over
                 shutdown.forget(engine)
-                engine.close_metrics()
+                engine.close_watches()
                 self._quiet()
             else:  # Ctrl-C, or SIGTERM
                 self._end(engine)
@@ -309,9 +306,29 @@ class ComputePool(CallSurface, Executor):
         pool._terms = replace(pool._terms, attach=True, replaces=bool({"accelerator", "image"} & options.keys()))
         pool.start()
         engine = pool._begun
-        if engine is not None and (words := engine.dispatch.occupants(list(engine.dispatch.node_queues), former=True)):
+        if engine is not None and (
+            words := engine.dispatch.roster.occupants(list(engine.dispatch.node_queues), former=True)
+        ):
             pool.events.emit(events.Notice(pool=pool.name, text=f"these calls still run: {words}"))
         return pool
+
+    def _handed_over(self) -> Handover:
+        """Return what another process must know to own this pool without an account of a provider; see `_held`."""
+        return Loop.shared().run(self._running(self._begun).takeover.handover())
+
+    @classmethod
+    def _held(cls, handover: Handover, **options: Unpack[PoolOptions]) -> ComputePool:
+        """Take over the nodes that another process hands over, and return the pool when it is ready.
+
+        The pool has no account of a provider: it cannot grow, and lost nodes are not replaced. It keeps its budget at
+        the last known prices, and its end is the end of its machines by their agents. Raises as `attach`.
+        """
+        record = handover.record
+        pool = cls(None, name=record.pool, **options)
+        pool._drivers = ()
+        pool._handover = handover
+        pool._terms = replace(pool._terms, attach=True, lease=record.lease)
+        return pool.start()
 
     def stop(self) -> None:
         """End every call and every machine now, and wait until the provider confirms that the machines have ended.
@@ -410,9 +427,9 @@ class ComputePool(CallSurface, Executor):
     @staticmethod
     def _await_calls(engine: PoolEngine) -> None:
         """Close streams, as nobody may read them any more, and wait until all calls have ended."""
-        engine.close_streams()
+        engine.call_ends.close_streams()
         while not engine.dispatch.wait_done(_LOOK_FOR_STREAMS):
-            engine.close_streams()
+            engine.call_ends.close_streams()
 
     def __enter__(self) -> ComputePool:
         """Start the pool, wait until it is ready, and return it.
@@ -550,7 +567,7 @@ class ComputePool(CallSurface, Executor):
         for buffer in buffers:
             digest.update(buffer)
         ref: Ref[T] = Ref(digest.hexdigest()[:16], self)
-        self._working().dispatch.put(ref.key, buffers)
+        self._working().dispatch.values.put(ref.key, buffers)
         return ref
 
     def drop(self, ref: Ref[T]) -> None:
@@ -564,7 +581,7 @@ class ComputePool(CallSurface, Executor):
         if not isinstance(ref, Ref):
             raise UsageError(f"drop() takes a reference returned by put(), not {ref!r:.80}")
         if self._engine is not None:
-            self._engine.dispatch.drop(ref.key)
+            self._engine.dispatch.values.drop(ref.key)
 
     # --- services --------------------------------------------------------------------------------------------
 
@@ -604,7 +621,7 @@ class ComputePool(CallSurface, Executor):
             if engine is None and not self._ended:
                 self._terms = replace(self._terms, minimum=minimum, maximum=maximum)
                 return
-        self._running(engine).resize(minimum, maximum)
+        self._running(engine).sizing.resize(minimum, maximum)
 
     def retire(self, node: int) -> None:
         """Let a node end once its calls have ended, and do without it from now on. This does not wait for its end.
@@ -626,7 +643,7 @@ class ComputePool(CallSurface, Executor):
         whole("node", node, "the number of a node", least=0)
         if self._begun is None and not self._ended:
             raise UsageError(f"pool {self.name!r} was not started, so it has no node {node}")
-        self._running(self._begun).retire(node)
+        self._running(self._begun).sizing.retire(node)
 
     def wait_ready(self, n: int | None = None, timeout: Duration | None = None) -> None:
         """Wait until at least `n` nodes are ready for calls. If the pool was not started, start it first.
@@ -649,7 +666,7 @@ class ComputePool(CallSurface, Executor):
         left = None if timeout is None else seconds("timeout", timeout)
         if self._begun is None:
             self.start()
-        Loop.shared().run(self._running(self._begun).wait_ready(n, left))
+        Loop.shared().run(self._running(self._begun).sizing.wait_ready(n, left))
 
     def _running(self, engine: PoolEngine | None) -> PoolEngine:
         """Return the engine of a pool that runs or starts; else raise PoolClosed or the error that ended the pool."""
@@ -685,190 +702,7 @@ class ComputePool(CallSurface, Executor):
 
         If the pool was not started, start it first. Raises UsageError if the pool does not have a named node.
         """
-        return tuple(self._working().dispatch.nodes(named))
-
-    # --- information about the pool --------------------------------------------------------------------------
-
-    @property
-    def phase(self) -> str:
-        """The phase of the pool: "planned" until `start` has returned, then "ready", "draining" and "ended".
-
-        "draining" means that the pool ends by itself, as after an error, and its machines are being ended. While `stop`
-        ends a started pool, and after `start` has failed, the phase is "ended".
-        """
-        if self._engine is not None:
-            return self._engine.state.phase.value
-        return "ended" if self._ended else "planned"
-
-    @property
-    def nodes(self) -> Mapping[int, str]:
-        """The state of each node, by its number; empty until `start` has returned, and after the pool was stopped.
-
-        The states are:
-            "launching": the machine is being rented.
-            "booting": the machine was rented, but cannot be reached yet.
-            "bootstrapping": the machine is being set up as the image says.
-            "ready": the node runs calls.
-            "unreachable since 12:03:04": the connection to a ready node is down. Calls go on there, but the node gets
-                no new ones. The time is the local time of the node's last sign of life.
-            "leaving": the node was retired, or the provider takes the machine back. Calls go on there, but the node
-                gets no new ones.
-            "unhealthy": a device of the node must not be used any more. The node gets no new calls.
-            "draining": the machine is being ended.
-            "ended": the machine has ended, or could not be rented.
-
-        A TPU slice is one entry until its machines are launched, and then one for each host.
-        """
-        return {} if self._engine is None else self._engine.words()
-
-    def slots(self, devices: Literal[0] | None = None) -> dict[int, int]:
-        """Return how many calls each node runs at once, by its number. Nodes that get no new calls are left out.
-
-        The dict is empty until `start` has returned, and after the pool was stopped.
-
-        Args:
-            devices: 0 for calls that need no accelerator, as the option `devices` of `@compute`. They have slots of
-                their own on nodes with accelerators. Default None: for all other calls.
-        """
-        return {} if self._engine is None else self._engine.dispatch.slots(on_cpu=devices == 0)
-
-    @property
-    def devices(self) -> dict[int, int]:
-        """The number of accelerators of each node that has been reached, by the node's number.
-
-        The dict is empty until `start` has returned, and after the pool was stopped.
-        """
-        return {} if self._engine is None else self._engine.devices()
-
-    @property
-    def image(self) -> Image:
-        """The packages, files and settings of each node."""
-        image: Image = self._terms.image
-        return image
-
-    @property
-    def trust(self) -> Trust | None:
-        """ "data" if the results of at least one node are read as plain data only, otherwise "full"; see docs/trust.md.
-
-        Before nodes are known, this is the argument `trust` of the pool, which may be None.
-        """
-        known = () if self._engine is None else self._engine.trusts()
-        return self._terms.trust if not known else "data" if "data" in known else "full"
-
-    @property
-    def inherited(self) -> list[CallFuture[object]]:
-        """The futures of the calls that a former process had sent, before `attach` took the pool over from it.
-
-        `future.name` is the name of the function. The list is a copy. It is empty for a pool that was not taken over,
-        and after the pool was stopped.
-        """
-        return [] if self._engine is None else list(self._engine.inherited)
-
-    def explain(self) -> str:
-        """Return the pool's last plan as text: the offers that it tries, with prices, and why it rejects the others.
-
-        Attempts to rent that failed are listed below the offers. Before the start, and while the pool waits for
-        machines that are out of stock, there is no plan, and the text says so.
-        """
-        rental = self._begun.rental if self._begun else None
-        if rental is None or rental.plan is None:
-            return f"pool {self.name!r} has not made a plan yet: it makes one when it starts"
-        tried = [f"tried {o.provider} {o.instance_type}: {e}" for o, e in rental.attempts]
-        return "\n".join([rental.plan.explain(), *tried])
-
-    @property
-    def receipt(self) -> Receipt:
-        """The costs of the pool so far, in US dollars, with a line for each machine that was rented.
-
-        `receipt.idle_usd` is the part that was paid for idle time. See `Receipt`. Before the pool is started, the
-        receipt has no lines.
-        """
-        if self._begun is None:
-            return Receipt(self.name, (), time.time())
-        self._begun.idle.record()
-        return self._begun.rental.receipt
-
-    def report(self) -> Report:
-        """Return a report of what the pool has done and cost until now, as an HTML page that needs no other files.
-
-        `pool.report().save("report.html")` writes it to a file, and a notebook shows it. It can be made while the pool
-        runs and after its end. `skypool report` makes the same report in another process.
-
-        Raises:
-            UsageError: the pool was not started.
-            LedgerError: the ledger cannot be read.
-            sqlite3.Error: the file of the measurements is damaged.
-        """
-        from skypool.report.report import report_of  # imported here, as few programs need it
-
-        record = None
-        if self._begun is not None:
-            self._begun.idle.record()
-            self._begun.health.flush()
-            self._begun.history.flush()
-            record = Ledger.here().record(self._begun.rental.session)
-        if record is None:
-            raise UsageError(f"pool {self.name!r} has not been started, so there is nothing to report")
-        return report_of(record)
-
-    def stack(self, node: int | None = None, *, native: bool = False) -> Stacks:
-        """Return what the calls, gangs and services of the pool are doing now, as stacks of calls.
-
-            print(pool.stack())
-
-        prints what `skypool stack` prints. For a pool that was not started, the result is empty. Blocks until all nodes
-        have answered; a node that does not answer within 60 s is in `errors` of the result.
-
-        Args:
-            node: the number of a node. Default None: all nodes.
-            native: True also asks py-spy for calls of native code, such as those of NCCL. If a node has no py-spy, it
-                is installed there from PyPI, and a node has 300 s to answer.
-
-        Raises:
-            UsageError: the pool does not have the node.
-            PoolClosed: the pool has ended.
-        """
-        from skypool.observers import stacks  # imported here, as few programs need it
-
-        if self._engine is None and not self._ended:
-            return stacks.Stacks({})
-        engine = self._running(self._engine)
-        if node is not None:
-            whole("node", node, "the number of a node", least=0)
-        nodes = engine.dispatch.nodes(None if node is None else [node])
-        return stacks.ask(self.name, list(nodes), native, lambda node, script: engine.command(node, script, False, ()))
-
-    @property
-    def samples(self) -> Samples:
-        """The measurements of the pool's nodes, devices and running calls, and the health of the devices."""
-        return Samples(None if self._begun is None else self._begun.health)
-
-    def _repr_html_(self) -> str:
-        """Return the state of the pool as HTML, for notebooks that cannot change what they show."""
-        from skypool.report.widget import picture
-
-        return picture(self.name, self._now())
-
-    def _ipython_display_(self) -> None:
-        """Show the state of the pool below the cell of a notebook, and change it each second until the pool has ended.
-
-        Raises NotImplementedError if IPython runs in a terminal, where it shows the text of `repr` instead.
-        """
-        from skypool.report.widget import Widget
-
-        mine = weakref.ref(self)
-        widget = Widget(self.name, lambda: None if (pool := mine()) is None else pool._now())
-        if not widget.show():
-            raise NotImplementedError
-        if self._widget is not None:
-            self._widget.stop()
-        self._widget = widget
-
-    def _now(self) -> Now:
-        from skypool.report.widget import Now
-
-        engine = self._begun
-        return Now() if engine is None else Now(engine.info())
+        return tuple(self._working().dispatch.roster.nodes(named))
 
     def __repr__(self) -> str:
         return f"<ComputePool {self.name!r} {self.phase}>"

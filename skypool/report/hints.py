@@ -1,17 +1,16 @@
-"""`IdleHints`: tells the user that a node with devices is idle, or that a call uses only one of several devices.
+"""`Hints`: tells the user that a node with devices is idle, or that a call uses only one of several devices.
 
 Devices are accelerators. The hints are events, which the console shows. Each of the two is given once in a pool.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
 
 from skypool import clock, events
 from skypool.calls.idle import FRESH, LOW, Idleness
-from skypool.link.inbound import Welcome
-from skypool.rental.receipt import Receipt
+from skypool.errors import LedgerError
+from skypool.pool.watch import PoolFacts, Watch
 from skypool.samples.values import NodeSample
 
 IDLE_FOR = 300.0
@@ -22,56 +21,59 @@ _GAP = 0.5
 """Seconds without idle time after which a node counts as idle anew."""
 
 
-class IdleHints:
-    """The hints about idle devices of one pool. Any thread may use them. The function `receipt` may block."""
+class Hints(Watch):
+    """The hints about idle devices of one pool."""
 
-    def __init__(
-        self,
-        pool: str,
-        welcomes: Mapping[int, Welcome],
-        receipt: Callable[[], Receipt | None],
-        emit: Callable[[events.Event], None],
-    ) -> None:
-        self._pool = pool
-        self._welcomes = welcomes
-        self._receipt = receipt
-        self._emit = emit
-        self._lock = threading.Lock()
+    name = "the hints about idle devices"
+    hears = ()
+    every: ClassVar[float | None] = 2.0
+
+    def begin(self, facts: PoolFacts) -> None:
+        self._facts = facts
         self._idle: dict[int, Idleness] = {}  # when each node began to be idle without a break
         self._alone: dict[int, tuple[str, float, float]] = {}  # (function, since when, newest reading) of each node
+        self._seen: dict[int, float] = {}  # the time of the newest sample of each node
         self._told_idle = self._told_unused = False
 
-    def look(self, idleness: Mapping[int, Idleness]) -> None:
-        """Tell the user if a node with devices has been idle for 5 minutes. Blocks to read its price if that is so."""
-        if self._told_idle:
-            return
-        for node, now in idleness.items():
-            welcome = self._welcomes.get(node)
+    def tick(self) -> None:
+        if not self._told_idle:
+            self._look_for_idle()
+        if not self._told_unused:
+            self._look_for_unused()
+
+    def _look_for_idle(self) -> None:
+        """Tell the user if a node with devices has been idle for 5 minutes."""
+        facts, welcomes = self._facts, self._facts.welcomes
+        for node, now in facts.idleness.items():
+            if not facts.takes_calls(node):
+                continue
             since = self._idle.setdefault(node, now)
             worked = (now.at - since.at) - (now.seconds - since.seconds)
             if worked > _GAP or not now.is_idle:
                 self._idle[node] = now
-            elif welcome is not None and welcome.devices and now.at - since.at >= IDLE_FOR and not self._told_idle:
+            elif node in welcomes and welcomes[node].devices and now.at - since.at >= IDLE_FOR and not self._told_idle:
                 self._told_idle = True
                 seconds, price = now.at - since.at, self._price(node)
-                self._emit(events.NodeIdle(pool=self._pool, node=node, seconds=seconds, usd_per_hour=price))
+                facts.emit(events.NodeIdle(pool=facts.pool, node=node, seconds=seconds, usd_per_hour=price))
 
     def _price(self, node: int) -> float | None:
         """Return what a node costs, in US dollars per hour; None if that is not known."""
-        receipt = self._receipt()
-        lines = () if receipt is None else receipt.lines
+        try:
+            lines = self._facts.receipt().lines
+        except LedgerError:
+            return None
         return next((each.usd_per_hour for each in lines if each.node == node and not each.ended), None)
 
-    def arrived(self, node: int, samples: Sequence[NodeSample]) -> None:
+    def _look_for_unused(self) -> None:
         """Tell the user if a call has used one device for two minutes, while its others were under 5 % utilisation."""
-        welcome = self._welcomes.get(node)
-        if self._told_unused or welcome is None or welcome.devices < 2 or welcome.slots >= welcome.devices:
-            return
-        now = clock.now()
-        with self._lock:
-            for sample in samples:
-                if sample.devices:
-                    self._judge(node, sample, now)
+        welcomes = self._facts.welcomes
+        for node, sample in list(self._facts.health.store.newest.items()):
+            welcome = welcomes.get(node)
+            if welcome is None or welcome.devices < 2 or welcome.slots >= welcome.devices:
+                continue
+            if sample.devices and self._seen.get(node) != sample.time:
+                self._seen[node] = sample.time
+                self._judge(node, sample, clock.now())
 
     def _judge(self, node: int, sample: NodeSample, now: float) -> None:
         used = [each.utilization_percent for each in sample.devices]
@@ -87,6 +89,7 @@ class IdleHints:
         self._alone[node] = (name, since, now)
         if now - since >= UNUSED_FOR and not self._told_unused:
             self._told_unused = True
-            self._emit(
-                events.DevicesUnused(pool=self._pool, node=node, call=name, devices=len(used), seconds=now - since)
+            pool = self._facts.pool
+            self._facts.emit(
+                events.DevicesUnused(pool=pool, node=node, call=name, devices=len(used), seconds=now - since)
             )

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 
-from skypool import events
-from skypool.calls.dispatch import Dispatch
 from skypool.calls.tally import NodeCounts
 from skypool.console.board import Calls, Figures
-from skypool.devices.device import Device
+from skypool.devices.device import hardware
 from skypool.errors import LedgerError
 from skypool.link.forward import Forward
-from skypool.link.inbound import Welcome
-from skypool.model import Access, Instance
+from skypool.model import Instance
 from skypool.observers.reach import local_command
 from skypool.pool import states
-from skypool.pool.forwards import Forwards
-from skypool.pool.health import HealthWatch
+from skypool.pool.watch import PoolFacts
 from skypool.rental.receipt import Line, Receipt
-from skypool.rental.rental import Rental
-from skypool.rental.request import Terms
 from skypool.samples.health import NodeHealth
 from skypool.samples.values import to_json
 
@@ -33,59 +26,38 @@ _MOST_REASONS = 16
 class Observed:
     """The side of a pool that observers see. They can neither send calls nor rent or end machines through it.
 
-    The methods are called in the threads of `skypool.observers.server`. By node number, `words` returns the state of
-    each node as a word, and `ways` has how to reach each node and the path of Python on it.
+    The methods are called in the threads of `skypool.observers.server`.
     """
 
-    def __init__(
-        self,
-        terms: Terms,
-        stream: events.EventStream,
-        state: Callable[[], states.Pool],
-        words: Callable[[], Mapping[int, str]],
-        welcomes: Mapping[int, Welcome],
-        ways: Mapping[int, tuple[Access, str]],
-        rental: Rental,
-        dispatch: Dispatch,
-        forwards: Forwards,
-        health: HealthWatch,
-    ) -> None:
-        self._terms = terms
-        self._state = state
-        self._words = words
-        self._welcomes = welcomes
-        self._ways = ways
-        self._rental = rental
-        self._dispatch = dispatch
-        self._forwards = forwards
-        self._health = health
-        self.listen = partial(stream.listen, inline=True)
+    def __init__(self, facts: PoolFacts) -> None:
+        self._facts = facts
+        self.listen = facts.listen
 
     def figures(self) -> Figures:
         """Return costs and newest samples of the pool, for its live view. Costs are None if they are not known."""
-        samples = dict(self._health.store.newest)
+        samples = dict(self._facts.health.store.newest)
         try:
-            receipt = self._rental.receipt
+            receipt = self._facts.receipt()
         except LedgerError:
             return Figures(samples=samples, counts=self._counts())
         return Figures(receipt.usd, receipt.usd_per_hour, receipt.idle_usd, samples, self._counts())
 
     def _counts(self) -> Calls:
-        counts = self._dispatch.tally.now()
+        counts = self._facts.counts
         return Calls(counts.ended.done, counts.ended.failed, {node: each.done for node, each in counts.nodes.items()})
 
     def info(self) -> dict[str, object]:
         """Return the state, costs, calls and nodes of the pool, as values for JSON. Unknown costs are None."""
         try:
-            receipt = self._rental.receipt
+            receipt = self._facts.receipt()
         except LedgerError:
             receipt = None
-        state = self._state()
+        state = self._facts.state
         lines = receipt.lines if receipt else ()
-        counts = self._dispatch.tally.now()
+        counts = self._facts.counts
         return {
-            "pool": self._terms.name,
-            "session": self._rental.session,
+            "pool": self._facts.pool,
+            "session": self._facts.session,
             "pid": os.getpid(),
             "phase": state.phase.value,
             "usd": receipt and receipt.usd,
@@ -97,7 +69,7 @@ class Observed:
             "failed": counts.ended.failed,
             "nodes": [
                 self._node(node, word, state.nodes.get(node), lines, counts.nodes.get(node, NodeCounts()))
-                for node, word in self._words().items()
+                for node, word in self._facts.words().items()
             ],
         }
 
@@ -105,7 +77,7 @@ class Observed:
         self, node: int, word: str, state: states.Node | None, lines: Sequence[Line], counts: NodeCounts
     ) -> dict[str, object]:
         instance = state.instance if state is not None else None
-        welcome = self._welcomes.get(node)
+        welcome = self._facts.welcomes.get(node)
         return {
             "node": node,
             "state": word,
@@ -121,14 +93,14 @@ class Observed:
             "waiting": counts.waiting,
             "done": counts.done,
             "running": list(counts.names),
-            "health": _health(self._health.of(node)),
-            "sample": to_json(sample) if (sample := self._health.store.newest.get(node)) else None,
+            "health": _health(self._facts.health.of(node)),
+            "sample": to_json(sample) if (sample := self._facts.health.store.newest.get(node)) else None,
         }
 
     def forward(self, node: int, host: str, port: int, here: int | str) -> Forward:
         """Open a forward to a port of a node, and return it when it can be used. Raises as `ComputePool.forward`."""
-        self._dispatch.nodes([node])  # raises UsageError for a node that does not exist
-        return self._forwards.open(node, host, port, here)
+        self._facts.way(node)  # raises UsageError for a node that does not exist
+        return self._facts.forwards.open(node, host, port, here)
 
     def command(self, node: int, script: str, terminal: bool, ports: Sequence[tuple[int, str, int]]) -> list[str]:
         """Return a command for this computer that runs a shell script on a node.
@@ -142,9 +114,7 @@ class Observed:
             UsageError: the pool does not have the node, or ports cannot be forwarded to it in this way.
             PoolClosed: the pool has ended.
         """
-        self._dispatch.nodes([node])
-        access, _ = self._ways[node]
-        return local_command(access, script, terminal, ports)
+        return local_command(self._facts.way(node), script, terminal, ports)
 
 
 def _machine(instance: Instance | None) -> dict[str, object]:
@@ -171,9 +141,3 @@ def _cost(node: int, lines: Sequence[Line]) -> dict[str, object]:
 def _health(found: NodeHealth | None) -> dict[str, object] | None:
     """Return the health of a node as values for JSON; None if it is not known."""
     return None if found is None else {**asdict(found), "reasons": list(found.reasons[:_MOST_REASONS])}
-
-
-def hardware(devices: Sequence[Device]) -> str:
-    """Return the devices of a node as text, such as "8 NVIDIA H100 80GB HBM3"; "" if there are none."""
-    names = [each.name or each.kind for each in devices if each.kind != "cpu"]
-    return ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names))

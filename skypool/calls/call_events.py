@@ -1,0 +1,53 @@
+"""`CallEvents`: tells the user of calls that fail or run again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from skypool import events
+from skypool.calls.pending import PendingCall
+from skypool.wire import blame
+
+if TYPE_CHECKING:
+    from skypool.calls.gangs import GangFailure
+
+_LONGEST_OTHER = 1000
+"""The most characters of the error of each further rank of a gang in an event."""
+
+
+class CallEvents:
+    """The events about calls of one pool. Any thread may call the methods."""
+
+    def __init__(self, pool: str, emit: Callable[[events.Event], None]) -> None:
+        self._pool = pool
+        self._emit = emit
+
+    def failed(self, pending: PendingCall, error: BaseException, node: int) -> None:
+        """Tell that a call ended with an error. Do nothing for a service."""
+        if not pending.service:
+            self._emit(events.CallFailed(pool=self._pool, node=node, call=pending.name, error=blame.told(error)))
+
+    def retried(self, pending: PendingCall, error: BaseException, node: int, attempt: int) -> None:
+        """Tell that a call runs again because of `error`."""
+        reason = blame.cut(blame.text_of(error))
+        self._emit(events.CallRetried(pool=self._pool, node=node, call=pending.name, attempt=attempt, reason=reason))
+
+    def notice(self, text: str) -> None:
+        """Tell the user a sentence."""
+        self._emit(events.Notice(pool=self._pool, text=text))
+
+    def gang_failed(self, failure: GangFailure) -> None:
+        """Tell that a gang has failed, and if it runs again."""
+        self._emit(
+            events.GangFailed(
+                pool=self._pool,
+                node=failure.node,
+                call=failure.call,
+                rank=failure.rank,
+                error=blame.told(failure.error),
+                others=tuple(blame.told(each, _LONGEST_OTHER) for each in failure.others),
+                attempt=failure.attempt,
+                again=failure.again,
+            )
+        )

@@ -1,0 +1,94 @@
+"""`Metering`: reads the metrics of a pool, which its exporters send to monitoring systems such as Prometheus."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+
+from skypool.calls.tally import NodeCounts
+from skypool.errors import LedgerError
+from skypool.metrics import devices, pools
+from skypool.metrics.exporter import Exporter, Source
+from skypool.metrics.values import Attributes, Measurement
+from skypool.pool.states import Node
+from skypool.pool.watch import PoolFacts, Watch
+from skypool.samples.values import NodeSample
+
+
+class Metering(Watch):
+    """The metering of one pool. It reads metrics only when an exporter asks for them, in a thread of the exporter."""
+
+    name = "the metrics"
+    hears = ()
+    must_begin = True
+
+    def __init__(self, exporters: Sequence[Exporter]) -> None:
+        self._exporters = exporters
+        self._ends: list[Callable[[], None]] = []
+
+    def begin(self, facts: PoolFacts) -> None:
+        """Begin to export. Raise UsageError if an exporter cannot work, for example because its port is in use.
+
+        All exporters are closed then.
+        """
+        self._facts = facts
+        source = Source(facts.pool, time.time(), self.read, facts.notice)
+        try:
+            for each in self._exporters:
+                self._ends.append(each._begin(source))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Export the last values, and end all exporters, even if one fails."""
+        ends, self._ends = self._ends, []
+        with contextlib.ExitStack() as stack:
+            for end in ends:
+                stack.callback(end)
+
+    def read(self) -> list[Measurement]:
+        """Return all metrics of the pool, as they are now. Any thread may call this. It may wait for the disk."""
+        pool: Attributes = {"skypool.pool": self._facts.pool}
+        words, counts, state = self._facts.words(), self._facts.counts, self._facts.state
+        found = [
+            *pools.state_measurements(words, pool),
+            *pools.call_measurements(counts, pool),
+            *pools.launch_measurements(self._facts.launches, pool),
+            *self._costs(pool),
+        ]
+        for node, word in words.items():
+            attributes = self._attributes(node, state.nodes.get(node), pool)
+            found += pools.slot_measurements(counts.nodes.get(node, NodeCounts()), attributes)
+            found += self._measured(node, word, attributes)
+        return found
+
+    def _costs(self, pool: Attributes) -> list[Measurement]:
+        """Return the metrics of the pool's costs; [] if the ledger cannot be read or written."""
+        try:
+            receipt = self._facts.receipt(until_now=True)
+        except LedgerError:
+            return []
+        return list(pools.cost_measurements(receipt.lines, self._facts.max_usd, pool))
+
+    def _attributes(self, node: int, state: Node | None, pool: Attributes) -> Attributes:
+        instance = state.instance if state is not None else None
+        if instance is None:
+            return pools.node_attributes(pool, node, "", "")
+        offer = instance.offer.instance_type if instance.offer else instance.instance_type
+        attributes = pools.node_attributes(pool, node, instance.provider, offer)
+        return {**attributes, "skypool.claimed": True} if self._facts.is_stranger(node) else attributes
+
+    def _measured(self, node: int, word: str, attributes: Attributes) -> list[Measurement]:
+        """Return the metrics of a node and its devices. For an unreachable or ended node, only errors of devices."""
+        welcome, health = self._facts.welcomes.get(node), self._facts.health
+        models = {(each.kind, each.index): each.name for each in welcome.health.devices} if welcome else {}
+        sample = health.store.newest.get(node)
+        if sample is None or pools.state_of(word) in ("unreachable", "ended"):
+            sample = NodeSample()
+        return [
+            *devices.node_measurements(sample, attributes),
+            *devices.device_measurements(sample, health.of(node), attributes, models),
+            *devices.xid_measurements(sample, health.xids.get(node, {}).copy(), attributes, models),
+        ]

@@ -1,0 +1,186 @@
+"""`Life`: the state of one pool. It passes events to `lifecycle`, and has the actions performed that follow."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Protocol
+
+from skypool import events, tracebacks
+from skypool.calls.dispatch import Dispatch
+from skypool.errors import SkypoolError
+from skypool.event_loop import Loop
+from skypool.pool import lifecycle, states
+from skypool.pool.connections import Connections
+from skypool.pool.states import Phase
+from skypool.rental.rental import Rental
+from skypool.rental.request import Terms
+from skypool.wire import blame
+
+
+class Performer(Protocol):
+    """A protocol for the object that performs the actions of `lifecycle`: the engine."""
+
+    def perform(self, action: states.Action) -> None:
+        """Perform an action, or start a task that performs it, without waiting for the task."""
+
+
+class Life:
+    """The state of one pool, and the tasks that work on it. A task that fails ends the pool.
+
+    A method runs in the engine's thread unless its description says otherwise.
+
+    Attributes:
+        rental: the account of the pool.
+        connections: how each node is reached.
+        state: the state now.
+        performed: the state for which all actions are performed. Other threads read it: who reads that a node is ready
+            may send it calls.
+        given_away: the nodes that another process owns now; None while this process owns the pool.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        emit: Callable[[events.Event], None],
+        rental: Rental,
+        dispatch: Dispatch,
+        connections: Connections,
+        performer: Performer,
+    ) -> None:
+        self.pool = terms.name
+        self.emit = emit
+        self.rental = rental
+        self._dispatch = dispatch
+        self.connections = connections
+        self._performer = performer
+        self.state = self.performed = states.Pool(terms.minimum, terms.maximum)
+        self.given_away: frozenset[int] | None = None
+        self._changed = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # --- its state -------------------------------------------------------------------------------------------
+
+    def apply(self, event: states.Event) -> None:
+        """Pass an event to the state machine, and have the actions performed. Tell the user of changed phases.
+
+        This does not wait: actions that take time run as tasks.
+        """
+        before = self.state
+        self.state, actions = lifecycle.step(self.state, event)
+        self._tell_phases(before, self.state)
+        coming = self.state.count(Phase.LAUNCHING, Phase.BOOTING, Phase.BOOTSTRAPPING)
+        # A gang must know of a replacement before it hears that a node is lost, and of a new node before it hears that
+        # no more are coming.
+        self._dispatch.coming(max(coming, before.count(Phase.LAUNCHING, Phase.BOOTING, Phase.BOOTSTRAPPING)))
+        for action in actions:
+            self._performer.perform(action)
+        self._dispatch.coming(coming)
+        self.performed = self.state
+        self._changed.set()
+
+    def _tell_phases(self, before: states.Pool, after: states.Pool) -> None:
+        for node, state in after.nodes.items():
+            old = before.nodes.get(node)
+            if old is None or old.phase is not state.phase:
+                detail = blame.cut(str(state.error)) if state.error else ""
+                welcome = self.connections.welcomes.get(node)
+                phase = events.NodePhase(
+                    pool=self.pool,
+                    node=node,
+                    phase=state.phase.value,
+                    detail=detail,
+                    slots=welcome.slots if welcome else 0,
+                    devices=welcome.devices if welcome else 0,
+                    cpu_slots=welcome.cpu_slots if welcome else 0,
+                    hosts=after.hosts if state.phase is Phase.LAUNCHING else 1,
+                )
+                self.emit(phase)
+
+    def begin_as(self, state: states.Pool) -> None:
+        """Begin with a state in which nodes are there already. No action follows."""
+        self.state = self.performed = state
+
+    @property
+    def is_ending(self) -> bool:
+        """True if the pool is being ended, or has ended. Any thread may read it."""
+        return self.state.phase in (Phase.DRAINING, Phase.ENDED)
+
+    def words(self) -> dict[int, str]:
+        """Return the state of each node by its number, as `Connections.words`. Any thread may call this."""
+        return self.connections.words(self.performed)
+
+    async def until(self, *phases: Phase) -> None:
+        """Wait until the pool is in one of the given phases. There is no time limit."""
+        while self.state.phase not in phases:
+            await self.change()
+
+    async def change(self, timeout: float | None = None) -> None:
+        """Wait until an event was applied, or the time in seconds is over."""
+        self._changed.clear()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), timeout)
+
+    async def pause(self, seconds: float) -> None:
+        """Sleep for this many seconds, but no longer than until the pool begins to end."""
+        until = time.monotonic() + seconds
+        while not self.is_ending and (left := until - time.monotonic()) > 0:
+            await asyncio.sleep(min(0.05, left))
+
+    # --- its tasks -------------------------------------------------------------------------------------------
+
+    def spawn(self, work: Coroutine[Any, Any, None], aside: str = "") -> asyncio.Task[None]:
+        """Start a coroutine as a task, which `cancel_tasks` cancels, and return the task.
+
+        `aside` names a task that the pool can do without: the user is told when it fails. If `aside` is "", a failure
+        ends the pool, because a node or a call would wait for the task forever.
+        """
+        with tracebacks.heard_by(self.rental.tell):
+            task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._on_task_end, aside))
+        return task
+
+    def _on_task_end(self, aside: str, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception):
+            if aside:
+                self.notice(f"{aside} ended, and the pool goes on: {blame.told(error)}")
+            else:
+                self._fail(error)
+
+    def cancel_tasks(self) -> None:
+        """Cancel all tasks but the one that calls this."""
+        for task in list(self._tasks):
+            if task is not asyncio.current_task():
+                task.cancel()
+
+    def soon(self, function: Callable[..., None], *arguments: object) -> None:
+        """Call a function soon in the engine's thread. If it fails, the pool ends. Any thread may call this."""
+
+        def work() -> None:
+            try:
+                function(*arguments)
+            except Exception as e:  # noqa: BLE001 - otherwise a node or a call would wait forever
+                self._fail(e)
+
+        Loop.shared().loop.call_soon_threadsafe(work)
+
+    def _fail(self, error: Exception) -> None:
+        """End the pool, because a part of it has failed. Calls that have not ended get the error."""
+        if not isinstance(error, SkypoolError):
+            bug = SkypoolError(
+                f"pool {self.pool!r} ends, because skypool failed: {blame.told(error)}; this is a bug of skypool, so "
+                "please report it"
+            )
+            bug.__cause__ = error
+            error = bug
+        self.apply(states.Stop(error))
+
+    def notice(self, text: str) -> None:
+        """Emit a message for the user. Any thread may call this."""
+        self.emit(events.Notice(pool=self.pool, text=text))

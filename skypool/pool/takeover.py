@@ -1,0 +1,181 @@
+"""`Takeover`: takes a pool over from another process, or gives it up to one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from skypool.calls.dispatch import Dispatch
+from skypool.calls.futures import CallFuture
+from skypool.errors import ConnectionLost, SkypoolError, TakenOver
+from skypool.link.inbound import Welcome
+from skypool.model import Access, Instance
+from skypool.pool import states
+from skypool.pool.agents import Agents
+from skypool.pool.life import Life
+from skypool.pool.services import Services
+from skypool.pool.states import Phase
+from skypool.rental.handover import Handover, HeldNode, NoSupply
+from skypool.rental.launch import Rented
+from skypool.rental.request import Terms
+from skypool.rental.supply import Supply
+from skypool.wire import blame
+from skypool.wire.frames import Kind, frame
+
+
+class Takeover:
+    """The change of one pool's owner. The methods run in the engine's thread.
+
+    Attributes:
+        inherited: the futures of the calls of a former client.
+        early: the error of a node that was lost before the pool was taken over; None if none was.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        life: Life,
+        supply: Supply | None,
+        agents: Agents,
+        dispatch: Dispatch,
+        services: Services,
+    ) -> None:
+        self._terms = terms
+        self._life = life
+        self._rental = life.rental
+        self._supply = supply
+        self._agents = agents
+        self._connections = agents.connections
+        self._dispatch = dispatch
+        self._services = services
+        self.inherited: list[CallFuture[object]] = []
+        self.early: ConnectionLost | None = None
+
+    async def adopt(self) -> None:
+        """Connect to the nodes of a pool that another process started, and take them over. The pool is then ready.
+
+        If one node cannot be taken over, none is: the links are closed, and all nodes keep running. If all are taken
+        over, running calls of generator functions are cancelled, because only the former process could read the items.
+        """
+        supply = self._supply
+        if supply is None:
+            raise NoSupply(self._life.pool, "be taken over")
+        instances = await asyncio.to_thread(supply.adopt)
+        try:
+            for instance in instances:
+                driver = supply.driver_of(instance)
+                access = await asyncio.to_thread(driver.access, instance)
+                await self._agents.judge(instance, driver)
+                await self._open(instance, access, access.python or "")
+        except BaseException as e:
+            await self._give_back(e)
+            raise
+        self._begin(instances)
+
+    async def hold(self, handover: Handover) -> None:
+        """Take over the nodes that another process hands over, as `adopt` does. No provider is asked."""
+        await asyncio.to_thread(self._rental.hold, handover)
+        try:
+            for each in handover.nodes:
+                self._agents.note_trust(each.instance, each.trust)
+                await self._open(each.instance, each.access, each.python)
+        except BaseException as e:
+            await self._give_back(e)
+            raise
+        self._begin([each.instance for each in handover.nodes])
+
+    async def _open(self, instance: Instance, access: Access, python: str) -> None:
+        await self._agents.open(instance, access, python, attach=True)
+        if self.early is not None:
+            raise self.early
+
+    def _begin(self, instances: Sequence[Instance]) -> None:
+        """Begin with the nodes that were taken over."""
+        slices = Rented(tuple(instances)).slices
+        nodes: dict[int, states.Node] = {}
+        for hosts in slices:
+            for instance in hosts:
+                host = instance.node - hosts[0].node
+                nodes[instance.node] = states.Node(instance.node, Phase.READY, instance, host=host)
+        fewest = len(slices) if self._terms.replaces else 0
+        grows = self._terms.replaces and self._supply is not None
+        most = max(len(slices), self._terms.maximum) if grows else len(slices)
+        self._life.begin_as(states.Pool(fewest, most, Phase.READY, nodes, hosts=max(map(len, slices))))
+        for node, link in self._connections.links.items():
+            for call in self._connections.welcomes[node].streams:
+                link.send(frame(Kind.CANCEL, {"id": call, "grace": self._terms.grace}))
+
+    async def _give_back(self, error: BaseException) -> None:
+        """Give nodes back, as the pool could not be taken over: they end when they would have ended without this."""
+        self._dispatch.close(error)
+        back = self._rental if self._supply is None else self._supply
+        try:
+            record = await asyncio.to_thread(back.give_back)
+        except SkypoolError as e:
+            self._life.notice(blame.told(e))
+            record = None
+        for link in self._connections.links.values():
+            if record is None:
+                await link.close(bye=False)
+            else:
+                await link.leave(max(0.0, record.lasts - time.time()))
+
+    async def handover(self) -> Handover:
+        """Return what another process must know to own this pool, whose ready nodes it gets.
+
+        Raises SkypoolError if the ledger does not have the pool.
+        """
+        rental, connections = self._rental, self._connections
+        record = None if rental.ledger is None else await asyncio.to_thread(rental.ledger.record, rental.session)
+        if record is None:
+            raise SkypoolError(
+                f"pool {self._life.pool!r} cannot be handed over, because the ledger does not have it, so nobody knows "
+                "what it costs; end it here, or with `skypool down`"
+            )
+        ready = [each for each in self._life.state.nodes.values() if each.phase is Phase.READY and not each.is_leaving]
+        nodes = [
+            HeldNode.of(
+                each.instance,
+                *connections.ways[each.node],
+                self._agents.trust_of(each.node),
+                self._ends_itself(each.instance),
+            )
+            for each in ready
+            if each.instance is not None
+        ]
+        return Handover(record, tuple(nodes))
+
+    def _ends_itself(self, instance: Instance) -> bool:
+        return (self._rental if self._supply is None else self._supply).ends_itself(instance)
+
+    def on_welcome(self, node: int, welcome: Welcome) -> None:
+        """At the first connection to a node of a pool that is taken over, take over the calls of the former process."""
+        if self._terms.attach and node not in self._dispatch.node_queues:
+            self.inherited += self._dispatch.inherit(node, welcome, self._connections.links[node])
+            self._services.inherit(node)
+
+    def is_believed(self, node: int) -> bool:
+        """Return True if the pool is given up when this node says that another process has taken it over.
+
+        A stranger's machine could claim that, so that it is left running.
+        """
+        return not self._agents.is_stranger(node)
+
+    async def hand_over(self, error: TakenOver) -> None:
+        """Give the pool up, because another process owns it now. Ready nodes are left alone, and keep running.
+
+        Machines that are still being set up are ended, as the new owner does not have them. Calls get the error. Does
+        nothing if the pool is ending or has ended.
+        """
+        life = self._life
+        if life.given_away is not None or life.is_ending:
+            return
+        life.given_away = frozenset(n.node for n in life.state.nodes.values() if n.phase is Phase.READY)
+        self._dispatch.close(error)
+        life.notice(f"this process gives the pool up, and leaves its machines to the new owner: {error}")
+        for node in life.given_away:
+            link = self._connections.links.pop(node, None)
+            if link is not None:
+                await link.close(bye=False)
+        life.apply(states.Stop(error))

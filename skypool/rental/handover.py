@@ -1,0 +1,61 @@
+"""`Handover`: what a process must know of a pool to own it without an account of a provider.
+
+The process that has the account makes it, with what its ledger and its holdings know. Nothing in it is looked up again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from skypool.errors import SkypoolError
+from skypool.model import Access, Instance, Trust
+from skypool.rental.records import Record
+
+
+@dataclass(frozen=True, slots=True)
+class HeldNode:
+    """A node that is handed over.
+
+    Attributes:
+        instance: its machine, without what only the driver understands.
+        access: how it is reached. The files of keys that it names must be there.
+        python: the path of Python on it; "" if its setup wrote the path to a file there.
+        trust: how its results are read.
+        ends_itself: True if the machine ends itself when its lease is over, and is then no longer billed.
+    """
+
+    instance: Instance
+    access: Access = field(repr=False)
+    python: str
+    trust: Trust
+    ends_itself: bool
+
+    @classmethod
+    def of(cls, instance: Instance, access: Access, python: str, trust: Trust, ends_itself: bool) -> HeldNode:
+        """Return a node without the details of its driver, which may be of classes that others cannot import."""
+        offer = None if instance.offer is None else replace(instance.offer, detail={})
+        return cls(replace(instance, offer=offer, detail={}), access, python, trust, ends_itself)
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """A pool that is handed over.
+
+    Attributes:
+        record: the pool in the ledger of its owner: budget, lifetime, lease, and its machines with their last prices.
+        nodes: its ready nodes.
+    """
+
+    record: Record
+    nodes: tuple[HeldNode, ...]
+
+
+class NoSupply(SkypoolError):
+    """The error for what needs an account of a provider, in a pool that has none."""
+
+    def __init__(self, pool: str, what: str) -> None:
+        super().__init__(
+            f"pool {pool!r} cannot {what}: this process has its machines, but no account of a provider to rent others. "
+            f"It goes on with the nodes that it has. Where the credentials are, ComputePool.attach({pool!r}) with an "
+            "accelerator= or image= takes it over and can rent"
+        )
