@@ -27,6 +27,7 @@ class NodeEvents(Protocol):
     @property
     def is_due(self) -> bool:
         """True if the pool ends as planned about now. The user is then not told that a connection broke."""
+        ...
 
     def on_welcome(self, node: int, welcome: Welcome) -> None:
         """Handle the first message of a new connection to a node."""

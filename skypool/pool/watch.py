@@ -101,30 +101,39 @@ class PoolFacts(Protocol):
 
     def words(self) -> Mapping[int, str]:
         """Return the state of each node as a word, such as "ready"."""
+        ...
 
     def takes_calls(self, node: int) -> bool:
         """Return False for a node that is gone, or not there yet."""
+        ...
 
     def ended_calls(self) -> Sequence[JournalCall]:
         """Return records of calls that have ended. Each is returned once, so only the history may ask."""
+        ...
 
     def receipt(self, *, until_now: bool = False) -> Receipt:
         """Return the costs so far; with `until_now`, with idle time until now. May block. May raise LedgerError."""
+        ...
 
     def is_stranger(self, node: int) -> bool:
         """Return True for a node that is known not to be trusted."""
+        ...
 
     def way(self, node: int) -> Access:
         """Return how a node is reached. Raise UsageError if there is none, and PoolClosed after the pool's end."""
+        ...
 
     def listen(self, hear: Callable[[events.Event], None]) -> Callable[[], None]:
         """Call `hear`, which must not block, with each event from now on. Return a function that ends this."""
+        ...
 
     def emit(self, event: events.Event) -> None:
         """Emit an event of the pool. Listeners of the user hear it, too."""
+        ...
 
     def notice(self, text: str) -> None:
         """Emit a message for the user."""
+        ...
 
 
 class Watch:
