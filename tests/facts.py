@@ -11,8 +11,9 @@ import skypool as sky
 from skypool import events
 from skypool.calls.idle import Idleness
 from skypool.calls.tally import PoolCounts
-from skypool.errors import LedgerError
 from skypool.link.inbound import Welcome
+from skypool.metrics.metering import Metering
+from skypool.metrics.values import Measurement
 from skypool.model import Access
 from skypool.offers.ranking import Plan
 from skypool.pool.states import Pool
@@ -64,9 +65,7 @@ class Given:
         calls, self.calls = self.calls, []
         return calls
 
-    def receipt(self, *, until_now: bool = False) -> Receipt:
-        if self.costs is None:
-            raise LedgerError("it cannot be read")
+    def receipt(self, *, until_now: bool = False) -> Receipt | None:
         return self.costs
 
     def is_stranger(self, node: int) -> bool:
@@ -90,6 +89,13 @@ def watching(watch: Watch, given: Given) -> Watches:
     watches = Watches([watch], given.quota, given.notice)
     watches.begin(given)
     return watches
+
+
+def measured(engine: Any) -> list[Measurement]:
+    """Return the measurements of a pool for monitoring systems."""
+    metering = Metering(())
+    metering.begin(engine.facts)
+    return metering.read()
 
 
 W = TypeVar("W", bound=Watch)

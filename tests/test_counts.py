@@ -17,7 +17,6 @@ from skypool import cli
 from skypool.cli import top_survey
 from skypool.console.board import Board
 from skypool.console.view import draw_pool
-from skypool.metrics.metering import Metering
 from skypool.observers import client
 from skypool.observers.observed import Observed
 from skypool.rental.ledger import Ledger
@@ -26,6 +25,7 @@ from skypool.report.widget import picture
 from skypool.samples.session_file import path_of
 from tests.conftest import eventually
 from tests.counted_work import die_once, explode, fails_first, ranks
+from tests.facts import measured
 from tests.work import add, count, nap, until
 
 
@@ -82,9 +82,7 @@ class Views:
 
     def metrics(self) -> Seen:
         found: dict[tuple[str, str], float] = {}
-        metering = Metering(())
-        metering.begin(self.engine.facts)
-        for each in metering.read():
+        for each in measured(self.engine):
             if isinstance(each.value, (int, float)):
                 key = each.metric.name, str(each.attributes.get("skypool.outcome", ""))
                 found[key] = found.get(key, 0) + each.value

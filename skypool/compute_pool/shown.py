@@ -107,7 +107,7 @@ class ShownPool(ABC):
 
         Before nodes are known, this is the argument `trust` of the pool, which may be None.
         """
-        known = () if self._engine is None else self._engine.trusts()
+        known = () if self._engine is None else self._engine.trust_levels.trusts()
         return self._terms.trust if not known else "data" if "data" in known else "full"
 
     @property
@@ -125,13 +125,11 @@ class ShownPool(ABC):
         Attempts to rent that failed are listed below the offers. Before the start, and while the pool waits for
         machines that are out of stock, there is no plan, and the text says so.
         """
-        supply = self._begun.supply if self._begun else None
         if self._handover is not None:
             return f"pool {self.name!r} makes no plan, as it has no account of a provider"
-        if supply is None or supply.plan is None:
+        if self._begun is None or (plan := self._begun.facts.plan) is None:
             return f"pool {self.name!r} has not made a plan yet: it makes one when it starts"
-        tried = [f"tried {o.provider} {o.instance_type}: {e}" for o, e in supply.attempts]
-        return "\n".join([supply.plan.explain(), *tried])
+        return "\n".join([plan.explain(), *self._begun.facts.attempts])
 
     @property
     def receipt(self) -> Receipt:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Collection, Coroutine, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from skypool.clock import RunningClock
@@ -410,30 +411,14 @@ class Link:
 
         Return True if the agent then closed the connection within 5 s. Otherwise, the node may not have been told.
         """
-        if self.is_up and not self._closed:
-            self._closing = True
-            self.send(frame(Kind.BYE, {"stay": seconds}))
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(5):
-                    await self._ended.wait()
-        told = self._ended.is_set() and not self._closed
-        self._shut()
-        return told
+        return await self._part(partial(self.send, frame(Kind.BYE, {"stay": seconds})))
 
     async def end(self) -> bool:
         """Tell the node to end now, with its machine if that ends itself, and close the link. The listener is not told.
 
         Return True if the agent then closed the connection within 5 s. Otherwise, the node may not have been told.
         """
-        if self.is_up and not self._closed:
-            self._closing = True
-            self.allow(0.0)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(5):
-                    await self._ended.wait()
-        told = self._ended.is_set() and not self._closed
-        self._shut()
-        return told
+        return await self._part(partial(self.allow, 0.0))
 
     async def close(self, *, bye: bool) -> None:
         """Close the link for good. The listener is not told.
@@ -442,12 +427,22 @@ class Link:
             bye: True first tells the agent to end all work of the pool there, and then itself, and waits for that for
                 at most 5 s. If the link is down, the agent is not told. False leaves the agent running.
         """
-        if bye and self.is_up and not self._closed:
-            self.bid_farewell()
+        if bye:
+            await self._part(self.bid_farewell)
+        else:
+            self._shut()
+
+    async def _part(self, say: Callable[[], None]) -> bool:
+        """Call `say` if the link is up, and close the link. Return True if the agent ended the connection in 5 s."""
+        if self.is_up and not self._closed:
+            self._closing = True
+            say()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(5):
                     await self._ended.wait()
+        told = self._ended.is_set() and not self._closed
         self._shut()
+        return told
 
     def _on_bye(self) -> None:
         """Note that the agent has announced its end, if this link had asked for it. Any thread may call this."""

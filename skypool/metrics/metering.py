@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 
 from skypool.calls.tally import NodeCounts
-from skypool.errors import LedgerError
 from skypool.metrics import devices, pools
 from skypool.metrics.exporter import Exporter, Source
 from skypool.metrics.values import Attributes, Measurement
@@ -66,11 +65,8 @@ class Metering(Watch):
 
     def _costs(self, pool: Attributes) -> list[Measurement]:
         """Return the metrics of the pool's costs; [] if the ledger cannot be read or written."""
-        try:
-            receipt = self._facts.receipt(until_now=True)
-        except LedgerError:
-            return []
-        return list(pools.cost_measurements(receipt.lines, self._facts.max_usd, pool))
+        receipt = self._facts.receipt(until_now=True)
+        return [] if receipt is None else list(pools.cost_measurements(receipt.lines, self._facts.max_usd, pool))
 
     def _attributes(self, node: int, state: Node | None, pool: Attributes) -> Attributes:
         instance = state.instance if state is not None else None

@@ -9,7 +9,6 @@ from dataclasses import asdict
 from skypool.calls.tally import NodeCounts
 from skypool.console.board import Calls, Figures
 from skypool.devices.device import hardware
-from skypool.errors import LedgerError
 from skypool.link.forward import Forward
 from skypool.model import Instance
 from skypool.observers.reach import local_command
@@ -36,9 +35,8 @@ class Observed:
     def figures(self) -> Figures:
         """Return costs and newest samples of the pool, for its live view. Costs are None if they are not known."""
         samples = dict(self._facts.health.store.newest)
-        try:
-            receipt = self._facts.receipt()
-        except LedgerError:
+        receipt = self._facts.receipt()
+        if receipt is None:
             return Figures(samples=samples, counts=self._counts())
         return Figures(receipt.usd, receipt.usd_per_hour, receipt.idle_usd, samples, self._counts())
 
@@ -48,10 +46,7 @@ class Observed:
 
     def info(self) -> dict[str, object]:
         """Return the state, costs, calls and nodes of the pool, as values for JSON. Unknown costs are None."""
-        try:
-            receipt = self._facts.receipt()
-        except LedgerError:
-            receipt = None
+        receipt = self._facts.receipt()
         state = self._facts.state
         lines = receipt.lines if receipt else ()
         counts = self._facts.counts

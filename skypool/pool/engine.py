@@ -24,7 +24,6 @@ from skypool.errors import ConnectionLost, NodeUnhealthy, PoolClosed, SkypoolErr
 from skypool.event_loop import Loop, beside
 from skypool.link.inbound import Welcome
 from skypool.link.reports import NodeReports
-from skypool.model import Trust
 from skypool.pool import closing, shutdown, states
 from skypool.pool.advice import Advice
 from skypool.pool.agents import Agents
@@ -111,9 +110,9 @@ class PoolEngine:
         self._handover = handover
         self.connections = Connections()
         self.life = Life(terms, stream.emit, self.rental, self.dispatch, self.connections, self)
-        self.trust_levels = TrustLevels(terms.trust, terms.allow_results, self._notice)
-        quota = Quota(self.trust_levels.is_known_stranger, self._notice)
-        self.watches = Watches(watches, quota, self._notice)
+        self.trust_levels = TrustLevels(terms.trust, terms.allow_results, self.life.notice)
+        quota = Quota(self.trust_levels.is_known_stranger, self.life.notice)
+        self.watches = Watches(watches, quota, self.life.notice)
         self._unlisten = stream.follow(self.watches.hear)
         self.services = Services(terms.name, self.dispatch, stream, self.trust_levels.is_stranger)
         self._reports = NodeReports(
@@ -148,7 +147,7 @@ class PoolEngine:
         self._terminations = Terminations(self.life, self.supply, self._connector, self.idle)
         self._tending = Tending(self.life, self.supply, self.idle, self._limits, self.takeover)
         self.advice = Advice(terms, self.life)
-        self.forwards = Forwards(self.connections.ways, self._notice)
+        self.forwards = Forwards(self.connections.ways, self.life.notice)
         self.facts = Facts(self, stream, quota)
         self._closing: asyncio.Task[None] | None = None
         self._told: set[str] = set()
@@ -160,14 +159,6 @@ class PoolEngine:
     def state(self) -> states.Pool:
         """The state of the pool now. Any thread may read it."""
         return self.life.state
-
-    def is_stranger(self, node: int) -> bool:
-        """Return True if the results of a node are not unpickled, but read as plain data. Any thread may call this."""
-        return self.trust_levels.is_stranger(node)
-
-    def trusts(self) -> set[Trust]:
-        """Return "full", "data" or both: the trust in results of the nodes known so far. Any thread may call this."""
-        return self.trust_levels.trusts()
 
     # --- start and end ---------------------------------------------------------------------------------------
 
@@ -226,7 +217,7 @@ class PoolEngine:
 
         with self._network_lock:
             if self._network is None:
-                self._network = NetworkCheck(self.dispatch, self.terms.check, self._network_advice, self._notice)
+                self._network = NetworkCheck(self.dispatch, self.terms.check, self._network_advice, self.life.notice)
             return self._network
 
     async def _check_network(self) -> None:
@@ -320,7 +311,7 @@ class PoolEngine:
         try:
             seconds, notice = await asyncio.to_thread(supply.leave, seconds)
         except SkypoolError as e:
-            self._notice(str(e))
+            self.life.notice(str(e))
             await self.stop()
             return
         ready = [each.node for each in self.state.nodes.values() if each.phase is Phase.READY and not each.is_leaving]
@@ -332,7 +323,7 @@ class PoolEngine:
         if not self.life.given_away:  # otherwise they are closed with the record in the ledger
             self.life.given_away = None
         else:
-            self._notice(notice)
+            self.life.notice(notice)
         await self.stop()
 
     def abandon(self, hush: Callable[[], None] | None) -> None:
@@ -347,7 +338,7 @@ class PoolEngine:
     async def _end_abandoned(self, hush: Callable[[], None] | None) -> None:
         """Wait until all calls have ended, and stop the pool. Errors become notices, as there is no caller to tell."""
         if not self.life.is_ending:
-            self._notice(
+            self.life.notice(
                 f"pool {self.terms.name!r} was never stopped, and the program cannot use it any more: it ends when its "
                 "calls have ended"
             )
@@ -356,7 +347,7 @@ class PoolEngine:
         try:
             await self.stop()
         except Exception as e:  # noqa: BLE001 - there is no caller who could be told
-            self._notice(blame.told(e))
+            self.life.notice(blame.told(e))
         shutdown.forget(self)
         if hush is not None:
             await beside(hush, "skypool closing")
@@ -464,10 +455,6 @@ class PoolEngine:
         self.watches.close(_TO_CLOSE, others)
         self._unlisten()
 
-    def _notice(self, text: str) -> None:
-        """Emit a message for the user. Any thread may call this."""
-        self.emit(events.Notice(pool=self.terms.name, text=text))
-
     # --- messages from nodes ---------------------------------------------------------------------------------
 
     def listener_of(self, node: int) -> NodeListener:
@@ -502,7 +489,7 @@ class PoolEngine:
         except Exception as e:  # noqa: BLE001 - otherwise the link would give the node up
             if (words := alike(e)) not in self._told:
                 self._told.add(words)
-                self._notice(f"samples of node {node} cannot be kept: {blame.told(e)}")
+                self.life.notice(f"samples of node {node} cannot be kept: {blame.told(e)}")
 
     def _report(self, event: events.Event) -> None:
         """Emit an event of a node. For errors of gangs, also keep the end of what their processes print.

@@ -105,10 +105,10 @@ class Facts:
     def takes_calls(self, node: int) -> bool:
         return node in self._dispatch.node_queues
 
-    def receipt(self, *, until_now: bool = False) -> Receipt:
+    def receipt(self, *, until_now: bool = False) -> Receipt | None:
         if until_now:
             self._idle.record()
-        return self._rental.receipt
+        return self._rental.known_receipt
 
     def way(self, node: int) -> Access:
         self._dispatch.roster.nodes([node])  # raises UsageError for a node that does not exist

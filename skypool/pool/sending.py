@@ -247,7 +247,7 @@ class CallSender:
             self.working().sizing.check_least(name, least, len(named) if isinstance(named, tuple) else None)
         nodes = [*self._chosen(name, named, least, self._check_gang if every else None, every=every)]
         engine = self.working()
-        strangers = [node for node in nodes if engine.is_stranger(node)]
+        strangers = [node for node in nodes if engine.trust_levels.is_stranger(node)]
         if strangers:
             raise UsageError(
                 f"{name} cannot run as a gang on node {strangers[0]}, whose results are read as data only "

@@ -49,7 +49,7 @@ _TO_BEGIN = 8.0
 
 
 class PoolFacts(Protocol):
-    """What a pool shows to its watches. They change nothing. Any thread may use it.
+    """A protocol for what a pool shows to its watches, which change nothing. Any thread may use it.
 
     The keys of dicts are the numbers of nodes.
 
@@ -111,8 +111,8 @@ class PoolFacts(Protocol):
         """Return records of calls that have ended. Each is returned once, so only the history may ask."""
         ...
 
-    def receipt(self, *, until_now: bool = False) -> Receipt:
-        """Return the costs so far; with `until_now`, with idle time until now. May block. May raise LedgerError."""
+    def receipt(self, *, until_now: bool = False) -> Receipt | None:
+        """Return the costs so far, None if unknown; with `until_now`, with idle time until now. May block."""
         ...
 
     def is_stranger(self, node: int) -> bool:
@@ -245,11 +245,7 @@ class Watches:
 
 
 class _Runner:
-    """Runs one watch in a thread of its own, which begins with `begin`.
-
-    Attributes:
-        watch: the watch.
-    """
+    """Runs one watch in a thread of its own, which begins with `begin`."""
 
     def __init__(self, watch: Watch, quota: Quota, notice: Callable[[str], None]) -> None:
         self.watch = watch

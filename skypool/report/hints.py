@@ -9,7 +9,6 @@ from typing import ClassVar
 
 from skypool import clock, events
 from skypool.calls.idle import FRESH, LOW, Idleness
-from skypool.errors import LedgerError
 from skypool.pool.watch import PoolFacts, Watch
 from skypool.samples.values import NodeSample
 
@@ -58,10 +57,8 @@ class Hints(Watch):
 
     def _price(self, node: int) -> float | None:
         """Return what a node costs, in US dollars per hour; None if that is not known."""
-        try:
-            lines = self._facts.receipt().lines
-        except LedgerError:
-            return None
+        receipt = self._facts.receipt()
+        lines = () if receipt is None else receipt.lines
         return next((each.usd_per_hour for each in lines if each.node == node and not each.ended), None)
 
     def _look_for_unused(self) -> None:

@@ -33,13 +33,13 @@ from skypool.console.board import Board
 from skypool.console.plain import Plain
 from skypool.console.printer import Printer
 from skypool.console.view import draw
-from skypool.metrics.metering import Metering
 from skypool.model import Trust
 from skypool.observers import client
 from skypool.observers.observed import Observed
 from skypool.provision.bootstrap import SetupBundle, bootstrap
 from skypool.wire.transport import CommandStream
 from tests.conftest import memory
+from tests.facts import measured
 from tests.false_node import false_node
 from tests.soak import _harm
 
@@ -239,12 +239,12 @@ def run(mode: Mode, folder: Path) -> dict[str, Any]:
                 rested += 0.1 if tell.exists() and mode.surface != "reconnections" else 0.03
                 most = max(most, used(state))
                 if engine is not None:
-                    series(engine)
+                    measured(engine)
                 draw([board.picture()], time.time(), 50)
                 str(pool.samples.health()) and pool.samples.latest()
             if engine is not None:
                 said["info"] = len(json.dumps(Observed(engine.facts).info()))
-                said["series"] = series(engine)
+                said["series"] = len(measured(engine))
             if slow is not None:
                 slow.close()
             said["futures"] = len(futures)
@@ -268,13 +268,6 @@ def run(mode: Mode, folder: Path) -> dict[str, Any]:
             **_sent(tell),
             "notices": [each[:200] for each in notices[:5]],
         }
-
-
-def series(engine: Any) -> int:
-    """Return the number of a pool's measurements for monitoring systems."""
-    metering = Metering(())
-    metering.begin(engine.facts)
-    return len(metering.read())
 
 
 def forward(pool: sky.ComputePool, tell: Path) -> None:
