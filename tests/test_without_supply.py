@@ -1,7 +1,7 @@
 """A pool without an account of a provider: it has nodes that another process has rented, and can rent no others.
 
 It lives in a process in which the libraries of the clouds cannot be imported, with a ledger of its own, as on another
-machine. It gets its nodes by a hand-over record. Nodes are machines of a fake cloud that cost something.
+machine. It gets its nodes by a hand-over record. Nodes are machines of a fake cloud that cost something, or of the lab.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from skypool.rental.handover import Handover
 from skypool.rental.ledger import Ledger
 from skypool.testing import FakeCloud, Stock
 from tests.conftest import eventually
+from tests.lab.machines import Lab
 
 LEASE = 30.0
 PROGRAM = """
@@ -89,10 +90,12 @@ PROGRAM = """
 class Given:
     """A pool whose owner has made the record of it, and has given it up."""
 
-    def __init__(self, cloud: FakeCloud, place: Path, nodes: int) -> None:
-        self.cloud = cloud
+    def __init__(self, provider: Any, place: Path, nodes: int, **options: Any) -> None:
+        self.provider = provider
         self.place = place
-        pool = sky.ComputePool(cloud, nodes=nodes, name="given", lease=LEASE, slots=1, console="off").start()
+        pool = sky.ComputePool(
+            provider, nodes=nodes, name="given", lease=LEASE, slots=1, console="off", **options
+        ).start()
         self.handover: Handover = pool._handed_over()
         (place / "record").write_bytes(pickle.dumps(self.handover))
         engine: Any = pool._engine
@@ -118,7 +121,7 @@ class Given:
 
     @property
     def machines(self) -> list[int]:
-        return sorted(each.node for each in self.cloud.instances(pool="given") if each.state != "ended")
+        return sorted(each.node for each in self.provider.instances(pool="given") if each.state != "ended")
 
 
 @pytest.fixture
@@ -180,3 +183,47 @@ def test_it_runs_calls_and_gangs_and_a_retry_after_the_loss_of_a_node_and_refuse
     eventually(lambda: given.machines in ([], [lost]), 30, "the end of machines whose agents were told")
     cloud.control.advance(LEASE + 5)
     assert given.machines == [], "and by its lease the end of the one whose agent died"
+
+
+def test_its_budget_ends_it_at_the_last_known_prices(cloud: FakeCloud, tmp_path: Path) -> None:
+    given = Given(cloud, tmp_path, nodes=1, budget=0.08)
+    said = given.said("""
+        with pool:
+            call = until("never") > pool
+            say(error=caught(call.result, 60), left=pool.receipt.usd > 0.05)
+    """)
+    [told] = said
+    assert told["error"][0] == "BudgetExceeded"
+    assert told["left"]
+    eventually(lambda: given.machines == [], 30, "the end of the machine by its agent")
+
+
+@pytest.mark.lab
+def test_machines_over_ssh_run_calls_and_gangs_and_are_left_by_all_processes(lab: Lab, tmp_path: Path) -> None:
+    machines = [lab.machine(keys=[lab.public_key]) for _ in range(3)]
+    for each in machines:
+        each.wait_for_ssh()
+    hosts = [sky.Host(each.address, host_key=each.host_key) for each in machines]
+    before = [set(each.processes().values()) for each in machines]
+    ssh = sky.SSH(hosts=hosts, user="root", identity=str(lab.client_key))
+    said = Given(ssh, tmp_path, nodes=3).said("""
+        with pool:
+            say(calls=node() @ pool, gang=rank() @ pool, grow=caught(pool.resize, 4))
+            pool.retire(2)
+            while pool.nodes[2] != "ended":
+                time.sleep(0.01)
+            killed = sky.compute(lambda: os.kill(os.getppid(), signal.SIGKILL) or time.sleep(60))
+            say(lost=caught(lambda: killed().with_options(node=0) >> pool), again=sky.compute(abs)(-1) >> pool)
+            say(left=[number for number, word in pool.nodes.items() if word == "ready"])
+        say(imported=sorted(BARRED & sys.modules.keys()))
+    """)
+    first, lost, left, imported = said
+    assert first["calls"] == [0, 1, 2]
+    assert first["gang"] == [[0, 3], [1, 3], [2, 3]]
+    assert first["grow"][0] == "NoSupply"
+    assert lost["again"] == 1
+    assert 2 not in left["left"]
+    assert imported == {"imported": []}
+    eventually(lambda: [set(each.processes().values()) for each in machines] == before, 60, "the end of all processes")
+    for each in machines:
+        each.destroy()
