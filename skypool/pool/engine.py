@@ -111,7 +111,8 @@ class PoolEngine:
         self.connections = Connections()
         self.life = Life(terms, stream.emit, self.rental, self.dispatch, self.connections, self)
         self.trust_levels = TrustLevels(terms.trust, terms.allow_results, self.life.notice)
-        quota = Quota(self.trust_levels.is_known_stranger, self.life.notice)
+        tell = partial(self.life.soon, self.life.notice)  # later, as a quota is taken while events are heard one by one
+        quota = Quota(self.trust_levels.is_known_stranger, tell)
         self.watches = Watches(watches, quota, self.life.notice)
         self._unlisten = stream.follow(self.watches.hear)
         self.services = Services(terms.name, self.dispatch, stream, self.trust_levels.is_stranger)
