@@ -186,12 +186,15 @@ def test_it_runs_calls_and_gangs_and_a_retry_after_the_loss_of_a_node_and_refuse
 
 
 def test_its_budget_ends_it_at_the_last_known_prices(cloud: FakeCloud, tmp_path: Path) -> None:
-    given = Given(cloud, tmp_path, nodes=1, budget=0.08)
-    said = given.said("""
+    given = Given(cloud, tmp_path, nodes=1)
+    said = given.said(
+        """
         with pool:
             call = until("never") > pool
             say(error=caught(call.result, 60), left=pool.receipt.usd > 0.05)
-    """)
+    """,
+        budget=0.08,
+    )
     [told] = said
     assert told["error"][0] == "BudgetExceeded"
     assert told["left"]
