@@ -39,10 +39,7 @@ class Items:
             self._arrivals.discard(f)
 
     def _pass_on(self, id_: int, f: Frame) -> None:
-        """Give a frame to the worker that runs its call. Drop the frame if no worker does.
-
-        If there was no room for the frame's large value, the call ends with a SpoolFull error.
-        """
+        """Give a frame to the worker that runs its call. Drop the frame if no worker does."""
         slot = self._slots.running(id_)
         if slot is None or id_ not in self._queue.calls:
             self._arrivals.discard(f)

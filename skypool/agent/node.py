@@ -512,10 +512,7 @@ class Agent:
             self._unacknowledged.add(id_, 0, [packet], outcome.is_large)
 
     def _is_late(self, slot: Slot, id_: int, seconds: float) -> bool:
-        """Return True if a call took longer than its timeout, not counting pauses in which the whole node was stopped.
-
-        `seconds` is how long the call took, as its worker says.
-        """
+        """Return True if a call of so many seconds exceeded its timeout, without pauses of the whole node."""
         limit = self._calls[id_].timeout
         return limit is not None and seconds - slot.paused_during(id_) > limit
 

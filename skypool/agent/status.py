@@ -88,10 +88,7 @@ class Status:
         self.send()
 
     def _report(self) -> dict[str, Any]:
-        """Return the header of a PONG: the status of the node. Services do not count as busy or running.
-
-        `interruption` is the time of the notice in seconds since 1970, or None. `running` names at most 8 calls.
-        """
+        """Return the header of a PONG: the status of the node. Services do not count as busy or running."""
         taken = [call for id_ in self._slots.taken() if (call := self._calls.get(id_)) is not None]
         running = [call for call in taken if call.kind != SERVICE]
         return {

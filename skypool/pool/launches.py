@@ -108,10 +108,7 @@ class Launches:
             self._watching = self._life.spawn(self._watch_pressure())
 
     async def _watch_pressure(self) -> None:
-        """Let a pool that may grow do so while calls wait: report `Pressure` after each second of waiting.
-
-        Nothing is reported during the pause after a failed attempt to grow.
-        """
+        """Report `Pressure` after each second in which calls wait, but not in the pause after a failed attempt."""
         waited = 0
         while self._life.state.phase is Phase.READY and self.may_grow:
             await asyncio.sleep(0.25)

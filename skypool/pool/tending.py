@@ -64,10 +64,7 @@ class Tending:
 
     @contextlib.contextmanager
     def _deciding(self) -> Iterator[None]:
-        """Handle errors of the block: a planned end ends the pool. The user is told of others, and the pool goes on.
-
-        The user is told of the same error only once.
-        """
+        """Handle errors of the block: a planned end ends the pool. The user is told of others, once of each."""
         try:
             yield
         except TakenOver as e:

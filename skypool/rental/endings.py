@@ -94,10 +94,7 @@ class Endings:
         return errors
 
     def _settle(self, driver: Driver, instances: Sequence[Instance], silent: Mapping[int, float]) -> None:
-        """Record which instances ended earlier (see `silent` of `terminate`), and which are billed by now.
-
-        Call this before instances are terminated.
-        """
+        """Record, before they are terminated, which instances ended earlier, and which are billed by now."""
         now = clock.now()
         rental = self._rental
         quiet = {each.id: silent[each.node] for each in instances if silent.get(each.node, 0.0) > _QUIET}
