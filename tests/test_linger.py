@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from skypool.agent.lease import Lease
 from skypool.cli.money import explanations
 from skypool.pool.linger import SLACK
 from skypool.rental.ledger import Ledger
+from skypool.rental.reaper import SETTLING
 from skypool.rental.records import Record
 from skypool.testing import FakeCloud, Stock
 from tests.conftest import eventually, nodes, processes_of
@@ -350,6 +352,20 @@ def test_machines_that_nobody_takes_over_end_in_time_and_cost_nothing_more(cloud
 
 
 @pytest.mark.slow
+def test_a_process_that_ends_machines_late_still_proves_their_end_at_once(cloud: FakeCloud) -> None:
+    """A machine that had ended itself before could not be told from one that its provider lists late."""
+    with sky.ComputePool(cloud, name="stopped", slots=1, linger=2, console="off"):
+        pass
+    [ender] = processes_of("reaper_process\0stopped")
+    os.kill(ender, signal.SIGSTOP)
+    time.sleep(max(0.0, record("stopped").lasts + 2.0 - time.time()))
+    assert len(cloud.instances(pool="stopped")) == 1
+    os.kill(ender, signal.SIGCONT)
+    eventually(lambda: record("stopped").ended is not None, SETTLING / 2, "the record of the end")
+    assert cloud.count() == 0
+
+
+@pytest.mark.slow
 def test_machines_stay_after_an_error_and_end_after_ctrl_c(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), sky.ComputePool(name="err", slots=1, linger=60, console="off") as pool:
         call = pool.send(where(str(tmp_path / "never")))
@@ -382,15 +398,17 @@ def test_budget_and_lifetime_end_machines_that_stay(cloud: FakeCloud) -> None:
 @pytest.mark.slow
 def test_who_attaches_just_before_the_end_gets_the_machine_for_a_whole_lease_or_is_refused(tmp_path: Path) -> None:
     """With a lease of 25 s the guard may take 3.25 s until it has read that it must let the machine live."""
-    stays, worked, refused = 12.0, [], []
+    stays, worked, refused = 4.0, [], []
 
     def late(before: float) -> None:
-        name = f"late-{before:g}".replace(".", "-")
+        name = f"late-{before:04.1f}".replace(".", "-")
         options: dict[str, Any] = {"slots": 1, "lease": 25, "console": "off"}
         with FakeCloud(tmp_path / name, [Stock()]) as cloud:
             with sky.ComputePool(cloud, name=name, linger=stays, **options):
                 pass
-            until = record(name).lasts
+            [ender] = processes_of(f"reaper_process\0{name}")
+            os.kill(ender, signal.SIGSTOP)  # otherwise nobody could attach in the time that the node adds
+            until = record(name).lasts + SLACK
             time.sleep(max(0.0, until - before - time.time()))
             try:
                 with sky.ComputePool.attach(name, cloud, **options) as pool:
@@ -400,6 +418,8 @@ def test_who_attaches_just_before_the_end_gets_the_machine_for_a_whole_lease_or_
                 refused.append((before, str(e)))
                 eventually(lambda: cloud.count("machine") == 0, BOUND, "the end of the machine")
                 assert time.time() < until + 5.0
+            finally:
+                os.kill(ender, signal.SIGCONT)
             eventually(lambda: record(name).ended is not None, BOUND, "the record of the end")
 
     late(12.0)  # what is slow the first time

@@ -38,7 +38,7 @@ from skypool.pool.idle import IdleWatch
 from skypool.pool.launches import Launches
 from skypool.pool.life import Life
 from skypool.pool.limits import Limits
-from skypool.pool.linger import LingerWatch
+from skypool.pool.linger import SLACK, LingerWatch
 from skypool.pool.node_listener import NodeListener
 from skypool.pool.replacement import alike
 from skypool.pool.services import Services
@@ -317,7 +317,8 @@ class PoolEngine:
             return
         ready = [each.node for each in self.state.nodes.values() if each.phase is Phase.READY and not each.is_leaving]
         links = {node: self.connections.links[node] for node in ready if node in self.connections.links}
-        told = dict(zip(links, await asyncio.gather(*(each.leave(seconds) for each in links.values())), strict=True))
+        parted = await asyncio.gather(*(each.leave(seconds + SLACK) for each in links.values()))
+        told = dict(zip(links, parted, strict=True))
         self.life.given_away = frozenset(
             node for node in links if all(told.get(each.node) for each in self.state.slice_of(node))
         )

@@ -30,7 +30,8 @@ NOTEBOOK_NOTICE = (
 )
 """The notice about that for the user."""
 SLACK = 10.0
-"""Seconds that a node waits longer than the pool, which ends it in time if this process lives."""
+"""Seconds that a node waits longer than the process that ends it in time, if that lives. An end of both at once would
+leave it unproved for as long as providers may list a machine late."""
 _LOOK = 1.0
 """Most seconds between two looks at the work of the pool."""
 
