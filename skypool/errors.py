@@ -409,7 +409,7 @@ class PickleError(SkypoolError, TypeError):
 class PythonMismatch(SkypoolError):
     """The error for client and node that run different minor versions of Python, such as 3.11 and 3.12.
 
-    Functions travel as bytecode, which only the same minor version can run.
+    Functions are sent as bytecode, which only the same minor version can run.
     """
 
 

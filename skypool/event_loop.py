@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 _NO_THREADS = "cannot schedule new futures after"
-"""How the RuntimeError of a `ThreadPoolExecutor` begins when the interpreter exits."""
+"""The beginning of the text of a `ThreadPoolExecutor`'s RuntimeError when the interpreter exits."""
 _THREADS = 64
 """The most threads in which drivers run at once. A driver mostly waits for answers of its provider."""
 
@@ -88,9 +88,9 @@ class Loop:
 async def beside(work: Callable[[], T], name: str) -> T:
     """Run a function in a daemon thread of its own, and return its value or raise its exception.
 
-    Use this, not `asyncio.to_thread`, for what may hang: it takes no thread from the drivers, and Python does not wait
-    for it at exit. Use it also to end machines, and to decide on that: all threads of the drivers may wait for a
-    provider that does not answer.
+    Use this instead of `asyncio.to_thread` for work that may hang: it takes no thread from the drivers, and Python does
+    not wait for it at exit. Use it also to end machines, and to decide on that, because all threads of the drivers may
+    be waiting for a provider that does not answer.
 
     If the waiting task is cancelled, the function goes on. The function does not see the task's `contextvars`.
     """
@@ -116,10 +116,8 @@ def _settle(loop: asyncio.AbstractEventLoop, done: asyncio.Future[Any], settle: 
 
 
 def _tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Pass an unhandled exception to asyncio's default handler, which logs it. Ignore it while the interpreter exits.
-
-    Tasks that still run at exit may fail, because executors take no more work shortly before the main thread ends.
-    """
+    """Pass an unhandled exception to asyncio's default handler, which logs it, unless the interpreter exits."""
+    # Tasks that still run at exit may fail: executors take no more work shortly before the main thread ends.
     error = context.get("exception")
     refused = isinstance(error, RuntimeError) and str(error).startswith(_NO_THREADS)
     if threading.main_thread().is_alive() and not refused:

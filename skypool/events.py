@@ -279,7 +279,7 @@ class Output(NodeEvent):
         stream: 1 for stdout, 2 for stderr.
         text: a piece of the output. It may hold several lines, or end in the middle of one.
         rank: the number of the process in its gang, from 0; None for output of other calls.
-        label: what tells the process from the gang's others on the node: its devices, such as "gpu1", or else its
+        label: distinguishes the process from the gang's others on the node: its devices, such as "gpu1", or else its
             number on the node. "" if it is the only one there, and for other calls.
         service: the name of the service of `pool.service` that printed the text; "" for other calls.
         function: the name of the function of the call; "" if it is not known.
@@ -346,7 +346,7 @@ def node_of(event: Event) -> int:
 
 
 _BESIDE_TEXTS = 200
-"""Bytes that an event takes beside its texts, about."""
+"""About how many bytes an event takes beside its texts."""
 
 
 def weight(event: Event) -> int:
@@ -365,16 +365,13 @@ Hear = Callable[[Event], None]
 _PATIENCE = 1.0
 """The most seconds for which an event waits for a listener. From then on, no event waits for that listener."""
 _MOST_UNHEARD = 16 << 20
-"""The most bytes of events, about, that wait for a listener. Beyond it, events are dropped and counted."""
+"""About the most bytes of events that wait for a listener. Beyond it, events are dropped and counted."""
 _REST = 5.0
 """Seconds without an event after which the thread of a listener ends. The next event starts another one."""
 
 
 class _Listener:
-    """A listener with a thread of its own, in which its function hears one event after the other.
-
-    `on_error` is called when the function has raised an exception.
-    """
+    """A listener with a thread of its own. `on_error` is called when its function has raised an exception."""
 
     def __init__(self, hear: Hear, on_error: Callable[[_Listener], None]) -> None:
         self.hear = hear

@@ -193,7 +193,7 @@ class Offer:
 
 
 class Progress(Protocol):
-    """A listener that is told which machines a launch creates and terminates, so that the bill includes all of them.
+    """A listener to which a launch reports each machine that it creates or terminates, so that all of them are billed.
 
     The methods of an `Order` call it (`Order.progress`).
     """
@@ -230,7 +230,7 @@ class Order:
             Time zone aware, in UTC. None for no such tag.
         max_usd_per_hour: maximum price of one machine or slice in US dollars per hour, also when the price changes
             later; None for no limit. The driver sends it with the order if the provider accepts one for spot machines.
-        progress: listener that is told of each machine that the launch creates or terminates; None if nobody listens. A
+        progress: listener to which the launch reports each machine that it creates or terminates; None for none. A
             driver that creates machines one by one, or terminates some when a launch fails, must call `asking`, `made`
             and `undone` of the order.
     """

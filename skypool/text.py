@@ -27,7 +27,7 @@ _UNFINISHED = re.compile(r"\x1b(?:\[[0-9;:]{0,64})?\Z")
 def encodable(text: str) -> str:
     r"""Return a text that UTF-8 can encode: each surrogate is written as an escape, such as "\udce9".
 
-    Python makes surrogates of names of files, arguments and variables that are not UTF-8. JSON may have any.
+    Python puts surrogates into file names, arguments and variables that are not UTF-8. JSON may have any.
     """
     return text if text.isascii() else _SURROGATES.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 

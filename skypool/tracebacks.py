@@ -213,7 +213,7 @@ def warn(text: str, category: type[Warning] = RuntimeWarning, source: object = N
 
 @contextlib.contextmanager
 def heard_by(hear: Callable[[str], object]) -> Iterator[None]:
-    """Have `hear` called with the texts of warnings in this block, and in tasks and threads that begin in it.
+    """Call `hear` with the text of each warning in this block, and in tasks and threads that begin in it.
 
     A thread begins in it if it is started by `asyncio.to_thread` or `drivers.retry`.
     """
@@ -226,7 +226,7 @@ def heard_by(hear: Callable[[str], object]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def warned_here() -> Iterator[None]:
-    """Collect warnings of threads that work for this block. Give each once, at the user's line, when the block ends."""
+    """Collect warnings of threads that work for this block. Issue each once, at the user's line, at its end."""
     told: dict[str, None] = {}
     try:
         with heard_by(told.setdefault):

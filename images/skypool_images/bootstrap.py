@@ -187,10 +187,8 @@ def _list(texts: Iterable[str]) -> str:
 
 
 def _slug(url: str) -> str:
-    """Return a name of a package index for uv, such as "a-org-whl" for "https://a.org/whl/".
-
-    uv's environment variables UV_INDEX_<NAME>_USERNAME and UV_INDEX_<NAME>_PASSWORD are derived from this name.
-    """
+    """Return a name of a package index for uv, such as "a-org-whl" for "https://a.org/whl/"."""
+    # uv derives its variables UV_INDEX_<NAME>_USERNAME and UV_INDEX_<NAME>_PASSWORD from this name
     return re.sub(r"[^a-z0-9]+", "-", url.partition("://")[2].lower()).strip("-")
 
 

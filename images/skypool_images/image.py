@@ -206,10 +206,7 @@ class Image:
         return self._with(rocm=version)
 
     def mirror_local(self, on: bool = True) -> Image:
-        """Return a new image that installs the Python packages of the client's environment, in the same versions.
-
-        `on` = False turns this off.
-        """
+        """Return a new image that installs the Python packages of the client, in the same versions, if `on` is True."""
         return self._with(mirror_local=on)
 
     def folder(self, path: PathLike) -> Image:

@@ -155,10 +155,7 @@ def _inside(place: str) -> str:
 
 
 def _entries(spec: Spec) -> Iterator[tuple[str, tuple[Path | bytes, str]]]:
-    """Yield (path in the archive, (contents or local path, name of the field)) for each file to send.
-
-    Of entries with the same path, the later one counts: `files` come after `include`.
-    """
+    """Yield (path in the archive, (contents or local path, name of the field)) for each file to send."""
     folder = Path(spec.folder)
     for pattern in spec.include:
         found = False
@@ -172,6 +169,7 @@ def _entries(spec: Spec) -> Iterator[tuple[str, tuple[Path | bytes, str]]]:
             raise ImageError(
                 f"include: {pattern!r} matches no file to send in {folder.resolve()}; correct or remove this pattern"
             )
+    # of entries with the same path, the later one counts
     for place, source in spec.files:
         if isinstance(source, bytes):
             yield _inside(place), (source, "files")
@@ -227,14 +225,11 @@ def _below(folder: Path) -> Iterator[Path]:
 
 
 def _matches(path: Path, glob: str) -> bool:
-    """Return True if a glob matches a relative path. Case matters. A slash at the end of the glob is ignored.
-
-    A glob without another slash matches if any part of the path matches: "data" matches "a/data/b". A glob with a slash
-    matches the path or a folder above it: "data/**" matches "data/b", but not "a/data/b".
-    """
+    """Return True if a glob matches a relative path. Case matters. A slash at the end of the glob is ignored."""
     import fnmatch
 
-    if "/" not in glob.rstrip("/"):
+    if "/" not in glob.rstrip("/"):  # "data" matches "a/data/b"
         return any(fnmatch.fnmatchcase(part, glob.rstrip("/")) for part in path.parts)
+    # "data/**" matches "data/b", but not "a/data/b"
     wanted = glob.rstrip("/").removesuffix("/**")
     return any(fnmatch.fnmatchcase(above.as_posix(), wanted) for above in (path, *path.parents))

@@ -199,24 +199,19 @@ def _neuron_packages(neuron: str | None) -> list[str]:
 
 
 def _amdgpu(rocm: str) -> str:
-    """Return the release of the amdgpu driver for a ROCm release: "30.10.2" for "7.0.2", "latest" after 7.2.
-
-    Up to ROCm 6, the driver has ROCm's number. ROCm 7.0 goes with driver 30.10, 7.1 with 30.20 and 7.2 with 30.30.
-    """
+    """Return the release of the amdgpu driver for a ROCm release: "30.10.2" for "7.0.2", "latest" after 7.2."""
     major, _, rest = rocm.partition(".")
     minor, _, patch = rest.partition(".")
     if int(major) < 7:
-        return rocm
+        return rocm  # the driver has ROCm's number
     if int(major) > 7 or int(minor or 0) > 2:
         return "latest"
+    # ROCm 7.0 goes with driver 30.10, 7.1 with 30.20 and 7.2 with 30.30
     return f"30.{int(minor or 0) + 1}0" + (f".{patch}" if patch and patch != "0" else "")
 
 
 def _step(name: str, settings: Mapping[str, object], *more: str, limit: int, retries: int = 3) -> Step:
-    """Return a step made from `scripts/NAME.sh`: its shell function NAME does the work, and NAME_check verifies it.
-
-    `settings` become shell variables. `more` names further scripts that the step needs. `limit` is in seconds.
-    """
+    """Return a step made from `scripts/NAME.sh`: its shell function NAME does the work, and NAME_check verifies it."""
     values = "\n".join(f"{key}={shlex.quote(str(value))}" for key, value in settings.items())
     body = "\n".join([values, shell("machine"), *(shell(each) for each in (name, *more))])
     return Step(name, f"{body}\n{name}\n", f"{body}\n{name}_check\n", limit=limit, retries=retries)

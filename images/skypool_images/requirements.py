@@ -245,10 +245,7 @@ def admits(asked: str, minor: str) -> bool:
 
 
 def _read(path: Path, within: Iterable[Path]) -> Iterator[tuple[str, str]]:
-    """Yield ("requirement" or "constraint", line) of a requirements file and of the files that it includes, in order.
-
-    All lines of a file that is included with `-c` are constraints. `within` are the files that include this file.
-    """
+    """Yield ("requirement" or "constraint", line) of a requirements file and of those it includes, in order."""
     within = (*within, path.resolve())
     joined = re.sub(r"\\\r?\n", " ", _text(path, "requirements"))
     for number, raw in enumerate(joined.splitlines(), 1):
@@ -265,6 +262,7 @@ def _read(path: Path, within: Iterable[Path]) -> Iterator[tuple[str, str]]:
                     "remove one of the two lines"
                 )
             for kind, inner in _read(other, within):
+                # all lines of a file that is included with -c are constraints
                 yield "constraint" if option in ("-c", "--constraint") else kind, inner
         elif option in (*_OPTIONS, *_MORE_OPTIONS):
             yield "requirement", _option(line, option, value, f"requirements: {path}, line {number}")

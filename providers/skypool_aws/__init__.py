@@ -156,7 +156,7 @@ class AWS(Regional):
         """Return an offer for each instance type that could meet the need, in each zone and market that sells the type.
 
         Prices are in USD per hour and include the disk and the public address. Regions that do not answer are left out,
-        and so are types whose prices cannot be read. A RuntimeWarning tells of each failure. Regions that the account
+        and so are types whose prices cannot be read. Each failure issues a RuntimeWarning. Regions that the account
         may not use are left out without a warning. The list is empty if no type could meet the need.
 
         Raises:
@@ -181,17 +181,11 @@ class AWS(Regional):
         return Answers(found, [*sold.lacks, *rows.lacks])
 
     def _regions(self, patterns: Sequence[str] = ()) -> list[str]:
-        """Return the regions of the settings (by default, all of the account) that match a pattern such as "eu-*".
-
-        Without patterns, all of them match. Raises UsageError if the account may not use a region of the settings.
-        """
+        """Return the regions of the settings, or else of the account, that match a pattern (without patterns: all)."""
         return chosen(_requests.regions(self._ec2()), self.region or (), patterns)
 
     def _sold(self, need: Need, region: str) -> Iterator[Offer]:
-        """Yield a region's offers. Spot offers have the price without disk and address, and all others the price 0.
-
-        Sends requests while the result is read. Raises AccessError if the region has no subnet for machines.
-        """
+        """Yield a region's offers. Spot offers have the price without disk and address, and all others the price 0."""
         ec2 = self._ec2(region)
         types = self._types(ec2, need)
         if self.capacity_reservation:
@@ -200,26 +194,19 @@ class AWS(Regional):
             yield from self._unreserved(ec2, region, types, need)
 
     def _types(self, ec2: EC2Client, need: Need) -> dict[str, Offer]:
-        """Return a region's types that could meet the need, as a dict from name to offer without place and price.
-
-        Types with a fraction of a GPU are left out unless the user names an image: AWS's images lack the driver.
-        """
+        """Return a region's types that could meet the need, as a dict from name to offer without place and price."""
         names = {each.name for each in need.accelerators if each.kind != "cpu"}
         found = {}
         for record in _requests.instance_types(ec2, _catalog.patterns(need)):
             offer = _catalog.kind(record)
             if _catalog.needs_grid_driver(offer.instance_type) and not (self.ami or need.bases.get(self.name)):
-                continue
+                continue  # AWS's images lack the driver
             if not names or (offer.accelerator and offer.accelerator.name in names):
                 found[offer.instance_type] = offer
         return found
 
     def _reserved(self, ec2: EC2Client, region: str, types: Mapping[str, Offer]) -> Iterator[Offer]:
-        """Yield the offer of the capacity reservation in the settings; nothing if `types` lacks the instance type.
-
-        The offer's price is 0. In its `detail`, "prepaid" is True for a capacity block, and "placement_group" ("" for
-        none) and "tenancy" are those of the reservation. If the reservation is inactive or full, `available` is False.
-        """
+        """Yield the offer, at the price 0, of the capacity reservation in the settings if `types` has its type."""
         for held in _requests.capacity_reservations(ec2, self.capacity_reservation or ""):
             offer = types.get(held["InstanceType"])
             if offer is None:
@@ -246,11 +233,7 @@ class AWS(Regional):
         return next(self._reserved(ec2, region, {each["InstanceType"]: _catalog.kind(each) for each in records}))
 
     def _unreserved(self, ec2: EC2Client, region: str, types: Mapping[str, Offer], need: Need) -> Iterator[Offer]:
-        """Yield an offer for each of these instance types, for each market of the need and each zone with a subnet.
-
-        On-demand offers have the price 0. A spot offer without a spot price is left out. If AWS sells all these types
-        only by capacity blocks, nothing is yielded, and a RuntimeWarning says so.
-        """
+        """Yield an offer for each type, market of the need, and zone with a subnet. On demand, the price is 0."""
         if all(offer.detail["sold"] == ["capacity-block"] for offer in types.values()):
             tracebacks.warn(
                 f"AWS sells {', '.join(sorted(types))} only by capacity blocks, which are bought in advance: buy one "
@@ -272,10 +255,7 @@ class AWS(Regional):
                 yield replace(offer, quota=limit, market="spot", usd_per_hour=usd)
 
     def _price_rows(self, regions: Sequence[str], types: Iterable[str]) -> Answers[str]:
-        """Return the rows of AWS's price list with the on-demand prices of these types, each as a JSON text.
-
-        If `regions` is not a single region, the rows of all regions are returned. Warns of a type whose request fails.
-        """
+        """Return the rows (JSON texts) of AWS's price list for these types, of one region alone or of all regions."""
         pricing = _api.pricing(self.profile)
         only_region = regions[0] if len(regions) == 1 else ""
 
@@ -321,10 +301,7 @@ class AWS(Regional):
         return sorted(instances, key=lambda instance: instance.node)
 
     def _prepared(self, offer: Offer, order: Order) -> _requests.InstanceRequest:
-        """Make the order's key pair, groups and firewall rules at EC2, and return the request for its instances.
-
-        Those that the same pool made before are used again. The same order always gives the same request.
-        """
+        """Make the order's key pair, groups and firewall rules, unless they exist, and return the launch request."""
         ec2 = self._ec2(offer.region)
         gang = order.need.private_network
         subnet = self._subnet(ec2, offer.zone)
@@ -339,10 +316,7 @@ class AWS(Regional):
         return replace(request, key_name=name, security_group=group, placement_group=placement_group)
 
     def _request(self, offer: Offer, order: Order, subnet: str) -> _requests.InstanceRequest:
-        """Return the request for the order's instances, without the key pair and the groups that a pool makes.
-
-        Nothing is made. The same order always gives the same request.
-        """
+        """Return the launch request, without key pair and groups. The same order always gives the same request."""
         need = order.need
         gang = need.private_network
         ami, root_device, disk_gb = self._image(self._ec2(offer.region), offer, need)
@@ -371,11 +345,7 @@ class AWS(Regional):
         )
 
     def _image(self, ec2: EC2Client, offer: Offer, need: Need) -> tuple[str, str, int]:
-        """Return (id of the AMI, name of its root device, disk size in GiB) for a machine of this offer.
-
-        The disk is at least as large as the AMI's own. Raises UsageError if the AMI is for another processor
-        architecture.
-        """
+        """Return (AMI id, root device, disk size in GiB). Raises UsageError if the AMI is for another architecture."""
         asked = need.bases.get(self.name) or self.ami or ""
         name, disk_gb = _catalog.base(asked, offer, need)
         image = self._image_record(ec2, name)
@@ -396,10 +366,7 @@ class AWS(Regional):
         return _requests.image(ec2, name)
 
     def _subnets(self, ec2: EC2Client) -> list[SubnetTypeDef]:
-        """Return the subnets of the settings, or the default subnet of each zone, sorted by id.
-
-        Raises AccessError if the region has no such subnet.
-        """
+        """Return the subnets of the settings, or each zone's default subnet. Raises AccessError if there are none."""
         found = _requests.subnets(ec2, [*(self.subnet or ())])
         if not found:
             region = ec2.meta.region_name
@@ -427,11 +394,7 @@ class AWS(Regional):
         )
 
     def _security_group(self, ec2: EC2Client, name: str, vpc: str, said: Mapping[str, str], gang: bool) -> str:
-        """Return the id of the pool's security group. Make the group, with the tags `said`, if it does not exist.
-
-        Add rules that open port 22 to the networks of `ssh_from`, and for a gang all ports among the pool's machines.
-        Raises NoAnswer if the group exists, but EC2 does not list it after 20 s.
-        """
+        """Return the id of the pool's security group. Make the group if it is missing, and open its ports."""
         group = _requests.create_security_group(ec2, name, vpc, said)
         if not group:
             group = retry.soon(lambda: _requests.security_group(ec2, name, vpc), _NEW) or ""
@@ -470,11 +433,7 @@ class AWS(Regional):
         )
 
     def _address(self, instance: Instance) -> str:
-        """Return the public address of an instance without waiting.
-
-        Raises ProviderError with the code "pending" if it has no address yet, or with AWS's reason if AWS has ended it.
-        A running instance is given the Elastic IP address that its launch allocated; the next call returns it.
-        """
+        """Return an instance's public address without waiting. Raises ProviderError ("pending") if it has none yet."""
         for record in _requests.instances(self._ec2(instance.region), [instance.id]):
             if record["State"]["Name"] not in ("pending", "running"):
                 why = record.get("StateReason", {})
@@ -484,6 +443,7 @@ class AWS(Regional):
             if address := record.get("PublicIpAddress"):
                 return str(address)
             if _addresses.is_needed_by(instance) and record["State"]["Name"] == "running":
+                # the next call returns this address
                 _addresses.attach(self._ec2(instance.region, attempts=1), instance, record)
         raise ProviderError(
             f"AWS has given instance {instance.id} in {instance.region} no public address yet, and ssh needs one; try "
@@ -493,18 +453,12 @@ class AWS(Regional):
         )
 
     def _found(self, region: str, pool: str | None) -> list[Instance]:
-        """Return a region's instances of one pool, or of all pools of this user, without terminated ones.
-
-        For one pool, only instances rented from this computer are returned.
-        """
+        """Return a region's instances of one pool, rented from this computer, or of all pools of this user."""
         filters = _requests.pool_filters(tags.owners(pool), pool)
         return [self._instance(region, each) for each in _requests.pool_instances(self._ec2(region), filters)]
 
     def _instance(self, region: str, record: InstanceTypeDef) -> Instance:
-        """Convert EC2's record of an instance to an `Instance`, with pool, node number and token from the tags.
-
-        The `detail` has the number of network interfaces ("interfaces").
-        """
+        """Convert EC2's record of an instance to an `Instance`, with pool, node number and token from the tags."""
         states: Mapping[str, Literal["starting", "running"]] = {"pending": "starting", "running": "running"}
         return tags.instance(
             self.name,
@@ -541,34 +495,28 @@ class AWS(Regional):
             _addresses.release(self._ec2(region), region, pool, nodes)
 
     def _terminate(self, region: str, instances: Mapping[str, Instance]) -> list[str]:
-        """Ask EC2 to end instances, and return the ids of those that have not ended yet.
-
-        EC2 refuses the whole request if it does not know one of the ids. The same happens if a policy allows only the
-        end of tagged instances, and one instance has ended before: it has lost its tags
-        (https://github.com/aws/karpenter-provider-aws/issues/2100, read 2026-11-24). After such a refusal, a second
-        request ends the instances that EC2 still lists. An instance that EC2 does not list counts as ended if it is at
-        least 60 s old. The id of a younger one is returned, because EC2 may not list it yet.
-        """
+        """Ask EC2 to end instances, and return the ids of those that have not ended yet."""
         ec2 = self._ec2(region)
         try:
             return _requests.terminate(ec2, [*instances])
         except ProviderError as e:
             if e.code not in _requests.SOME_GONE:
                 raise
+            # EC2 refuses the whole request if it does not know one of the ids. It also does so if a policy allows only
+            # the end of tagged instances, and one has ended: it has lost its tags
+            # (https://github.com/aws/karpenter-provider-aws/issues/2100, read 2026-11-24).
             there = _requests.living(ec2, [*instances])
             if len(there) == len(instances):
                 if e.code == "UnauthorizedOperation":
                     raise
                 return there
         unlisted = [id for id in instances if id not in there]
+        # EC2 may not list a young instance yet; an older one that it does not list has ended
         left = [id for id in unlisted if (instances[id].created_at or 0.0) >= time.time() - _YOUNG]
         return [*left, *self._terminate(region, {id: instances[id] for id in there})] if there else left
 
     def _terminating(self, region: str, instances: Mapping[str, Instance]) -> list[str]:
-        """Return the ids of instances that have not ended yet, after EC2 was asked to end all of them.
-
-        If EC2 does not know an instance, or one is not even shutting down, EC2 is asked again to end all of them.
-        """
+        """Return the ids of instances that have not ended yet. Ask again if one is not even shutting down."""
         seen = _requests.instances(self._ec2(region), [*instances])
         states: dict[str, str] = {each["InstanceId"]: each["State"]["Name"] for each in seen}
         if all(states.get(id) in ("shutting-down", "terminated") for id in instances):
@@ -576,10 +524,7 @@ class AWS(Regional):
         return self._terminate(region, instances)
 
     def _left(self, region: str, pool: str | None) -> Iterator[Leftover]:
-        """Yield a region's leftovers of one pool, or of all pools of this user.
-
-        For one pool, only leftovers that were made from this computer are yielded.
-        """
+        """Yield a region's leftovers of one pool, made from this computer, or of all pools of this user."""
         filters = _requests.pool_filters(tags.owners(pool), pool)
         for each in _requests.pool_resources(self._ec2(region), filters):
             yield tags.leftover(self.name, each.kind, each.id, each.tags, region, {}, each.tagged_as)
@@ -607,12 +552,12 @@ class AWS(Regional):
         """Test launches by dry runs, and send launches that EC2 must refuse. Does not raise.
 
         Each such launch is a pool's request for the smallest machine, in which one thing, such as the image, does not
-        exist. If EC2 accepts it all the same, the instance is terminated, and the finding is a failure that names it.
+        exist. If EC2 accepts it anyway, the instance is terminated, and the finding is a failure that names it.
         """
         return _proof.refusals(self._account())
 
     def billed(self, instances: Sequence[str], since: datetime, until: datetime) -> Bill:
-        """Return where AWS will tell the cost of instances. The sum is None: AWS tells it hours later, for a fee."""
+        """Return where AWS will show the cost of instances. The sum is None: AWS reports it hours later, for a fee."""
         return _proof.bill(self.profile, instances, since, until)
 
     def _account(self) -> _proof.Account:
@@ -635,8 +580,5 @@ class AWS(Regional):
         )
 
     def _ec2(self, region: str = "", attempts: int = _api.ATTEMPTS) -> EC2Client:
-        """Return a client for EC2 in a region; "" means the region of the user's AWS configuration, or us-east-1.
-
-        `attempts` is how often the client sends a request before it fails. Equal arguments give the same client.
-        """
+        """Return a client for EC2. Region "" is the one of the AWS configuration, or us-east-1 if that names none."""
         return _api.ec2(self.profile, region, attempts)

@@ -1,9 +1,9 @@
 """The life of Elastic IP addresses: `allocate`, `attach` and `release`.
 
 EC2 gives no public address to an instance with several network interfaces, so each such instance needs an Elastic IP
-address. An address costs money from its allocation to its release, whether an instance has it or not. Only `allocate`
-makes one. The order is in the pool's ledger by then, and the request itself carries the order's tags. So `skypool gc`
-finds the address, with and without the ledger, whatever happens next.
+address. An address costs money from its allocation to its release, whether an instance uses it or not. Only `allocate`
+allocates one. By then, the order is in the pool's ledger, and the request itself carries the order's tags. So
+`skypool gc` finds the address, with and without the ledger, whatever happens next.
 """
 # pyright: reportTypedDictNotRequiredAccess=false
 # The stubs of boto3 mark every field of an answer as one that may be missing.
@@ -36,7 +36,7 @@ def allocate(ec2: EC2Client, offer: Offer, order: Order) -> None:
     """Allocate an Elastic IP address for each node of an order, except nodes for which there is one already.
 
     Each address gets the tags of the order, and the number of its node. `ec2` must not repeat requests. Raises
-    QuotaError if the account may not have so many addresses, and NoAnswer if one may have been allocated.
+    QuotaError if the account may not have that many addresses, and NoAnswer if one may have been allocated.
     """
     has = {_node(each) for each in _requests.addresses(ec2, order.pool, order.token)}
     said = {**tags.tags(order), "Name": f"skypool-{order.pool}-{tags.session(order)}"}
@@ -46,9 +46,10 @@ def allocate(ec2: EC2Client, offer: Offer, order: Order) -> None:
 
 
 def attach(ec2: EC2Client, instance: Instance, record: InstanceTypeDef) -> None:
-    """Give a running instance the Elastic IP address that was allocated for it. `record` is EC2's of the instance.
+    """Give a running instance the Elastic IP address that was allocated for it. No address is allocated.
 
-    Raises ProviderError if that address does not exist any more, or if EC2 refuses. No address is allocated.
+    `record` is EC2's record of the instance. Raises ProviderError if the address does not exist any more, or if EC2
+    refuses.
     """
     token = _requests.tag_values(record["Tags"])[tags.TOKEN]
 
@@ -72,8 +73,8 @@ def attach(ec2: EC2Client, instance: Instance, record: InstanceTypeDef) -> None:
 def release(ec2: EC2Client, region: str, pool: str, nodes: Mapping[str, Collection[int]]) -> None:
     """Release the Elastic IP addresses of nodes that have no instance any more, and return when EC2 lists none of them.
 
-    `nodes` is a dict from the token of an order to node numbers. An address that cannot be released stays a leftover of
-    its pool, whose end releases it or raises. A RuntimeWarning says so.
+    `nodes` is a dict from the token of an order to node numbers. If an address cannot be released, a RuntimeWarning
+    says so. The address is then a leftover of its pool, and the end of the pool releases it or raises.
     """
     try:
         for token, numbers in nodes.items():

@@ -61,7 +61,7 @@ _IDENTITY = "GetCallerIdentity"
 """The operation of STS whose answer has no credentials."""
 
 _EXCHANGE = "skypool.exchange"
-"""The entry of a request's context, a dict of botocore, in which its beginning is noted for the recording."""
+"""The key in a request's context, a dict of botocore, under which `_note_request` keeps what `_record` needs."""
 
 CONNECT_TIMEOUT = 5
 """Seconds within which a connection to AWS must be established."""
@@ -112,7 +112,7 @@ def ssm(profile: str | None, region: str) -> SSMClient:
 
 
 def sts(profile: str | None, region: str) -> STSClient:
-    """Return a client for the Security Token Service, which tells to whom the credentials belong."""
+    """Return a client for the Security Token Service, which reports whose credentials they are."""
     return cast("STSClient", _shared_client(profile, "sts", region))
 
 
@@ -155,10 +155,7 @@ def _shared_client(profile: str | None, service: str, region: str, attempts: int
 
 @lru_cache(maxsize=256)
 def _client(profile: str | None, environment: Hashable, service: str, region: str, attempts: int) -> object:
-    """Make a client for a service. The caller must hold the lock `_making`.
-
-    `environment` changes when a variable or file that boto3 reads changes, and so gives a new client.
-    """
+    """Make a client for a service. `environment` is only a key of the cache. The caller must hold `_making`."""
     session = _session(profile, environment)
     config = imported("botocore.config").Config(
         retries={"mode": "standard", "total_max_attempts": attempts},
@@ -192,10 +189,7 @@ def _record(
     exception: Exception | None,
     **others: object,
 ) -> None:
-    """Write a request and its reply into the recording, if one is on. boto3 calls this event handler.
-
-    `event_name` is "response-received.SERVICE.OPERATION". Either `response_dict` or `exception` is None.
-    """
+    """Write a request and its reply (or exception) into the recording, if one is on. boto3 calls this."""
     kept = context.pop(_EXCHANGE, None)
     recorder = recording.current()
     if recorder is None or kept is None:
@@ -248,10 +242,7 @@ def _add_translation(base_classes: list[type], **_: object) -> None:
 
 
 class _Translating:
-    """A base class that is added to all clients of boto3, to raise errors of AWS as skypool's errors.
-
-    Every request passes through the overridden method `_make_api_call`, also the requests of paginators.
-    """
+    """A base class of all clients of boto3. All requests pass through it, and it raises AWS's errors as skypool's."""
 
     meta: Any
 
@@ -265,10 +256,7 @@ class _Translating:
 
 @contextmanager
 def _translated(action: str, region: str) -> Iterator[None]:
-    """Raise errors of boto3 in a `with` block as errors of skypool, or UsageError if boto3 is not installed.
-
-    The message says that `action` was refused; a region of "" is left out of it.
-    """
+    """Raise errors of boto3 in a `with` block as errors of skypool, which say that `action` was refused."""
     try:
         exceptions = imported("botocore.exceptions")
         parsers = imported("botocore.parsers")
@@ -287,17 +275,11 @@ def _translated(action: str, region: str) -> Iterator[None]:
 
 
 def _class_names(error: BaseException) -> list[str]:
-    """Return the names of an exception's class and base classes, the class itself first.
-
-    These names are used in place of an error code if the exception has no code.
-    """
+    """Return the names of an exception's class and base classes, to look up an error that has no code."""
     return [each.__name__ for each in type(error).__mro__]
 
 
 def _refusal(action: str, region: str, code: str, message: str) -> ProviderError:
-    """Return the error of skypool for a code and message with which AWS refused an `action`.
-
-    The encoded part of an authorization failure is left out, because only AWS can read it.
-    """
+    """Return the error for a refusal of AWS. Leave out the encoded part of its text, which only AWS can read."""
     text, _, _ = message.partition(" Encoded authorization failure")
     return REFUSALS.error(f"{action} in {region}" if region else action, code, text, region=region)

@@ -217,10 +217,7 @@ def patterns(need: Need) -> list[str]:
 
 
 def _families_with(wanted: Accelerator) -> set[str]:
-    """Return patterns, such as "p5.*", of the instance families in which some known type has this accelerator.
-
-    Types with only a fraction of a device do not count.
-    """
+    """Return patterns of the families, such as "p5.*", of which a known type has at least one whole such device."""
     families = set()
     for name, has in meanings("aws-type").items():
         if has.name == wanted.name and " " not in name:
@@ -277,23 +274,21 @@ def kind(record: Mapping[str, Any]) -> Offer:
 
 
 def _efa(network: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """Return where the EFAs of an instance type go, as pairs (network card, device).
-
-    There are as many as the type may have. Device 0 of card 0 is the primary interface, which carries IP traffic. It is
-    an EFA only if the type has a single EFA, or if card 0 has no room for another interface. AWS recommends this:
-    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html (read 2026-11-24 in a stored copy). On
-    p6-b300.48xlarge, card 0 cannot have an EFA: https://github.com/aws/aws-parallelcluster/issues/7143 (read 2026-11-24
-    in a stored copy). A card whose record does not list its kinds of interfaces counts as able to have an EFA.
-    """
+    """Return where the EFAs of an instance type go, as pairs (network card, device): as many as the type may have."""
     if not network.get("EfaSupported"):
         return []
     most = network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 1)
     room = {
         card["NetworkCardIndex"]: card.get("MaximumNetworkInterfaces", 1)
         for card in network.get("NetworkCards", ())
-        if "efa" in card.get("InterfaceTypes", ("efa",))
+        if "efa" in card.get("InterfaceTypes", ("efa",))  # a record without the list counts as able
     }
     cards = sorted(room)[:most]
+    # Device 0 of card 0 is the primary interface, which carries IP traffic. It is an EFA only if the type has a single
+    # EFA, or if card 0 has no room for another interface. AWS recommends this:
+    # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html (read 2026-11-24 in a stored copy).
+    # On p6-b300.48xlarge, card 0 cannot have an EFA: https://github.com/aws/aws-parallelcluster/issues/7143 (read
+    # 2026-11-24 in a stored copy).
     if cards == [0]:
         return [(0, 0)]
     return [(card, 1 if card == 0 and room[0] > 1 else 0) for card in cards]
@@ -407,10 +402,7 @@ def _driver_image(has: Accelerator | None) -> str:
 
 
 def _release(asked: str, has: Accelerator | None) -> str:
-    """Return the Ubuntu release for a machine whose image has no drivers: `asked`, such as "ubuntu-22.04", or "24.04".
-
-    If `asked` is "", it is "22.04" for Gaudi and AWS's own accelerators, and "24.04" for others.
-    """
+    """Return the Ubuntu release that was asked for, or else the one that suits an accelerator without AMI of AWS."""
     if asked:
         return asked.removeprefix("ubuntu-")
     if has is not None and has.runtime in ("neuron", "hpu"):

@@ -45,7 +45,7 @@ _PRECISION = 1e-6
 """Difference of two prices in USD up to which they count as equal."""
 
 _NEEDED = timedelta(minutes=10)
-"""Time after which `skypool gc` may end an instance that EC2 launched against expectation."""
+"""Time after which `skypool gc` may end an instance that EC2 launched unexpectedly."""
 
 _MARKETS: tuple[Market, ...] = ("on-demand", "spot")
 
@@ -140,10 +140,7 @@ def _questions(account: Account) -> dict[str, _Question]:
 
 
 def _told(questions: Mapping[str, _Question], region: str) -> Iterator[Finding]:
-    """Run checks in parallel, and yield their findings.
-
-    Failures with the same text become one finding, and so do all failures for want of permissions.
-    """
+    """Run checks in parallel, and yield their findings. Failures with the same cause become one finding."""
     denied: dict[str, Exception] = {}
     failed: dict[str, list[_Failed]] = {}
     for title, outcome in zip(questions, at_once(lambda ask: list(ask()), questions.values()), strict=True):
@@ -160,10 +157,7 @@ def _told(questions: Mapping[str, _Question], region: str) -> Iterator[Finding]:
 
 
 def _permission(error: Exception) -> str:
-    """Return the permission that AWS says is missing, such as "ec2:RunInstances"; "" for any other error.
-
-    If AWS does not name the permission, AWS's text is returned.
-    """
+    """Return the missing permission, such as "ec2:RunInstances", or AWS's text about it; "" for other errors."""
     if not isinstance(error, ProviderError) or error.code not in _DENIALS:
         return ""
     named = re.search(r"not authorized to perform: (\S+)", error.text)
@@ -205,14 +199,12 @@ def _creates(account: Account) -> Iterator[Finding | _Failed]:
 
 
 def _dry_runs(account: Account) -> Iterator[Finding | _Failed]:
-    """Yield the results of dry runs: one launch for each quota, on demand and as spot.
-
-    The request is that of a pool, but without key pair and groups, because these do not exist before a pool makes them.
-    """
+    """Yield the results of dry runs: one launch for each quota, on demand and as spot."""
     ec2 = account.client(account.region)
     offers = dict(_smallest(account, ec2))
 
     def may_launch(offer: Offer) -> None:
+        # without key pair and groups, which do not exist before a pool makes them
         _requests.may_run_instances(ec2, account.launch(offer, _order(Need(market=offer.market))))
 
     allowed: dict[str, list[str]] = {}
@@ -227,11 +219,7 @@ def _dry_runs(account: Account) -> Iterator[Finding | _Failed]:
 
 
 def _smallest(account: Account, ec2: EC2Client) -> Iterator[tuple[tuple[str, Market], Offer]]:
-    """Yield ((name of the quota, market), offer) for each quota: the smallest of its types that the region sells.
-
-    If the settings name an image, only types of its processor architecture count. If the settings have a capacity
-    reservation, only its offer is yielded.
-    """
+    """Yield ((name of the quota, market), offer) for the smallest type of each quota, or for the reservation."""
     if (held := account.reserved()) is not None:
         yield ("the reservation", "on-demand"), held
         return
@@ -295,11 +283,7 @@ def _order(need: Need) -> Order:
 
 
 def _quotas(account: Account) -> Iterator[Finding | _Failed]:
-    """Yield the limits of each quota in words: the vCPUs that may run at once on demand and as spot.
-
-    A quota with no limit above 0 is not a failure (`Finding.open`): most accounts have such quotas, for machines that
-    they do not use. If all quotas are so, nothing can be rented, and the check fails.
-    """
+    """Yield the limits of each quota in words. Limits of 0 are a failure only if all quotas have them."""
     outcomes = at_once(partial(_limits_of, account), _catalog.QUOTAS)
     nothing = all(isinstance(each, tuple) and not any(each[1:]) for each in outcomes)
     for quota, outcome in zip(_catalog.QUOTAS, outcomes, strict=True):
@@ -309,6 +293,7 @@ def _quotas(account: Account) -> Iterator[Finding | _Failed]:
             continue
         text, on_demand, spot = outcome
         refused = _api.REFUSALS.error(title, "VcpuLimitExceeded", text, region=account.region)
+        # most accounts have a quota of 0 for machines that they do not use
         advice = "" if on_demand or spot else preflight.failure(title, refused).advice
         yield Finding(title, True, text, advice and f"to rent these, {advice}", open=bool(advice))
     if nothing:
@@ -354,10 +339,7 @@ def _types(account: Account, region: str) -> set[str]:
 
 
 def _images(account: Account, types: Mapping[str, Iterable[str]]) -> Iterator[Finding | _Failed]:
-    """Yield one finding for each image that a type on sale starts from: good if no region lacks the image.
-
-    `types` is a dict from region to the names of its types with accelerators.
-    """
+    """Yield a finding for each image that these types, a dict from region to names, start from: good if it exists."""
     pairs = [(region, name) for region, names in types.items() for name in _catalog.images_of(names, account.base)]
     missing: dict[str, list[str]] = {name: [] for _, name in pairs}
     outcomes = at_once(lambda pair: _image(account, *pair), pairs)
@@ -382,11 +364,7 @@ def _counted(regions: Sequence[str]) -> str:
 
 
 def _drift(sold: set[str], regions: int, *, complete: bool) -> Finding:
-    """Return the finding that compares AWS's instance types with skypool's tables. A difference is no failure.
-
-    `regions` is how many regions were asked. `complete` is True if these are all of the account. Only then does the
-    finding name the types that AWS does not sell any more.
-    """
+    """Return the finding that compares AWS's types with skypool's tables. `complete` means: all regions were asked."""
     known = _catalog.known_types()
     text = f"AWS sells {len(sold)} in {regions} {'region' if regions == 1 else 'regions'}"
     new, gone = _short(sold - known, sold), _short(known - sold, known) if complete else ""
@@ -407,10 +385,7 @@ def _short(names: set[str], among: set[str]) -> str:
 
 
 def _extras(account: Account) -> Iterator[Finding]:
-    """Yield the finding that compares AWS's prices of disks and addresses with skypool's tables.
-
-    Regions for which AWS's price list has no price are left out. A difference is no failure of the account.
-    """
+    """Yield the finding that compares AWS's prices of disks and addresses with skypool's. It is always good."""
     pricing = _api.pricing(account.profile)
     regions = set(account.regions())
     disks = _catalog.by_region(_requests.disk_prices(pricing), "EBS:VolumeUsage.gp3")
@@ -438,13 +413,7 @@ def _extras(account: Account) -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class _Impossible:
-    """A launch that EC2 must refuse.
-
-    Attributes:
-        what: the launch in words.
-        code: the expected code of the error.
-        named: the name or id in the request that does not exist. The text of the refusal must contain it.
-    """
+    """A launch that EC2 must refuse with the error `code`, in a text that has `named`, which does not exist."""
 
     what: str
     request: _requests.InstanceRequest
@@ -455,7 +424,7 @@ class _Impossible:
 def refusals(account: Account) -> Iterator[Finding]:
     """Send launches that EC2 must refuse, in parallel, and yield a finding for each. Does not raise.
 
-    At the same time, dry runs test possible launches. An instance that EC2 launches all the same is terminated.
+    At the same time, dry runs test possible launches. An instance that EC2 launches anyway is terminated.
     """
     questions: dict[str, _Question] = {f"instances in {account.region}": partial(_dry_runs, account)}
     try:
@@ -468,10 +437,7 @@ def refusals(account: Account) -> Iterator[Finding]:
 
 
 def _impossible(account: Account) -> list[_Impossible]:
-    """Return the launches that EC2 must refuse: of the smallest machine, each with one thing that does not exist.
-
-    A launch with too low a spot price is not among them, because even dry runs do not check the price.
-    """
+    """Return launches that EC2 must refuse: of the smallest machine, each with one thing that does not exist."""
     ec2 = account.client(account.region)
     offers = [offer for (_, market), offer in _smallest(account, ec2) if market == "on-demand"]
     if not offers:
@@ -484,6 +450,7 @@ def _impossible(account: Account) -> list[_Impossible]:
     def launch() -> _requests.InstanceRequest:
         return account.launch(least, _order(Need()))
 
+    # too low a spot price is not tried, because even dry runs do not check the price
     kind, name = "p99.skypool", f"{_requests.TRIAL_NAME}-{secrets.token_hex(4)}"
     image, subnet, group = (f"{each}-{'0' * 17}" for each in ("ami", "subnet", "sg"))
     return [
@@ -504,10 +471,7 @@ def _impossible(account: Account) -> list[_Impossible]:
 
 
 def _refused(account: Account, launch: _Impossible) -> Iterator[Finding]:
-    """Send a launch that EC2 must refuse, and yield what EC2 said. Raises ProviderError if it was not as expected.
-
-    Instances that EC2 launched are terminated first. Raises StillRunning if their end could not be proved.
-    """
+    """Send a launch that EC2 must refuse, and yield EC2's answer. Raises ProviderError if it was not as expected."""
     try:
         made = _requests.run_instances(account.client(account.region), launch.request)
     except ProviderError as e:
@@ -539,9 +503,9 @@ def _raise(error: Exception) -> Iterator[Finding]:
 
 
 def bill(profile: str | None, instances: Sequence[str], since: datetime, until: datetime) -> Bill:
-    """Return where AWS tells the cost of instances. The sum is always None, and no request is sent.
+    """Return where AWS shows the cost of instances. The sum is always None, and no request is sent.
 
-    AWS tells costs in Cost Explorer only, whose data it updates up to three times a day
+    AWS shows costs in Cost Explorer only, and updates these up to three times a day
     (https://docs.aws.amazon.com/cost-management/latest/userguide/ce-api-best-practices.html). Costs of single instances
     are shown for 14 days, if the account's owner has switched that on
     (https://docs.aws.amazon.com/aws-cost-management/latest/APIReference/API_GetCostAndUsageWithResources.html). Each

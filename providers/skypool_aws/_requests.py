@@ -443,15 +443,12 @@ def _run_parameters(request: InstanceRequest) -> RunInstancesRequestTypeDef:
 
 
 def _interfaces(request: InstanceRequest) -> list[InstanceNetworkInterfaceSpecificationTypeDef]:
-    """Return the network interfaces of RunInstances, the primary one first.
-
-    The primary interface gets a public address if it is the only one. With several interfaces, EC2 refuses a public
-    address at the launch, and never assigns one by itself:
-    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/working-with-ip-addresses.html (read 2026-11-24 in a stored
-    copy). Adapters other than the primary interface carry no IP traffic, and have no address.
-    """
+    """Return the network interfaces of RunInstances, the primary one first. Only this one carries IP traffic."""
     primary = _interface(request, "efa" if (0, 0) in request.efa else "interface", card=0, device=0)
     others = [_interface(request, "efa-only", card, device) for card, device in request.efa if (card, device) != (0, 0)]
+    # with several interfaces, EC2 refuses a public address at the launch, and never assigns one by itself:
+    # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/working-with-ip-addresses.html
+    # (read 2026-11-24 in a stored copy)
     if not others:
         primary["AssociatePublicIpAddress"] = True
     return [primary, *others]
@@ -460,10 +457,7 @@ def _interfaces(request: InstanceRequest) -> list[InstanceNetworkInterfaceSpecif
 def _interface(
     request: InstanceRequest, kind: str, card: int, device: int
 ) -> InstanceNetworkInterfaceSpecificationTypeDef:
-    """Return one network interface of RunInstances. An empty security group is left out.
-
-    `kind` is "efa" for an EFA, "efa-only" for an EFA without IP traffic, or "interface" for any other interface.
-    """
+    """Return one network interface of RunInstances: an "efa", an "efa-only" without IP traffic, or an "interface"."""
     interface: InstanceNetworkInterfaceSpecificationTypeDef = {
         "NetworkCardIndex": card,
         "DeviceIndex": device,
@@ -477,10 +471,7 @@ def _interface(
 
 
 def _market_options(request: InstanceRequest) -> InstanceMarketOptionsRequestTypeDef:
-    """Return the options of RunInstances that say how the instances are paid for; an empty dict for on demand.
-
-    AWS terminates an interrupted spot instance, and does not replace it.
-    """
+    """Return the options of RunInstances that say how the instances are paid for; an empty dict for on demand."""
     if request.market == "spot":
         options: InstanceMarketOptionsRequestTypeDef = {
             "MarketType": "spot",

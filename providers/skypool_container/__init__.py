@@ -51,7 +51,7 @@ _PATIENCE = 30.0
 _PULL = 1800.0
 """Maximum seconds for the download of an image."""
 _START = 120.0
-"""Maximum seconds for the start of a container whose image is there. A daemon that hangs is told after them."""
+"""Maximum seconds for the start of a container whose image is there. After that, ProviderError is raised."""
 _IMAGE_MISSING = re.compile(r"no such image|image not known|unable to find image", re.IGNORECASE)
 """Matches what the container program prints for an image that must be downloaded first."""
 _starting = threading.Lock()
@@ -277,10 +277,7 @@ class Container:
     # --- the program -----------------------------------------------------------------------------------------
 
     def _program(self) -> tuple[str, ...]:
-        """Return the container program: the setting `runtime`, or the first of docker and podman that works.
-
-        Each program is run once, for up to 30 s. If none works, the error is that of an installed program, if any.
-        """
+        """Return the setting `runtime`, or else the first of docker and podman that works. Runs each one as a test."""
         asked = (self.runtime,) if isinstance(self.runtime, str) else tuple(self.runtime or ())
         errors: list[SkypoolError] = []
         for program in (asked,) if asked else _PROGRAMS:
@@ -305,10 +302,7 @@ class Container:
         return replace(has, count=min(self.gpus, has.count))
 
     def _start(self, program: tuple[str, ...], offer: Offer, order: Order, node: int) -> Instance:
-        """Start the container of one node, and return it. Blocks until the container runs.
-
-        This takes at most half an hour if the image must be downloaded first, and otherwise two minutes.
-        """
+        """Start the container of one node, and wait until it runs. A missing image is downloaded first."""
         folder = f"{_HOME}/pools/{order.pool}.{node}"
         deadline = int(time.time() + order.lifetime) if order.lifetime else 0
         gpus = self._gpus(program, offer.accelerator)
@@ -370,10 +364,7 @@ class Container:
             yield f'--gpus="device={",".join(gpus)}"'  # CSV, so it needs the quotes
 
     def _gpus(self, program: tuple[str, ...], asked: Accelerator | None) -> list[str]:
-        """Return the ids of the GPUs for one more container, or ["all"] or [] if the setting `gpus` says so.
-
-        The ids are of NVIDIA GPUs that no other container of skypool uses. Raises CapacityError if too few are free.
-        """
+        """Return ids of NVIDIA GPUs that no container of skypool uses, or ["all"] or [] if `gpus` says so."""
         if not isinstance(self.gpus, int):
             return [self.gpus] if self.gpus else []
         used: set[str] = set()
@@ -433,10 +424,7 @@ def _fits(device: Device, asked: Accelerator | None) -> bool:
 
 
 def _run(argv: Sequence[str], patience: float) -> subprocess.CompletedProcess[str]:
-    """Run the container program, and return its exit status and output. A status other than 0 does not raise.
-
-    Raises UsageError if it is not installed, and ProviderError if it was killed after `patience` seconds.
-    """
+    """Run the container program, and return its exit status and output. A status other than 0 does not raise."""
     try:
         return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=patience)
     except FileNotFoundError as e:
@@ -476,11 +464,7 @@ _SAID: tuple[tuple[str, type[SkypoolError], str], ...] = (
 
 
 def _trouble(program: tuple[str, ...], said: str, image: str = "") -> SkypoolError:
-    """Return the error for a failed run of the container program, with advice.
-
-    `said` is the program's error output, which decides the class of the error. For an unknown output, the class is
-    LaunchError if the run should have started `image`, and ProviderError if `image` is "".
-    """
+    """Return the error, with advice, for the error output of the container program, which should have run `image`."""
     words = said.strip()
     kind, advice = next(
         ((kind, advice) for pattern, kind, advice in _SAID if re.search(pattern, words, re.IGNORECASE | re.DOTALL)),

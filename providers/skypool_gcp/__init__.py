@@ -295,7 +295,7 @@ class GCP:
         return chain.from_iterable(api.prove_creates() for api in self._apis)
 
     def billed(self, instances: Sequence[str], since: datetime, until: datetime) -> Bill:
-        """Return where to look for what machines have cost. No API that skypool uses tells it, so the sum is None.
+        """Return where to look for what machines have cost. No API that skypool uses has it, so the sum is None.
 
         Costs are in the console, and in an export to BigQuery that a user may set up for the billing account:
         https://docs.cloud.google.com/billing/docs/how-to/export-data-bigquery-tables (read 2026-11-24). No request is
@@ -314,11 +314,7 @@ class GCP:
         )
 
     def _of_both(self, do: Callable[[Tpu], Iterable[T] | None]) -> list[T]:
-        """Call a function for `tpu` and `groups` in parallel, and return all its results as one list.
-
-        Together, these two parts know all machines. If the API of one part is not enabled, only the results for the
-        other part are returned. A result of None counts as empty.
-        """
+        """Call a function for `tpu` and `groups`, which together know all machines, and return all its results."""
 
         def is_disabled(error: Exception) -> bool:
             return getattr(error, "code", "") in _api.DISABLED

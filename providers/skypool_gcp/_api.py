@@ -289,10 +289,7 @@ def _anonymous() -> Credentials:
 
 
 def _environment() -> Hashable:
-    """Return the key under which credentials are cached.
-
-    It changes with the environment variables of Google's tools, and with the file of the user's Google credentials.
-    """
+    """Return the key of cached credentials, which changes with Google's variables and the credentials file."""
     folder = os.environ.get("CLOUDSDK_CONFIG") or "~/.config/gcloud"
     usual = f"{folder}/application_default_credentials.json"
     return surroundings(("GOOGLE_", "CLOUDSDK_"), {"GOOGLE_APPLICATION_CREDENTIALS": usual})
@@ -300,10 +297,7 @@ def _environment() -> Hashable:
 
 @lru_cache(maxsize=16)
 def _default(environment: Hashable) -> tuple[Credentials, str | None]:
-    """Return the Application Default Credentials, and the project that they name, or None.
-
-    Finding credentials takes seconds, so the last 16 results are cached. The argument is only the cache's key.
-    """
+    """Return the Application Default Credentials and their project. Cached by `environment`: this takes seconds."""
     found: tuple[Credentials, str | None] = call("to log in", lambda: auth.default(scopes=[SCOPE]))
     return followed(found[0]), found[1]
 
@@ -358,11 +352,11 @@ def pages(what: str, ask: Callable[[], Iterable[Page]], **names: str) -> WholeLi
 
 
 _tokens: WeakKeyDictionary[Credentials, str | None] = WeakKeyDictionary()
-"""From credentials to the access token that they had when `_note_tokens` last looked."""
+"""A dict from credentials to the access token that they had when `_note_tokens` last looked."""
 
 
 def followed(credentials: Credentials) -> Credentials:
-    """Return the same credentials, after noting them: recordings will say when the SDK requests a token for them."""
+    """Return the same credentials, and note them, so that recordings say when the SDK requests a token for them."""
     _tokens[credentials] = credentials.token
     return credentials
 
@@ -410,12 +404,7 @@ def unless_disabled(do: Callable[[], object], note: str) -> object:
 
 
 def _refusal(error: exceptions.GoogleAPICallError) -> tuple[str, str]:
-    """Return the code and the text of an error with which an API of Google answered a request.
-
-    Possible codes are the reasons that the API gives, then the names of the exception's class and base classes. The
-    first code that errors.csv has is returned; if it has none of them, the first one. The text is without the request's
-    method and address.
-    """
+    """Return the code and the text of an error of an API. A code that errors.csv has comes before others."""
     codes = [each.get("reason", "") for each in error.errors or () if isinstance(each, Mapping)]
     codes.append(getattr(error, "reason", None) or "")
     codes.extend(_class_names(error))
@@ -515,10 +504,7 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def _unescaped(found: re.Match[str]) -> str:
-    """Return the characters for a matched sequence of escapes, such as "é" for "_c3_a9".
-
-    Bytes that are not valid UTF-8 become the replacement character U+FFFD.
-    """
+    """Return the characters for a sequence of escapes, such as "é" for "_c3_a9"; U+FFFD for invalid UTF-8."""
     return bytes.fromhex(found[0].replace("_", "")).decode(errors="replace")
 
 

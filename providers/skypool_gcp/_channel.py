@@ -54,10 +54,7 @@ class _Recorded(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc,unused-i
 
 
 def _exchange(service: str, method: str, request: Any, call: Any, sent: datetime, took: float) -> recording.Exchange:
-    """Return a request of gRPC and its reply as an exchange of a recording. The call must have ended.
-
-    `method` is gRPC's full name of it, `sent` when the request was sent, and `took` the seconds until the reply.
-    """
+    """Return a gRPC request and its reply as an entry of a recording. The call must have ended."""
     refused = call.exception() is not None
     return recording.Exchange(
         provider=_api.REFUSALS.provider,

@@ -73,7 +73,7 @@ class Local:
     def offers(self, need: Need) -> Iterable[Offer]:
         """Return one offer, at the price 0, for each needed accelerator that this machine has in the needed number.
 
-        If there is no such accelerator, or the need has none, there is one offer with the machine's first kind of
+        If this machine has none of them, or the need names none, there is one offer with the machine's first kind of
         accelerator, if any. So the list is never empty.
 
         Raises:
@@ -124,10 +124,7 @@ class Local:
         return self._instance(folder, about)
 
     def _devices(self, offer: Offer, order: Order) -> dict[str, Any]:
-        """Return the devices of one more node ("devices") and their division into slots ("slots"), or {} for none.
-
-        Raises CapacityError if other nodes of the same pool use too many devices.
-        """
+        """Return the devices of one more node ("devices") and their division into slots ("slots"), or {} for none."""
         asked = offer.accelerator
         if not order.need.accelerators or asked is None or asked.kind == "cpu":
             return {}
@@ -160,7 +157,7 @@ class Local:
             pool: the name of a pool, for its nodes only. None means all pools.
 
         Raises:
-            NotPrivate: other users can change the folder of the nodes, although it is this user's.
+            NotPrivate: this user owns the folder of the nodes, but other users can change it.
         """
         found = []
         with contextlib.suppress(FileNotFoundError):
@@ -212,7 +209,7 @@ class Local:
             try:
                 if _end(Path(instance.detail["folder"])):
                     continue
-            except NotPrivate as e:  # what it says of processes is not believed
+            except NotPrivate as e:  # so the process ids in the folder cannot be trusted
                 why = str(e)
             left[instance.id] = instance
         if left:
@@ -222,8 +219,8 @@ class Local:
 def home() -> Path:
     """Return the path of the folder with this user's nodes on this machine. The folder is not created here.
 
-    The folder is in $XDG_RUNTIME_DIR if that is this user's and can be written. Otherwise it is in the folder for
-    temporary files. The path is kept short, because the path of a socket in the folder must not be long.
+    The folder is in $XDG_RUNTIME_DIR if this user owns that and can write there. Otherwise it is in the folder for
+    temporary files. The path is short, because the path of a socket in the folder must not be long.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     base = Path(runtime) if runtime and _is_usable(runtime) else Path(tempfile.gettempdir())
@@ -239,11 +236,7 @@ def _is_usable(runtime: str) -> bool:
 
 
 def _end(folder: Path) -> bool:
-    """End a node's processes and remove its folder. Return True if no process is left, and the node is not listed now.
-
-    The keeper gets 2 s to end by itself, then SIGTERM, and SIGKILL after 4 s. What a call has mounted in the folder is
-    unmounted; a mount that this user may not undo stays. Raises NotPrivate if another user can change the folder.
-    """
+    """End a node's processes and remove its folder. Return True if no process is left, and the node is not listed."""
     try:
         private.check(folder, _INSTEAD)
         _wait_for_starters(folder)
@@ -262,6 +255,7 @@ def _end(folder: Path) -> bool:
             _kill(pid, signal.SIGKILL, partial(_is_same, pid, began))
         if not _gone(folder, keeper, 1.0):
             return False
+    # unmounts what a call has mounted there, except mounts that this user may not undo
     removal.remove(folder)
     with contextlib.suppress(OSError):
         home().rmdir()  # succeeds only for the last node
@@ -269,11 +263,7 @@ def _end(folder: Path) -> bool:
 
 
 def _wait_for_starters(folder: Path) -> None:
-    """Wait until no process is starting an agent in this folder, at most 10 s.
-
-    A process that starts an agent locks the file "lock" in the folder until the agent runs. Raises FileNotFoundError if
-    the folder does not exist.
-    """
+    """Wait up to 10 s until no process holds the file "lock" in the folder, as each does while it starts an agent."""
     with open(private.opened(folder / "lock", os.O_RDWR | os.O_CREAT), "r+") as lock:
         until = time.monotonic() + _PATIENCE
         while time.monotonic() < until:
@@ -284,10 +274,7 @@ def _wait_for_starters(folder: Path) -> None:
 
 
 def _keeper(folder: Path) -> int | None:
-    """Return the process id of a node's keeper, or None if the keeper does not run.
-
-    keeper.json in the folder has its id and start time. A later process with the same id does not count.
-    """
+    """Return the process id of a node's keeper, or None if it has ended, even if another process has this id now."""
     try:
         about = json.loads(private.read(folder / "keeper.json"))
         pid, began = int(about["pid"]), int(about["started"])
@@ -320,10 +307,7 @@ def _gone(folder: Path, keeper: int, patience: float) -> bool:
 
 
 def _kill(pid: int, number: int, is_it: Callable[[], bool]) -> None:
-    """Send the signal `number` to a process if `is_it` returns True.
-
-    `is_it` is called while the process is held open, so that no other process can get the id before the signal is sent.
-    """
+    """Send a signal to a process if `is_it` returns True. A pidfd keeps the signal from later processes with its id."""
     with contextlib.suppress(OSError):
         held = os.pidfd_open(pid)
         try:

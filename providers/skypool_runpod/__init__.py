@@ -62,10 +62,10 @@ Only a pod that the GraphQL API creates has such a time.
 """
 
 _LOOK = 4.0
-"""Age in seconds of a list of pods in which the address of a pod is looked for."""
+"""Maximum age in seconds of the list of pods in which `access` looks for an address."""
 
 _RENEWING = 20.0
-"""Age in seconds of a list of pods from which it is seen whose names must be renewed."""
+"""Maximum age in seconds of the list of pods from which `renew` takes their present names."""
 
 _NO_GPU = "NVIDIA NoSuchGPU 0GB"
 """An id that no GPU type has, for requests that RunPod must refuse."""
@@ -80,7 +80,7 @@ _NAMES_PLACE = rf"{_NO_PLACE}|data ?cent(er|re)"
 _VAGUE = ("create-400", "SUPPLY_CONSTRAINT", "200")
 """Codes of refusals that may mean an unknown GPU type or data centre, or no stock.
 
-The documents do not tell what RunPod answers for these. 400 means both a broken rule and no stock. 200 is the HTTP
+RunPod does not document its answers for these. 400 means both a broken rule and no stock. 200 is the HTTP
 status of an error of the GraphQL API without a code.
 """
 
@@ -302,8 +302,8 @@ class RunPod(Regional):
     def renew(self, pool: str, until: datetime) -> None:
         """Write a new expiry time into the names of the pool's pods.
 
-        RunPod allows about 60 requests a minute. So a pod keeps its name if the expiry time in it is not later than
-        `until`, but more than half as far away.
+        RunPod allows about 60 requests a minute. So a pod keeps its name if the name's expiry time is not later than
+        `until`, and more than half as far away as `until`.
 
         Args:
             pool: name of the pool.
@@ -330,9 +330,9 @@ class RunPod(Regional):
 
         The findings are about ssh, the API key, the clock, the settings `region` and `volume`, and GPUs. The finding
         for the account shows what the pods cost now. With the setting `graphql`, it also shows the balance. A failed
-        check is a finding, too, and does not raise. If RunPod refuses the key, only that is told.
+        check is a finding, too, and does not raise. If RunPod refuses the key, only ssh and the account are checked.
 
-        RunPod does not tell if a key may write: `prove_creates` tests that. Only a real pod shows if an image exists.
+        RunPod does not report if a key may write: `prove_creates` tests that. Only a real pod shows if an image exists.
         """
         return preflight.findings(
             {preflight.SSH: preflight.openssh, "account": self._account},
@@ -348,7 +348,7 @@ class RunPod(Regional):
 
         Each request is that of a pool with one field changed: to a GPU type or a data centre that does not exist. With
         the setting `graphql`, a request for an unknown GPU type is also sent to the GraphQL API. A pod that RunPod
-        creates all the same is deleted.
+        creates anyway is deleted.
         """
         try:
             offer = next(_catalog.any_offer(self._api().gpus(1, None)), None)
@@ -376,7 +376,7 @@ class RunPod(Regional):
         """Return the sum of what RunPod bills for pods, from its records of each hour.
 
         https://docs.runpod.io/api-reference-v2/billing/get-pod-billing-history (read 2026-11-24). The page does not
-        say how soon a record is there. While there is none for one of the pods, the sum is None.
+        say how soon RunPod writes a record. If a pod has no record yet, the sum is None.
 
         Args:
             instances: ids of the pods.
@@ -409,11 +409,7 @@ class RunPod(Regional):
         return preflight.hardware(len(ids) - len(unknown), unknown)
 
     def _account(self) -> str:
-        """Return one line of text about the account: how many pods it has, and what they cost in USD per hour.
-
-        With the setting `graphql`, the text has the account's id, balance, spending and spending limit instead.
-        FundsError is then raised if the balance is not positive.
-        """
+        """Return a line about the account: its pods and their cost, or with `graphql` its balance and spending."""
         if not self.graphql:
             pods = self._api().pods()
             usd = sum(each["cost"] for each in pods)
@@ -431,11 +427,7 @@ class RunPod(Regional):
         return f"account {name} has {balance:.2f} USD left and spends {spends:.2f} USD per hour ({most})"
 
     def _image(self, need: Need, runtime: str) -> tuple[str, str | None]:
-        """Return the image of a container, and the CUDA version that its machine's driver must support (None for any).
-
-        The image is that of the need, else the setting `image`, else RunPod's own for the runtime. The CUDA version is
-        the setting `min_cuda`, else the one that RunPod's own image needs. It is None for other runtimes than "cuda".
-        """
+        """Return the container's image, and the CUDA version that the machine's driver must support (None for any)."""
         own = need.bases.get(self.name) or self.image
         if own:
             return own, self.min_cuda if runtime == "cuda" else None
@@ -444,12 +436,7 @@ class RunPod(Regional):
         return image.format(python=python), cuda and (self.min_cuda or cuda)
 
     def _places(self, need: Need) -> dict[str, list[str]]:
-        """Return the allowed places of each cloud: data centres for "secure", countries for "community".
-
-        A cloud that is not allowed has []. If neither the settings nor the need name a place, an allowed cloud has
-        [""], and no request is sent. With a network volume, the only place is the volume's data centre. Raises
-        UsageError if the volume or a place does not exist.
-        """
+        """Return the allowed places of each cloud: [""] means any place, and [] that the cloud is not allowed."""
         clouds = _catalog.CLOUDS[self.cloud]
         found: dict[str, list[str]] = {"secure": [], "community": []}
         if not (self.volume or self.region or need.regions):
@@ -470,11 +457,7 @@ class RunPod(Regional):
         return found | {cloud: [each for each in named if each in places] for cloud, places in known.items()}
 
     def _made(self, offer: Offer, order: Order, node: int) -> Instance:
-        """Create one pod, and return it. A pod that differs from the offer is ended again, and CapacityError is raised.
-
-        If the reply is lost, the pod is looked for in the list of pods for about 6 s, after which NoAnswer is raised.
-        StillRunning is raised if a pod could not be ended again.
-        """
+        """Create one pod, and return it. If it differs from the offer, end it again, and raise CapacityError."""
         what = f"to rent {offer.instance_type}"
         create = self._creation(offer, order, node, what)
         order.asking(node)
@@ -506,37 +489,27 @@ class RunPod(Regional):
         return made
 
     def _new(self, record: _api.Record, order: Order, node: int, what: str) -> Instance:
-        """Return a pod that was just created. If its name is not the requested one, end it, and raise ProviderError.
-
-        Skypool would not find a pod with another name again.
-        """
+        """Return a pod that was just created. If its name is not the requested one, end it, and raise ProviderError."""
         for each in _catalog.pods([record], order.pool, "*"):
             if each.token == order.token and each.node == node:
                 return each
+        # skypool would not find a pod with another name again
         said = {tags.POOL: order.pool, tags.TOKEN: order.token, tags.NODES: str(node)}
         odd = tags.instance(self.name, record["id"], said, 0, "starting", {}, region="RunPod")
         undo(self.terminate, order, [odd])
         raise _api.REFUSALS.error(what, "name", f"RunPod named the new pod {odd.id} {record['name']!r}")
 
     def _differs(self, pod: Instance, offer: Offer) -> str:
-        """Return how a pod differs from its offer, such as "is in US-TX-3, but EU-RO-1 was asked for", or "".
-
-        The price may be up to 1 % above the offer. A price of 0, which RunPod reports for a pod that does not run, is
-        not compared.
-        """
+        """Return how a pod differs from its offer, such as "is in US-TX-3, but EU-RO-1 was asked for", or ""."""
         usd, place = pod.detail["price"], pod.detail["place"]
-        if usd > offer.usd_per_hour * _TOLERANCE:
+        if usd > offer.usd_per_hour * _TOLERANCE:  # 0 for a pod that does not run
             return f"costs {usd:.4f} USD per hour, but {offer.usd_per_hour:.4f} was offered"
         if offer.zone == "secure" and offer.region and place and place != offer.region:
             return f"is in {place}, but {offer.region} was asked for"
         return ""
 
     def _creation(self, offer: Offer, order: Order, node: int, what: str) -> Callable[[], _api.Record]:
-        """Return a function that creates one pod, and returns its record in the form of the API REST v2.
-
-        The request contains the boot script. A request to the GraphQL API also has the time at which RunPod ends the
-        pod, if the order has a lifetime. Sends nothing. Raises UsageError if the pod's name would not be valid.
-        """
+        """Return a function that creates one pod, and returns its record in the form of the API REST v2."""
         image, cuda = self._image(order.need, offer.accelerator.runtime if offer.accelerator else "none")
         end = f"url={shlex.quote(_api.base())}\n{(files('skypool_runpod') / 'end.sh').read_text('utf-8')}"
         start = _requests.Start(
@@ -576,12 +549,7 @@ class RunPod(Regional):
         return ()  # RunPod creates nothing but pods
 
     def _terminate(self, region: str, instances: Mapping[str, Instance]) -> dict[str, str]:
-        """Ask RunPod to end pods, without waiting. Return a dict from id to reason ("" for none) of those still there.
-
-        A pod that RunPod does not know has ended, unless RunPod's list still contains it, or it was created less than
-        6 s ago. If the list has several pages, each pod that it lacks is also requested by its id. Raises ProviderError
-        if all requests to end a pod failed.
-        """
+        """Ask RunPod to end pods, without waiting. Return those still there: a dict from id to reason ("" for none)."""
         api = self._api()
         outcomes = retry.at_once(api.delete, instances)
         left: dict[str, str] = {}

@@ -106,7 +106,7 @@ class Api:
         """Return the records of all pods of the account, except members of clusters.
 
         Args:
-            age: a list that was read at most so many seconds ago is returned again. RunPod allows about 60 requests a
+            age: maximum age in seconds of an earlier list that is returned again. RunPod allows about 60 requests a
                 minute, so callers that ask often should accept a list that others have just read.
         """
         with self._lock:
@@ -150,10 +150,7 @@ class Api:
         return made
 
     def _create(self, body: Mapping[str, object], what: str) -> Any:
-        """Send one request to create a pod, and return the parsed answer.
-
-        Errors for the HTTP statuses 400 and 403 have the codes "create-400" and "create-403".
-        """
+        """Send one request to create a pod. Errors for the HTTP statuses 400 and 403 get codes of their own."""
         try:
             return self._rest.once("POST", "/v2/pods", what=what, json=body)
         except ProviderError as e:
@@ -201,7 +198,7 @@ class Api:
         """Return the GPU types with their prices and their stock in the secure cloud.
 
         Args:
-            count: number of GPUs of one pod, for which the stock is told.
+            count: number of GPUs of one pod. The stock is that of such pods.
             cuda: CUDA version that the machine's driver must support; None for any.
         """
         stock: dict[str, str | int] = {"include": "AVAILABILITY", "product": "POD", "count": count, "cloud": "SECURE"}
@@ -246,12 +243,9 @@ class Api:
         return sum(float(each["totalAmount"]) for each in found) if found else None
 
     def _list(self, path: str, field: str, what: str, params: rest.Params | None = None) -> WholeList[Record]:
-        """Return the items of all pages of a list, which is in one field of each answer.
-
-        Raises ProviderError with the code "incomplete" if the list cannot be read to its end. The lists of pods have
-        pages since autumn 2026, the newest pod first. The number of pods in a page is left to RunPod, because its older
-        servers refuse the parameter `limit`.
-        """
+        """Return the items of all pages of a list. A missing page raises ProviderError with the code "incomplete"."""
+        # Lists of pods have pages since autumn 2026, the newest pod first. `limit` is left out, because RunPod's older
+        # servers refuse it.
         return self._rest.ask_all(path, field, what=what, params=params, next="pagination.nextCursor", token="cursor")
 
     # --- GraphQL ---------------------------------------------------------------------------------------------
@@ -285,14 +279,10 @@ api = lru_cache(maxsize=16)(Api)
 
 
 def _said(status: int, body: Any) -> tuple[str, str]:
-    """Return the code and the text of a refusal, from its HTTP status and its body.
-
-    Errors of the API REST v2 are problems as RFC 9457 describes them. The text is their detail, with the list of what
-    is wrong with the request. For an error of the GraphQL API, the text is its message; without a code of its own, the
-    HTTP status is the code.
-    """
+    """Return the code and the text of a refusal, from its HTTP status and its body."""
     errors = body.get("errors") if isinstance(body, Mapping) else None
     first = errors[0] if isinstance(errors, list) and errors else None
+    # the API REST v2 answers with problems as in RFC 9457, the GraphQL API with a list of errors
     is_problem = isinstance(body, Mapping) and bool({"title", "status", "detail"} & body.keys())
     if isinstance(first, Mapping) and first.get("message") and not is_problem:
         code = (first.get("extensions") or {}).get("code") or status

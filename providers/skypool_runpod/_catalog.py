@@ -250,13 +250,10 @@ def graphql_offers(
 
 
 def _accelerator(need: Need, size: Size, id: str) -> Accelerator | None:
-    """Return the accelerators of a pod with GPUs of this type; None if the need does not ask for them.
-
-    A type may be a partition of a card, such as "NVIDIA RTX PRO 6000 Blackwell Server Edition MIG 1g.24gb". A pod gets
-    one partition at most, because several could be of different cards, and the setup of a node expects equal cards.
-    """
+    """Return the accelerators of a pod with GPUs of this type; None if the need does not ask for them."""
     has = sold("runpod", id, [(id, size.count)])
     names = {each.name for each in need.accelerators if each.runtime == size.runtime}
+    # several partitions could be of different cards, and the setup of a node expects equal cards
     if has is None or has.name not in names or (has.profile and size.count > 1):
         return None
     return has.with_count(size.count)
@@ -282,12 +279,7 @@ def _offer(
     market: Market = "on-demand",
     now: Mapping[str, Any] | None = None,
 ) -> Offer:
-    """Return an offer. Its price is in USD per hour for all GPUs together, with the disk.
-
-    Args:
-        price: USD per hour for one GPU, or for the whole CPU pod, without the disk.
-        now: the GraphQL API's record of the current price, with vCPUs and memory. None for an offer of API REST v2.
-    """
+    """Return an offer. `price` (USD per hour) is for one GPU, or for the whole CPU pod. `now` is GraphQL's record."""
     disk = disk_gb(need, size.runtime)
     told = now or {}
     detail: Detail = {

@@ -7,7 +7,7 @@ Words of this package:
 
 - host: a machine of the user. Its label is its name in messages.
 - inventory: a TOML file that describes hosts.
-- claim: the folder on a host by which the host serves a node, and no other one.
+- claim: a folder on a host that reserves the host for one node.
 """
 
 from __future__ import annotations
@@ -153,10 +153,7 @@ class SSH:
         return [self._offer(accelerator, labels, left_out) for accelerator, labels in groups.items()]
 
     def _offer(self, accelerator: Accelerator | None, labels: list[str], left_out: dict[str, str]) -> Offer:
-        """Return an offer at the price 0 for the hosts with these labels, which all have the same accelerator, or none.
-
-        The offer's `detail` has the labels, and `left_out`: a dict from label of an unusable host to the reason.
-        """
+        """Return an offer of hosts with the same accelerator. `left_out` has the reason for each unusable host."""
         name = labels[0]
         if len(labels) > 1:
             name = f"{name} and {len(labels) - 1} more"
@@ -209,7 +206,7 @@ class SSH:
                 if f"serves pool {order.pool!r} " in str(reason):
                     ours.append(host)
             if any(isinstance(each, HostKeyMismatch) for each in why.values()):
-                break  # do not simply try the next host: this may be an attack
+                break  # do not try the next host: this may be an attack
         if missing:
             self.terminate(taken)  # release the hosts: a launch gives all nodes or none
             raise _none_left(order, why)
@@ -235,7 +232,7 @@ class SSH:
     def instances(self, *, pool: str | None = None) -> list[Instance]:
         """Return the nodes that exist on the hosts. All hosts are asked by ssh, in parallel for up to 20 s.
 
-        If a node was found, a RuntimeWarning tells of each host that could not be asked. The list is empty if all hosts
+        If a node was found, a RuntimeWarning names each host that could not be asked. The list is empty if all hosts
         answered and none has a node.
 
         Args:
@@ -348,11 +345,7 @@ class SSH:
         return _once(hosts)
 
     def _transport(self, host: Host) -> tuple[transport.SSH, str]:
-        """Return the way to run commands on a host by ssh, and a notice on its key for the user. Connects to nothing.
-
-        The ssh command verifies the host's key. The notice is "" unless this key is trusted only because it was, or
-        will be, the first one seen. Raises HostKeyMismatch if the key is unknown, and the setting `strict` is True.
-        """
+        """Return how to run commands on a host, and a notice if its key is trusted only because it came first."""
         bare = transport.SSH(
             host.name,
             user=host.user or self.user or "",
@@ -367,14 +360,10 @@ class SSH:
         return host_keys.believed(bare, host.label, self.strict)
 
     def _ask(self, questions: Mapping[Host, Sequence[str]], patience: float) -> dict[Host, _Answer]:
-        """Run a shell function on each of these hosts in parallel, and return the output or the error of each.
-
-        `questions` has the name of the function and its arguments for each host. A host that has not answered after
-        `patience` seconds gives a ConnectionLost. An SSH server may drop some of many simultaneous connections: the
-        host is then asked again, up to six times in all. No threads are used.
-        """
+        """Run a shell function on each host, in parallel without threads, and return each host's output or error."""
         answers: dict[Host, _Answer] = {}
         until = time.monotonic() + patience
+        # an SSH server may drop some of many simultaneous connections: these hosts are asked again
         for pause in _DROPPED:
             asked: dict[Host, Callable[[float], list[str]]] = {}
             for host, words in questions.items():
@@ -407,11 +396,7 @@ def _busy(answer: list[str]) -> str:
 
 
 def _none_left(order: Order, why: dict[str, str | SkypoolError]) -> SkypoolError:
-    """Return the error for a launch that found too few free hosts, from the reasons by host.
-
-    If a reason is a HostKeyMismatch, the first one is returned. If the only reason is an error, this error is returned.
-    Otherwise the result is a CapacityError that lists all reasons.
-    """
+    """Return the error for too few free hosts: a HostKeyMismatch, the only host's error, or a list of all reasons."""
     for error in why.values():
         if isinstance(error, HostKeyMismatch):
             return error

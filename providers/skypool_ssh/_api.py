@@ -203,10 +203,7 @@ class Dropped(ConnectionLost):
 
 
 def _answer(asked: Errand, ssh: SSH, label: str, until: float) -> list[str]:
-    """Wait for a command that runs on a host by ssh, and return the lines that it printed. See `ask` for the errors.
-
-    Lines that the start files of the host's shell print first are left out. Raises Dropped if asking again may help.
-    """
+    """Wait for the answer of `ask`, without the lines of the shell's start files. Dropped means: ask again."""
     try:
         status, out, said = asked.result(until)
     except TimeoutError as e:

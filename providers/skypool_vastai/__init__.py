@@ -272,7 +272,7 @@ class VastAI:
 
         The findings are about ssh, the API key, the credit, the clock, GPUs, and the excluded machines. This takes one
         of the searches that Vast.ai allows in a day. A failed check is a finding, too, and does not raise. If Vast.ai
-        refuses the key, only that is told.
+        refuses the key, only the checks of ssh, the API key and the credit are made.
         """
         return preflight.findings(
             {preflight.SSH: preflight.openssh, "credentials and credit": self._who},
@@ -287,7 +287,7 @@ class VastAI:
         """Try to rent what Vast.ai must refuse, and yield a finding for each attempt. Does not raise.
 
         Each request is that of a pool with one field changed. Two name a machine that does not exist, and one has a bid
-        below the lowest one that Vast.ai accepts. An instance that Vast.ai creates all the same is destroyed.
+        below the lowest one that Vast.ai accepts. An instance that Vast.ai creates anyway is destroyed.
         """
         for what, market, changes, kinds, names in _IMPOSSIBLE:
             order = preflight.impossible_order(Need(market=market))
@@ -307,8 +307,8 @@ class VastAI:
         """Return the sum of what Vast.ai charges for instances: GPU, disk and traffic.
 
         https://docs.vast.ai/api-reference/billing/show-charges (read 2026-11-24). Vast.ai rounds the charges of each
-        instance to 0.001 USD. The page does not say how soon the charges are there. While those of one of the instances
-        are missing, the sum is None.
+        instance to 0.001 USD. The page does not say how soon Vast.ai shows charges. If the charges of an instance are
+        missing, the sum is None.
 
         Args:
             instances: ids of the instances.
@@ -359,23 +359,17 @@ class VastAI:
         return ", ".join(f"{id}: {why}" for id, why in blocklist.known(self.name).items()) or "none"
 
     def _ids(self, ids: Sequence[str]) -> set[str]:
-        """Return the ids of all instances of the account, also of those that no pool created.
-
-        If the list has several pages, it may have changed while they were read. So each of `ids` that the list lacks is
-        also requested alone.
-        """
+        """Return the ids of all instances of the account, also of those that no pool created."""
         account = self._account
         listed = account.instances()
         there = {str(each["id"]) for each in listed}
+        # the list may have changed between its pages: ask for each of `ids` that it lacks
         if listed.pages > 1:
             there.update(each for each in ids if each not in there and account.exists(each))
         return there
 
     def _ordered(self, order: Order) -> list[Instance]:
-        """Return the instances that an order has created, found by its token.
-
-        An instance that is ending is left out, and its destruction is requested again, without waiting.
-        """
+        """Return the instances of an order, without those that are ending: their destruction is requested again."""
         kept = []
         for each in self.instances(pool=order.pool):
             if each.token != order.token or each.node not in order.nodes:
@@ -387,12 +381,7 @@ class VastAI:
         return kept
 
     def _create(self, offer: Offer, order: Order) -> Instance:
-        """Rent the machine of an offer, report the new instance to the order, and return it.
-
-        If the reply is lost, the instance is searched for up to 6 seconds, after which NoAnswer is raised. An instance
-        that was created although Vast.ai refused is destroyed; if that fails, StillRunning is raised. OfferGone is
-        raised if another customer took the machine, or if the machine failed in the last day.
-        """
+        """Rent the machine of an offer, and return the new instance. After a lost reply, look for it for up to 6 s."""
         account = self._account
         machine = offer.detail["machine"]
         what = f"to rent {offer.instance_type} in {offer.region} ({offer.zone})"
@@ -411,6 +400,7 @@ class VastAI:
             return retry.patiently(partial(self._made, order, e), _LAG)
         except ProviderError as e:
             refused = e
+            # instances that exist although Vast.ai refused; they are destroyed below
             ids = re.findall(r"\(new_contract (\d+)\)", e.text)
         records = [
             {
@@ -437,11 +427,7 @@ class VastAI:
         raise error
 
     def _address(self, instance: Instance) -> tuple[str, int]:
-        """Return the host and the port of an instance's SSH server, without waiting, from a list that may be 3 s old.
-
-        Raises ProviderError if they are not known. With the code "pending" or "unmapped", they may be known later. With
-        any other code, they never will be.
-        """
+        """Return host and port of an SSH server. A ProviderError with the code "pending" or "unmapped" is temporary."""
         records = self._account.instances(_SHARED)
         record = next((each for each in records if str(each["id"]) == instance.id), None)
         if record:
@@ -460,12 +446,7 @@ def _is_young(instance: Instance) -> bool:
 
 
 def _is_its_own_fault(instance: Instance, why: Exception) -> bool:
-    """Return True if an instance failed because of a fault of its machine.
-
-    Such faults are a failed health check, a failed setup of the GPU driver, and a lost connection. A CapacityError
-    counts if its code means an unusable machine. A wrong host key is a fault only if the instance is reached through
-    Vast.ai's proxy. A machine that the provider took back has no fault.
-    """
+    """Return True if an instance failed because of a fault of its machine. The end of a spot machine is no fault."""
     if getattr(why, "step", "") in ("health", "nvidia"):
         return True
     if isinstance(why, errors.CapacityError):

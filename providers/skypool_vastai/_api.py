@@ -175,7 +175,7 @@ _account = lru_cache(maxsize=64)(Account)
 
 
 def _refuses(body: Any) -> bool:
-    """Return True if a body is a refusal in spite of a successful status: no JSON object, or `"success": false`."""
+    """Return True if a body is a refusal despite a successful status: no JSON object, or `"success": false`."""
     return not isinstance(body, Mapping) or body.get("success") is False
 
 
@@ -202,10 +202,7 @@ def said(status: int, body: Any) -> tuple[str, str]:
 
 
 def _tells_enough(status: int, error: str) -> bool:
-    """Return True if the HTTP status is more exact than Vast.ai's own code.
-
-    Always so for server errors (500 and more). For 401, 402, 403 and 429, unless Vast.ai's code contains "quota".
-    """
+    """Return True if the HTTP status is more exact than Vast.ai's own code."""
     if status >= 500:
         return True
     return status in (401, 402, 403, 429) and "quota" not in error

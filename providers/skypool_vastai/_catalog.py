@@ -102,7 +102,7 @@ def offer(
 
 
 def traffic_usd(record: Mapping[str, Any], in_gb: float, out_gb: float) -> float:
-    """Return what the traffic of a machine costs, in US dollars. A price that Vast.ai does not tell counts as 0.
+    """Return what the traffic of a machine costs, in US dollars. A price that Vast.ai does not list counts as 0.
 
     Vast.ai charges each byte, in both directions, also the download of the image. The host sets the prices:
     https://vast.ai/docs/billing/billing (read 2026-11-26 in a stored copy).
@@ -111,10 +111,7 @@ def traffic_usd(record: Mapping[str, Any], in_gb: float, out_gb: float) -> float
 
 
 def _is_outdated(has: Accelerator, driver_version: str) -> bool:
-    """Return True if a driver, such as "550.54.15", is older than the accelerator requires.
-
-    Only the part before the first dot is compared. False if no minimum is known, or if the version is not a number.
-    """
+    """Return True if a driver, such as "550.54.15", is too old. Only the part before the first dot is compared."""
     branch = driver_version.partition(".")[0]
     oldest = has.metadata.driver_min
     return oldest is not None and branch.isdecimal() and int(branch) < oldest

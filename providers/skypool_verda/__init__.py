@@ -244,9 +244,10 @@ class Verda(Regional):
     def check(self) -> Iterable[Finding]:
         """Yield findings about the account, and about what Verda sells. Only reads.
 
-        The findings are about ssh, credentials, funds, locations, the clock, images and GPUs. The last one tells that
+        The findings are about ssh, credentials, funds, locations, the clock, images and GPUs. The last one says that
         machines cannot end themselves. The checks run when the first finding is taken. A failed check is a finding,
-        too, and does not raise. If Verda refuses the credentials, only that is told.
+        too, and does not raise. If Verda refuses the credentials, only ssh, credentials and funds are
+        checked.
         """
         return preflight.findings(
             {preflight.SSH: preflight.openssh, "credentials and funds": self._funds},
@@ -282,7 +283,7 @@ class Verda(Regional):
             yield preflight.failure("removal of the SSH key and the script", e, "run `skypool gc --yes`")
 
     def billed(self, instances: Sequence[str], since: datetime, until: datetime) -> Bill:
-        """Return where to look for what machines have cost: Verda's API tells only the balance of the account.
+        """Return where to look for what machines have cost: Verda's API has only the balance of the account.
 
         Neither of Verda's SDKs has a request for costs: https://github.com/verda-cloud/sdk-python,
         https://github.com/verda-cloud/verdacloud-sdk-go (read 2026-11-24).
@@ -294,7 +295,7 @@ class Verda(Regional):
                 charges with this delay.
 
         Raises:
-            ProviderError: Verda refused to tell the balance, or did not answer.
+            ProviderError: Verda refused the request for the balance, or did not answer.
         """
         balance = self._ask("/balance")
         settled = (until + _SETTLED).astimezone(UTC)
@@ -316,10 +317,7 @@ class Verda(Regional):
         return self._api.ask_all(path, params=params)
 
     def _drop(self, path: str, **given: Any) -> None:
-        """Delete a resource, such as a tag. Does nothing if the resource does not exist.
-
-        Repeats the request for up to a minute while Verda refuses because of the resource's present state.
-        """
+        """Delete a resource, if it exists. Repeat this for a minute while its present state makes Verda refuse."""
         delete = partial(self._api.ask, "DELETE", path, **given)
         quietly(lambda: retry.patiently(delete, _TIDYING, "forbidden_action"))
 
@@ -327,17 +325,11 @@ class Verda(Regional):
         return [_HERE]
 
     def _locations(self, patterns: Sequence[str] = ()) -> list[str]:
-        """Return the locations of the settings that match a pattern such as "FIN-*". Upper and lower case are equal.
-
-        Raises UsageError if the setting names a location that Verda does not list.
-        """
+        """Return the locations of the settings that match a pattern such as "FIN-*", in upper or lower case."""
         return chosen([each["code"] for each in self._list("/locations")], self.location or (), patterns)
 
     def _stock(self, market: Market, locations: Sequence[str]) -> dict[str, list[str]]:
-        """Return a dict from each of these locations to the names of the instance types that are in stock there now.
-
-        A location for which Verda reports nothing is not in the dict.
-        """
+        """Return the instance types that are in stock now, by location, without locations that Verda does not list."""
         spot = "true" if market == "spot" else "false"
         got = self._list("/instance-availability", params={"is_spot": spot})
         return {each["location_code"]: each["availabilities"] for each in got if each["location_code"] in locations}
@@ -352,10 +344,7 @@ class Verda(Regional):
         raise REFUSALS.error("to rent anything", "insufficient_funds", text)
 
     def _images(self) -> str:
-        """Return the images that machines with accelerators get, each with the number of types, as text.
-
-        Raises UsageError if Verda does not have the image of the settings, or has no fitting image for a type.
-        """
+        """Return the images for machines with accelerators, as text. Raises UsageError if one does not exist."""
         there = {str(each["image_type"]) for each in self._list("/images")}
         if self.image is not None and self.image not in there:
             raise UsageError(f"Verda has no image {self.image!r}; choose one of {', '.join(sorted(there))}")
@@ -388,11 +377,7 @@ class Verda(Regional):
     # --- create ----------------------------------------------------------------------------------------------
 
     def _deploy_request(self, offer: Offer, order: Order) -> _requests.Deploy:
-        """Return the part of the create request that all machines of an order share.
-
-        Creates the SSH key and the boot script for the machines in the account, unless they exist. Raises UsageError if
-        Verda has no Ubuntu image for the instance type, and the settings name no image.
-        """
+        """Return the request fields that an order's machines share. Create their SSH key and script if missing."""
         if not offer.detail["image"]:
             raise UsageError(
                 f"Verda has no Ubuntu image for {offer.instance_type}: name another image with Verda(image=…)"
@@ -408,10 +393,7 @@ class Verda(Regional):
         )
 
     def _thing(self, kind: str, name: Label, **told: str) -> str:
-        """Return the id of the "ssh-key" or "script" with this pool and token. Create it if it does not exist.
-
-        `told` has the fields of the create request other than the name. Raises NoAnswer if the reply to it was lost.
-        """
+        """Return the id of the "ssh-key" or "script" with this pool and token. Create it, from `told`, if missing."""
         for each in self._list(_PATHS[kind]):
             found = _api.label(each["name"], name.pool)
             if found and found.token == name.token:
@@ -419,12 +401,7 @@ class Verda(Regional):
         return _api.made(self._api, _PATHS[kind], f"a {kind}", {**told, "name": str(name)})
 
     def _made(self, order: Order, node: int, common: _requests.Deploy) -> Instance:
-        """Create the machine of one node, and return it with the state "starting", without waiting until it runs.
-
-        `common` is the part of the create request that all nodes share. The request is sent once. If the reply is lost,
-        the machine is looked for by its tags for 6 s, because lists may not have the newest machines yet. NoAnswer is
-        raised if the machine is not found.
-        """
+        """Create the machine of one node with a request that is sent once. Does not wait until the machine runs."""
         said = {key: text[: _api.LONGEST] for key, text in tags.tags(replace(order, nodes=(node,))).items()}
         request = _requests.deploy_node(common, hostname=f"{order.pool}-{node}", said=said)
 
@@ -437,6 +414,7 @@ class Verda(Regional):
             what = f"{request['instance_type']} in {request['location_code']}"
             id_ = _api.made(self._api, "/instances", what, request)
         except NoAnswer:
+            # the reply was lost, and lists may not have the newest machines yet
             found = retry.soon(look, _LAG)
             if found is None:
                 raise
@@ -444,16 +422,13 @@ class Verda(Regional):
         return tags.instance(self.name, id_, said, 0, "starting", {"tags": said}, region=_HERE)
 
     def _refused(self, made: Mapping[int, Instance]) -> dict[int, ProviderError]:
-        """Wait up to 10 s until Verda has found or refused a machine for each node. Return the errors of refused ones.
-
-        `made` has the requested machines by node number. While Verda's list lacks one, Verda has not decided yet.
-        """
+        """Wait up to 10 s until Verda has found or refused the machines. Return the errors of refused ones by node."""
         statuses: dict[int, str] = {}
 
         def look() -> bool:
             known = {each["id"]: each["status"] for each in self._list("/instances")} if made else {}
             for node, instance in made.items():
-                statuses[node] = known.get(instance.id, "new")
+                statuses[node] = known.get(instance.id, "new")  # not listed: not decided yet
             return _NEW.isdisjoint(statuses.values())
 
         retry.soon(look, _ORDERED)
@@ -462,11 +437,7 @@ class Verda(Regional):
     # --- find and end ----------------------------------------------------------------------------------------
 
     def _found(self, region: str, pool: str | None) -> Iterator[Instance]:
-        """Yield the existing machines of one pool, or of all pools of this user, found by their tags.
-
-        A machine that neither starts nor runs, such as one that is switched off, has the state "ending". `region` is
-        not used.
-        """
+        """Yield machines of this user's pools, or of one. A machine that neither starts nor runs is "ending"."""
         for record in self._list("/instances"):
             said = tags.read(record.get("tags") or (), "key", "value")
             if not tags.ours(said, pool, _api.LONGEST) or record["status"] in _GONE:
@@ -476,10 +447,7 @@ class Verda(Regional):
             yield tags.instance(self.name, record["id"], latest, 0, state, {"tags": said}, region=_HERE)
 
     def _address(self, instance: Instance) -> str:
-        """Wait up to 15 minutes until a machine has a public address, and return the address.
-
-        Raises ProviderError if the machine has ended, or with the code "pending" if it got no address.
-        """
+        """Return a machine's public address. Wait up to 15 minutes for it, and then raise ProviderError."""
 
         def look() -> str:
             record = self._ask(f"/instances/{instance.id}", what=f"to show {instance.id}")
@@ -494,28 +462,21 @@ class Verda(Regional):
         return retry.patiently(look, _ADDRESS, "pending")
 
     def _terminate(self, region: str, instances: Iterable[str]) -> list[str]:
-        """Ask Verda to end machines, without waiting, and return the ids of those that have not ended yet.
-
-        Machines are looked up by id, because a list may lack the newest machines. Verda refuses to end a machine that
-        is being set up. This does not raise: the id is returned, and the next call asks again.
-        """
+        """Ask Verda to end machines, without waiting, and return the ids of those that have not ended yet."""
         left = {}
         for id_ in instances:
+            # by id, because a list may lack the newest machines
             record = quietly(partial(self._ask, f"/instances/{id_}"))
             if record and record["status"] not in _GONE:
                 left[id_] = record
         for id_, record in left.items():
             if record["status"] != "deleting":
+                # Verda refuses while a machine is being set up: the next call asks again
                 quietly(partial(self._terminate_one, id_, record))
         return list(left)
 
     def _terminate_one(self, id_: str, record: Mapping[str, Any]) -> None:
-        """Ask Verda to delete a machine with its boot disk, and with other volumes that a pool created.
-
-        Does not wait for the end. Volumes that no pool created are kept, and Verda goes on billing them: a
-        RuntimeWarning names each such volume. Volumes that are built into the machine's host cannot be kept. Raises
-        ProviderError while the machine is being set up.
-        """
+        """Ask Verda to delete a machine, its boot disk and the volumes of pools. Warn of each volume that is kept."""
         boot_disk = {record["os_volume_id"]} if record.get("os_volume_id") else set()
         attached = set(record.get("volume_ids") or ()) - boot_disk
         volumes = [each for each in self._list("/volumes") if each["id"] in attached] if attached else []
@@ -532,10 +493,7 @@ class Verda(Regional):
                 tracebacks.warn(_KEPT.format(**volume, instance=id_))
 
     def _renew(self, until: datetime, instance: Instance) -> None:
-        """Write the new end of the lease into a machine's tags, of which at least one has an end at every moment.
-
-        There are two tags for the end. The tag that is not in use is written first, and then the other one is removed.
-        """
+        """Write the end of the lease into the unused one of two tags, then remove the other: one tag always exists."""
         path = f"/instances/{instance.id}/tags"
         said = instance.detail["tags"]
         there = sorted((key for key in _UNTILS if key in said), key=lambda key: str(said[key]))
@@ -549,11 +507,7 @@ class Verda(Regional):
             self._drop(f"{path}/{latest}")
 
     def _left(self, region: str, pool: str | None) -> Iterator[Leftover]:
-        """Yield the SSH keys, scripts and volumes of one pool, or of all pools of this user, also volumes in the trash.
-
-        Volumes of machines that still exist are left out. Each resource counts as needed until the time in its name, or
-        the end of its pool's lease if that is later. `region` is not used.
-        """
+        """Yield SSH keys, scripts and volumes of one pool or of all, except volumes of machines that still exist."""
         living = {each["id"] for each in self._list("/instances") if each["status"] not in _GONE}
         until = {each.pool: each.until for each in self.instances(pool=pool)}
         for kind, path in (*_PATHS.items(), ("volume", "/volumes/trash")):
@@ -562,7 +516,7 @@ class Verda(Regional):
                 if name is None or each.get("instance_id") in living:
                     continue
                 times = [time for time in (name.until, until.get(name.pool)) if time]
-                last = max(times, default=None)
+                last = max(times, default=None)  # a pool's lease may have been renewed
                 yield Leftover(self.name, kind, each["id"], name.pool, _HERE, last, {"token": name.token})
 
     def _remove(self, leftover: Leftover) -> None:

@@ -199,10 +199,7 @@ def names() -> tuple[str, ...]:
 
 
 def device_classes() -> dict[str, type]:
-    """Return the registered classes of devices by accelerator name.
-
-    Call `names` first to include installed packages.
-    """
+    """Return the registered classes of devices by accelerator name. Call `names` first to load installed packages."""
     return {entry.name: entry.devices for entry in _entries.values() if entry.devices is not None}
 
 

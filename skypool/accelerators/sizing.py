@@ -208,11 +208,7 @@ def _check(parameters: float, workload: str, precision: str | None, sequence: in
 
 
 def _candidates(first: list[str], workload: str) -> list[str]:
-    """Return the accelerators to try: `first`, then those of `LADDER` with at least the memory of `first[0]`.
-
-    Those of `LADDER` are in rising order of memory. If `first` is empty, all of `LADDER` are returned, except for
-    "pretrain": then only those with at least the memory of 8 H100, and no A100.
-    """
+    """Return the accelerators to try: `first`, then those of `LADDER` with at least the memory of `first[0]`."""
     rising = sorted(LADDER, key=lambda name: (parse(name).total_memory_gb, parse(name).count))
     if first:
         floor = parse(first[0]).total_memory_gb
@@ -272,15 +268,13 @@ def _needs(card: Accelerator, nodes: int, shape: _Shape, precision: str) -> Need
 
 
 def _fit(card: Accelerator, nodes: int, shape: _Shape, precisions: tuple[str, ...]) -> Suggestion | None:
-    """Return a suggestion for the first precision in which the model fits into the memory of the nodes, or None.
-
-    Cards of compute capability 7.0 and 7.5 lack bf16, so their suggestion says "fp16" in its place.
-    """
+    """Return a suggestion for the first precision in which the model fits into the memory of the nodes, or None."""
     for precision in precisions:
         if precision == "fp8" and not _computes_fp8(card):
             continue
         total = _needs(card, nodes, shape, precision)
         if total.total_gb <= card.total_memory_gb * nodes:
+            # cards of compute capability 7.0 and 7.5 lack bf16
             label = "fp16" if precision == "bf16" and card.compute_capability in ("7.0", "7.5") else precision
             why = _why(shape, card, nodes, label, total)
             return Suggestion(card, nodes, "also", label, total, why)
@@ -288,11 +282,7 @@ def _fit(card: Accelerator, nodes: int, shape: _Shape, precisions: tuple[str, ..
 
 
 def _several_nodes(shape: _Shape, precisions: tuple[str, ...]) -> list[Suggestion]:
-    """Return suggestions of several nodes with eight H100, H200 or B200 cards each.
-
-    If no card can hold the activations of `batch` sequences, the devices of a node share them. If that does not help,
-    UsageError is raised.
-    """
+    """Return suggestions of several nodes with eight H100, H200 or B200 cards. Raise UsageError if there is none."""
     found = []
     for card in (parse(name) for name in ("H100:8", "H200:8", "B200:8")):
         narrowest = precisions[-1]
@@ -302,7 +292,7 @@ def _several_nodes(shape: _Shape, precisions: tuple[str, ...]) -> list[Suggestio
             continue
         if fit := _fit(card, math.ceil((one - added) / (card.total_memory_gb - added)), shape, precisions):
             found.append(fit)
-    if not found and not shape.split:
+    if not found and not shape.split:  # the devices of a node share the activations
         return _several_nodes(replace(shape, split=True), precisions)
     if not found:
         raise UsageError(

@@ -174,12 +174,9 @@ def _relabelled(text: str) -> str:
 
 
 def _attached(text: str, dialect: str | None) -> tuple[str | None, str]:
-    """Return the count and the name of a text that ends with "x" and a count: "H100x8" gives ("8", "H100").
-
-    If the text has no clear count, returns None and the whole text. "MI250x4" has none: it may mean MI250 or MI250X.
-    """
+    """Return the count and the name of a text such as "H100x8": ("8", "H100"); (None, text) without a clear count."""
     found = _ATTACHED_COUNT.fullmatch(text)
-    if found is None or _named(f"{found[1]}x", dialect):
+    if found is None or _named(f"{found[1]}x", dialect):  # "MI250x4" may mean MI250 or MI250X
         return None, text
     return found[2], found[1]
 
@@ -216,10 +213,8 @@ def _named(text: str, dialect: str | None) -> Accelerator | None:
 
 
 def _labelled(label: str) -> Accelerator | None:
-    """Return the card with this name or label, such as "A100" or "A100-40GB-SXM". Only the model's own rows are read.
-
-    So programs that name cards as the catalogue does load no table of names, which takes some 30 ms.
-    """
+    """Return the card with this name or label, such as "A100" or "A100-40GB-SXM"; None for any other text."""
+    # only the model's own rows are read, as loading the table of all names takes some 30 ms
     name, _, rest = label.partition("-")
     if name not in tables.names():
         return None

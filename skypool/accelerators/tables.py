@@ -38,10 +38,8 @@ def _row(file: str, line: str) -> Row:
 
 
 def _cells(line: str) -> list[str]:
-    """Return the cells of a line of CSV, without their quotes. Two quotes inside a quoted cell stand for one quote.
-
-    The module `csv` is not used: it loads `re`, which takes longer than reading all the files.
-    """
+    """Return the cells of a line of CSV, without their quotes."""
+    # The module `csv` is not used: it loads `re`, which takes longer than reading all the files.
     if '"' not in line:
         return line.split(",")
     parts = line.split('"')  # every second part is quoted; two quotes within a quoted part stand for one

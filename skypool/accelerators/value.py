@@ -392,13 +392,10 @@ def build_slice(kind: Slice) -> Accelerator:
 def _revive(
     of: str | tuple[str, float, str | None], profile: str | None, count: int, origin: Origin, label: str
 ) -> Accelerator:
-    """Return the accelerator that `pickle` stored as these values. All other facts come from the catalogue.
-
-    `of` is the type of a TPU slice, or the model, memory in GB and form factor of a card.
-    """
-    if isinstance(of, str):
+    """Return the accelerator that `pickle` stored as these values. All other facts come from the catalogue."""
+    if isinstance(of, str):  # the type of a TPU slice
         return _changed(build_slice(tables.slices()[of]), label=label)
-    card = _changed(build(*of), origin=origin, label=label)
+    card = _changed(build(*of), origin=origin, label=label)  # `of` is (model, memory in GB, form factor)
     if profile is None:
         return card.with_count(count)
     from skypool.accelerators import partitions

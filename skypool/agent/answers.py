@@ -123,12 +123,10 @@ class Answers:
 
 
 def _last_seen(call: NodeCall) -> str:
-    """Return what a call was doing when it was asked to stop; "" if this is not known. Close the files that say it.
-
-    For a call that ran a program, that is what its Python processes did, or else the program's command and state.
-    """
+    """Return what a call was doing when it was asked to stop, or ""; close the files that hold this."""
     was = stacks.short(call.mark) if call.mark is not None else ""
     if not was and call.programs:
+        # the call runs a program: show its Python processes, or else the program's command and state
         told = [text for each in call.programs if (text := each.text())]
         was = "\n".join(told[:_PROGRAMS]) or f"{call.programs[0].command}: {call.programs[0].state}"
     for mark in (call.mark, *call.programs):

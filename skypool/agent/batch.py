@@ -27,8 +27,7 @@ _ID = struct.Struct("Q")
 _ALL = 64 << 10
 """The greatest number of bytes that are read from a pipe at once. A pipe holds no more than that."""
 _NUMBERS = 128
-"""The size in bytes of the numbers before the outcomes. Those of the agent and of the worker are in lines of their own
-of the CPU's cache."""
+"""The size in bytes of the two counters before the outcomes, each of them in a line of its own of the CPU's cache."""
 _WRITTEN = 0
 _READ = 8
 _IMPOSSIBLE = b"\0"
@@ -216,12 +215,11 @@ class SharedBatch:
     def ended(self, asked: bool = True) -> bytes:
         """Return outcomes that the worker has written, each once; b"" if there are none. Called in the agent.
 
-        `asked` is False if the worker may be writing at this moment. It has neither asked for this nor died. Then some
-        processors may show how much it has written before they show the outcomes themselves. With these, what was
-        written since the last look is left for the next one.
+        `asked` is False if the worker may be writing at this moment, because it has neither asked for this nor died.
+        Some processors may then show the new count before they show the outcomes. On these, outcomes that are new
+        since the last look are left for the next one.
 
-        `frames.ends_in` splits the result. It refuses it if the worker's process was damaged so much that its count is
-        impossible.
+        `frames.ends_in` splits the result. It refuses the result if a damaged worker has written an impossible count.
         """
         written = self._numbers[_WRITTEN]
         if not (asked or _IN_ORDER):

@@ -43,7 +43,7 @@ def is_at_fault(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception, and all exceptions that are its causes, contexts or members of a group among these."""
+    """Yield an exception, then all its causes and contexts, and the members of all exception groups among these."""
     todo: list[BaseException | None] = [error]
     seen: set[int] = set()
     while todo:

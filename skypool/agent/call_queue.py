@@ -21,15 +21,11 @@ from skypool.agent.value_storage import SpareMemory
 
 @dataclass(slots=True)
 class _Lane:
-    """Calls that wait for one kind of slot.
-
-    `waiting` has, in order, the calls that are not in `queue`: it had no room, or they were taken back from it. While
-    `full` is True, the agent's loop watches for room in `queue`.
-    """
+    """Calls for one kind of slot, in order: `queue` has those that workers can take, and `waiting` has the others."""
 
     queue: WorkerQueue
     waiting: deque[NodeCall | Batch] = field(default_factory=deque)
-    full: bool = False
+    full: bool = False  # True while the agent's loop watches for room in `queue`
 
 
 class CallQueue:

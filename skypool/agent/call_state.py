@@ -34,7 +34,7 @@ _NOT_NEEDED = ("__main__", "__mp_main__")
 
 
 class CallState:
-    """State of a worker that every call must find: the one at the time when this object is made.
+    """State that every call must find in its worker: the worker's state when this object is made.
 
     Make it in the main thread, before the first call.
     """
@@ -76,7 +76,7 @@ class CallState:
     def is_touched(self) -> bool:
         """Return True if a call has left something to put back. Takes less than a microsecond.
 
-        False may be wrong: for calls that come one right after another, only what they change most often is checked.
+        May wrongly return False, because this checks only what calls change most often.
         """
         try:
             return (
@@ -148,10 +148,7 @@ class CallState:
         return True
 
     def _restore_limits(self) -> bool:
-        """Put back resource limits, CPUs, recursion limit and socket timeout. Return True if one of them had changed.
-
-        Raises OSError if the system refuses.
-        """
+        """Put back resource limits, CPUs, recursion limit and socket timeout. Return True if one had changed."""
         changed = False
         for each, limits in self._limits.items():
             if resource.getrlimit(each) != limits:
@@ -183,12 +180,10 @@ def _standard_files() -> list[tuple[int, int]]:
 
 
 def _forget_event_loop() -> bool:
-    """Let `asyncio.get_event_loop()` make a loop again in this thread. Return True if it would have refused to.
-
-    It refuses after `asyncio.run` or `asyncio.set_event_loop(None)` was called in the thread.
-    """
+    """Let `asyncio.get_event_loop()` make a loop again in this thread. Return True if it would have refused to."""
     events: Any = sys.modules.get("asyncio.events")
     local = getattr(getattr(events, "_event_loop_policy", None), "_local", None)
+    # it refuses after `asyncio.run` or `asyncio.set_event_loop(None)` in the thread
     if isinstance(local, threading.local) and getattr(local, "_loop", None) is None:
         with contextlib.suppress(AttributeError):
             del local._set_called  # then that of the class counts, which is False

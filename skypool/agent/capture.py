@@ -7,9 +7,9 @@ import os
 import sys
 
 PRINTED = "what the call printed:\n"
-"""How the note of an error begins that says what a call with `output="capture"` has printed."""
+"""The beginning of an error's note with the text that a call with `output="capture"` has printed."""
 LONGEST = 64 << 10
-"""The most bytes, from the end, of what a call printed that its error has if the call did not end by itself in time."""
+"""The error of a call that did not end in time has at most this many bytes of what the call printed, the last ones."""
 
 
 class Capture:

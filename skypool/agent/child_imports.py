@@ -22,12 +22,12 @@ SOCKET = "modules.sock"
 PLACE = "SKYPOOL_MODULES"
 """The environment variable with the node's folder."""
 FIRST = "SKYPOOL_FIRST"
-"""The environment variable with the names of modules that are asked for before others of that name are found."""
+"""The environment variable with the names of the client's modules that take precedence over others of that name."""
 _PATIENCE = 90.0
 
 
 def ask(place: str, name: str) -> str | None:
-    """Ask the agent, in the node's folder `place`, for the folder with a module; None if it has none or is gone."""
+    """Return the folder of a module, as the agent of the node's folder `place` says; None if it has none or is gone."""
     import json
     import socket
 

@@ -24,7 +24,7 @@ from skypool.wire.frames import Buffer, Frame, Kind, frame, header_of, long_fram
 OUTPUT_WINDOW = 4 << 20
 """The number of bytes of output that may wait for the client's acknowledgement. More output is dropped."""
 _BREATH = 0.01
-"""Seconds that the agent waits when it cannot accept a connection, as it is told of the connection again at once."""
+"""Seconds that the agent waits when it cannot accept a connection, because the loop reports it again at once."""
 Watch = Callable[[int, int, Callable[[], None]], None]
 
 
@@ -83,10 +83,7 @@ class Client:
         watch(listener.fileno(), select.EPOLLIN, self._on_holder)
 
     def _on_holder(self) -> None:
-        """Accept a holder, and take over its connection to a client. Waits at most 2 s for the file descriptors.
-
-        A holder that does not send them, or belongs to another user, is disconnected.
-        """
+        """Accept a holder with the file descriptors of its client. Disconnect one without them, or of another user."""
         try:
             holder, _ = self._listener.accept()
         except OSError as e:  # this process has too many open files, or the holder is gone
@@ -111,10 +108,7 @@ class Client:
         self._holders[connection] = holder
 
     def _read(self, connection: Connection) -> None:
-        """Handle the frames that have arrived on a connection, if it is open.
-
-        If it has ended or failed, or if a frame is not valid, it is closed and nothing is raised. Errors are logged.
-        """
+        """Handle the frames that have arrived. Close the connection if it has ended or a frame is invalid."""
         if connection not in self._holders:
             return
         try:
@@ -147,23 +141,18 @@ class Client:
             raise protocol_violation(f"the client sent a {f.kind.name} message before its first message, HELLO")
 
     def _greet(self, connection: Connection, hello: dict[str, Any]) -> None:
-        """Accept the client that sent a HELLO, or answer TAKEN and close the connection.
-
-        Another client is refused while the present one is connected and was heard within `liveness` seconds. A new
-        client is also refused if the node is about to end itself. Each client that takes the node over gets a higher
-        epoch, which it names when it comes back. A client whose epoch is no longer the highest is refused for good.
-
-        An accepted client gets a WELCOME and everything in `unacknowledged`; an earlier connection is closed. If the
-        same client has come back, outcomes that it no longer waits for are forgotten.
-        """
+        """Accept the client that sent a HELLO, or answer TAKEN and close the connection."""
         session = str(hello["session"])
         awaited = set(hello["calls"])
         is_new = session != self.session
+        # Each client that takes the node over gets a higher epoch, which it names when it comes back. So another client
+        # that names one is refused for good. A new client is refused only while the present one is heard.
         is_former = is_new and int(hello.get("epoch", 0)) > 0
         if is_former or (is_new and self._current is not None and self._clock() - self.heard < self._liveness):
             silent = round(self._clock() - self.heard, 1)
             self._refuse(connection, {"silent": silent, "former": is_former})
             return
+        # the node may be about to end itself
         if is_new and self.epoch and (why := self._may_take()):
             self._refuse(connection, {"silent": 0.0, "why": why})
             return
@@ -172,6 +161,7 @@ class Client:
         if is_new:
             self.epoch += 1
         else:
+            # outcomes that the client no longer waits for
             self.unacknowledged.acknowledge([c for c in self.unacknowledged.calls if c not in awaited], 0)
         self.session = session
         self._current = connection
@@ -191,10 +181,7 @@ class Client:
         self._drop(connection)
 
     def _drop(self, connection: Connection) -> None:
-        """Close a connection and its holder's socket, if they are open.
-
-        If it was the accepted client's, calls `on_gone`; frames are then accepted only after the next HELLO.
-        """
+        """Close a connection and its holder's socket, if open. Call `on_gone` if it was the accepted client's."""
         holder = self._holders.pop(connection, None)
         if holder is None:
             return

@@ -145,20 +145,14 @@ class Connection:
             self._watch_sink()
 
     def _watch_sink(self) -> None:
-        """Have the agent's loop watch the sink for room if `_full` is True, else stop that.
-
-        If source and sink are the same file descriptor, it is watched for reading in both cases.
-        """
+        """Watch the sink for room only if `_full` is True. If it is also the source, always watch it for reading."""
         if self.source == self.sink:
             self._watch(self.sink, select.EPOLLIN | (select.EPOLLOUT if self._full else 0))
         else:
             self._watch(self.sink, select.EPOLLOUT if self._full else 0)
 
     def _write_small(self) -> None:
-        """Write up to `_GATHER` buffers of small frames with one system call. What is not written stays in the queue.
-
-        Raises BlockingIOError if the connection accepts nothing now; the buffers stay queued.
-        """
+        """Write up to `_GATHER` buffers at once, and queue the rest. Raises BlockingIOError if there is no room now."""
         if len(self._small) == 1:
             self._rest.append(self._small.popleft())
             self._write_rest()
@@ -183,10 +177,7 @@ class Connection:
                 written = 0
 
     def _next_piece(self) -> bool:
-        """Queue the next piece of the first large value that has bytes ready. Return False if none has.
-
-        A piece has at most `CHUNK` bytes. The frame that refers to the value follows its last piece.
-        """
+        """Queue the next piece of the first large value that has bytes ready. Return False if none has."""
         for large in self._large:
             blob = large.blob
             offset = self._offsets.get(large, 0)
@@ -204,10 +195,7 @@ class Connection:
         return False
 
     def _write_rest(self) -> None:
-        """Write more of the buffer or piece that was written in part, with one system call.
-
-        Raises BlockingIOError if the connection accepts nothing now.
-        """
+        """Write more of a buffer or piece that was written in part. Raises BlockingIOError if there is no room now."""
         first = self._rest[0]
         if isinstance(first, list):
             fd, at, length = first

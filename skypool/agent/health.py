@@ -17,7 +17,7 @@ from skypool.devices.tools import ask
 from skypool.wire.handshake import NodeHealth
 
 SWITCH = "SKYPOOL_SAMPLES"
-"""The environment variable of a machine that switches measurements off there, by the value "off".
+"""The environment variable that switches measurements off on a machine, by the value "off".
 
 With "on", devices of a rehearsal are measured, too, for tests with a library of their own in the driver's place.
 """

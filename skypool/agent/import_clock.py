@@ -14,7 +14,7 @@ _NAME = "_find_and_load"
 
 
 class ImportClock:
-    """Clock that runs while the main thread imports a module, with all modules that it imports in turn.
+    """Clock that runs while the main thread imports a module, with all modules that the module imports in turn.
 
     Creating this object changes nothing; `install` does. A module that is loaded already costs nothing. `on_begin` is
     called before an import, and `on_end` after it, with the seconds that it took.

@@ -1,6 +1,6 @@
 """Limits how long a node lives: until its lease ends. Each frame of the client extends the lease.
 
-A node also ends if it has had no work for a while, if its client says so: its linger time.
+If the client has set a linger time, the node also ends after it has had no work for that time.
 
 This module also writes a file for the guard. The guard is a process that runs as root, and ends the rented machine at a
 certain time. Writing the file postpones that time. See `skypool.drivers.userdata`.
@@ -15,7 +15,7 @@ import time
 _EVERY = 5.0
 """Least seconds between two extensions of the lease in the guard's file. For a lease below 100 s it is shorter."""
 _GUARD_LOOKS = 5.0
-"""Most seconds between two readings of the guard's file by the guard. For a lease below 100 s they are fewer."""
+"""Most seconds between two times that the guard reads its file. For a lease below 100 s they are fewer."""
 _GUARD_READS = 2.0
 """Seconds that one reading may take."""
 _WIDTH = 31
@@ -25,7 +25,7 @@ _WIDTH = 31
 class Lease:
     """The time until which the node may live: `lease` seconds after the client's last frame, or an earlier limit.
 
-    `lifetime` limits it to so many seconds from now; None for no limit. A client that leaves can say for how long the
+    `lifetime` is a limit in seconds from now; None for no limit. A client that leaves can say for how long the
     node stays (`stay`). That time then counts instead of the lease. `guard` is the path of the guard's file; "" for
     none.
     """
@@ -73,9 +73,9 @@ class Lease:
     def take(self, heard: float) -> str:
         """Let a new client have the node, and ask the guard for more time. Return "", or why the client cannot have it.
 
-        It cannot if the guard's file cannot be written, or if the guard is about to end the machine and may not read
-        the file any more. Otherwise what a former client said with `linger` and `stay` is forgotten. `heard` is the
-        time of the new client's first frame, in seconds of `time.monotonic()`.
+        The client cannot have the node if the guard's file cannot be written, or if the guard is about to end the
+        machine and may not read the file any more. Otherwise what a former client said with `linger` and `stay` is
+        forgotten. `heard` is the time of the new client's first frame, in seconds of `time.monotonic()`.
         """
         left = self._granted - time.monotonic()
         if self._guard and left < min(_GUARD_LOOKS, max(1.0, self._lease / 20)) + _GUARD_READS:
@@ -118,10 +118,7 @@ class Lease:
         return deadline
 
     def _ask(self, seconds: float) -> None:
-        """Ask the guard, through its file, to let the machine live for `seconds` more, rounded up and at least 0.
-
-        An error is printed to stderr, once for the same error, and not raised. The file is overwritten in place.
-        """
+        """Let the guard know that the machine may live for `seconds` more. Print a new error instead of raising it."""
         asked = f"{time.monotonic_ns() // 1_000_000} {max(0, math.ceil(seconds))}"
         try:
             with open(self._guard, "r+b", buffering=0) as file:

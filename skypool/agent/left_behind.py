@@ -22,7 +22,7 @@ _LOOK = 0.002
 _STARTING = 0.05
 """Seconds in which a process that was just started gets a command line."""
 _HELPERS = (TRACKER, b"multiprocessing.forkserver import main", b"torch_shm_manager", b"torch/_inductor/compile_worker")
-"""What the command lines of processes contain that libraries keep for later calls, and that do no work of their own.
+"""Parts of the command lines of processes that libraries keep for later calls, and that do no work of their own.
 
 They end with the worker: resource trackers, the fork server of multiprocessing, and two of torch: one for the names of
 shared memory, and the compilers of `torch.compile`.

@@ -16,7 +16,7 @@ from skypool.wire.frames import Frame
 
 
 class Ack(NamedTuple):
-    """Calls whose outcomes have arrived, and the number of the last output that has."""
+    """Calls whose outcomes have arrived, and the number of the last output that has arrived."""
 
     calls: list[int]
     output: int
@@ -30,7 +30,7 @@ class Credit(NamedTuple):
 
 
 class Item(NamedTuple):
-    """Number `n` of the items of a call's iterator argument `arg`."""
+    """Item number `n` of a call's iterator argument `arg`."""
 
     id: int
     arg: int
@@ -108,7 +108,7 @@ class Outcome(NamedTuple):
     """Outcome of one call.
 
     `done` is True if the memory of the arguments is no longer used. `late` is the seconds that the call took, if its
-    worker found it late. `printed` and `said` are then what the call printed and where it was.
+    worker found it late. `printed` and `said` are then the end of its captured output and the exception that it raised.
     """
 
     id: int
@@ -149,7 +149,7 @@ def wants_no_devices(f: Frame) -> bool:
 
 
 def member_in(f: Frame) -> Member | None:
-    """Return the process of a gang that a call is; None for another call."""
+    """Return the process of a gang that runs a call; None for a call of another kind."""
     return Member.from_header(f.header) if "gang" in f.header else None
 
 
@@ -170,7 +170,7 @@ def pull_in(f: Frame) -> Pull:
 
 
 def linger_in(header: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return the value of "linger" in the header of a PING or HELLO."""
+    """Return the value of "linger" in the header of a PING or HELLO; None if it is missing."""
     said = header.get("linger")
     if said is None:
         return None

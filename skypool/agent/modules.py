@@ -247,17 +247,14 @@ class _First:
 
 
 class _Last(_First):
-    """Finder that asks the client for modules that no other finder has found.
-
-    It never asks for modules of the standard library or of skypool. It asks for submodules of an installed package only
-    if that is a namespace package, which has no file: the client may have another part of it.
-    """
+    """Finder that asks the client for modules that no other finder has found."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         top = name.partition(".")[0]
         if top in sys.stdlib_module_names or top == "skypool":
             return None
         parent = sys.modules.get(name.rpartition(".")[0])
+        # of an installed package, the client may have more parts only if it is a namespace package, which has no file
         if parent is not None and getattr(parent, "__file__", None) is not None:
             return None
         if not self._modules.provide(top):

@@ -47,13 +47,13 @@ _AT_ONCE = 16
 _MOST_BYTES = MAX_HEADER - (256 << 10)
 """The most bytes that the samples of one status report have together. The rest of the report is short."""
 _MOST_SPARE = JSON_SPARE - (64 << 10)
-"""The most memory that these samples take of `JSON_SPARE`, which about 9 samples of 8 devices and 8 calls do."""
+"""The most bytes that these samples take of `JSON_SPARE`: about 9 samples of 8 devices and 8 calls."""
 _AGAIN = 30
 """The number of samples that are sent again on a new connection, because they may have been lost with the old one."""
 _LINE = 1 << 20
 """The bytes after which a line of the sampler counts as a failure."""
 _CALLS = 32
-"""The most calls of which one sample tells."""
+"""The most calls that one sample describes."""
 _PROGRAM = """import os, sys
 sys.stdout.flush()
 os.dup2(3, 1)

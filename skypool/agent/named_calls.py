@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 class NamedCalls:
     """Calls without an acknowledged outcome, by the name of their function.
 
-    `names` has the names by id; `generators` and `services` the ids of those that are one, also if they have ended.
+    `names` has the names by id. `generators` and `services` have the ids of these kinds of calls, also of ended ones.
     """
 
     def __init__(self) -> None:

@@ -176,10 +176,7 @@ class Agent:
         return not self._vacant
 
     def _watch(self, fd: int, events: int, callback: Callable[[], None]) -> None:
-        """Have the loop call `callback` on these epoll events of a file descriptor; `events` 0 stops watching.
-
-        New events and callback replace earlier ones.
-        """
+        """Have the loop call `callback` on these epoll events of `fd`, instead of earlier ones. 0 stops watching it."""
         known = fd in self._callbacks
         if not events:
             if known:
@@ -194,13 +191,11 @@ class Agent:
             self._poll.register(fd, events)
 
     def _read_clock(self) -> float:
-        """Return the agent's clock in seconds, and note any new pause of the whole node for the calls that it stopped.
-
-        In a pause, all processes of the node are stopped. The clock leaves pauses out, and so do the timeouts of calls.
-        """
+        """Return the agent's clock in seconds. Note any new pause of the whole node for the calls that ran then."""
         now = self._clock()
         pause = self._clock.paused - self._noted_pauses
         self._noted_pauses = self._clock.paused
+        # all processes of the node were stopped; neither the clock nor the timeouts of calls count this time
         if pause:
             until = time.monotonic()
             for slot in self._slots.all:
@@ -292,12 +287,9 @@ class Agent:
         return self._lease.take(time.monotonic())
 
     def _on_hello(self, is_new: bool, hello: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the header of WELCOME: slots, devices, the machine's state, and the known calls and functions.
-
-        `is_new` is True if this client is not the one before. Workers then learn that functions and objects which the
-        former client was sending will not arrive.
-        """
+        """Return the header of WELCOME: slots, devices, the machine's state, and the known calls and functions."""
         if is_new:
+            # workers learn that what the former client was sending will not arrive
             self._store.wait_no_more()
         if (linger := messages.linger_in(hello)) is not None:
             self._lease.linger(*linger)
@@ -335,16 +327,14 @@ class Agent:
         self._slots.end_processes_of(calls)
 
     def _on_call(self, f: Frame) -> None:
-        """Queue a call from the client. A service or a process of a gang starts at once instead.
-
-        A call that is known already is ignored. Raises ProtocolError if its function was never announced.
-        """
+        """Queue a call, or start it at once if it is a service or of a gang. A call that is known is ignored."""
         kind = self._slots.kind_of(f.header)
         call = call_in(f, kind)
         id_ = call.id
         if id_ in self._calls or self._unacknowledged.knows(id_):
             self._arrivals.discard(f)
             return
+        # raises ProtocolError if the function was never announced
         call.name = self._named.names[id_] = self._store.name(call.fn)
         if is_large(f):
             blob = self._arrivals.take(id_)
@@ -363,10 +353,7 @@ class Agent:
             self._queue.add(call)
 
     def _begin_own(self, call: NodeCall, member: Member | None, on_cpu: bool) -> None:
-        """Start the worker that runs only this service or process of a gang. A failure ends the call with an error.
-
-        `member` is None for a service. `on_cpu` is True if the call asks for no devices.
-        """
+        """Start the worker of only this service (`member` is None) or process of a gang. A failure ends the call."""
         self._queue.add_begun(call)
         slot = None
         try:
@@ -394,11 +381,7 @@ class Agent:
             self._answers.fail(call.id, error)
 
     def _on_calls(self, f: Frame) -> None:
-        """Queue the calls of one frame as a batch, or one by one if some of them are known already.
-
-        They are also queued one by one if calls of this function have written directly to file descriptor 1 or 2. Such
-        output does not show which call of a batch wrote it. Raises ProtocolError for an invalid frame.
-        """
+        """Queue the calls of one frame as a batch, or one by one. Raises ProtocolError for an invalid frame."""
         if len(f.raw) > PACKET:
             raise protocol_violation(
                 f"the client sent a message of {len(f.raw)} bytes with several calls, and the limit is {PACKET} bytes"
@@ -408,6 +391,7 @@ class Agent:
         if not self._calls.keys().isdisjoint(new) or self._unacknowledged.knows_any(new):
             new = [id_ for id_ in batch.ids if id_ not in self._calls and not self._unacknowledged.knows(id_)]
         self._named.add(new, batch.name)
+        # in a batch, output that goes directly to file descriptor 1 or 2 would not show which call wrote it
         if new is batch.ids and batch.fn not in self._call_output.apart:
             self._queue.add(batch)
             self._batch_watch.came()
@@ -416,11 +400,7 @@ class Agent:
                 self._queue.add(batch.single(id_))
 
     def _on_recall(self, n: int, on_cpu: bool) -> None:
-        """Give back to the client up to `n` calls that have not begun, the last ones first.
-
-        If there are none, an empty RECALLED frame is sent. `on_cpu` chooses the calls that wait for CPU slots; it is
-        ignored on a node without CPU slots.
-        """
+        """Give back up to `n` calls that have not begun, the last ones first. Send RECALLED also if there are none."""
         back = self._queue.give_back(n, CPU if on_cpu and len(self._slots.counts) > 1 else MAIN)
         self._named.forget(back)
         for at in range(0, len(back) or 1, CALLS_NAMED):
@@ -446,10 +426,7 @@ class Agent:
             self._contain(e, slot)
 
     def _read_packets(self, slot: Slot) -> bool:
-        """Handle up to `_PACKETS_AT_ONCE` packets of a worker without waiting. Return True if there may be more.
-
-        When the node's last call has ended, stop and return False, so that its outcome is sent at once.
-        """
+        """Handle up to `_PACKETS_AT_ONCE` packets of a worker without waiting. Return True if there may be more."""
         more = True
         for _ in range(_PACKETS_AT_ONCE):
             received = self._slots.receive(slot)
@@ -528,10 +505,7 @@ class Agent:
         self._batch_watch.ended()
 
     def _end(self, slot: Slot, id_: int, done: bool = False) -> None:
-        """Forget a call that has ended, and call off the planned kill of its worker.
-
-        `done` is True if the worker no longer uses the memory of the call's arguments, so that another value may.
-        """
+        """Forget a call that has ended, and call off the planned kill of its worker. `done`: see `CallQueue.forget`."""
         call = self._calls[id_]
         if isinstance(call, NodeCall) and call.dropped:
             self._call_output.end_gap(slot, call)
@@ -541,11 +515,7 @@ class Agent:
         self._batch_watch.ended()
 
     def _on_ends(self, slot: Slot) -> None:
-        """Send the client, in one frame, the outcomes of batched calls that a worker has written to shared memory.
-
-        Drops outcomes of calls that the agent itself has ended. Raises ProtocolError, after the valid outcomes were
-        sent, if other bytes follow them.
-        """
+        """Send the client, in one frame, the outcomes of batched calls that a worker has written to shared memory."""
         if not slot.ended:
             return
         body = bytes(slot.ended)
@@ -603,16 +573,13 @@ class Agent:
                     self._forget(slot, status)
 
     def _forget(self, slot: Slot, status: int) -> None:
-        """Forget a dead worker, and start a new one unless its slot was made for one call. `status` is its wait status.
-
-        First handle its last packets and output. The call that it ran ends with an error. Calls that it had not begun
-        are queued again, before all others. For calls that no worker is known to have, see `Stops.note_missing`.
-        """
+        """Forget a dead worker with this wait status, and start a new one unless its slot was made for one call."""
         for hear in (self._hear_last_packets, self._hear_last_output, self._hear_last_ends):
             try:
                 hear(slot)
             except Exception as e:  # noqa: BLE001 - what a worker wrote must not end the agent
                 self._contain(e, slot)
+        # calls that it had not begun are queued again, before all others
         self._queue.take_back_from([slot])
         id_ = self.page.running(slot.number)[0]
         call = self._queue.get(id_)
@@ -670,10 +637,7 @@ class Agent:
             self._answers.died(slot, call, status)
 
     def _fill(self, now: float) -> None:
-        """Start a worker in each vacant slot whose pause is over. If that fails, try again after a longer pause.
-
-        If no worker could be started for `_UNABLE` seconds, all calls for this kind of slot fail.
-        """
+        """Start a worker in each vacant slot whose pause is over. If that fails, try again after a longer pause."""
         for slot, at in list(self._vacant.items()):
             if now < at:
                 continue

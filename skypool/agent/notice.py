@@ -88,10 +88,7 @@ class Lookout:
         return self._child.stdout.fileno()
 
     def _read(self) -> None:
-        """Read the program's output, and end the program after its first line or `_MOST` bytes.
-
-        If the line is a time, the time is reported. Otherwise an error is printed, and `tick` starts the program again.
-        """
+        """Read the program's output. After its first line or `_MOST` bytes, end the program, and report the time."""
         data = os.read(self._fd, _MOST)
         self._said += data
         if data and b"\n" not in self._said and len(self._said) < _MOST:
@@ -99,6 +96,7 @@ class Lookout:
         self._end()
         at = _seconds(self._said)
         if at is None:
+            # `tick` starts the program again
             print(
                 f"the program that watches for interruptions ended with {self._said[:200]!r}",
                 file=sys.stderr,
@@ -175,10 +173,7 @@ class Herald:
                     self._changed.wait()
 
     def _run(self) -> None:
-        """Wait for the interruption, then call `on_interruption` of the running call and of each later call.
-
-        Runs in a thread of its own. Returns only if the agent has died without an interruption.
-        """
+        """Wait for the interruption, then call `on_interruption` of the running and of each later call, in a thread."""
         os.read(self._fd, 1)
         while at := self._page.announced(self._slot):  # 0 if the file descriptor ended because the agent has died
             with self._changed:

@@ -126,11 +126,9 @@ class OutputStream(io.TextIOBase):
             self.flush()
 
     def _may_go(self) -> bool:
-        """Return True if a line may be sent at once, and count it as sent. The limit is `_RATE` lines a second.
-
-        Up to a fifth of `_RATE` lines may be sent in a burst.
-        """
+        """Return True if a line may be sent at once, and count it as sent. The limit is `_RATE` lines a second."""
         now = time.monotonic()
+        # up to a fifth of `_RATE` lines may be sent in a burst
         self._allowance = min(_RATE / 5, self._allowance + (now - self._last) * _RATE)
         self._last = now
         if self._allowance < 1:

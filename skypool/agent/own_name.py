@@ -52,10 +52,7 @@ def prepare(address: str, rented: bool, env: Mapping[str, str]) -> dict[str, str
 
 
 def _mend(address: str) -> bool:
-    """Map this machine's name to `address` in the hosts file. Return True if it then resolves to that address.
-
-    If the file cannot be read or written, the error is printed to stderr, and False is returned.
-    """
+    """Map this machine's name to `address` in the hosts file. Return True if it then resolves to that address."""
     import subprocess  # imports in functions of this module are there because few nodes need them at their start
 
     name = socket.gethostname()
@@ -154,11 +151,9 @@ def _encoded(text: str) -> bytes:
 
 
 def _write(text: str) -> None:
-    """Overwrite the hosts file in place with `text`, by sudo if not root. Waits at most 20 s for sudo.
-
-    In a container the file is a mount and cannot be replaced. Raises OSError or SubprocessError if it is not written.
-    """
+    """Overwrite the hosts file with `text`, by sudo if not root. Raises OSError or SubprocessError if that fails."""
     if os.geteuid() == 0:
+        # in place, because in a container the file is a mount and cannot be replaced
         with open(HOSTS, "r+b") as file:
             file.write(_encoded(text))
             file.truncate()

@@ -202,11 +202,9 @@ class Packages:
                 return
 
     def _proceed(self, wanted: Wanted) -> None:
-        """Ask for the next file of a package. When the package is complete, tell the processes that wait for it.
-
-        Files are asked for one by one, so that at most one answer, of up to 10 MB, waits at the client to be sent.
-        """
+        """Ask for the next file of a package. When the package is complete, tell the processes that wait for it."""
         version, missing, left_out = self._coming[wanted]
+        # one by one, so that at most one answer, of up to 10 MB, waits at the client to be sent
         if missing:
             self._ask(Kind.MODULE, {"name": wanted[0], "version": version, "file": next(iter(missing))})
             return
@@ -237,10 +235,7 @@ def _plain(name: str) -> str:
 
 
 def _write(folder: str, path: str, hash_: str, data: bytes) -> None:
-    """Write a file of a package below a folder, readable by this user only. Raises OSError if there is no room.
-
-    Raises ProtocolError if the contents do not match the hash, or if the path leads out of the folder.
-    """
+    """Write a file of a package below a folder. Raises OSError if there is no room, ProtocolError if it is invalid."""
     if hashlib.sha256(data).hexdigest()[:16] != hash_ or path.startswith("/") or ".." in path.split("/"):
         raise protocol_violation(f"the client sent the file {path!r:.200} of a package, which does not match its hash")
     place = os.path.join(folder, path)

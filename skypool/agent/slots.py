@@ -58,14 +58,14 @@ CPU = 1
 GANG = 2
 SERVICE = 3
 OWN = (GANG, SERVICE)
-"""The kinds of slots: CPU for calls that ask for no device, GANG for one process of a gang, MAIN for all other calls.
+"""The kinds of slots that are made for one call, and not counted.
 
-SERVICE is for one service. Slots of the kinds `OWN` are made for one call, and not counted.
-
-A node without devices has no CPU slots, and all calls except those of gangs and services run on its MAIN slots.
+A slot of the kind GANG is for one process of a gang, and one of the kind SERVICE for one service. CPU is for calls that
+ask for no device, and MAIN for all other calls. A node without devices has no CPU slots: these calls run on its MAIN
+slots.
 """
 SERVICE_MARK = "SKYPOOL_SERVICE"
-"""The variable by which who looks at a node's processes tells those of a service. Its value is the call's id."""
+"""The environment variable that marks the processes of a service. Its value is the call's id."""
 
 
 @dataclass(slots=True, eq=False)
@@ -361,10 +361,7 @@ class Slots:
             self._watch(read_end, select.EPOLLIN, partial(on_output, slot, fd))
 
     def _fork(self, slot: Slot, call: NodeCall | None, opened: contextlib.ExitStack) -> None:
-        """Fork the worker of a slot, and describe it in the slot's attributes. Raises OSError if that fails.
-
-        `opened` gets a callback for each file that the caller must close if this fails.
-        """
+        """Fork the worker of a slot, and describe it in the slot. `opened` gets what to close if this fails."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         opened.callback(ours.close)
         opened.callback(theirs.close)
@@ -417,11 +414,7 @@ class Slots:
     def _become_worker(
         self, slot: Slot, channel: socket.socket, outputs: dict[int, int], taken: socket.socket, notice: int
     ) -> NoReturn:
-        """Run a worker in this forked process until it ends. Then end the process; does not return.
-
-        `outputs` are the pipes that become file descriptors 1 and 2, and calls come from `taken`. The pipe `notice`
-        ends when the shared page has a notice. An exception is printed to stderr, and the exit status is then 70.
-        """
+        """Run a worker in this forked process, then end the process. `outputs` become file descriptors 1 and 2."""
         try:
             os.setsid()
             for fd, write_end in outputs.items():
@@ -466,14 +459,11 @@ class Slots:
         os._exit(70)
 
     def _introduce(self, slot: Slot) -> None:
-        """Set what users' functions get from `skypool.runtime` in this new worker.
-
-        Slots of each kind are numbered from 0. A process of a gang sees the gang's processes on this node as the slots,
-        and a service sees itself as the only slot.
-        """
+        """Set what users' functions get from `skypool.runtime` in this new worker."""
         config = self._plan.config
         place = config.slice
         member = slot.member
+        # slots of each kind count from 0; a process of a gang sees those of its gang here, and a service only itself
         number = slot.number - (self.counts[MAIN] if slot.kind == CPU else 0)
         info = runtime.InstanceInfo(
             pool=config.pool,
@@ -728,10 +718,7 @@ def _nothing() -> None:
 
 
 def _send(to: socket.socket, buffers: list[Buffer], fds: list[int]) -> None:
-    """Send one packet with file descriptors, which stay open here.
-
-    Raises BlockingIOError if there is no room, BrokenPipeError or ConnectionResetError if the other end is closed.
-    """
+    """Send one packet. Raises BlockingIOError if there is no room, ConnectionError if the other end is closed."""
     if not fds and len(buffers) == 1:
         to.send(buffers[0])
         return

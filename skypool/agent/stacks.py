@@ -59,7 +59,7 @@ _INSTALLING = 120.0
 
 
 class Mark:
-    """End of the file into which a worker writes its stacks. The stack that it writes next begins there.
+    """Place in the file into which a worker writes its stacks. The stack that it writes next begins there.
 
     A long file is emptied first. This object closes the file descriptor `fd`. `main` is the id of the worker's main
     thread. `file` is the file's inode number: a worker and the processes that it forks write into one file.
@@ -150,10 +150,8 @@ def ask(pid: int, asked: Collection[int] = ()) -> Mark | None:
 
 
 def _file_of(pid: int) -> tuple[str, int] | None:
-    """Return the path of the file in which a process writes its stack, and the id of its main thread.
-
-    Looks only at the first `_FIRST` files of the process, which may have a million.
-    """
+    """Return the path of the file in which a process writes its stack, and the id of its main thread."""
+    # only the first `_FIRST` files, as a process may have a million
     folder = f"/proc/{pid}/fd"
     with contextlib.suppress(OSError):
         for name in itertools.islice((entry.name for entry in os.scandir(folder)), _FIRST):
@@ -211,7 +209,7 @@ def short(mark: Mark, most: int = 6) -> str:
 
 
 def kernel_state(pid: int) -> str:
-    """Return in words what the kernel says that a process does, such as "sleeps in do_wait"."""
+    """Return what a process does according to the kernel, in words such as "sleeps in do_wait"."""
     state = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1]
     words = {"R": "runs", "S": "sleeps", "D": "waits for a device", "T": "is stopped", "t": "is traced"}
     where = _read(f"/proc/{pid}/wchan").strip()
@@ -258,12 +256,10 @@ def main(keeper: int, folder: str, native: bool) -> None:
 
 
 def _all_stacks(pids: list[int]) -> dict[int, list[list[str]]]:
-    """Return the stacks of the processes that have written them, by pid; [] for a worker that waits for a call.
-
-    Processes that were forked from each other write into the same file, so they are asked one after the other.
-    """
+    """Return the stacks of the processes that have written them, by pid; [] for a worker that waits for a call."""
     found: dict[int, list[list[str]]] = {}
     left = pids
+    # processes that were forked from each other write into the same file, so they are asked one after the other
     while left:
         marks: dict[int, Mark] = {}
         for pid in left:
@@ -279,10 +275,7 @@ def _all_stacks(pids: list[int]) -> dict[int, list[list[str]]]:
 
 
 def _rank(there: dict[int, tuple[int, str]], pid: int) -> int | None:
-    """Return the rank of a process of a gang, or of the one that has started it; None if neither is of a gang.
-
-    `there` is the result of `_below`.
-    """
+    """Return the rank of a gang's process, or of the one that has started it; else None. `there` is from `_below`."""
     while pid in there:
         pid, name = there[pid]
         if name.startswith(_RANK) and name[len(_RANK) :].isdecimal():

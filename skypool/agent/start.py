@@ -115,10 +115,7 @@ def _find() -> socket.socket | None:
 
 
 def _start(config: AgentConfig, words: int) -> socket.socket:
-    """Start the keeper, and return a connection that the agent accepts when it is ready. Does not wait.
-
-    `words` is the file descriptor of the file for the agent's last error.
-    """
+    """Start the keeper, and return a connection that the agent accepts when ready. `words` is for its last error."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(SOCKET)
     listener = socket.socket(socket.AF_UNIX)
@@ -163,13 +160,10 @@ def _say_why(words: int) -> None:
 
 
 def _keep(config: AgentConfig, listener: socket.socket, words: int, umask: int) -> NoReturn:
-    """Run the keeper: start the agent, wait for its end, kill all that is left, and remove the node's folder.
-
-    Does not return. The keeper first writes its pid to keeper.json, while the folder is still locked, so that a later
-    process can find the node's processes.
-    """
+    """Run the keeper: start the agent, wait for its end, kill all that is left, and remove the node's folder."""
     os.setsid()
     call_it("keeper")
+    # written while the folder is still locked, so that a later process can find the node's processes
     with open("keeper.json", "w") as file:
         json.dump({"pid": os.getpid(), "started": started(os.getpid())}, file)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -202,10 +196,7 @@ def _keep(config: AgentConfig, listener: socket.socket, words: int, umask: int) 
 
 
 def _plan(config: AgentConfig) -> NodePlan:
-    """Detect this machine's devices and state, and return the node's plan.
-
-    On a rented machine, the hosts file may be changed: see `own_name.prepare`.
-    """
+    """Detect this machine's devices and state, and return the node's plan. May change the hosts file if rented."""
     from skypool import devices
     from skypool.agent import health, own_name
     from skypool.agent.plan import NodePlan, plan_slots
@@ -222,10 +213,7 @@ def _plan(config: AgentConfig) -> NodePlan:
 
 
 def _become_agent(plan: NodePlan, listener: socket.socket, page: SharedPage, words: int) -> NoReturn:
-    """Run the agent in this forked process, then end the process with status 0, or 1 after an exception.
-
-    The exception is written to the log and to the file `words`.
-    """
+    """Run the agent in this forked process, then end the process with status 0, or 1 after an exception."""
     try:
         os.environ.update(plan.env)
         if sys.prefix != sys.base_prefix:  # so that calls can run commands of the image's environment by name
@@ -242,11 +230,7 @@ def _become_agent(plan: NodePlan, listener: socket.socket, page: SharedPage, wor
 
 
 def _watch(agent: int, page: SharedPage) -> str:
-    """Wait until the agent, a child of this process, ends. Return "wait status " and its status, as from `os.waitpid`.
-
-    SIGTERM, SIGINT and SIGHUP are passed on as SIGTERM. The agent is killed `_TO_OBEY` seconds after such a signal, or
-    `_TO_RENEW` seconds after the deadline of the node, unless the agent moves the deadline meanwhile.
-    """
+    """Wait until the agent, a child of this process, ends. Return "wait status " and its status of `os.waitpid`."""
     wanted = {signal.SIGCHLD, signal.SIGALRM, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
     signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
     signal.setitimer(signal.ITIMER_REAL, _LOOK, _LOOK)
@@ -259,6 +243,7 @@ def _watch(agent: int, page: SharedPage) -> str:
         if ordered_to_end:
             os.kill(agent, signal.SIGTERM)
             kill_at = min(kill_at, now + _TO_OBEY)
+        # the agent may still move the deadline
         if time.monotonic() <= page.deadline:
             kill_late_at = math.inf
         elif kill_late_at == math.inf:

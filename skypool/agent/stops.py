@@ -87,10 +87,8 @@ class Stops:
                     self._slots.signal(slot, signal.SIGKILL)
 
     def _has_told(self, slot: Slot, call: NodeCall, now: float) -> bool:
-        """Return True if a call may be asked to stop now, and False if it must write first what it is doing.
-
-        A process of a gang, and a call that exceeded its timeout, write this for the error's message.
-        """
+        """Return True if a call may be asked to stop now, and False if it must write first what it is doing."""
+        # what it writes is for the error's message
         if call.doomed != "timeout" and slot.kind != GANG:
             return True
         if not call.stop_at:
@@ -141,10 +139,7 @@ class Stops:
             self._look_at(call, now)
 
     def _check_stopped(self, slot: Slot, now: float) -> None:
-        """Kill a worker that has been frozen, for example by SIGSTOP, for more than `liveness` seconds.
-
-        Its call fails with ConnectionLost, unless it had to stop for another reason already.
-        """
+        """Kill a worker that has been frozen, for example by SIGSTOP, for more than `liveness` seconds."""
         if not self._slots.stopped(slot):
             slot.silent_since = None
             return

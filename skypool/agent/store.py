@@ -78,7 +78,7 @@ class Arrivals:
         return blob
 
     def take_of(self, f: Frame) -> Blob | SpoolFull | None:
-        """Do as `take` for the value that a frame other than a call refers to; None if it refers to none."""
+        """Take the value that a frame other than a call refers to, as `take` does; return None if it refers to none."""
         return self.take(f.header["key"]) if "blob" in f.header else None
 
     def discard(self, f: Frame) -> None:

@@ -93,10 +93,7 @@ class Sender:
                 raise self._failure
 
     def _put(self, item: Any) -> None:
-        """Add an item to the next packet; a large item gets a packet of its own. Waits while packet or window is full.
-
-        Raises PickleError or UntrustedResult if the item cannot be sent, or the error of the sending thread.
-        """
+        """Add an item to the next packet; a large item gets its own packet. Waits while packet or window is full."""
         if type(item) in _ATOMS and (type(item) not in (str, bytes) or len(item) < _SHORT):
             entry = item
             size = 64 + (len(item) if type(item) in (str, bytes) else 0)
@@ -134,10 +131,7 @@ class Sender:
         self._underway += size
 
     def _send_batches(self) -> None:
-        """Send ready items until the stream is closed and all are sent. Runs in the sending thread.
-
-        An exception is kept, and `send_all` raises it in the call's thread.
-        """
+        """Send ready items until the stream is closed and all are sent. Runs in the sending thread."""
         try:
             while True:
                 with self._ready:
@@ -160,10 +154,7 @@ class Sender:
                 self._ready.notify()
 
     def _wait_for_room(self, size: int) -> None:
-        """Wait until `size` more bytes fit into the window. A larger item waits until all before it are taken.
-
-        Raises the error of the sending thread, if it has failed before.
-        """
+        """Wait until `size` more bytes fit into the window. A larger item waits until all before it are taken."""
         if self._failure is not None:
             raise self._failure
         while self._underway and self._underway + self._size + size > self._window:

@@ -116,29 +116,24 @@ def create_storage(
 
 
 def _memory_room(size: int) -> int:
-    """Return the greatest size in bytes of a value that may be kept in memory: half of the available memory.
-
-    Returns `_SMALL` if `size` is not larger than that, or if the system does not report its memory.
-    """
+    """Return the size up to which a value is kept in memory: half of what is free, or `_SMALL` for a small value."""
     if size <= _SMALL:
         return _SMALL
     with open("/proc/meminfo") as lines:
         for line in lines:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024 // 2
-    return _SMALL
+    return _SMALL  # the system does not report its memory
 
 
 def _unnamed_file(folder: str) -> int:
-    """Create a file without a name in this folder, and return its file descriptor. Raises OSError if that fails.
-
-    Some file systems cannot do this: a temporary file is then created and deleted at once.
-    """
+    """Create a file without a name in this folder, and return its file descriptor. Raises OSError if that fails."""
     try:
         return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError as e:
         if e.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
             raise
+    # this file system has no unnamed files: create a temporary file and delete it at once
     import tempfile  # imported here, as it is seldom needed and slow to import
 
     fd, path = tempfile.mkstemp(dir=folder)

@@ -50,7 +50,7 @@ _LARGEST = LARGEST_END - len(end_of(0, True, 0, b""))
 LOADING = 60.0
 """Seconds to load a call's function, modules and arguments. Only longer loading counts towards the call's timeout.
 
-Modules that the function itself imports are among them.
+Imports by the function itself count towards these seconds, too.
 """
 _TEXT = 200
 """The most characters of the text of an exception that came too late."""
@@ -59,13 +59,13 @@ _FORKING = 5e-5
 _ENDING = 5.0
 """Seconds for the end of the processes that a call has left, which do not count towards the call's timeout."""
 _BRIEF = 1e-3
-"""Seconds up to which a call counts as short, so that looking for all that it may have changed would take too long."""
+"""Seconds up to which a call is short: checking all that it may have changed would take too long."""
 _KERNELS = 5.0
 """Seconds in which the kernels that a call has left must end before the next call begins."""
 _PAUSE = 2e-3
-"""Seconds without a call after which all that short calls may have changed is looked for, before the next call."""
+"""After so many seconds without a call, the next call waits until all that short calls may have changed is checked."""
 _MOMENT = 0.05
-"""Seconds after which all that a short call may have changed is looked for again."""
+"""Seconds after which all that a short call may have changed is checked again."""
 
 
 class _Small:
@@ -85,30 +85,19 @@ class _Function(NamedTuple):
 
 
 class _Order:
-    """Options of a call, or of all calls of a batch, from the header of the packet. They are read once for a batch.
-
-    Attributes:
-        fn: the key of the function.
-        is_gang: True for a call of a gang.
-        is_own: True for a call of a gang or a service, whose worker runs nothing else.
-        is_fresh: True if no other call may have run in its process.
-        captures: True if what it prints becomes part of its value.
-        timeout: seconds after which it must have ended; None for no limit.
-        stream: how many bytes of items its generator may send before the client takes them; None if it is no generator.
-        world: as for `runtime.begin`.
-    """
+    """Options of a call, or of all calls of a batch, from the header of the packet. They are read once for a batch."""
 
     __slots__ = ("captures", "fn", "is_fresh", "is_gang", "is_own", "stream", "timeout", "world")
 
     def __init__(self, header: dict[str, Any]) -> None:
         self.fn: str = header["fn"]
         self.is_gang = "gang" in header
-        self.is_own = self.is_gang or "service" in header
-        self.is_fresh = self.is_own or "fresh" in header
-        self.captures = header.get("output") == "capture"
+        self.is_own = self.is_gang or "service" in header  # its worker runs nothing else
+        self.is_fresh = self.is_own or "fresh" in header  # no other call may have run in its process
+        self.captures = header.get("output") == "capture"  # what it prints becomes part of its value
         self.timeout: float | None = header.get("timeout")
-        self.stream: int | None = header.get("stream")
-        self.world: tuple[int, Sequence[str]] | None = header.get("world")
+        self.stream: int | None = header.get("stream")  # window of its generator, as for `Sender`; else None
+        self.world: tuple[int, Sequence[str]] | None = header.get("world")  # as for `runtime.begin`
 
 
 class Worker:
@@ -207,11 +196,9 @@ class Worker:
                 os._exit(0)  # this process is worn out, or it is a child that the user's function forked
 
     def _linger(self) -> None:
-        """Keep this failed process of a gang as it is, for `_LINGERING` seconds or until the agent ends it.
-
-        The exception's frames keep the sockets of the function open. So the gang's other processes notice the failure
-        only after the client knows which process failed first.
-        """
+        """Keep this failed process of a gang as it is, for `_LINGERING` seconds or until the agent ends it."""
+        # The exception's frames keep the sockets of the function open. So the gang's other processes notice the failure
+        # only after the client knows which process failed first.
         gone = select.poll()
         gone.register(self._socket, 0)  # only its end is reported, not what arrives
         gone.poll(1000 * _LINGERING)
@@ -273,10 +260,8 @@ class Worker:
             self._page.run(self._slot, self._counts_from)
 
     def _on_sigterm(self, _number: int, _stack: object) -> None:
-        """Raise Cancelled if the agent wants the running call to stop. Otherwise ignore SIGTERM.
-
-        A child process that a call forked ends with status 143 instead: a handler of the call may call this one.
-        """
+        """Raise Cancelled if the agent wants the running call to stop. Otherwise ignore SIGTERM."""
+        # a child process that the call forked, where a handler of the call may call this one
         if os.getpid() != self._process:
             os._exit(128 + signal.SIGTERM)
         if self._channel.call and self._page.given_up(self._slot):
@@ -298,11 +283,7 @@ class Worker:
     # --- packets ---------------------------------------------------------------------------------------------
 
     def _next_call(self) -> tuple[Frame | None, list[int]]:
-        """Wait for the next call or batch, and return its packet with its file descriptors.
-
-        The packet is valid until the next call of this method. Returns (None, []) when the agent is gone, or has
-        replaced the queue.
-        """
+        """Wait for the next call or batch. Return its packet, valid until this runs again, and its file descriptors."""
         try:
             n, ancillary, _, _ = self._queue.recvmsg_into([self._buffer], SPACE, CLOEXEC)
         except BlockingIOError:  # a call has changed all file descriptors of its process; workers share this one
@@ -311,18 +292,16 @@ class Worker:
         except ConnectionResetError:
             return None, []
         fds = descriptors(ancillary)
+        # no packet if the agent is gone, or has replaced the queue
         return (parse_frame(memoryview(self._buffer)[:n]) if n else None), fds
 
     def _payload(self, packet: Frame, fds: list[int]) -> list[Buffer]:
-        """Return the serialized arguments or contents in a packet from the agent, as buffers.
-
-        A large value is mapped, not copied: `fds[0]` has it and is closed here. Changes stay private; a value of
-        `pool.put()` is read-only. A single small buffer is a view of the packet, valid until the next one is received.
-        """
+        """Return the serialized arguments or contents in a packet from the agent, as buffers. Closes `fds[0]`."""
         lengths = packet.header["lens"]
         if "blob" in packet.header:
             forks = self._forks
             writes = 0 if packet.header.get("what") == "object" else mmap.PROT_WRITE
+            # mapped, not copied: changes stay private, and a value of `pool.put()` is read-only
             memory = mmap.mmap(fds[0], packet.header["blob"], mmap.MAP_PRIVATE, mmap.PROT_READ | writes)
             os.close(fds[0])
             if packet.kind is Kind.CALL:
@@ -333,17 +312,12 @@ class Worker:
         return list(split_buffers(memoryview(bytearray(packet.body)), lengths))
 
     def _let_go(self) -> bool:
-        """Return True if the memory of the call's large arguments can be used again for another value.
-
-        False if there were none, if an object still refers to them, or after a fork since they were mapped.
-        """
+        """Return True if the call had large arguments, and neither an object nor a later forked child uses them."""
         return self._arguments is not None and self._arguments[0]() is None and self._arguments[1] == self._forks
 
     def _fetch_module(self, name: str, version: str) -> FoundPackage:
-        """Request a package of the user's own from the client, and wait for it. `version` is "" for any.
-
-        In a child process that the call has forked, another socket is used, because the worker reads this one.
-        """
+        """Request a package of the user's own from the client, and wait for it. `version` is "" for any."""
+        # a child that the call has forked uses another socket, because the worker reads this one
         if os.getpid() != self._process:
             return FoundPackage(child_imports.ask(self._node_folder, name), version, (), "")
         header = self._channel.fetch("module", f"{name} {version}")[0].header
@@ -352,12 +326,7 @@ class Worker:
         return FoundPackage(header["folder"], header["hash"], tuple(header["left_out"]), "")
 
     def _object(self, key: str) -> Any:
-        """Return the value of `pool.put()` with this key. The first use fetches it from the agent.
-
-        A small value is unpickled for each use, so that calls do not see each other's changes. A large value is
-        unpickled once, and its arrays are read-only. Raises KeyError for an unknown key, SpoolFull if the node had no
-        room for the value.
-        """
+        """Return the value of `pool.put()` with this key. The first use fetches it. Raises KeyError or SpoolFull."""
         if key not in self._objects:
             reply, fds = self._channel.fetch("object", key)
             if not reply.header.get("found"):
@@ -369,19 +338,17 @@ class Worker:
                 raise SpoolFull(reply.header["full"])
             payload = self._payload(reply, fds)
             if "blob" in reply.header:
+                # unpickled once; its arrays are read-only
                 self._objects[key] = codec.loads(payload)
             else:
                 self._objects[key] = _Small([bytes(buffer) for buffer in payload])
         found = self._objects[key]
+        # a small value is unpickled for each use, so that calls do not see each other's changes
         return codec.loads([found.buffers[0], *map(bytearray, found.buffers[1:])]) if type(found) is _Small else found
 
     def _function(self, key: str, view: namespaces.View | None = None) -> _Function | None:
-        """Return the function of a key. The first use fetches it from the agent.
-
-        `view` is given to have the function unpickled again, with the values of its globals in that view. Returns None
-        if an imported module has changed on the client: only a new process can import it anew. Raises SkypoolError or
-        SpoolFull if the node does not have the function.
-        """
+        """Return the function of a key, fetched at its first use; None if only a new process can import its modules."""
+        # with `view`, it is unpickled again, with the values of its globals in that view
         if key not in self._functions or view is not None:
             reply, fds = self._channel.fetch("function", key)
             if not reply.header.get("found"):
@@ -394,6 +361,7 @@ class Worker:
             *pickled, manifest = self._payload(reply, fds)
             about = json.loads(bytes(manifest))
             if not self._user_modules.learn(about):
+                # an imported module has changed on the client
                 return None
             for file, source in about["sources"].items():
                 self._take_source(file, source)
@@ -414,10 +382,7 @@ class Worker:
     # --- one call --------------------------------------------------------------------------------------------
 
     def _serve_all(self, packet: Frame) -> None:
-        """Run the calls of one batch in order, except those that the agent takes back before they begin.
-
-        Stops early if this process must be replaced; the agent then queues the other calls again.
-        """
+        """Run the calls of one batch in order, except those that the agent takes back before they begin."""
         self._batch.hold(packet.header["ids"])
         self._untold = at = 0
         order = _Order(packet.header)
@@ -433,12 +398,7 @@ class Worker:
             self._socket.sendmsg(_SOME_ENDED)
 
     def _serve(self, id_: int, order: _Order, packet: Frame, fds: list[int], part: Buffer | None = None) -> bool:
-        """Run one call and send its outcome, which may be any exception. Returns False in a child that the call forked.
-
-        A call that needs a fresh process is given back to the agent if this process has run another call. `part` has
-        the arguments of a batched call. Raises Cancelled, and sends no outcome, if the call is stopped. Raises an
-        OSError if the agent is gone.
-        """
+        """Run one call and send its outcome. Return False in a child that the call forked. Raises Cancelled."""
         is_own = order.is_own
         if order.is_fresh:
             self._worn = True
@@ -466,6 +426,7 @@ class Worker:
             self._channel.drain()
         ok = True
         try:
+            # `part` has the arguments of a batched call
             buffers = self._run(id_, order, self._payload(packet, fds) if part is None else [part])
         except Cancelled:
             raise
@@ -548,15 +509,12 @@ class Worker:
         return self._uses_devices and self._contexts.are_broken(_KERNELS)  # a kernel may fail after its call
 
     def _lateness(self, timeout: float) -> dict[str, Any]:
-        """Return what the outcome tells the agent about a call that exceeded its timeout; {} if it did not.
-
-        The keys: `late` is how many seconds the call ran, `said` its exception, and `printed` the end of its captured
-        output. The agent decides if it was too long, because it alone knows for how long the whole node was stopped.
-        """
+        """Return what the outcome tells the agent about a call that exceeded its timeout; {} if it did not."""
         ran = time.monotonic() - self._counts_from
         if ran <= timeout:
             return {}
         said = "" if self._failure is None else f"{type(self._failure).__name__}: {text_of(self._failure)}"
+        # the agent decides if it was too long, because it alone knows for how long the whole node was stopped
         return {"late": ran, "said": said[:_TEXT], "printed": self._capture.last}
 
     def _end_processes(self) -> bool:
@@ -565,15 +523,12 @@ class Worker:
         return end_processes()
 
     def _run(self, id_: int, order: _Order, payload: list[Buffer]) -> list[Buffer]:
-        """Run the function of a call and return the buffers of its serialized result.
-
-        The items of a generator are sent while it runs, and its return value is the result. If only a new process can
-        run the call, the call is given back to the queue and this process ends.
-        """
+        """Run the function of a call and return its serialized result. A generator's items are sent while it runs."""
         known = self._functions.get(order.fn) or self._function(order.fn)
         is_entered = known is not None and namespaces.is_entered(known.view)
         if known is not None and not is_entered and known.view.is_outdated():
             known = self._function(order.fn, known.view)
+        # only a new process can run the call: give it back, and end this process
         if known is None:
             self._page.begin(self._slot, 0, time.monotonic())  # another worker may have it before this one has ended
             self._channel.send(Kind.RECALLED, {"id": self._channel.call}, [])
@@ -610,10 +565,7 @@ class Worker:
             raise
 
     def _captured(self, function: Callable[..., Any], args: Any, kwargs: Any) -> codec.Captured:
-        """Run a function and return its value with everything that it and its child processes printed.
-
-        An exception of the function gets a note with the printed text.
-        """
+        """Run a function and return its value with everything that it and its child processes printed."""
         self._flush()
         self._capture.begin()
         try:
@@ -639,10 +591,7 @@ class Worker:
     def _answer(
         self, id_: int, ok: bool, buffers: list[Buffer], seconds: float, late: Mapping[str, Any] | None = None
     ) -> None:
-        """Send the outcome of a call to the agent in a packet of its own. If there is no room for it, send SpoolFull.
-
-        `late` is the result of `_lateness`.
-        """
+        """Send the outcome of a call in a packet of its own; SpoolFull if there is no room. `late`: see `_lateness`."""
         if not late and len(buffers) == 1 and (size := len(buffers[0])) <= INLINE and self._arguments is None:
             # The usual header contains numbers only. Writing it by hand takes 0.3 µs, a serializer 2.5 µs (Python
             # 3.11).
@@ -662,10 +611,7 @@ class Worker:
             self._channel.send(Kind.OUTCOME, answer, buffers)
 
     def _pull(self, number: int) -> Any:
-        """Wait for the next item of the running call's iterator argument `number`, and return it.
-
-        Raises StopIteration at its end, and any exception that the iterator raised on the client.
-        """
+        """Return the next item of iterator argument `number`. Raises StopIteration or what it raised on the client."""
         self._channel.send(Kind.CREDIT, {"id": self._channel.call, "arg": number}, [])
         reply, fds = self._channel.receive(
             lambda f: f.kind == Kind.ITEM and f.header["id"] == self._channel.call and f.header["arg"] == number

@@ -66,11 +66,7 @@ class WorkerChannel:
         self.socket.sendmsg([encode(kind, {**header, "blob": total})])
 
     def _write(self, call: int, seq: int, buffers: list[Buffer], total: int) -> None:
-        """Write a large value to storage. After each `_STEP` bytes, tell the agent, which sends them meanwhile.
-
-        `seq` is 0 for the call's outcome, else the number of the stream item. Raises SpoolFull if there is no room,
-        BrokenPipeError or ConnectionResetError if the agent is gone.
-        """
+        """Write a large value to storage. After each `_STEP` bytes, tell the agent, which sends them meanwhile."""
         fd = value_storage.create_storage(total, self._folder, self._spool_memory, self._used_memory)
         first = rights([fd])
         at = 0
@@ -88,10 +84,7 @@ class WorkerChannel:
             os.close(fd)
 
     def _used_memory(self, size: int) -> int | None:
-        """Ask the agent for memory of an earlier value, and wait for it. Return its file descriptor; None if none fits.
-
-        Does not ask for less than `WORTH_KEEPING` bytes.
-        """
+        """Return a file descriptor of memory of an earlier value, for which the agent is asked; None if none fits."""
         if size < value_storage.WORTH_KEEPING:
             return None
         _, fds = self.fetch("memory", str(size))
@@ -128,10 +121,7 @@ class WorkerChannel:
                 os.close(fd)
 
     def _take_in(self) -> None:
-        """Wait for one packet, and keep it in `arrived` unless it is for another call.
-
-        The caller must hold the lock `_reading`. The process ends with status 0 if the agent is gone.
-        """
+        """Wait for one packet, and keep it unless it is for another call. The caller must hold the lock `_reading`."""
         n, ancillary, _, _ = self.socket.recvmsg_into([self._buffer], SPACE, CLOEXEC)
         if not n:
             os._exit(0)  # the agent is gone

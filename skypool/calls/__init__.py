@@ -23,13 +23,13 @@ Modules:
 - `pending`: the client's record of a call until it ends.
 - `dispatch`: takes calls and the messages of nodes, and sends calls again when their node is lost.
 - `roster`: the nodes, and what is known about them; `hand_out`: chooses a node for each call and sends it there.
-- `call_events`: tells the user of calls that fail or run again.
-- `effects`: what was decided under the lock, and is done after it; `values`: the values of `pool.put`.
+- `call_events`: reports calls that fail or run again to the user.
+- `effects`: actions that are decided under the lock and performed after it; `values`: the values of `pool.put`.
 - `waiting`: the calls that wait for a node; `progress`: handles messages of nodes about running calls.
 - `node_queue`: the queue of one node: the calls sent there, its free slots, and the frames to it.
 - `idle`: sums up the time in which a node ran no call; `tally`: counts the calls that have ended, and records them.
 - `futures`: `CallFuture` and `Stream`, which the caller waits for; `map`: `pool.map`.
-- `callbacks`: threads that call what users add to futures, which may block.
+- `callbacks`: threads that call functions that users add to futures. These functions may block.
 - `gangs`: starts, stops and reruns the processes of a gang together. `skypool.gangs` decides what happens.
 - `parts`: one call that runs on several nodes, and stops on all of them when it fails on one.
 - `groups`: several calls that run at the same time.

@@ -136,10 +136,7 @@ def payload_of(
 
 
 def _blame(function: Remote, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PickleError:
-    """Return (do not raise) a PickleError that names the first argument which cannot be pickled.
-
-    If each argument can be pickled alone, the error says that the arguments cannot be pickled together.
-    """
+    """Return (do not raise) a PickleError about the first argument that cannot be pickled, or about all together."""
     named: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
     for name, value in named:
         try:
@@ -154,10 +151,7 @@ def _blame(function: Remote, args: tuple[Any, ...], kwargs: dict[str, Any]) -> P
 
 
 def _parameter(function: Remote, name: int | str) -> str:
-    """Return the name of the parameter that takes an argument, given its position (from 0) or its name.
-
-    A position N after the last parameter, as with `*args`, gives "argument N".
-    """
+    """Return the name of an argument's parameter, by its position (from 0) or name; "argument N" after the last."""
     if isinstance(name, str):
         return name
     names = list(signature(function.function).parameters)
@@ -165,10 +159,8 @@ def _parameter(function: Remote, name: int | str) -> str:
 
 
 def _is_stream(value: object) -> bool:
-    """Return True if an argument is an iterator whose items are sent one by one. Nothing is read from the iterator.
-
-    Open files do not count. Neither do `Upstream` objects, which take the place of iterator arguments on a node.
-    """
+    """Return True if an argument is an iterator to be sent item by item. Nothing is read from the iterator."""
+    # open files are refused, and an `Upstream` already takes the place of an iterator on a node
     return hasattr(type(value), "__next__") and not isinstance(value, (io.IOBase, Upstream))
 
 

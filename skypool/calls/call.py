@@ -285,10 +285,8 @@ class ComputeFunction(Generic[P, T]):
 
 
 def _rebuild_function(id_: str | None, function: Callable[..., Any], *given: Any) -> ComputeFunction[..., Any]:
-    """Return the `ComputeFunction` that has this id here, or a new one with default options. Unpickling calls this.
-
-    The id is None unless a script defines the function at its top level. `given` is the bound object of a method.
-    """
+    """Unpickle a `ComputeFunction`: the one with this id here, or a new one with default options."""
+    # `id_` is None unless a script defines the function at its top level; `given` is the bound object of a method
     found = None if id_ is None else identity.known(id_)
     if found is not None and (found.function is function or identity.is_own(found)):
         return typing.cast("ComputeFunction[..., Any]", found)
@@ -312,29 +310,21 @@ def _undecorate(function: ComputeFunction[..., Any]) -> Callable[..., Any]:
 
 
 def _is_importable(function: ComputeFunction[..., Any]) -> bool:
-    """Return True if a node can import the function's module and finds this decorated function there under its name.
-
-    This is False for a copy made by `with_options`.
-    """
+    """Return True if a node finds this function under its name in its module; False for copies by `with_options`."""
     return _travels_by_name(function.function, function)
 
 
 def _name_of(function: Callable[..., object]) -> str:
-    """Return the name of a function in messages, at most 200 characters, without surrogates.
-
-    A callable object without a name, such as a `functools.partial`, is named by its repr, which may have its arguments.
-    """
+    """Return a function's name for messages, at most 200 characters without surrogates; its repr if it has no name."""
     name = encodable(str(getattr(function, "__qualname__", None) or repr(function))).replace("<locals>.", "")
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."
 
 
 def _travels_by_name(named: Any, thing: object = None) -> bool:
-    """Return True if a node gets `thing` (default: `named`) when it imports the module and qualified name of `named`.
-
-    Nothing is imported here. False for what a script or notebook has, or what was made inside a function.
-    """
+    """Return True if a node gets `thing` (default: `named`) by importing the module and name of `named`."""
     module = getattr(named, "__module__", None)
     name = getattr(named, "__qualname__", "<locals>")
+    # a node cannot import what is defined in a script, a notebook or a function
     if module is None or module in pickling.SCRIPT or "<locals>" in name:
         return False
     found: Any = sys.modules.get(module or "")
@@ -366,14 +356,10 @@ def _is_bare(function: Callable[..., Any]) -> bool:
 
 
 def _captured(function: Callable[..., Any], depth: int = 0) -> tuple[object, ...] | None:
-    """Return everything that a function captures, or None if a captured value could change without being noticed.
-
-    If a later result equals an earlier one, the function need not be pickled again. First comes the code object, then
-    names and values. Captured functions are followed up to four levels deep; deeper ones give None.
-    """
+    """Return the code and captured values of a function, or None if a value could change without being noticed."""
     if isinstance(function, ComputeFunction):
         function = function.function
-    if not isinstance(function, types.FunctionType) or depth > 4:
+    if not isinstance(function, types.FunctionType) or depth > 4:  # functions that functions capture, and so on
         return None
     state: list[object] = [function.__code__]
     for name, value in _captures(function):
@@ -400,14 +386,11 @@ def _captured(function: Callable[..., Any], depth: int = 0) -> tuple[object, ...
 
 
 def _captures(function: types.FunctionType) -> Iterator[tuple[object, object]]:
-    """Yield (name, value) of what a function captures: closure variables, globals and argument defaults, in this order.
-
-    A positional default is named by its position, from 0. A closure variable that is not set yet gives its empty cell.
-    """
+    """Yield (name, value) of a function's closure variables, globals and defaults. Names may be indexes of defaults."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield name, cell.cell_contents
-        except ValueError:
+        except ValueError:  # the variable is not set yet
             yield name, cell
     yield from blame.captured_globals(function)
     yield from enumerate(function.__defaults__ or ())
@@ -521,10 +504,7 @@ def _check_stream(name: str, options: Options) -> None:
 
 
 def _decorate(function: Callable[P, T], options: Options, changes: NodesChanges) -> ComputeFunction[P, T]:
-    """Return a function as a `ComputeFunction`. Raises UsageError for what is not a function.
-
-    A function that is decorated already is copied, with `changes` (what the user gave) instead of `options`.
-    """
+    """Return a function as a `ComputeFunction`; a copy of one with `changes`. Raises UsageError for other objects."""
     if isinstance(function, (staticmethod, classmethod)):
         raise UsageError("put @staticmethod or @classmethod above @compute, not below it")
     if isinstance(function, ComputeFunction):
@@ -710,7 +690,7 @@ class Call(Generic[T_co]):
 
 
 def call_asked(call: Call[T]) -> Call[T]:
-    """Return the argument itself. Raises UsageError if it is no `Call`, such as a function without its arguments."""
+    """Return `call` itself. Raises UsageError if it is not a `Call`, such as a function without its arguments."""
     if not isinstance(call, Call):
         hint = f": call it, {call.name}(…)" if isinstance(call, ComputeFunction) else ""
         raise UsageError(f"a pool runs calls such as train(3), not {call!r:.80}{hint}")
@@ -720,7 +700,7 @@ def call_asked(call: Call[T]) -> Call[T]:
 def no_call(value: object, operator: str) -> UsageError:
     """Return (do not raise) a UsageError: `value`, which is not a call, was used with a call operator.
 
-    The message advises what to write instead. Calls in `value`, a group, list or tuple, are marked as sent.
+    The message says what to write instead. If `value` is a group, list or tuple, its calls are marked as sent.
     """
     if isinstance(value, (Call, Group)):
         _mark_sent(value)
@@ -751,8 +731,8 @@ def _mark_sent(*calls: Call[Any] | Group[Any]) -> None:
 
 
 def _runner(pool: Any, operator: str, calls: Call[Any] | Group[Any]) -> Runner:
-    """Return the right operand of a call operator. Raises UsageError if it is no pool. Mark the calls as sent."""
-    # even if this is no pool: the error below is enough, without a warning
+    """Return the right operand of a call operator. Raises UsageError if it is not a pool. Mark the calls as sent."""
+    # even if this is not a pool: the error below is enough, without a warning
     if isinstance(calls, Call):
         calls.sent = True
     else:

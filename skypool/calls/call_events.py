@@ -1,4 +1,4 @@
-"""`CallEvents`: tells the user of calls that fail or run again."""
+"""`CallEvents`: reports calls that fail or run again to the user."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ class CallEvents:
         self._emit = emit
 
     def failed(self, pending: PendingCall, error: BaseException, node: int) -> None:
-        """Tell that a call ended with an error. Do nothing for a service."""
+        """Report that a call ended with an error. Do nothing for a service."""
         if not pending.service:
             self._emit(events.CallFailed(pool=self._pool, node=node, call=pending.name, error=blame.told(error)))
 
     def retried(self, pending: PendingCall, error: BaseException, node: int, attempt: int) -> None:
-        """Tell that a call runs again because of `error`."""
+        """Report that a call runs again because of `error`."""
         reason = blame.cut(blame.text_of(error))
         self._emit(events.CallRetried(pool=self._pool, node=node, call=pending.name, attempt=attempt, reason=reason))
 
     def notice(self, text: str) -> None:
-        """Tell the user a sentence."""
+        """Show the user a sentence."""
         self._emit(events.Notice(pool=self._pool, text=text))
 
     def gang_failed(self, failure: GangFailure) -> None:
-        """Tell that a gang has failed, and if it runs again."""
+        """Report that a gang has failed, and whether it runs again."""
         self._emit(
             events.GangFailed(
                 pool=self._pool,

@@ -1,6 +1,7 @@
-"""`Callbacks`: threads that call what users have added to futures with `add_done_callback`.
+"""`Callbacks`: threads that call the functions that users add to futures with `add_done_callback`.
 
-Such a function may do anything, also wait for another call. So the threads that read connections never call it.
+Such a function may block, for example because it waits for another call. The threads that read connections must not
+block, so they never call it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 _MOST = 32
 """The most threads of one pool. If all of their functions block, further functions wait."""
 _IDLE = 5.0
-"""Seconds after which a thread ends that has nothing to do."""
+"""Seconds after which a thread without work ends."""
 
 
 class Callbacks:
@@ -67,7 +68,7 @@ class Callbacks:
                     self._changed.notify_all()
 
     def wait(self) -> None:
-        """Wait until all functions have returned. Do nothing if one of them calls this."""
+        """Wait until all functions have returned. Do nothing if one of these functions calls this method."""
         with self._changed:
             if threading.current_thread() not in self._threads:
                 self._changed.wait_for(lambda: not self._left)

@@ -2,7 +2,7 @@
 
 Threads of callers and the engine's thread use a `Dispatch` under one lock. No thread blocks or runs the user's code,
 unpickling included, while it holds that lock. Callbacks, and the ends of calls that are decided under the lock, wait in
-`effects`. `act` carries them out after the lock is released.
+`effects`. `act` performs them after the lock is released.
 The cost of a call does not depend on the number of waiting calls, which stay in queues until a node has room.
 Calls that need no device have separate queues, because nodes with devices have separate slots for them.
 """
@@ -80,8 +80,8 @@ class Dispatch:
     Methods may be called from any thread. Only `drive` waits until a call ends.
 
     Args:
-        told: tells the user of calls that failed for good, and of runs that are repeated. Processes of gangs are not
-            told of, nor calls that were cancelled or that `close` ended.
+        told: reports calls that failed for good, and runs that are repeated. It does not report processes of gangs, nor
+            calls that were cancelled or that the end of the pool has ended.
         on_feed: called as (pending, arg, n) when a call asks for item `n` (from 1) of its iterator argument number
             `arg` (from 0).
         on_drained: called with the number of a leaving node that has no call left, maybe repeatedly. Must not block.
@@ -96,7 +96,7 @@ class Dispatch:
         progress: handles what nodes say about running calls.
         parts: the parts of calls that run on several nodes.
         ids: gives each run of a call a new id.
-        effects: what is done after the lock is released.
+        effects: the actions that are performed after the lock is released.
         callbacks: calls what users add to futures with `add_done_callback`.
     """
 
@@ -188,10 +188,7 @@ class Dispatch:
             self.hand_out.fill(node_queue)
 
     def _has_one_of(self, pending: PendingCall, nodes: tuple[int, ...]) -> bool:
-        """Return True if one of these nodes can run a call. Raises UsageError if the pool has none of them.
-
-        If the pool has only leaving ones, end the call with an error and return False.
-        """
+        """Return True if one of these nodes can run a call; else end the call. Raises UsageError if none exists."""
         if any(node in self._staying for node in nodes):
             return True
         there = [self.node_queues[node] for node in nodes if node in self.node_queues]
@@ -223,7 +220,7 @@ class Dispatch:
             return True
 
     def act(self) -> None:
-        """Perform what was decided. Do nothing if this thread holds the lock; it acts after that."""
+        """Perform the effects that wait. Do nothing if this thread holds the lock; it calls this again after that."""
         self.effects.perform()
         if self._until_done:
             self._note_done()
@@ -427,14 +424,10 @@ class Dispatch:
             self.hand_out.hand_out_again()
 
     def _unknown(self, node_queue: NodeQueue, lane: Lane, known: Container[int]) -> list[PendingCall]:
-        """Remove the calls of a lane that the node does not know. Return those of them that must be sent to it again.
-
-        Cancelled calls end here. If the node is leaving, each other call moves to another node or fails.
-        For calls in `known`, the ids that the node knows, messages that may have been lost are sent again.
-        """
+        """Remove a lane's calls that the node does not know (not in `known`). Return those that must be sent again."""
         again: list[PendingCall] = []
         for pending in list(lane.underway.values()):
-            if pending.id in known:
+            if pending.id in known:  # only messages about it may have been lost
                 node_queue.tell_again(pending)
                 continue
             del lane.underway[pending.id]
@@ -452,8 +445,8 @@ class Dispatch:
 
         Running calls go on. The node is asked to give back calls that it has not begun, which other nodes then get.
         Calls that only this node may run, and that do not run yet, fail with a NodeInterrupted, NodeRetired or
-        NodeUnhealthy. Do nothing for an unknown node. For a node that is leaving already, only note if its provider
-        takes the machine back.
+        NodeUnhealthy. Do nothing for an unknown node. For a node that is leaving already, only note whether its
+        provider takes the machine back.
 
         Args:
             retired: True if the node was retired.
@@ -520,21 +513,12 @@ class Dispatch:
             self.hand_out.hand_out_again()
 
     def _lost(self, pending: PendingCall, error: BaseException, text: str = "", *, begun: bool) -> None:
-        """Handle a call whose run failed or whose node is lost: queue it again if it may run again, otherwise end it.
-
-        A call may run again if a suitable node is left and the pool has not ended. If it may have begun, it must also:
-
-        - have a retry left, which is then used up, or have lost a machine that the provider took back,
-        - have yielded no items,
-        - have no iterator argument.
-
-        If `begun`, the call gets a new id first, and `on_retry` is called. A cancelled call does not run again.
-        `text` is the text of the error for records; "" for an error of skypool's own.
-        """
+        """Queue a call again whose run failed or whose node is lost. End the call if it cannot run again."""
+        # `begun`: the call may have begun. `text`: the error for records, "" for an error of skypool's own.
         if pending.settled:  # it was cancelled while it waited
             return
         interrupted = error if isinstance(error, NodeInterrupted) else None
-        why_not = pending.bound(self._staying, begun)
+        why_not = pending.bound(self._staying, begun)  # the reason why it cannot run again, or ""
         if pending.stopped:
             self._end_stopped(pending)
         elif not why_not and (pending.retries > 0 or interrupted or not begun) and self.roster.closed is None:
@@ -758,10 +742,7 @@ def _drop_stopped(queues: Iterable[deque[PendingCall]]) -> None:
 
 
 def _lost_with_node(pending: PendingCall, node: int, error: BaseException) -> BaseException:
-    """Return (do not raise) the error for a call that was lost with its node.
-
-    A NodeInterrupted or NodeRetired is returned itself. Any other error becomes the cause of a new ConnectionLost.
-    """
+    """Return the error of a call lost with its node: a NodeInterrupted or NodeRetired itself, else a ConnectionLost."""
     if isinstance(error, (NodeInterrupted, NodeRetired)):
         return error
     lost = ConnectionLost(f"{pending.name} was lost with node {node}: {error}", node)

@@ -1,6 +1,6 @@
-"""`Effects`: what `Dispatch` and `GangRunner` decide under their lock, and do after it is released.
+"""`Effects`: actions that `Dispatch` and `GangRunner` decide under their lock, and perform after its release.
 
-Code of the user may run then, such as listeners of events, and a thread that waits for a call is woken.
+These actions may run code of the user, such as listeners of events, or wake a thread that waits for a call.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Effects:
 
     Attributes:
         ends: the ends of calls. They come before all others.
-        others: what the user is told.
+        others: reports to the user.
     """
 
     __slots__ = ("_lock", "ends", "others")
@@ -30,11 +30,11 @@ class Effects:
         self.others: deque[Callable[[], object]] = deque()
 
     def later(self, tell: Callable[[T], object]) -> Callable[[T], None]:
-        """Return a function, to be called even with the lock held, that has `tell` called with its argument later."""
+        """Return a function that queues a call of `tell` with its argument. It may be called with the lock held."""
         return lambda what: self.others.append(partial(tell, what))
 
     def perform(self) -> None:
-        """Call all that waits here. Do nothing if this thread holds the lock; it calls this again after that."""
+        """Perform all effects that wait. Do nothing if this thread holds the lock; it calls this again after that."""
         while (self.ends or self.others) and not self._lock._is_owned():  # type: ignore[attr-defined]  # as threading.Condition asks
             try:
                 effect = (self.ends or self.others).popleft()

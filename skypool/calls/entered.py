@@ -39,7 +39,7 @@ def enter(pool: object, *, everywhere: bool) -> Entry:
 
 
 def leave(entry: Entry) -> None:
-    """Note that a pool was left. This may be another task or thread than the one that entered it."""
+    """Note that a pool was left, maybe by another task or thread than the one that entered it."""
     entry.pool = None
     if entry in _everywhere:
         _everywhere.remove(entry)

@@ -166,10 +166,10 @@ class CallFuture(Future[T]):
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
         """Call a function with this future as its only argument when the call has ended or was cancelled.
 
-        The function is called in a thread of the pool for such functions, and may wait for other calls. If the call has
-        ended already, it is called at once in this thread. The functions of one future are called in the order in which
-        they were added. Their exceptions are logged, and otherwise ignored. A pool ends after all of these functions
-        have returned.
+        The function is called in a thread that the pool has for such functions, and may wait for other calls. If the
+        call has ended already, the function is called at once in this thread. The functions of one future are called in
+        the order in which they were added. Their exceptions are logged, and otherwise ignored. A pool ends after all of
+        these functions have returned.
         """
         is_quick = getattr(fn, "__module__", "") == _ASYNCIO  # without the lock, as the function may be any object
         with self._condition:

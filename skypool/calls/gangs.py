@@ -94,14 +94,14 @@ class GangFuture(JoinedFuture[T]):
     """The future of a call that runs as a gang.
 
     With `every`, its result is the list of values by rank. Otherwise, it is the value of rank 0, as for `call >> pool`.
-    Its `parts` are the futures of the ranks of the present run, by rank.
+    `parts` has the futures of the ranks of the present run, by rank.
     """
 
     def __init__(self, name: str, every: bool, callbacks: Callbacks) -> None:
         super().__init__(name, callbacks=callbacks)
         self._every = every
 
-    wait_stopped = CallFuture.wait_stopped  # a gang may run again, so it is not told by the ranks of one run
+    wait_stopped = CallFuture.wait_stopped  # not when the ranks of one run have stopped, as the gang may run again
 
     def _joined(self) -> T:
         return cast(T, results_of(self.parts) if self._every else self.parts[0].result())
@@ -134,7 +134,6 @@ class _Call:
     """A call that runs as a gang, from its submission to its end.
 
     Attributes:
-        payload: the pickled arguments.
         pending: the calls of the present run, one for each rank.
         ends: the value or error of each rank that has ended, by rank.
         texts: the text of each of these errors, for records and notes.
@@ -187,7 +186,7 @@ class Sender(Protocol):
     effects: Effects
 
     def act(self) -> None:
-        """Carry out what was decided under the lock, unless the calling thread holds the lock."""
+        """Perform the waiting effects, unless the calling thread holds the lock."""
         ...
 
     def stop(self, pending: PendingCall) -> None:
@@ -201,7 +200,7 @@ class GangRunner:
     The methods take the lock of the dispatch where they need it, and may be called while it is held.
 
     Args:
-        sender: the dispatch. Its lock and its effects are those of this object, too.
+        sender: the dispatch. This object shares its lock and its effects.
         wait: seconds for which a gang that runs again waits for nodes in place of lost ones.
         on_failed: called with each failure of a run, with the lock held.
         notice: called with a sentence for the user, with the lock held.
@@ -266,7 +265,7 @@ class GangRunner:
             count: the number of nodes that the gang runs on, if the option `min_nodes` does not permit fewer.
             among: the only nodes that may run the gang; None for any.
             every: True if the result is the list of the values of all ranks, False for the value of rank 0.
-            is_own: True for a check of skypool's own, which is no call of the user.
+            is_own: True for a check of skypool's own, which does not count as a call of the user.
         """
         with self._lock:
             number = next(self._numbers)
@@ -381,17 +380,14 @@ class GangRunner:
     # --- the state machine -----------------------------------------------------------------------------------
 
     def _apply(self, *events: Event) -> None:
-        """Pass events to the state machine, and perform the actions that follow.
-
-        Events that come while an action is performed are handled after it. Before each event, the state machine is told
-        which nodes have become idle, and which are no longer idle.
-        """
+        """Pass events to the state machine, and perform its actions. Events that come meanwhile are handled later."""
         with self._lock:
             self._events.extend(events)
             if self._is_stepping:
                 return
             self._is_stepping = True
             try:
+                # before each event, the state machine learns which nodes have become idle or busy
                 while (changed := self._changed_node()) or self._events:
                     self._step(NodeIdle(*changed) if changed else self._events.popleft())
             finally:
@@ -404,10 +400,7 @@ class GangRunner:
             self._perform(action)
 
     def _changed_node(self) -> tuple[int, bool] | None:
-        """Return a node that has become idle or is no longer idle, and whether it is idle now. None if there is none.
-
-        A node is idle if it is connected and no call is under way in its first lane, whose slots gangs reserve.
-        """
+        """Return (node, whether it is idle) for a node for which that has changed; None if there is none."""
         for number, node in self._state.nodes.items():
             idle = self._is_idle(number)
             if idle != node.idle:
@@ -415,6 +408,7 @@ class GangRunner:
         return None
 
     def _is_idle(self, node: int) -> bool:
+        """Return True if a node is connected and no call is under way in its first lane, whose slots gangs reserve."""
         node_queue = self._sender.node_queues.get(node)
         return node_queue is not None and node_queue.is_reachable and not node_queue.lanes[0].underway
 
@@ -621,10 +615,8 @@ class GangRunner:
                 self._apply(Fired(gang, timer))
 
     def _awaits_a_node(self, call: _Call) -> bool:
-        """Return True if a node with ranks of a gang is not connected: its loss may be why another rank failed.
-
-        Such a node is connected again or given up within the pool's `liveness`.
-        """
+        """Return True if a node with ranks of a gang is not connected: its loss may be why another rank failed."""
+        # such a node reconnects or is given up within the pool's `liveness`
         left = {pending.at for pending in call.pending if not pending.ended}
         queues = self._sender.node_queues
         return any(node in queues and not queues[node].is_reachable for node in left)
@@ -693,10 +685,7 @@ class GangRunner:
         return error
 
     def _tell_failure(self, call: _Call, verdict: Verdict, again: bool) -> BaseException:
-        """Report the failure of a run to the user, and return the error of the rank that failed first.
-
-        The error gets a note about the rank, and attributes `rank`, `node` and `others` (the errors of other ranks).
-        """
+        """Report the failure of a run. Return the first rank's error, with a note and `rank`, `node` and `others`."""
         run = verdict.run
         assert run is not None
         assert verdict.rank is not None

@@ -66,7 +66,7 @@ def _error_of(future: CallFuture[Any]) -> BaseException | None:
 
 
 def run_group(group: Group[R], send: Send) -> R:
-    """Run the calls of a group at the same time, as `group >> pool` does. Raises UsageError if it is no group."""
+    """Run the calls of a group at the same time, as `group >> pool` does. Raises UsageError for other objects."""
     futures = _sent(group, send, "run_group")
     if not group.stream:
         return cast(R, tuple(results_of(futures)))
@@ -76,7 +76,7 @@ def run_group(group: Group[R], send: Send) -> R:
 def send_group(group: Group[R], send: Send, callbacks: Callbacks) -> GroupFuture[R]:
     """Send the calls of a group, and return the future of all without waiting. `group > pool` does this.
 
-    Raises UsageError if it is no group, or if it was made with `stream=True`.
+    Raises UsageError if `group` is not a group, or was made with `stream=True`.
     """
     if isinstance(group, Group) and group.stream:
         for each in group.calls:

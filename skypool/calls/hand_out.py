@@ -18,7 +18,7 @@ _LOOKED_AT = 8
 
 
 class HandOut:
-    """The way of waiting calls to the nodes of one pool. The lock of the roster is held while its methods are called.
+    """The sender of waiting calls to the nodes of one pool. Callers of its methods hold the lock of the roster.
 
     Args:
         on_drained: called with the number of a leaving node that has no call left, maybe repeatedly. Must not block.
@@ -63,11 +63,7 @@ class HandOut:
             self._fill_lane(node_queue, lane)
 
     def _fill_lane(self, node_queue: NodeQueue, lane: Lane) -> bool:
-        """Send a node as many waiting calls as a lane has room for, in one write. Return True if any was sent.
-
-        While the node has enough to do, small calls wait until they fill a frame, or until a call ends.
-        If no call waits and the lane is idle, ask a busier node to give back some calls.
-        """
+        """Send as many waiting calls as a lane has room for, in one write. Return True if any was sent."""
         if lane.held is not None:
             return False
         self._waiting.offer(node_queue, lane)
@@ -77,6 +73,7 @@ class HandOut:
                 self._recall_for(node_queue, lane)
             return False
         together = queue[0].together
+        # while the node has enough to do, small calls wait until they fill a frame, or until a call ends
         if lane.waits(self._waiting.count(lane), queue[0]) or not node_queue.is_up:
             return False
         batch: list[PendingCall] = []
@@ -97,16 +94,14 @@ class HandOut:
         return bool(batch)
 
     def _hand_out(self, queue: CallQueue) -> None:
-        """Send waiting calls to the least loaded nodes, until no node has room or no call waits.
-
-        If calls are left, store in `queue.enough` how many calls must wait before another try makes sense.
-        """
+        """Send waiting calls to the least loaded nodes, until no node has room or no call waits."""
         while queue:
             first = queue[0]
             best = queue.best(first)
             if best is None or not self._fill_lane(*best):
                 full = 1 if best is None else best[1].frame_full(first)
-                queue.enough = full if len(queue) < full else math.inf  # no more tries until a call ends
+                # infinity: no more tries until a call ends
+                queue.enough = full if len(queue) < full else math.inf
                 return
 
     def hand_out_again(self) -> None:
@@ -123,11 +118,7 @@ class HandOut:
             self._on_drained(node_queue.node)
 
     def _recall_for(self, idle: NodeQueue, free: Lane) -> None:
-        """Ask a busier node to give back calls that it has not begun and that the idle lane `free` may run.
-
-        At most about half of the calls that wait there are asked for. They come later, in a message.
-        If no node has enough waiting work yet, look again soon: a call may run longer than those before it.
-        """
+        """Ask a busier node to give back calls that it has not begun, for the idle lane `free`. They come later."""
         now = time.monotonic()
         busiest = None
         may_be_stuck = False
@@ -146,7 +137,7 @@ class HandOut:
                 busiest = (node_queue, lane)
         if busiest is not None:
             self._recall(*busiest, idle.node, free)
-        elif may_be_stuck and not self._looks:
+        elif may_be_stuck and not self._looks:  # look again soon: a call may run longer than those before it
             self._looks = True
             loop = Loop.shared().loop
             loop.call_soon_threadsafe(loop.call_later, STUCK, self._look_for_stuck)

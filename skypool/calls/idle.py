@@ -22,7 +22,7 @@ class Idleness:
     Attributes:
         seconds: the idle seconds from the time `began` to the time `at`.
         is_idle: True if the node is idle at the time `at`.
-        since: the time since when the node has had no work; None while it has.
+        since: the time since which the node has had no work; None while it has work.
     """
 
     began: float
@@ -42,7 +42,7 @@ class IdleTime:
 
     Attributes:
         calls: True while a call runs.
-        since: the time since when the node has had no work; None while it has. Work is a call, or what `hold` notes.
+        since: the time since which the node has had no work (a call, or what `hold` notes); None while it has work.
         worked: the time at which the last work ended; None before the first.
         held: True while something other than calls counts as work.
     """
@@ -81,7 +81,7 @@ class IdleTime:
     def measured(self, now: float, low: bool) -> None:
         """Note a reading of the node's devices at the time `now`.
 
-        `low` is True if all devices of the node are under `LOW` percent. False if one is not, or is not known.
+        `low` is True if all devices of the node are under `LOW` percent; False if one is not, or is not known.
         """
         self._advance(now)
         self._low_until = now + FRESH if low else -math.inf

@@ -64,11 +64,7 @@ class Map(Generic[T]):
             self._send(items, read)
 
     def _send(self, items: Iterable[tuple[object, ...]], read: Callable[[], None] | None = None) -> None:
-        """Send a call for each item, in groups of `chunksize`. After each group, call `read`.
-
-        Without a `chunksize`, a group is sent when it fills a frame, or 1 ms after the previous group.
-        `read` handles the messages of nodes that have arrived, and must not wait. None leaves that to other threads.
-        """
+        """Send a call for each item, in groups. Call `read` after each group: it handles messages, without waiting."""
         function = self._function
         options = function.options
         node = self._nodes
@@ -93,6 +89,7 @@ class Map(Generic[T]):
                     self._dispatch.submit_spread(chunk)
                     first, chunk = 0, []
                 continue
+            # without a `chunksize`, a group is sent when it fills a frame, or 1 ms after the previous group
             if len(chunk) >= full or (is_timed and time.monotonic() - began > _GATHER):
                 self._dispatch.submit(*chunk)
                 chunk = []

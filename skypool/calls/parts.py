@@ -108,7 +108,7 @@ class ListFuture(JoinedFuture[list[T]]):
 
     Args:
         nodes: the number of the node of each part, in ascending order.
-        on_stopping: called with a sentence for the user when parts are stopped that had not failed.
+        on_stopping: called with a sentence for the user when the other parts are stopped.
         callbacks: calls what users add with `add_done_callback`. Default None: the thread that ends the future does.
 
     Attributes:
@@ -137,14 +137,11 @@ class ListFuture(JoinedFuture[list[T]]):
         self.on_cancel(lambda: cancel_all(self.parts))
 
     def _on_part_end(self, place: int, end: BaseException | Returned) -> None:
-        """Note the end of the part on node `nodes[place]`. When it is the last one, finish this future.
-
-        An error of a part that was stopped does not count. The values are not decoded here.
-        """
+        """Note the end of the part on node `nodes[place]`. When it is the last one, finish this future."""
         with self._counting:
             self._running -= 1
             is_last = self._running == 0
-        if isinstance(end, BaseException) and not self.parts[place].cancelled():
+        if isinstance(end, BaseException) and not self.parts[place].cancelled():  # not an error of a stopped part
             if self._options.independent or len(self.parts) == 1:
                 self._errors.append(end)
             else:
@@ -153,12 +150,10 @@ class ListFuture(JoinedFuture[list[T]]):
             self._finish()
 
     def _stop_others(self, error: BaseException) -> None:
-        """Stop the parts that still run, after one part has failed with `error`.
-
-        This future is finished when all of them have stopped, or a second after their `grace`.
-        """
+        """Stop the parts that still run, after one part has failed with `error`."""
         if self.done():
             return
+        # this future is finished when all of them have stopped, but not later than this
         self._timer = _timer(self._options.grace + _STOPPING, self._finish)
         self._on_stopping(
             f"{self.name} failed on one of {len(self.parts)} nodes ({type(error).__name__}), so its other parts are "
@@ -188,7 +183,7 @@ class StreamParts(Generic[T]):
 
     Args:
         nodes: the number of the node of each part, in ascending order.
-        on_stopping: called with a sentence for the user when parts are stopped that had not failed.
+        on_stopping: called with a sentence for the user when other parts are stopped.
 
     Attributes:
         items: the queue of items of each part, in the order of `nodes`.

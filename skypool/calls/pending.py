@@ -49,7 +49,7 @@ class UserCall:
 
     Attributes:
         left: the number of parts that have not ended.
-        seconds: the wall time of the longest part that has ended; None if no part told it.
+        seconds: the wall time of the longest part that has ended; None if no part's time is known.
         node: the node of the part that failed, or of the last part; -1 for none.
         error: the text of the error of a part that failed; "" for none.
         stopped: True if a part was cancelled.
@@ -64,7 +64,7 @@ class UserCall:
 
 
 NO_CALL = UserCall("", 0)
-"""The `part_of` of pending calls that are no calls of the user, or that `GangRunner` counts together."""
+"""The `part_of` of pending calls that are not calls of the user, or that `GangRunner` counts together."""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,16 +77,16 @@ class PendingCall:
         payload: the pickled arguments.
         outlet: the place where the caller gets the result or the items of a generator.
         node: the number of the node that must run the call, or a tuple of the nodes that may run it; None for any node.
-        world: the position of this node among several nodes that run the same call, from 0, and the addresses of all
-            these nodes. None if only one node runs the call.
+        world: the position of the call's node among the nodes that run the call, from 0, and the addresses of all these
+            nodes. None if only one node runs the call.
         feeds: the iterators among the arguments. Their items are sent while the call runs.
-        gang: the number of the gang that the call belongs to, as a process or to ask if a node is free. None for none.
-        member: what the call's process is told of its place in the gang; None if the call is no process of a gang.
+        gang: the number of the gang for which the call runs, as a process or to ask if a node is free. None for none.
+        member: the place of the call's process in the gang; None if the call is not a process of a gang.
         chunk: the most calls of the same function that may share a frame. None if their duration decides.
         service: True for a service of `pool.service`, or a test of its port. Such a call takes no slot. It is sent to
             its node at once, and never queued.
-        part_of: the call of the user that this is a part of. None if it is one itself; `NO_CALL` if it is none, such as
-            a check of skypool's own. The tally counts calls of the user.
+        part_of: the call of the user of which this call is a part. None if this call itself is a call of the user.
+            `NO_CALL` if it is not the user's, such as a check of skypool's own. The tally counts calls of the user.
         busy: True for a service that counts as work, so that its node is not idle. Other calls always count.
         id: a new one for each run.
         at: the number of the node that the call was sent to; -1 while the call waits.

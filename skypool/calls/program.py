@@ -104,10 +104,7 @@ def _expanded(word: str, environment: Mapping[str, str]) -> str:
 
 
 def _pass_on(process: subprocess.Popen[bytes]) -> bytearray:
-    """Write the output of a process to this process's stdout and stderr until it ends. Return its last 4096 bytes.
-
-    Output of other processes that still hold its stdout or stderr is not waited for.
-    """
+    """Write the output of a process to this process's stdout and stderr until it ends. Return its last 4096 bytes."""
     tail = bytearray()
     poll = select.poll()
     ends: dict[int, int] = {}
@@ -128,6 +125,7 @@ def _pass_on(process: subprocess.Popen[bytes]) -> bytearray:
             del tail[:-_TAIL]
             _write_all(ends[end], data)
 
+    # other processes may still hold these pipes: do not wait for their output
     while ends and process.poll() is None:
         pass_on(_PATIENCE)
     pass_on(0)  # a pipe holds no more than one piece
@@ -141,14 +139,10 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def _stop(process: subprocess.Popen[bytes], is_failure: bool) -> None:
-    """End a process whose call is stopped, and wait for its end. What it prints meanwhile is passed on.
-
-    In a worker process, the whole process group gets SIGTERM, except this process. The agent kills the group when the
-    call's `grace` is over. If an error of this process is the reason (`is_failure`), the process is killed at once.
-    """
+    """End the process of a stopped call, or kill it if this process has failed. Pass its output on until it ends."""
     if is_failure:
         process.kill()
-    elif os.getpgrp() == os.getpid():
+    elif os.getpgrp() == os.getpid():  # a worker; the agent kills the group when the call's `grace` is over
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # this worker ends after this call
         os.killpg(0, signal.SIGTERM)
     else:

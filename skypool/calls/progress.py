@@ -108,9 +108,9 @@ class CallProgress:
     def on_ends(self, node_queue: NodeQueue, ends: Sequence[End], ended: Ended, errors: Errors) -> None:
         """Handle the results of calls that shared a frame.
 
-        Their average run time updates the averages that are kept for the node. A result of a call that the node does
-        not run is acknowledged and otherwise ignored. (call, its value or exception) is added to `ended` for each call,
-        unless the call may run again. `errors` is what `errors_in` returned.
+        Each call that has ended is added to `ended` with its value or exception, unless it may run again. The average
+        run time of the calls updates the averages of their node. A result of a call that the node does not run is
+        acknowledged and otherwise ignored. `errors` is what `errors_in` returned.
         """
         count = 0
         took = 0.0
@@ -167,18 +167,12 @@ class CallProgress:
     def _on_error(
         self, node_queue: NodeQueue, pending: PendingCall, failure: Failure, seconds: float, ended: Ended
     ) -> None:
-        """Handle a call that raised or whose process died: call `on_lost` if it may run again, else add it to `ended`.
-
-        A call may run again in two cases:
-
-        - The provider takes the node's machine back, and the call's process was ended by SIGTERM or SIGKILL.
-        - The call has a retry left, and `failure.is_retried` says that it may run again.
-        """
+        """Handle a call that raised or whose process died: pass it to `on_lost` if it may rerun, else to `ended`."""
         error = failure.error
         id_ = pending.id  # a call that runs again gets a new id
         is_taken = node_queue.leaving and not node_queue.retired
         if is_taken and isinstance(error, WorkerDied) and error.signal in _SHUTDOWN:
-            taken = taken_back(node_queue.node, error)  # its machine shuts down
+            taken = taken_back(node_queue.node, error)  # its machine shuts down, so no retry is used up
             self._on_lost(pending, taken, text_of_error(taken))
         elif pending.retries > 0 and failure.is_retried:
             self._on_lost(pending, error, failure.text)
@@ -225,10 +219,7 @@ def _failure(node_queue: NodeQueue, pending: PendingCall, buffers: Sequence[Buff
 
 
 def _error_of(node_queue: NodeQueue, pending: PendingCall, buffers: Sequence[Buffer]) -> BaseException:
-    """Return (do not raise) the exception of a call that raised. Raises ProtocolError as `errors_in` does.
-
-    If the node is not trusted and its exception cannot be read, return an UntrustedResult instead.
-    """
+    """Return (do not raise) the exception of a call; an UntrustedResult if an untrusted node's cannot be read."""
     if node_queue.link.reader is not None:
         return node_queue.link.reader.error(buffers, pending.name)
     try:

@@ -1,8 +1,8 @@
 """`CallTally`: counts the calls of a pool, and keeps a record of each call that has ended until somebody takes it.
 
-All views read these counts: the live view, `skypool top` and `ps`, the metrics, the notebook and the report. A call is
-what the user has started. The parts of a broadcast and the processes of a gang are one call. Services, and the calls
-with which skypool itself checks nodes, do not count.
+The live view, `skypool top` and `ps`, the metrics, the notebook and the report all read these counts. A call is what
+the user has started: the parts of a broadcast and the processes of a gang are one call. Services, and the calls with
+which skypool itself checks nodes, do not count.
 
 Adding a call costs a fraction of a microsecond: it is only appended to a list. The list is counted when somebody reads
 the counts, or when it is long.
@@ -98,7 +98,7 @@ class CallCounts:
 
     @property
     def done(self) -> int:
-        """The number of calls that have ended, in whatever way."""
+        """The number of calls that have ended, with or without an error."""
         return self.ok + self.failed + self.cancelled
 
 
@@ -128,7 +128,7 @@ def present(
 ) -> Present:
     """Return the calls that have not ended. Call this with the lock of the dispatch held.
 
-    Of the calls that were sent to a node, those that were sent first are said to run. The others wait there.
+    Of the calls that were sent to a node, those that were sent first count as running. The others count as waiting.
 
     Args:
         waiting: the number of calls that more than one node may run, and that were not sent to a node.
@@ -322,7 +322,7 @@ class CallTally:
         self._retried += 1
 
     def now(self) -> PoolCounts:
-        """Return the counts of all calls at this moment, those that run and wait included."""
+        """Return the counts of all calls at this moment, including those that run and wait."""
         with self._lock:
             self._count()
             present = self._present(None)

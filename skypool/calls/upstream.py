@@ -60,11 +60,7 @@ class Feeder:
             self._more.notify()
 
     def _run(self) -> None:
-        """Read and send items as they are asked for, until the iterator or the call ends. Runs in the thread.
-
-        The end of the iterator is sent like an item. If the iterator raises, or an item cannot be pickled, the
-        exception is sent instead, and no more items.
-        """
+        """Read and send items as they are asked for, until the iterator or the call ends."""
         while True:
             with self._more:
                 while self._wanted <= self._last[0]:
@@ -85,5 +81,5 @@ class Feeder:
                 self._last = (n, header, buffers)
                 self._sent_by = self._dispatch.roster.connection(self._pending)
             self._dispatch.roster.item(self._pending, header, buffers)
-            if "end" in header:
+            if "end" in header:  # sent like an item; no more items follow
                 return

@@ -37,7 +37,7 @@ class CallQueue(deque[PendingCall]):
     def offer(self, node_queue: NodeQueue, lane: Lane, load: float) -> None:
         """Note that a lane of this load may run calls of this queue, and may have room now.
 
-        A lane that has got more calls need not be offered again: `best` finds out.
+        When a lane gets more calls, it need not be offered again: `best` checks its load.
         """
         self.enough = 0.0
         known = self.loads.get(lane)

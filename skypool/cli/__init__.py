@@ -127,12 +127,9 @@ def _show_once(shown: set[str], message: Warning | str, *_: object) -> None:
 
 
 def _leave_unwritten(error: OSError) -> None:
-    """Exit with status 1 because stdout cannot be written. Print the reason, unless the reader closed it (`| head`).
-
-    The null device replaces stdout, so that Python's last flush at exit does not fail again.
-    """
+    """Exit with status 1, as stdout cannot be written. Print why, unless the reader closed the pipe (`| head`)."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 1)  # so that Python's last flush at exit does not fail again
     os.close(nowhere)
     if error.errno != errno.EPIPE:  # a closed pipe is not an error: the reader has read enough
         complain(f"standard output cannot be written: {error.strerror}; the rest of the output is lost")

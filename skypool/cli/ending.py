@@ -263,15 +263,12 @@ def _failures(seen: Survey, left_out: dict[str, Exception]) -> dict[str, str]:
 
 
 def _serious(seen: Survey, asked: Sequence[str], ledger: Ledger | None) -> bool:
-    """Return True if a provider that could not be asked may have machines or resources of this user.
-
-    This is so if it was named on the command line (`asked`), if it is set up on this computer, or if a pool in the
-    ledger that may not have ended completely uses it.
-    """
+    """Return True if a provider that could not be asked may have machines or resources of this user."""
     notes = []
     if ledger is not None:
         open_ones = [each for each in ledger.pools() if each.ended is None or each.running or each.intents]
         notes = [note for record in open_ones for note in record.notes]
+    # named on the command line, used by a pool that may not have ended, or set up on this computer
     return any(
         driver.name in asked or registry.noted(driver) in notes or not isinstance(e, _NOT_SET_UP)
         for driver, e in seen.failures

@@ -110,11 +110,8 @@ def _running(pool: str) -> str:
 
 
 def _live(pool: str, node: int | None, call: str | None, follow: bool) -> Iterator[LogLine | None]:
-    """Yield the lines that a running pool, which keeps no files, prints from now on. None means no line yet.
-
-    Raises NoOwner if no process on this computer runs the pool, and UsageError if `follow` is False.
-    """
-    with client.events(pool) as made:
+    """Yield what a running pool that keeps no files prints from now on; None for no line yet."""
+    with client.events(pool) as made:  # raises NoOwner if no process on this computer runs the pool
         if not follow:
             raise UsageError(
                 f"nothing is kept of pool {pool!r}, as {files.SWITCH}=off was set or its files cannot be written; "

@@ -72,7 +72,7 @@ def is_over(record: Record, now: float) -> bool:
 _ASKING = 2.0
 """Seconds in which the owner of a pool must answer."""
 _Seen = dict[str, Any] | SkypoolError
-"""What the owner of a pool has answered, or why it has not."""
+"""The answer of a pool's owner, or the error if it did not answer."""
 
 
 def _seen(records: Sequence[Record]) -> dict[str, _Seen]:
@@ -253,11 +253,9 @@ def _part(line: Line, start: float) -> bool:
 
 
 def _idle(record: Record, start: float) -> float | None:
-    """Return what a pool has paid for idle time since `start`, in USD; None if that is not known.
-
-    Idle time is known only for a machine's whole life. So the result is None if a machine is older than `start`.
-    """
+    """Return what a pool has paid for idle time since `start`, in USD; None if that is not known."""
     lines = tuple(each for each in record.lines if _part(each, start))
+    # idle time is known only for a machine's whole life
     return None if any(each.begins < start for each in lines) else Receipt("", lines, 0.0).idle_usd
 
 
@@ -282,11 +280,7 @@ def _by_day(records: Iterable[Record], start: float) -> _Rows:
 
 
 def _since(text: str) -> float:
-    """Return the time that --since means, in seconds since 1970; 0 for empty text.
-
-    A date such as "2026-08-20" means its beginning in UTC. A duration, such as "7d" or "7d ago", is before now. Raises
-    UsageError for other text.
-    """
+    """Return the time of --since in seconds since 1970: a UTC date, or a duration such as "7d" or "7d ago"; "" is 0."""
     if re.fullmatch(r"\d{4}-\d\d-\d\d", text):
         try:
             return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()

@@ -73,10 +73,7 @@ def _files(folder: Traversable, above: str = "") -> dict[str, str]:
 
 
 def _named(text: str, name: str) -> str:
-    """Return a text or path of the template with `name` in place of Acme, the template's provider, in all spellings.
-
-    For "big-cloud", `_acme` becomes `_big_cloud`, and `Acme` becomes `BigCloud`. `ACME_METADATA` is kept.
-    """
+    """Return a text or path of the template with `name` in place of Acme, the template's provider, in all spellings."""
     module = name.replace("-", "_")
     called = "".join(part.capitalize() for part in name.split("-"))
     text = re.sub(r"_acme\b", f"_{module}", text)

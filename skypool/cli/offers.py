@@ -112,11 +112,7 @@ def _node(
     disk: str | None,
     arch: str | None,
 ) -> dict[str, Any]:
-    """Return the command's options as arguments of `skypool.plan`, which checks them. Options not given are None.
-
-    `market` is the market to use if `spot` is False. `said` is the value of --market, None if it was not given. Raises
-    UsageError if --spot contradicts it.
-    """
+    """Return the options as arguments of `skypool.plan`, which checks them. `said` is the value of --market or None."""
     if spot and said not in (None, "spot"):
         raise UsageError(f"--spot and --market {said} contradict each other; give only one of them")
     return {
@@ -141,14 +137,7 @@ def _nodes(text: str) -> int | tuple[int, int]:
 def _planned(
     names: list[str] | None, accelerators: list[str] | None, **terms: Any
 ) -> tuple[Plan, dict[str, Exception]]:
-    """Return the plan of the providers `names`, or else of all that need no settings; and why others were not asked.
-
-    These reasons are by the provider's name. `terms` are further arguments of `plan`.
-
-    Raises:
-        UsageError: no provider is set up, a named provider does not exist, or an option is invalid.
-        NoOffers: no offer matches. The message also lists the providers that could not be set up.
-    """
+    """Return the plan of the providers `names`, or of all set up; and by name why others were not asked."""
     drivers, left_out = registry.ready() if not names else ([registry.driver(name) for name in names], {})
     if not drivers:
         why = "; ".join(f"{name}: {error}" for name, error in left_out.items())

@@ -118,10 +118,7 @@ def _settings(driver: Driver) -> dict[str, object]:
 
 
 def _levels(proof: Proof, yes: bool, say: Callable[[str], None]) -> bool:
-    """Perform the levels up to the one that was asked for. Return True if the proof reached its end.
-
-    A failed step does not stop the proof. It stops only if the credentials are not accepted, or nothing can be rented.
-    """
+    """Perform the levels asked for. Return False if the credentials are not accepted, or nothing can be rented."""
     for level in LEVELS[: LEVELS.index(proof.level) + 1]:
         say(_COSTS[level].format(proof.driver.name))
         if level == "read" and not proof.read():

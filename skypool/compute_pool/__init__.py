@@ -1,8 +1,8 @@
-"""`ComputePool`, the object that a user holds: a pool with what watches it.
+"""`ComputePool`, the user's object for a pool.
 
-- `compute_pool`: `ComputePool`. What it does with nodes and calls is in `skypool.pool`.
-- `shown`: the part of it that tells of the pool: its nodes, its costs, its report.
-- `watches`: says which watches a pool has.
+- `compute_pool`: `ComputePool`. The parts that handle nodes and calls are in `skypool.pool`.
+- `shown`: its base class, which shows the pool's nodes, costs and report.
+- `watches`: makes the watches of a pool: objects that observe it, such as its logs.
 """
 
 __all__ = ["compute_pool", "shown", "watches"]

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 ConsoleMode = Literal["auto", "live", "plain", "off"]
 _LOOK_FOR_STREAMS = 0.5
-"""Seconds after which streams are looked for again that calls have begun, while the end of a pool waits for these."""
+"""Seconds between two searches for new streams to close, while the end of a pool waits for its calls."""
 
 
 tracebacks.install()
@@ -109,9 +109,9 @@ class ComputePool(ShownPool, CallSurface, Executor):
             among the calls. Default None: one call with all devices. "per-device": one call for each device. A node
             with devices also runs one call for each CPU at once, of functions marked `@compute(devices=0)`. A node
             without devices runs one call for each CPU, unless `slots` is a number. See docs/slots.md.
-        name: the name of the pool in logs, in the tags of its machines, and for `attach`. It has 1 to 40
-            letters, digits, "-", "_" and ".". Clouds know it in lower case and with "-" only, and so does the attribute
-            `name`: `my_pool` is `my-pool`. Default None: a random name.
+        name: the name of the pool in logs, in the tags of its machines, and for `attach`. It has 1 to 40 letters,
+            digits, "-", "_" and ".". It is changed to the form that clouds accept: lower case, with "-" for "_" and
+            ".". So `my_pool` becomes `my-pool`, also in the attribute `name`. Default None: a random name.
         lease: the time after which a node ends itself if no message from this process arrives. Default "10m".
         max_lifetime: the time after which the pool ends with all of its machines, also while calls run. It begins when
             the first machine is billed. Calls that have not ended raise LifetimeExceeded. Each machine also ends itself
@@ -247,10 +247,7 @@ class ComputePool(ShownPool, CallSurface, Executor):
         return self
 
     def _begin(self) -> None:
-        """Make the engine, and wait until the pool is ready. If that fails or is interrupted, end everything and raise.
-
-        Machines of another process that could not be taken over (see `attach`) keep running.
-        """
+        """Make the engine, and wait until the pool is ready. If that fails or is interrupted, end all and raise."""
         from skypool import console  # imported here, as the others: nothing of it is needed before a pool starts
         from skypool.compute_pool.watches import watches_of
         from skypool.observers.observed import Observed
@@ -318,13 +315,10 @@ class ComputePool(ShownPool, CallSurface, Executor):
 
     @classmethod
     def _held(cls, handover: Handover, **options: Unpack[PoolOptions]) -> ComputePool:
-        """Take over the nodes that another process hands over, and return the pool when it is ready.
-
-        The pool has no account of a provider: it cannot grow, and lost nodes are not replaced. It keeps its budget at
-        the last known prices, and its end is the end of its machines by their agents. Raises as `attach`.
-        """
+        """Take over the nodes that another process hands over, and return the ready pool. Raises as `attach` does."""
         record = handover.record
         pool = cls(None, name=record.pool, **options)
+        # it cannot grow or replace nodes; agents end its machines; its budget counts the last known prices
         pool._drivers = ()
         pool._handover = handover
         pool._terms = replace(pool._terms, attach=True, lease=record.lease)
@@ -354,14 +348,11 @@ class ComputePool(ShownPool, CallSurface, Executor):
             self._end(engine)
 
     def _end(self, engine: PoolEngine) -> None:
-        """Stop an engine, and wait until its machines have ended; see `stop`.
-
-        If KeyboardInterrupt or SystemExit interrupts the wait, a process is started that ends the machines.
-        """
+        """Stop an engine, and wait until its machines have ended. If interrupted, let a process end them."""
         self._run_out(engine, engine.stop())
 
     def _run_out(self, engine: PoolEngine, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work`, a coroutine that stops or leaves the engine. Forget the engine. For interrupts, see `_end`."""
+        """Run `work`, a coroutine that stops or leaves the engine. If interrupted, let a process end the machines."""
         is_interrupted = False
         try:
             with tracebacks.heard_by(engine.rental.tell):
@@ -404,7 +395,7 @@ class ComputePool(ShownPool, CallSurface, Executor):
         """Wait until all calls have ended, then end the pool and wait until its machines have ended.
 
         Streams that were not read to their end are closed: their generators stop, and the rest of their items is
-        discarded. Reading on raises PoolClosed.
+        discarded. Reading such a stream further raises PoolClosed.
 
         This is `concurrent.futures.Executor.shutdown`. Does nothing if the pool has ended already. A pool that was not
         started cannot be started afterwards.
@@ -520,10 +511,7 @@ class ComputePool(ShownPool, CallSurface, Executor):
             raise
 
     def _working(self) -> PoolEngine:
-        """Return the engine. If the pool was not started, start it, which blocks until the pool is ready.
-
-        Raises PoolClosed if the pool has ended or belongs to the parent of a fork, or the error that ended it.
-        """
+        """Return the engine, after starting the pool if needed. Raises PoolClosed or the error that ended the pool."""
         if self._engine is None:
             self.start()
         engine = self._engine
@@ -698,10 +686,7 @@ class ComputePool(ShownPool, CallSurface, Executor):
     __iter__ = None  # otherwise Python would iterate over a pool by `__getitem__`, without an end
 
     def _node_numbers(self, named: Sequence[int] | None = None) -> tuple[int, ...]:
-        """Return the numbers of the named nodes, or of all nodes that get calls, in ascending order.
-
-        If the pool was not started, start it first. Raises UsageError if the pool does not have a named node.
-        """
+        """Return the numbers of the named nodes, or of all that get calls, ascending. Starts the pool if needed."""
         return tuple(self._working().dispatch.roster.nodes(named))
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""`ShownPool`: what a pool tells of itself, such as its nodes, its costs and its report."""
+"""`ShownPool`: the part of `ComputePool` that shows a pool: its nodes, its costs, its report."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from skypool_images import Image
 
 _TO_SETTLE = 8.0
-"""The most seconds for which a report waits until what watches the pool has written all."""
+"""The most seconds for which a report waits until the watches of the pool have written everything."""
 
 
 class ShownPool(ABC):
-    """Base class of `ComputePool`: the part that changes nothing."""
+    """Base class of `ComputePool`: the methods and properties that do not change the pool."""
 
     name: str
     _terms: Terms
@@ -208,16 +208,13 @@ class ShownPool(ABC):
         return picture(self.name, self._now())
 
     def _ipython_display_(self) -> None:
-        """Show the state of the pool below the cell of a notebook, and change it each second until the pool has ended.
-
-        Raises NotImplementedError if IPython runs in a terminal, where it shows the text of `repr` instead.
-        """
+        """Show the state of the pool below the notebook cell, and update it each second until the pool has ended."""
         from skypool.report.widget import Widget
 
         mine = weakref.ref(self)
         widget = Widget(self.name, lambda: None if (pool := mine()) is None else pool._now())
         if not widget.show():
-            raise NotImplementedError
+            raise NotImplementedError  # IPython in a terminal then shows the text of `repr`
         if self._widget is not None:
             self._widget.stop()
         self._widget = widget

@@ -7,9 +7,9 @@ import re
 LONGEST = 1 << 20
 """Maximum number of characters of an unfinished line. A longer line gets a newline, and a new line begins."""
 _LONGEST_REDRAWN = 4096
-"""The same for a line that redraws itself, because each further piece of it takes as long as the line is long."""
+"""The same limit for a line that redraws itself. Each further piece takes time in proportion to the line's length."""
 _MANY_PIECES = 500
-"""The number of pieces of a line that are put together, so that they take less memory."""
+"""Number of pieces of an unfinished line above which they are joined, so that they take less memory."""
 
 _NOT_COLOUR = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-ln-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[^\[\]])")
 _ANY_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[^\[\]])")

@@ -26,7 +26,7 @@ class _Source:
         place: what the mark of its lines has after the node: " rank 5" for a process of a gang, " ray" for a service
             named ray. None for other calls, whose mark has the slot's number.
         state: the newest printed state of a progress bar; "" if there is none.
-        shown: when that was printed, in seconds since 1970; 0.0 before.
+        shown: when `state` was printed, in seconds since 1970; 0.0 before.
     """
 
     call: int

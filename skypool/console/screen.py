@@ -26,10 +26,7 @@ _PAUSE = 0.125
 _AT_LEAST_EVERY = 1.0
 """Seconds after which the view is drawn again although nothing has happened, because the view shows durations."""
 _DUTY = 20
-"""How many times as long as a drawing took the thread waits until the next drawing.
-
-The wait is at least `_PAUSE` and at most `_AT_LEAST_EVERY` seconds.
-"""
+"""Factor: the pause after a drawing is this times its duration, but from `_PAUSE` to `_AT_LEAST_EVERY` seconds."""
 
 
 class Screen:

@@ -249,10 +249,7 @@ def _trouble(row: Row) -> Text | None:
 
 
 def _foremost(rows: Sequence[Row], room: int, is_detailed: bool) -> Sequence[Row]:
-    """Return the rows to show in `room` lines, in the order of node numbers, but at least one row.
-
-    Nodes with a problem are chosen first, then nodes with running calls, then nodes with low numbers.
-    """
+    """Choose rows for `room` lines, at least one: first problems, then running calls. Return them by node number."""
     if sum(_height(row, is_detailed) for row in rows) <= room:
         return rows
     ranked = sorted(

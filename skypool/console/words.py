@@ -22,17 +22,13 @@ _WINDOW = 10.0
 
 @dataclass(slots=True)
 class _Limit:
-    """Limit on lines of one kind: at most 5 in a period of 10 seconds are shown, and further ones are only counted.
-
-    The period began at `since`, in seconds since 1970. In it, `told` lines were shown. `held` lines were held back, and
-    are not yet in a summary.
-    """
+    """Limit on lines of one kind: at most 5 in a period of 10 seconds are shown, and further ones are only counted."""
 
     rest: str
     """Name of the lines that are only counted, such as "calls failed"."""
-    since: float = 0.0
-    told: int = 0
-    held: int = 0
+    since: float = 0.0  # when the period began, in seconds since 1970
+    told: int = 0  # lines shown in the period
+    held: int = 0  # lines that were held back, and are not yet in a summary
 
     def admits(self, now: float) -> bool:
         """Return True if a line may be shown now. Otherwise count it. Call `summary` first: it can end the period."""

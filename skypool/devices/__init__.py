@@ -163,8 +163,5 @@ def pinned(devices: Sequence[Device]) -> dict[str, str]:
 
 
 def _pinned_env(kind: str, pins: Sequence[str]) -> dict[str, str]:
-    """Return environment variables that make only these devices of one kind visible to a new process.
-
-    Returns {} for a kind that skypool cannot detect, such as FPGAs.
-    """
+    """Return variables that show only these devices to a new process; {} for a kind that skypool cannot detect."""
     return family(kind).visible_env(pins) if kind in KINDS or kind in _registered() else {}

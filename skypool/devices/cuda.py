@@ -94,10 +94,7 @@ def read_smi(listing: str, memory: str | None) -> tuple[Device, ...]:
 
 
 def _card(index: int, name: str, uuid: str, memory_mib: int | None, pci: str) -> Device:
-    """Return the `Device` of a whole card. Its `pin` is its index.
-
-    `pci` has the PCI device id and the vendor's id, such as "0x233010DE". A text of another length counts as unknown.
-    """
+    """Return the `Device` of a whole card. `pci` has the PCI device id and the vendor's id, such as "0x233010DE"."""
     pci_id = "0x" + pci[2:6].upper() if len(pci) == 10 else ""
     return Device("cuda", index, name, memory_mib, pin=str(index), uuid=uuid, pci_id=pci_id)
 
@@ -108,10 +105,7 @@ def _part(card: Device, profile: str, uuid: str, memory_mib: int | None = None) 
 
 
 def _from_nvml() -> tuple[Device, ...]:
-    """Return the devices that NVML, NVIDIA's library for device management, reports.
-
-    Returns () if the package nvidia-ml-py or NVIDIA's device driver is missing, or if NVML fails.
-    """
+    """Return the devices that NVML, NVIDIA's library for device management, reports; () if it is missing or fails."""
     import ctypes
     from importlib import import_module  # an optional dependency
 

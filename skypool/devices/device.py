@@ -170,10 +170,7 @@ class Family:
 
 
 def _listed(devices: str | Sequence[int]) -> list[int] | None:
-    """Return the indices in a list, or in a text such as "0,2", in the same order.
-
-    Returns None if the text has no number, or has anything but whole numbers from 0 on. A list is not checked.
-    """
+    """Return the indices in a list (unchecked), or in a text such as "0,2"; None if the text has another form."""
     if not isinstance(devices, str):
         return list(devices)
     words = [word.strip() for word in devices.split(",") if word.strip()]

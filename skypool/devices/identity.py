@@ -50,12 +50,10 @@ def identify(device: Reported) -> Accelerator | None:
 
 
 def _card(name: str, pci_id: str, memory_mib: int | None) -> Accelerator | None:
-    """Return the accelerator of a whole card, found by its name or else by its PCI id; None if neither is known.
-
-    If the name does not tell the form factor, the PCI id does. `memory_mib` selects among models with the same PCI id.
-    """
+    """Return the accelerator of a whole card, found by its name or else by its PCI id; None if neither is known."""
     by_pci = _by_pci(pci_id, memory_mib)
     card = _by_name(name) or by_pci
+    # if the name does not tell the form factor, the PCI id does
     if card and by_pci and (card.name, card.form_factor) == (by_pci.name, None) and by_pci.form_factor:
         try:
             return build(card.name, card.memory_gb, by_pci.form_factor)
@@ -65,21 +63,17 @@ def _card(name: str, pci_id: str, memory_mib: int | None) -> Accelerator | None:
 
 
 def _virtual(device: Reported, name: str, gb: int) -> Accelerator | None:
-    """Return the accelerator of a virtual GPU with `gb` GB of the memory of the card `name`; None if it is not known.
-
-    A quarter of the card's memory gives the partition "1of4" of the card. All of its memory gives the whole card.
-    """
+    """Return the accelerator of a virtual GPU with `gb` GB of the card `name`; None if it is not known."""
     if (card := _card(name, device.pci_id, None)) is None:
         return None
+    # a quarter of the card's memory gives the partition "1of4", and all of the memory gives the whole card
     shares = round(card.memory_gb / gb)
     return card if shares == 1 else _part(card, f"1of{shares}")
 
 
 def _part(card: Accelerator, profile: str) -> Accelerator | None:
-    """Return one partition of a card, such as "1g.10gb" or "1of4"; None if the catalogue has no such partition.
-
-    A card that is itself this partition, because its reported name has the profile, is returned unchanged.
-    """
+    """Return one partition of a card, such as "1g.10gb" or "1of4"; None if the catalogue has no such partition."""
+    # the reported name has the profile, so the card is itself this partition
     if card.profile == profile:
         return card
     try:
@@ -89,12 +83,9 @@ def _part(card: Accelerator, profile: str) -> Accelerator | None:
 
 
 def _by_name(name: str) -> Accelerator | None:
-    """Return the accelerator that a reported name means; None if the catalogue does not know the name.
-
-    Looked up are the whole name, the part in square brackets, and a short form. The short form is the first six
-    characters of a Gaudi name such as "HL-325L"; otherwise the name without " VF" (virtual function) at its end.
-    """
+    """Return the accelerator that a reported name means; None if the catalogue does not know the name."""
     inner = _BRACKETS.search(name)
+    # the first six characters of a Gaudi name such as "HL-325L", or a name without "VF" (virtual function)
     short = name[:6] if name.startswith("HL-") else name.removesuffix(" VF")
     for spelling in (name, inner[1] if inner else "", short):
         try:
@@ -106,18 +97,16 @@ def _by_name(name: str) -> Accelerator | None:
 
 
 def _by_pci(pci_id: str, memory_mib: int | None) -> Accelerator | None:
-    """Return the accelerator with a PCI device id; None if the catalogue does not have the id.
-
-    Of several models with the same id, the one with the nearest memory is taken, or the first if `memory_mib` is None
-    or 0. If these models differ in form factor, the form factor of the result is None.
-    """
+    """Return the accelerator with a PCI device id; None if the catalogue does not have the id."""
     fit = [row for row in tables.rows("accelerators.csv") if pci_id and pci_id in row["pci_ids"].split()]
     if not fit:
         return None
     reported = (memory_mib or 0) / 1024
+    # of several models with this id, the one with the nearest memory, or the first if the memory is unknown
     size = min((float(row["memory_gb"]) for row in fit), key=lambda gb: abs(gb - reported) if reported else 0)
     same = [row for row in fit if float(row["memory_gb"]) == size]
     forms = {row["form_factor"] for row in same}
+    # models that differ in form factor give None for it
     return build(same[0]["name"], size, forms.pop() or None if len(forms) == 1 else None)
 
 

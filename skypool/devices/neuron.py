@@ -80,10 +80,7 @@ def read_neuron_ls(text: str | None) -> tuple[Device, ...]:
 
 
 def _model(each: dict[str, Any], memory: float | None) -> str:
-    """Return the model of a device by its instance type, or by its memory in bytes if an older tool prints no type.
-
-    Returns "Neuron device" if neither is known.
-    """
+    """Return the model of a device by its instance type, or by its memory in bytes if an older tool prints no type."""
     family = str(each.get("instance_type", ""))[:4]
     by_memory = {8: "Inferentia1", 96: "Trainium2", 144: "Trainium3"}
     return _MODELS.get(family) or by_memory.get(int((memory or 0) / 2**30), "Neuron device")
@@ -130,10 +127,7 @@ def _numbers(given: Any) -> Iterator[float]:
 
 
 def _one_report() -> str | None:
-    """Return the first line that `neuron-monitor` prints, and then kill the tool, which would print lines without end.
-
-    Waits for up to `PATIENCE` seconds. Returns None if the tool is missing, or prints nothing in this time.
-    """
+    """Return the first line that `neuron-monitor` prints in `PATIENCE` seconds, else None. Then kill the tool."""
     import selectors
     import subprocess
 

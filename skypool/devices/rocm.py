@@ -54,23 +54,19 @@ def shown_of(devices: Sequence[Device]) -> tuple[Device, ...]:
 
 
 def _cards(told: Any) -> list[dict[str, Any]]:
-    """Return the list of cards in the parsed JSON output of `amd-smi`; [] for any other value.
-
-    The JSON is the list itself, or, since ROCm 7, an object whose entry "gpu_data" is the list.
-    """
+    """Return the list of cards in the parsed JSON output of `amd-smi`; [] for any other value."""
     if isinstance(told, dict):
+        # since ROCm 7
         told = told.get("gpu_data")
     return [card for card in told if isinstance(card, dict)] if isinstance(told, list) else []
 
 
 def _value(card: dict[str, Any], *path: str) -> object:
-    """Return the value at a path of keys in a card's JSON; None if a key is missing.
-
-    `amd-smi` writes a measured value as {"value": 42, "unit": "%"}, which gives 42, and an unknown value as "N/A".
-    """
+    """Return the value at a path of keys in a card's JSON; None if a key is missing."""
     at: Any = card
     for step in path:
         at = at.get(step) if isinstance(at, dict) else None
+    # a measured value is an object such as {"value": 42, "unit": "%"}, and an unknown one is "N/A"
     return at.get("value") if isinstance(at, dict) else at
 
 
@@ -92,10 +88,7 @@ def read_amd_static(text: str | None) -> tuple[Device, ...]:
 
 
 def _device(index: int, name: str, memory_mib: int | None, pci: str, uuid: str = "") -> Device:
-    """Return the `Device` of an AMD card. Its `pin` is its index.
-
-    A PCI device id of another form than "0x" and four characters counts as unknown.
-    """
+    """Return the `Device` of an AMD card. Its `pin` is its index. A PCI device id of another form counts as unknown."""
     pci_id = "0x" + pci[2:].upper() if pci.startswith("0x") and len(pci) == 6 else ""
     return Device("rocm", index, name, memory_mib, pin=str(index), uuid=uuid, pci_id=pci_id)
 
@@ -118,10 +111,7 @@ def read_amd_metric(text: str | None) -> Stats:
 
 
 def _by_index(text: str | None) -> dict[int, dict[str, str]]:
-    """Return the values of each card in the JSON output of `rocm-smi`, by index and then by name in lower case.
-
-    Returns {} if the text is None or is not such JSON.
-    """
+    """Return the values of each card in the JSON of `rocm-smi`, by index and name in lower case; {} for other text."""
     told = document(text)
     found = {}
     for key, card in told.items() if isinstance(told, dict) else ():

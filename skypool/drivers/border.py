@@ -1,4 +1,4 @@
-"""The borders of this process, where requests to providers leave it, and what they tell a recording that is on.
+"""Borders: the places where requests to providers leave this process, and where an active recording sees them.
 
 At each request, a border asks for the recorder with `current()`, and gives it the request and its reply as an
 `Exchange`. `attend` makes a session of the package `requests` a border.
@@ -23,7 +23,7 @@ else:
     BaseAdapter = object  # importing requests takes time, and its sessions take any object that can send and close
 
 Kind = Literal["account", "address", "email", "money", "person", "private-key", "project", "secret", "ssh-key", "url"]
-"""What a private value is.
+"""The kind of a private value.
 
 - "account": the number or the id of an account.
 - "address": an IPv4 or IPv6 address.
@@ -80,10 +80,10 @@ class Exchange:
         status: HTTP status, or the status code of gRPC; -1 if no reply came.
         reply: body of the reply; "" for none. Bytes that are no text stay bytes.
         error: why no reply came; "" if one came. For gRPC also the text of a refusal.
-        confidential: the request was for a token or another secret, so only the fact is recorded.
+        confidential: True if the request is for a token or another secret. Only the fact that it was sent is recorded.
         number: counts the exchanges of a recording, from 1, in the order in which they ended.
         time: when the request was sent, as an ISO time in UTC.
-        seconds: time from then until the whole reply had come.
+        seconds: seconds from sending the request until the whole reply had come.
     """
 
     provider: str
@@ -105,7 +105,7 @@ class Exchange:
 
 
 class Recorder(Protocol):
-    """A protocol for the recording that is on, which is a `skypool.proof.recording.Recorder`."""
+    """The interface of the recording that is on. `skypool.proof.recording.Recorder` implements it."""
 
     def add(self, exchange: Callable[[], Exchange], private: Private = NOTHING_PRIVATE) -> None:
         """Write an exchange. Never raises."""
@@ -166,11 +166,7 @@ def attend(
 
 
 class _Recorded(BaseAdapter):
-    """An adapter that sends requests by the adapter `inner`.
-
-    While a recording is on, the adapter writes what is sent and received. If `confidential` is True, it writes only
-    that a request was sent.
-    """
+    """An adapter that sends requests by the adapter `inner`, and gives each to the recorder that is on, if any."""
 
     def __init__(self, inner: BaseAdapter, provider: str, service: str, private: Private, confidential: bool) -> None:
         self._inner = inner

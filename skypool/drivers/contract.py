@@ -375,10 +375,7 @@ class Proves(Protocol):
 
 @runtime_checkable
 class Bills(Protocol):
-    """An optional protocol of a driver: the provider's API tells what machines have cost.
-
-    The command `skypool prove` compares this sum with the receipt.
-    """
+    """An optional protocol of a driver: the API tells costs. `skypool prove` compares them with the receipt."""
 
     def billed(self, instances: Sequence[str], since: datetime, until: datetime) -> Bill:
         """Return the sum that the provider bills for instances.

@@ -32,7 +32,7 @@ from skypool.errors import (
 from skypool.model import Finding, Instance, Need, Order
 
 SSH = "ssh on this machine"
-"""The title of the check of the SSH programs. The commands leave it out, as they check them for all providers."""
+"""The title of the check of the SSH programs. Commands run it once, and drop it from the findings of each driver."""
 
 # Seconds by which this computer's clock may differ. Signatures of requests are valid for 300 s, so a minute is left.
 _SKEW = 240.0

@@ -97,10 +97,7 @@ class Refusals:
         return pages.incomplete(self.provider, self._called, what, why)
 
     def known(self, codes: Sequence[str]) -> str:
-        """Return the first of the codes of one refusal for which the table has a row, or else `codes[0]`.
-
-        Rows that also require an error text do not count.
-        """
+        """Return the first of a refusal's codes that has a row without `text` in the table, or else `codes[0]`."""
         return next((code for code in codes if self._meaning(code)), codes[0])
 
     def _meaning(self, code: str, text: str = "") -> Meaning | None:

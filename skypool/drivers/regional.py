@@ -29,7 +29,11 @@ class Regional:
 
     The public methods call the private methods once for each region, in parallel. A driver implements `_regions`,
     `_found`, `_terminate`, `_left`, `_remove` and `_tag`; each of these raises NotImplementedError by default. The
-    driver must set `region` of its instances and leftovers.
+    driver must set `region` of its instances and leftovers, and `tagged_as` of a leftover that the provider tags under
+    another name than its id.
+
+    `terminate` calls `_terminate` first, and then `_terminating` until no instance is left or the time is over. By
+    default, `_terminating` calls `_terminate` again.
 
     A region that the account may not use counts as empty, unless no region answers. If several regions or resources
     fail for different reasons, an ErrorGroup is raised.
@@ -103,59 +107,31 @@ class Regional:
     # --- requests to one region, which a driver implements ---------------------------------------------------
 
     def _regions(self) -> Sequence[str]:
-        """Return the names of the regions that the driver's settings allow; may be empty.
-
-        A driver must implement this method.
-        """
+        """Return the names of the regions that the driver's settings allow; may be empty."""
         raise NotImplementedError
 
     def _found(self, region: str, pool: str | None) -> Iterable[Instance]:
-        """Return the instances of a pool in one region; if `pool` is None, of all pools of this user.
-
-        A driver must implement this method. `instances` raises its errors.
-        """
+        """Return the instances of a pool in one region; if `pool` is None, of all pools of this user."""
         raise NotImplementedError
 
     def _terminate(self, region: str, instances: Mapping[str, Instance]) -> Collection[str]:
-        """Ask one region to terminate these instances, and return the ids of those that have not ended yet.
-
-        A driver must implement this method.
-
-        Args:
-            region: name of the region.
-            instances: the instances by id.
-
-        Returns:
-            The ids, or a mapping from each id to the reason why the instance has not ended.
-        """
+        """Ask a region to terminate instances. Return the ids (or a mapping to reasons) of those not ended yet."""
         raise NotImplementedError
 
     def _terminating(self, region: str, instances: Mapping[str, Instance]) -> Collection[str]:
-        """Return the ids (or a mapping to reasons) of the given instances that have not ended yet.
-
-        `terminate` calls this method repeatedly after `_terminate`, until no instance is left or the time is over. By
-        default, it calls `_terminate` again.
-        """
+        """Return the ids (or a mapping to reasons) of the given instances that have not ended yet."""
         return self._terminate(region, instances)
 
     def _left(self, region: str, pool: str | None) -> Iterable[Leftover]:
-        """Return the leftovers of a pool in one region; if `pool` is None, of all pools of this user.
-
-        A driver must implement this method. Set `tagged_as` if the provider tags a leftover under another name than its
-        id.
-        """
+        """Return the leftovers of a pool in one region; if `pool` is None, of all pools of this user."""
         raise NotImplementedError
 
     def _remove(self, leftover: Leftover) -> None:
-        """Remove one leftover. A driver must implement this method. It must not raise for one that no longer exists."""
+        """Remove one leftover. Must not raise for a leftover that no longer exists."""
         raise NotImplementedError
 
     def _tag(self, region: str, ids: Sequence[str], until: datetime) -> None:
-        """Write the expiry time `until` into the tags of these resources of one region.
-
-        A driver must implement this method. `ids` has the ids of instances and leftovers. A leftover whose `tagged_as`
-        is not "" is named by its `tagged_as` instead.
-        """
+        """Write an expiry time into the tags of resources: `ids` of instances, and `tagged_as` or ids of leftovers."""
         raise NotImplementedError
 
 
@@ -261,12 +237,7 @@ _LONGEST_PAUSE = 5.0
 
 
 def _terminate_all(end: _Ask, ending: _Ask, instances: Sequence[Instance], seconds: float) -> None:
-    """Terminate instances in all their regions in parallel, and poll each region for `seconds` until all have ended.
-
-    Calls `end` first for each region, then `ending`, with pauses from 0.25 s to 5 s. Requests without an answer, or
-    that came too soon, are repeated. Any other error ends the polling of its region only. StillRunning is raised for
-    the instances that have not ended.
-    """
+    """Terminate instances in all regions in parallel, and poll for `seconds`. Raise StillRunning for those left."""
     left: dict[str, dict[str, Instance]] = {}
     for instance in instances:
         left.setdefault(instance.region, {})[instance.id] = instance
@@ -277,7 +248,7 @@ def _terminate_all(end: _Ask, ending: _Ask, instances: Sequence[Instance], secon
     def over(region: str) -> bool:
         try:
             ids = next(questions[region])(region, left[region])
-        except (NoAnswer, RateLimitError) as e:
+        except (NoAnswer, RateLimitError) as e:  # ask again; any other error ends the polling of this region only
             said.update(dict.fromkeys(left[region], str(e)))
             return False
         said.update(ids if isinstance(ids, Mapping) else dict.fromkeys(ids, ""))

@@ -23,10 +23,7 @@ GROUP = "skypool.providers"
 """Entry-point group of drivers."""
 
 REHEARSALS = "skypool.rehearsals"
-"""Entry-point group of drivers for rehearsals, which rent nothing real.
-
-`driver` finds them by name, but `providers` does not list them by default.
-"""
+"""Entry-point group of drivers that rent nothing real. `driver` finds them; `providers` lists them only if asked."""
 
 
 DriverNote = TypedDict(
@@ -184,10 +181,7 @@ def made(note: DriverNote) -> Driver:
 
 
 def _settings(value: Any, without: list[str]) -> dict[str, Any]:
-    """Return a dataclass object's fields that differ from their defaults, as JSON.
-
-    The names of secrets, and of values that are no JSON, are appended to `without`.
-    """
+    """Return an object's non-default fields as JSON. Append names of secrets and of non-JSON values to `without`."""
     found: dict[str, Any] = {}
     if not is_dataclass(value):
         without.append("its settings")
@@ -211,10 +205,7 @@ def _default(field: Field[Any]) -> Any:
 
 
 def _noted(value: Any, without: list[str]) -> Any:
-    """Return a value as JSON from which `_plain` makes it again. Raise TypeError if that cannot be done.
-
-    If the value is a dataclass object, the names of its fields that are left out are appended to `without`.
-    """
+    """Return a value as JSON for `_plain`, or raise TypeError. Append the names of omitted fields to `without`."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, tuple)):
@@ -230,17 +221,14 @@ def _noted(value: Any, without: list[str]) -> Any:
 
 
 def _plain(value: Any, driver: str) -> Any:
-    """Return the value of a setting from the JSON that `_noted` returned. Lists become tuples.
-
-    `driver` is the location of the driver's class. For security, classes are imported only from its package or from
-    skypool; others raise UsageError.
-    """
+    """Return the setting that `_noted` wrote, with tuples for lists. `driver` is the location of the driver's class."""
     match value:
         case list(items):
             return tuple(_plain(each, driver) for each in items)
         case {"dict": dict(items)}:
             return {key: _plain(each, driver) for key, each in items.items()}
         case {"class": str(path), "settings": dict(settings)}:
+            # for security, classes of no other packages are imported
             if _top(path) not in ("skypool", _top(driver)):
                 raise UsageError(
                     f"the settings name the class {path}, which is neither from the driver's package nor from skypool, "

@@ -38,10 +38,7 @@ _EARLY = 60.0
 """Seconds before the expiry of a token at which the token is renewed."""
 
 _FRESH = 2.0
-"""Age in seconds from which a token that the API refused is replaced by a new token.
-
-A token is also used for at least this time before it is renewed.
-"""
+"""Least age in seconds at which a token is replaced: one that the API refused, or one that expires soon."""
 
 _MARKUP = re.compile(r"<(style|script)\b.*?</\1>|<[^>]*>", re.DOTALL | re.IGNORECASE)
 """Matches the parts of a web page that are not text to read: tags, styles and scripts."""
@@ -200,10 +197,10 @@ class Rest:
     ) -> WholeList[Any]:
         """Send GET requests for all pages of a list, each repeated as `ask` does, and return the elements of the list.
 
-        A machine that is not in the result counts as ended. So an error is raised if the list may be incomplete: an
-        answer says that more elements exist, but the client cannot request them. It may say so by a field "next…",
-        "hasMore" or "truncated", by a total above the number of elements, or by a number of pages above 1. The headers
-        "Link", "X-Total-Count" and "Content-Range" count, too.
+        A machine that is not in the result counts as ended. So an error is raised if an answer says that there are more
+        elements, but the client cannot request them. Signs of more elements are a field "next…", "hasMore" or
+        "truncated", a total above the number of elements, a number of pages above 1, and the headers "Link",
+        "X-Total-Count" and "Content-Range".
 
         Args:
             path: path of the request, appended to the base address.
@@ -287,11 +284,7 @@ class Rest:
         json: object,
         params: Params | None,
     ) -> tuple[Any, Mapping[str, str]]:
-        """Send one request with exactly these headers, and return the pair (body, headers) of the answer.
-
-        First sleeps until the pause between two requests of this kind is over. Redirects count as refusals, and a web
-        page with a status of success as a lost connection. If a header value is not printable ASCII, nothing is sent.
-        """
+        """Send one request with exactly these headers, after the pause for its kind. Return (body, headers)."""
         if not all(_SENDABLE.fullmatch(value) for value in headers.values()):  # requests would show the key
             why = "nothing was sent, as the key contains a newline or another character that is not printable ASCII"
             raise self.error(what, "401", why)
@@ -309,7 +302,7 @@ class Rest:
                 json=json,
                 params=params,
                 timeout=(_CONNECT, _READ),
-                allow_redirects=False,
+                allow_redirects=False,  # a redirect counts as a refusal
             )
         except requests.RequestException as e:
             raise self.error(what, "ConnectionError", str(e)) from quotable(e)
@@ -354,10 +347,7 @@ class Rest:
         return session
 
     def _keep_apart(self, call: str) -> None:
-        """Sleep until the pause `apart` since the last request of the same kind as `call` ("GET /path") is over.
-
-        Requests of all threads count.
-        """
+        """Sleep until the pause `apart` since any thread's last request of the kind of `call` ("GET /path") is over."""
         for pattern, seconds in self._apart.items():
             if fnmatchcase(call, pattern):
                 with self._lock:
@@ -471,10 +461,7 @@ def _says_end(answer: Any) -> bool:
 
 
 def _says_more(answer: Any, headers: Mapping[str, str], field: str, number: int | None) -> str:
-    """Return what in an answer says that its list goes on, such as "has_more=True"; "" if nothing says so.
-
-    The field `field` holds the list. `number` counts its elements; None if there were pages before.
-    """
+    """Return what says that the list in `field` goes on, such as "has_more=True", or "". `number`: its elements."""
     if _NEXT_LINK.search(headers.get("Link", "")):
         return f"Link: {headers['Link']}"
     told = [each for each in _paging(answer) if each[0] != field]
@@ -485,7 +472,7 @@ def _says_more(answer: Any, headers: Mapping[str, str], field: str, number: int 
         last = name.rpartition(".")[2]
         if _MORE.fullmatch(last.removeprefix("X-")) and value and str(value).casefold() != "false":
             return f"{name}={value}"
-        if number is None or not str(value).isdecimal():
+        if number is None or not str(value).isdecimal():  # None: there were pages before
             continue
         if _TOTAL.fullmatch(last) and int(value) > number:
             return f"{name}={value}, but {number} elements"

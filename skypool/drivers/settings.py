@@ -158,10 +158,7 @@ def plain(driver: DataclassInstance, **kinds: type) -> None:
 
 
 def table(package: str, file: str) -> Any:
-    """Return the parsed content of a JSON file in a driver's package, such as "skypool_acme".
-
-    It is read at each call.
-    """
+    """Read a JSON file in a driver's package, such as "skypool_acme", and return its parsed content. Not cached."""
     return json.loads((files(package) / file).read_text("utf-8"))
 
 

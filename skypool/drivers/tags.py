@@ -65,8 +65,7 @@ def owners(pool: str | None) -> str:
     """Return a shell-style pattern that matches the owner tags (user@host) of resources that belong to this user.
 
     Args:
-        pool: any name of a pool gives a pattern for what this user rented from this host. None gives one for what this
-            user rented from any host.
+        pool: None for resources that this user rented from any host. With the name of any pool: from this host only.
     """
     return owner() if pool is not None else f"{owner().partition('@')[0]}@*"
 
@@ -199,10 +198,7 @@ def stamp(time: datetime | None) -> str:
 
 
 def when(text: str) -> datetime | None:
-    """Return the time in a tag's text, such as "2026-11-21T15:28:00Z", as a datetime in UTC.
-
-    Returns None if the text is empty or of another form.
-    """
+    """Return the time in a tag's text, such as "2026-11-21T15:28:00Z", as a datetime in UTC. Other text gives None."""
     try:
         return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
     except ValueError:
@@ -224,10 +220,7 @@ def packed(nodes: Sequence[int]) -> str:
 
 
 def unpacked(text: str) -> list[int]:
-    """Return the node numbers in a text such as "0-2 5", in the order of the text: here [0, 1, 2, 5].
-
-    Returns [] if the text is empty or of another form.
-    """
+    """Return the node numbers in a text such as "0-2 5", in order: [0, 1, 2, 5]. Other text gives []."""
     if not re.fullmatch(r"\d+(-\d+)?( \d+(-\d+)?)*", text):
         return []
     found: list[int] = []

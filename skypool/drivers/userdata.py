@@ -40,10 +40,7 @@ command-line argument.
 """
 
 _POWER = ("shutdown", "poweroff", "halt")
-"""Commands that switch a machine off.
-
-If one of these commands does not end the machine, the guard (the process that ends it) tries stronger commands.
-"""
+"""Commands that switch a machine off. If one does not end the machine, the guard tries stronger commands."""
 
 _POLL = 5
 """Longest pause in seconds between two times that the guard reads the file `GUARD`."""

@@ -1,6 +1,6 @@
-"""Engines: other libraries' ways to run tasks in parallel, on the nodes of a pool.
+"""Engines: run the parallel tasks of other libraries (joblib, Dask, Ray) on the nodes of a pool.
 
-They use only what `skypool` offers every program. Each imports its library (joblib, Dask or Ray) at its first use.
+Engines use only the public names of `skypool`. Each imports its library at its first use.
 
 - `joblib`: a backend of joblib, for scikit-learn and programs that use `joblib.Parallel`.
 - `dask`: a cluster of Dask, for `dask.array`, `dask.dataframe` and `distributed.Client`.

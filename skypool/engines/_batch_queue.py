@@ -110,10 +110,7 @@ class BatchQueue:
                 batch.call.cancel()
 
     def wait(self) -> None:
-        """Wait until no batch is left, or `wake` is called.
-
-        The callback of each batch has then been called, so that it could submit another batch.
-        """
+        """Wait until no batch is left, and the callback of each has returned; or until `wake` is called."""
         while not self._idle.wait(_LOOK):
             pass  # here Python runs signal handlers, and raises what `_thread.interrupt_main` asks for
 
@@ -151,10 +148,7 @@ class BatchQueue:
         return len(self._underway) < 2 * self.limit and 0 < self.slots() <= self.limit
 
     def _tell_ends(self) -> None:
-        """Complete the future of each batch that ends, until `close` is called. Send a held batch after `_HOLD`.
-
-        A batch with a new large array is held for that time, because a second batch may have the same array.
-        """
+        """Complete the future of each batch that ends, until `close` is called. Send a held batch after `_HOLD`."""
         while True:
             try:
                 end = self._ends.get(timeout=None if self._held is None else _HOLD)

@@ -50,12 +50,12 @@ _Adaptive: Any = Adaptive
 
 
 class Seats:
-    """The places for workers on the nodes of a pool, which was started. Any thread may use this.
+    """The places for workers on the nodes of a started pool. Any thread may use this object.
 
     Attributes:
         head: the number of the node that runs the scheduler.
         reports: the reports of the nodes that were asked so far, by the number of the node.
-        is_closing: True from when the cluster is being closed. Nodes are not retired then.
+        is_closing: True once the cluster is being closed. From then on, no node is retired.
     """
 
     def __init__(self, pool: sky.ComputePool, places: Places) -> None:
@@ -343,7 +343,7 @@ class SkypoolCluster(_Cluster):  # type: ignore[misc]  # see `_Cluster`
     of the pool. The constructor raises SkypoolError if the scheduler did not start.
 
     Args:
-        seats: the places on the nodes of the pool, which was started.
+        seats: the places on the nodes of the started pool.
         workers: the number of workers at the start.
         moving: the seconds in which the data of a worker that ends may be copied to others.
         options: further arguments of each worker.

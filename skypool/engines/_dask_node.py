@@ -191,10 +191,7 @@ async def _notice() -> None:
 
 
 async def _move(nanny: Any, moving: float) -> None:
-    """Have the scheduler copy data that only this worker has to other workers, unless the whole cluster ends.
-
-    The copying may take `moving` seconds, or less if the provider has announced that it takes the machine back sooner.
-    """
+    """Have the scheduler copy data that only this worker has to other workers, unless the whole cluster ends."""
     notice = sky.interruption()
     if notice is not None:
         moving = min(moving, notice.left - _RESERVE)
@@ -237,11 +234,7 @@ def _family(address: str) -> socket.AddressFamily:
 
 
 def _stop_event() -> asyncio.Event:
-    """Return an event that SIGTERM sets from now on.
-
-    The event is not set by `loop.add_signal_handler`: the loop removes that handler when it closes. SIGTERM would then
-    kill the process before `_folder` removes its folder.
-    """
+    """Return an event that SIGTERM sets from now on."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -249,6 +242,8 @@ def _stop_event() -> asyncio.Event:
         if not loop.is_closed():
             loop.call_soon_threadsafe(stop.set)
 
+    # The loop would remove a handler of `loop.add_signal_handler` when it closes. SIGTERM would then kill the process
+    # before `_folder` removes its folder.
     signal.signal(signal.SIGTERM, on_signal)
     return stop
 

@@ -1,4 +1,4 @@
-"""The class of joblib's backend: joblib asks it how many tasks may run at once, and gives it batches of tasks.
+"""The class of joblib's backend: it tells joblib how many tasks may run at once, and takes batches of tasks from it.
 
 `_batch_queue` sends the batches to the pool.
 """
@@ -20,15 +20,15 @@ from skypool.engines._joblib_call import run_tasks
 from skypool.engines._shared_arrays import SharedArrays
 
 _BATCH = 0.2
-"""The least seconds of a batch, from its dispatch to its end, that joblib makes itself. Quick tasks travel together."""
+"""Seconds from dispatch to end of a batch below which the next batches get more tasks."""
 _BATCH_MOST = 2.0
-"""The most seconds of a batch of several tasks: a long last batch keeps the other slots waiting."""
+"""Seconds of a batch above which the next batches get fewer tasks: other slots would wait for a long last batch."""
 _GROWTH = 4
-"""The factor by which the size of batches may grow at once. The next tasks may take longer."""
+"""The factor by which the number of tasks of a batch may grow in one step. The next tasks may take longer."""
 _QUICK = 0.02
 """The most seconds of a quick batch."""
 _QUICK_GROWTH = 16
-"""The factor after a quick batch. Of 10,000 tasks that do next to nothing, few should travel in small batches."""
+"""The same factor after a quick batch, so that few of many tiny tasks are sent in small batches."""
 
 
 _Base: Any = joblib_parallel.ParallelBackendBase  # joblib has no types, and those that can be inferred are wrong

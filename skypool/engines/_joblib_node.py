@@ -49,11 +49,7 @@ def array(index: int) -> Any:
 
 
 def _limited(threads: int | None, slots: int) -> AbstractContextManager[object]:
-    """Return a context that limits the threads of BLAS and OpenMP libraries to `threads`.
-
-    None means an equal share of the CPUs for each of `slots`, or no limit if OMP_NUM_THREADS is set. The context has no
-    effect if threadpoolctl is not installed.
-    """
+    """Return a context with `threads` threads for BLAS and OpenMP. None: a share of the CPUs, or OMP_NUM_THREADS."""
     if threads is None:
         if "OMP_NUM_THREADS" in os.environ:
             return nullcontext()
@@ -62,12 +58,10 @@ def _limited(threads: int | None, slots: int) -> AbstractContextManager[object]:
     return nullcontext() if controller is None else controller.limit(limits=threads)
 
 
+# Cached, as it takes a millisecond, by the number of imported modules: a new module may bring a library to limit.
 @lru_cache(maxsize=1)
 def _controller(modules: int) -> Any:
-    """Return threadpoolctl's controller, or None without that package. Cached, because it takes a millisecond.
-
-    `modules`, the number of imported modules, is the key of the cache: a new module may bring a library to limit.
-    """
+    """Return threadpoolctl's controller; None without that package. `modules` is the key of the cache."""
     if find_spec("threadpoolctl") is None:
         return None
     from threadpoolctl import ThreadpoolController

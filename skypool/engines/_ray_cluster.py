@@ -77,7 +77,7 @@ class RayCluster:
     Any thread may call the methods. All but `close` raise SkypoolError if the cluster has ended.
 
     Args:
-        pool: the pool, which was started.
+        pool: the started pool.
         cpus: the number of CPUs of each node that tasks use. None: all.
         store: the bytes of each node's object store. None: a part of its memory.
         drain: the most seconds for which running tasks may go on when their node leaves the cluster.

@@ -174,10 +174,7 @@ def run_worker(daemons: Daemons) -> None:
 
 
 def _run(daemons: Daemons, words: list[str], has_to_drain: Callable[[], bool]) -> None:
-    """Run `ray start` with the options `words` until it ends or SIGTERM comes. Raise SkypoolError if it ends by itself.
-
-    At SIGTERM, running tasks may go on for `daemons.drain` seconds if `has_to_drain` returns True.
-    """
+    """Run `ray start` until SIGTERM, then drain if `has_to_drain()`. Raise SkypoolError if it ends by itself."""
     prefix = f"{daemons.folder}-"
     clean(prefix)  # of a run that was killed
     folder = Path(tempfile.mkdtemp(prefix=Path(prefix).name, dir=Path(prefix).parent))  # a name that nobody can guess

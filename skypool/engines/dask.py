@@ -36,7 +36,7 @@ def cluster(
                 print(client.submit(sum, [1, 2, 3]).result())
 
     A node has one worker for each of its accelerators, or one if it has none. Each of several workers sees its own
-    accelerator only (`CUDA_VISIBLE_DEVICES` and its like).
+    accelerator only (by `CUDA_VISIBLE_DEVICES` and similar variables).
 
     The scheduler and the workers are services of the pool (long-lived calls that take no slot). The scheduler is on the
     node with the lowest number. This computer reaches it, and its dashboard, through ports on 127.0.0.1. All other

@@ -39,8 +39,8 @@ def cluster(
         object_store: the bytes of each node's object store. Default None: 30 % of its memory, or nearly all of /dev/shm
             if that is less.
         drain: the most seconds for which running tasks may go on when their node leaves the cluster. Default 30.
-        firewalled: True if a firewall of yours keeps others from the ports of nodes that have an address of the
-            internet. Default False: such nodes are refused, because Ray's ports are open at all addresses of a node.
+        firewalled: True if your firewall keeps others from the ports of nodes with public addresses. Default False:
+            such nodes are refused, because Ray's ports are open at all addresses of a node.
         timeout: the seconds within which the nodes that are ready must have joined. Default 120.
 
     Raises:

@@ -111,10 +111,8 @@ def all_reduce(backend: str = "nccl", size: int = SIZE) -> dict[str, object]:
 
 
 def _time(torch: Any, dist: Any, values: Any) -> float:
-    """Return the mean time in seconds of one all-reduce of `values`, after some that do not count.
-
-    `values` is set to zeros, so that sums do not grow.
-    """
+    """Return the mean time in seconds of one all-reduce of `values`, after some that do not count."""
+    # so that sums do not grow
     values.zero_()
     begun = 0.0
     for turn in range(_FEW + _MANY):

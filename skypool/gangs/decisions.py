@@ -100,14 +100,10 @@ def _happened(state: Gangs, event: Event) -> tuple[Gangs, list[Action]]:
 
 
 def _assigned(state: Gangs) -> tuple[Gangs, list[Action]]:
-    """Work out anew which nodes each waiting gang holds, and finish gangs that cannot get enough nodes.
-
-    Gangs choose in the order of submission, so an earlier gang may take a node from a later one. A gang chooses idle
-    nodes before busy ones. Otherwise a later gang could start first, on nodes that became idle while an earlier one
-    holds busy nodes. Among idle nodes, and among busy ones, a gang prefers those that it holds already.
-    """
+    """Work out anew which nodes each waiting gang holds, and finish gangs that cannot get enough nodes."""
     actions: list[Action] = []
     taken = {n: node.gang for n, node in state.nodes.items() if not _is_waiting(state, node.gang)}
+    # in the order of submission, so an earlier gang may take a node from a later one
     for number, gang in state.gangs.items():
         if gang.phase != "waiting":
             continue
@@ -118,6 +114,8 @@ def _assigned(state: Gangs) -> tuple[Gangs, list[Action]]:
             actions += ending
             continue
         free = [n for n in _usable(state, gang.order) if taken.get(n) is None]
+        # Idle nodes come first. Otherwise a later gang could start first, on nodes that became idle while an earlier
+        # one holds busy nodes. Among idle nodes, and among busy ones, those that the gang holds already come first.
         free.sort(key=lambda n: (not state.nodes[n].idle, state.nodes[n].gang != number, n))
         taken.update(dict.fromkeys(free[: gang.order.count], number))
         state = _with(state, gang)
@@ -133,11 +131,7 @@ def _hastened(state: Gangs, gang: Gang) -> Gang:
 
 
 def _lacking(state: Gangs, gang: Gang) -> Verdict | None:
-    """Return the verdict on a waiting gang that cannot get the nodes that it needs; None if it still may.
-
-    Nodes of other gangs count as nodes that it may get, because those gangs end. Silent nodes that are busy count, too:
-    they answer later, or are replaced.
-    """
+    """Return the verdict on a waiting gang that cannot get the nodes that it needs; None if it still may."""
     order = gang.order
     if gang.last is None:
         is_lacking = order.among is not None and len(_possible(state, order)) < order.count
@@ -145,6 +139,7 @@ def _lacking(state: Gangs, gang: Gang) -> Verdict | None:
     if order.among is not None and len(_possible(state, order)) < order.least:
         return replace(gang.last, lacking=True)
     may_come = state.coming > 0 and order.among is None
+    # with nodes of other gangs, because those gangs end, and silent busy nodes: they answer later, or are replaced
     nodes = [state.nodes[n] for n in _possible(state, order)]
     if gang.late and not may_come and sum(not (node.silent and node.idle) for node in nodes) < order.least:
         return replace(gang.last, lacking=True)
@@ -169,14 +164,11 @@ def _begun(state: Gangs) -> tuple[Gangs, list[Action]]:
 
 
 def _placed(state: Gangs, gang: Gang, held: tuple[int, ...]) -> Run:
-    """Return the next run of a gang on the nodes `held`.
-
-    Nodes of the last run keep their position if it still exists. The other nodes fill the gaps: first those of the last
-    run whose position no longer exists, then new nodes by number.
-    """
+    """Return the next run of a gang on the nodes `held`. Nodes of its last run keep a position that still exists."""
     before = gang.run.nodes if gang.run is not None else ()
     nodes = [n if n in held else None for n in before[: len(held)]]
     nodes += [None] * (len(held) - len(nodes))
+    # gaps are filled with nodes of the last run whose position no longer exists, then with new nodes by number
     rest = iter([n for n in before[len(held) :] if n in held] + [n for n in held if n not in before])
     ordered = [next(rest) if n is None else n for n in nodes]
     places: list[Place] = []
@@ -188,14 +180,11 @@ def _placed(state: Gangs, gang: Gang, held: tuple[int, ...]) -> Run:
 
 
 def _waits(before: Gangs, after: Gangs, event: Event) -> tuple[list[Action], list[Action]]:
-    """Return the actions that stop, and those that start, the timers of gangs that lack nodes.
-
-    The timer "wait" runs exactly while `_lacks_some` is true of a gang, and "shortage" while `_is_short` is. So both
-    functions are compared before and after the event.
-    """
+    """Return the actions that stop, and those that start, the timers of gangs that lack nodes."""
     unset: list[Action] = []
     set_: list[Action] = []
     for number, gang in {**before.gangs, **after.gangs}.items():
+        # each timer runs exactly while its function is true of the gang
         timers: tuple[tuple[Timer, float, Callable[[Gangs, int], bool]], ...] = (
             ("wait", gang.order.wait, _lacks_some),
             ("shortage", SHORTAGE, _is_short),
@@ -261,13 +250,7 @@ def _not_answered(state: Gangs, number: int | None) -> Gangs:
 
 
 def _gone(state: Gangs, node: int) -> tuple[Gangs, list[Action]]:
-    """Forget a node, and count the ranks that still run there as ended.
-
-    The client reports the ends of these ranks, too: before or after this event, or never. Until then, the ranks count
-    as lost, or as interrupted if the node was leaving. So they are blamed before ranks that fail later. While no rank
-    is blamed yet, a report of "interrupted" replaces "lost", as the client may know that the machine was taken back. A
-    gang whose ranks have all ended waits for such reports until the "settle" timer fires.
-    """
+    """Forget a node, and count the ranks that still run there as ended."""
     known = state.nodes[node]
     state = replace(state, nodes={n: each for n, each in state.nodes.items() if n != node})
     if known.gang is None:
@@ -277,6 +260,10 @@ def _gone(state: Gangs, node: int) -> tuple[Gangs, list[Action]]:
     if gang.phase == "waiting" or gang.run is None:
         return state, []
     ranks = frozenset(place.rank for place in gang.run.places if place.node == node) - gang.ended.keys()
+    # The client reports the ends of these ranks, too: before or after this event, or never. Until then, the ranks count
+    # as lost, or as interrupted if the node was leaving. So they are blamed before ranks that fail later. While no rank
+    # is blamed yet, a report of "interrupted" replaces "lost", as the client may know that the machine was taken back.
+    # A gang whose ranks have all ended waits for such reports until the "settle" timer fires.
     how: How = "interrupted" if known.leaving else "lost"
     ended = {**gang.ended, **dict.fromkeys(sorted(ranks), how)}
     return _judged(state, replace(gang, ended=ended, presumed=gang.presumed | ranks))
@@ -325,21 +312,16 @@ def _judged(state: Gangs, gang: Gang) -> tuple[Gangs, list[Action]]:
 
 
 def _blamed(state: Gangs, gang: Gang, *before: Action) -> tuple[Gangs, list[Action]]:
-    """Decide which rank failed first, and stop the others.
-
-    A rank that was killed or lost is blamed before ranks that raised an exception or took too long. When a process
-    dies, its peers often raise an exception about it before its death is known. Otherwise, the first failure counts.
-    """
+    """Decide which rank failed first, and stop the others."""
     failed = _failures(gang)
+    # A rank that was killed or lost comes before ranks that raised an exception or took too long: when a process dies,
+    # its peers often raise an exception about it before its death is known.
     rank = next((each for each in failed if gang.ended[each] not in ("raised", "overran")), failed[0])
     return _stopped(state, replace(gang, end="failed", blamed=rank, failed=failed), *before)
 
 
 def _stopped(state: Gangs, gang: Gang, *before: Action) -> tuple[Gangs, list[Action]]:
-    """Stop the ranks of a gang that have not ended. If there are none, end its run.
-
-    `gang.end` must have the reason. The actions `before` come first.
-    """
+    """Stop the ranks of a gang that have not ended, or end its run if all have. `gang.end` must have the reason."""
     left = _left(gang)
     if not left:
         state, actions = _over(state, gang)

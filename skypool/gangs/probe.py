@@ -129,15 +129,13 @@ class Listener:
                         self._end(key.data, selector, received)
 
     def _accept(self, selector: selectors.BaseSelector, received: dict[socket.socket, bytes]) -> bool:
-        """Accept a connection, if one is there, and add it to `selector` and `received`.
-
-        If this process can have no more open files, remove the port from `selector`, and return False.
-        """
+        """Accept a connection, if one is there. Return False if no more files can be opened."""
         try:
             connection, _ = self._socket.accept()
         except (BlockingIOError, ConnectionError):  # the peer has given up already
             return True
         except OSError:
+            # too many open files: stop watching the port for now
             selector.unregister(self._socket)
             return False
         connection.setblocking(False)
@@ -230,10 +228,7 @@ def _failure(error: OSError) -> str:
 
 
 def _exchange(connection: socket.socket, token: str, within: float) -> str:
-    """Send a token and `BULK` bytes, and return "ok". Return "silent" for no answer, "stranger" for a wrong one.
-
-    Raises TimeoutError if the token was answered, but the bytes have not arrived in time.
-    """
+    """Send a token and `BULK` bytes, and return "ok", "silent" for no answer, or "stranger" for a wrong one."""
     until = time.monotonic() + within
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.sendall(token.encode())
@@ -247,6 +242,7 @@ def _exchange(connection: socket.socket, token: str, within: float) -> str:
         answer += more
         if not more or not expected.startswith(answer):
             return "stranger"
+    # from here on, a TimeoutError means that the token was answered, but the bytes have not arrived in time
     connection.settimeout(max(0.1, until - time.monotonic()))
     connection.sendall(bytes(BULK))
     return "ok" if connection.recv(1) == _DONE else "stranger"

@@ -15,10 +15,7 @@ MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 class _Room:
-    """Memory for one value that arrives in pieces. The pieces fill the memory from its beginning.
-
-    `seq` is 0 for the result of a call, and for items of a generator the number of the last of these items.
-    """
+    """Memory for one value that arrives in pieces, which fill it from the beginning. `seq` is as in `Piece`."""
 
     __slots__ = ("filled", "memory", "seq")
 

@@ -107,8 +107,8 @@ class Link:
         awaited: returns the ids of the calls that this client waits for on the node. Any thread may call it.
         reader: decodes values and exceptions of a node that is not trusted. If None, results are unpickled, unless the
             agent announces that it sends no pickles.
-        linger: returns two numbers of seconds, or None for no limit. When the first is over, the node ends itself if no
-            call runs then. After its last call, the node lives at least for the second.
+        linger: returns None for no limit, or two numbers of seconds. The node ends itself when the first has passed and
+            no call runs, but not before the second has passed since its last call.
 
     Attributes:
         connection: the number of connections that were made so far.
@@ -204,12 +204,9 @@ class Link:
         return welcome
 
     async def _connect(self, start: bool, stream: CommandStream | None = None) -> Welcome:
-        """Try once to connect, and pass the WELCOME to `on_welcome`. Arguments and errors are those of `open`.
-
-        The handshake may take `liveness` seconds. Without `start`, it may take a third of that, but not longer than
-        until the node is given up, and at least 1 s.
-        """
+        """Try once to connect, and pass the WELCOME to `on_welcome`. Arguments and errors are those of `open`."""
         left = self._inbox.heard + self._liveness - self._clock()
+        # without `start`, at most until the node is given up, but at least 1 s
         patience = self._liveness if start else max(1.0, min(self._liveness / 3, left))
         preamble = b"" if stream else self._preamble
         if stream is None:
@@ -251,14 +248,7 @@ class Link:
         return welcome
 
     async def _watch_liveness(self) -> None:
-        """Ping the node, replace a connection that may be dead, and give up a silent node, until the link is closed.
-
-        It checks every second, or every quarter of `liveness` if that is shorter:
-
-        - After `liveness` seconds without any bytes, the node is given up.
-        - After 15 s without any bytes, or half of `liveness` if that is less, the connection is replaced. If the node
-          has sent no complete frame for `liveness` seconds, the node is given up instead.
-        """
+        """Ping the node, replace a connection that may be dead, and give up a silent node, until the link is closed."""
         pause = min(1.0, self._liveness / 4)
         while not self._closed:
             await asyncio.sleep(pause)
@@ -280,11 +270,7 @@ class Link:
                 self.send(self._ping())
 
     async def _reconnect(self, why: str) -> None:
-        """Try to reconnect, with random and growing pauses, until the node has been silent for `liveness` seconds.
-
-        A node whose connections break all the time, while none of its calls ends, is reconnected once a second.
-        If further attempts are useless, as with a wrong host key, the node is given up at once. Nothing is raised.
-        """
+        """Try to reconnect, with random and growing pauses, until the node was silent for `liveness` seconds."""
         from tenacity import AsyncRetrying, retry_if_exception, wait_random_exponential
 
         def passing(error: BaseException) -> bool:
@@ -300,6 +286,7 @@ class Link:
             reraise=True,
         )
         try:
+            # a node whose connections break all the time, while none of its calls ends, is reconnected once a second
             await asyncio.sleep(self._pace.pause(frozenset(self._handshake.awaited())))
             welcome: Welcome = await attempts(self._connect, False)
             if not self._closed:
@@ -342,10 +329,7 @@ class Link:
             self._give_up(ProtocolError(f"node {self.node}: {why}", self.node))
 
     def _break(self, why: str, stream: CommandStream | None) -> None:
-        """Drop a connection that broke, tell the listener, and reconnect in the background.
-
-        Ignore a connection that is not the current one. If the agent was told to end, only drop the connection.
-        """
+        """Drop a connection that broke, unless it is no longer the current one. Tell the listener, and reconnect."""
         if self._closed or stream is None or self._stream is not stream:
             return
         said = printable(stream.complaint())
@@ -359,10 +343,7 @@ class Link:
         self._spawn(self._reconnect(why))
 
     def _detach(self) -> None:
-        """Stop reading and writing the current connection, if any, and close it.
-
-        Another thread waits for the end of its command, such as `ssh`. While the interpreter exits, this thread does.
-        """
+        """Stop reading and writing the current connection, if any, and close it."""
         incoming = self._inbox.close()
         self._outbox.close()
         if incoming is None:
@@ -372,6 +353,7 @@ class Link:
         stream.shut()  # wakes a caller that reads this connection
         incoming.end()
         try:
+            # another thread waits for the end of the connection's command, such as `ssh`
             self._loop.run_in_executor(None, stream.reap)
         except RuntimeError:  # the interpreter is about to exit and starts no more threads
             stream.reap()
@@ -386,10 +368,7 @@ class Link:
         self.send(self._ping())
 
     def _ping(self) -> list[Buffer]:
-        """Return the buffers of a PING frame, and note that the node may answer with one status report.
-
-        The frame has the seconds that `allow` has left, 0.0 if they are over, and what `linger` returns.
-        """
+        """Return the buffers of a PING frame, and note that the node may answer with one status report."""
         header: dict[str, object] = {}
         if self._allowed is not None:
             header["left"] = max(0.0, self._allowed - time.monotonic())
@@ -414,9 +393,10 @@ class Link:
         return await self._part(partial(self.send, frame(Kind.BYE, {"stay": seconds})))
 
     async def end(self) -> bool:
-        """Tell the node to end now, with its machine if that ends itself, and close the link. The listener is not told.
+        """Tell the node to end now, and close the link. The listener is not told.
 
-        Return True if the agent then closed the connection within 5 s. Otherwise, the node may not have been told.
+        The machine ends, too, if it is one that ends itself. Return True if the agent then closed the connection within
+        5 s. Otherwise, the node may not have been told.
         """
         return await self._part(partial(self.allow, 0.0))
 

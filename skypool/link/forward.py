@@ -134,10 +134,7 @@ class Forward:
 
 
 def _make_way(path: str) -> None:
-    """Check the path of a socket that is to be made, and remove a socket there that nobody serves any more.
-
-    Raises UsageError if the path is not valid or in use, and NotPrivate if another user can change its folder.
-    """
+    """Check the path of a socket to be made, and remove an unused socket there. Raises UsageError or NotPrivate."""
     if not _PATH.fullmatch(path) or len(os.fsencode(path)) > _LONGEST_PATH:
         raise UsageError(
             f"socket must be an absolute path of at most {_LONGEST_PATH} bytes, without spaces, quotes, backslashes "
@@ -167,10 +164,7 @@ def _make_way(path: str) -> None:
 
 
 class _RelayDoor:
-    """A listening socket that starts a command for each connection, with the connection as its stdin and stdout.
-
-    `here` is the port to listen on, 0 for a free one, or the path of a Unix socket. The attribute has the real port.
-    """
+    """A listening socket that starts a command for each connection, with the connection as its stdin and stdout."""
 
     def __init__(self, argv: Sequence[str], here: int | str, on_trouble: Callable[[str], None]) -> None:
         self._argv = list(argv)
@@ -180,6 +174,7 @@ class _RelayDoor:
             self._listener = socket.create_server((_HERE, here), backlog=128) if isinstance(here, int) else _bound(here)
         except OSError as e:
             raise _not_free(here, str(e)) from e
+        # the path, or the real port
         self.here: int | str = here if isinstance(here, str) else self._listener.getsockname()[1]
         self._lock = threading.Lock()  # guards _running and _closed
         self._running: list[subprocess.Popen[bytes]] = []
@@ -244,10 +239,7 @@ class _RelayDoor:
 
 
 class _SSHDoor:
-    """A port or socket on which an `ssh` process listens, which is started again when it has ended.
-
-    `ssh` runs a program on the node that ends with its stdin. So `ssh` ends also when this process is killed.
-    """
+    """A port or socket on which an `ssh` process listens, which is started again when it has ended."""
 
     def __init__(
         self, transport: SSH, node: int, host: str, port: int, here: int | str, on_trouble: Callable[[str], None]
@@ -269,13 +261,12 @@ class _SSHDoor:
         self._thread.start()
 
     def _connect(self) -> CommandStream:
-        """Start `ssh`, wait until it listens, and return its stream. Raises UsageError or ConnectionLost.
-
-        `ssh` listens before it starts the program on the node. So the program's first output shows that `ssh` listens.
-        """
+        """Start `ssh`, wait until it listens, and return its stream. Raises UsageError or ConnectionLost."""
         host, port = self._target
         _remove(self.here)  # of an `ssh` that was killed
         forwarding = replace(self._transport, forwards=((self.here, host, port),))
+        # The program on the node ends with its stdin, so `ssh` ends also when this process is killed. `ssh` listens
+        # before it starts the program, so the program's output shows that `ssh` listens.
         stream = CommandStream(forwarding.argv(["sh", "-c", "echo up; exec cat >/dev/null"]))
         stream.socket.settimeout(_READY)
         said = b""

@@ -36,7 +36,7 @@ class Handshake:
     Attributes:
         session: a random name of this client. The agent uses it to recognise the client after a reconnection.
         awaited: returns the ids of the calls that this client waits for.
-        linger: returns for how long the node may live without work, as `Link` has it; None for no limit.
+        linger: returns for how long the node may live without work, as for `Link`; None for no limit.
         longest: the most bytes of the WELCOME; None for the limit of every message.
     """
 
@@ -165,11 +165,7 @@ class Handshake:
 
 
 async def _line(stream: CommandStream, got: bytes) -> tuple[bytes, bytes]:
-    """Return the next line of a connection, without its newline, and the bytes after it. There is no time limit.
-
-    `got` are bytes that have arrived already. If they contain a line, nothing is read.
-    Raises EOFError if the connection ends before the newline, and ProtocolError after more than 64 KiB.
-    """
+    """Return the next line, without its newline, and the bytes after it. `got` are bytes that have arrived already."""
     loop = asyncio.get_running_loop()
     while b"\n" not in got:
         part = await loop.sock_recv(stream.socket, _LONGEST_LINE)

@@ -315,6 +315,7 @@ def greeting(said: object) -> Greeting:
 
 
 # --- fields --------------------------------------------------------------------------------------------------
+# Each function raises ProtocolError if the field is missing or not valid. `what` names the message.
 
 
 def _refuse(what: str, name: str, value: object) -> NoReturn:
@@ -331,10 +332,7 @@ def _short(value: object) -> str:
 
 
 def _number(what: str, h: Mapping[str, Any], name: str, least: int = 0, most: int = _LARGEST_ID) -> int:
-    """Return the field `name` of a header: an integer from `least` to below `most` (by default 2^63), and no boolean.
-
-    Like the functions below, raise ProtocolError if the field is missing or not valid. `what` names the message.
-    """
+    """Return the field `name` of a header: an integer from `least` to below `most` (default: 2^63), and no boolean."""
     value = h.get(name)
     if type(value) is int and least <= value < most:
         return value
@@ -390,11 +388,7 @@ def _keys(what: str, h: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def _buffers(what: str, f: Frame) -> tuple[list[int], bool]:
-    """Return the lengths in bytes of the buffers of a frame's value, and True if it was sent before, in pieces.
-
-    The body of the frame must contain the value, or be empty if the value was sent before.
-    Raises ProtocolError if a field is not valid, the lengths do not fit the body, or there are 0 or over 65536 buffers.
-    """
+    """Return the lengths in bytes of the buffers of a frame's value, and True if it was sent before, in pieces."""
     h = f.header
     lens = _numbers(what, h, "lens")
     large = "blob" in h
@@ -409,13 +403,11 @@ def _buffers(what: str, f: Frame) -> tuple[list[int], bool]:
 
 
 # --- frames --------------------------------------------------------------------------------------------------
+# Each function raises ProtocolError if a field that must be there is missing, or a field is not valid.
 
 
 def _outcome(f: Frame) -> Outcome:
-    """Return the result of one call in an OUTCOME frame.
-
-    Like all parsers below, raise ProtocolError if a field that must be there is missing, or a field is not valid.
-    """
+    """Return the result of one call in an OUTCOME frame."""
     h = f.header
     what = "the result of a call"
     lens, large = _buffers(what, f)
@@ -445,13 +437,10 @@ def _wanted(f: Frame) -> ItemWanted:
 
 
 def _piece(f: Frame) -> Piece:
-    """Return the header of a piece of a large value in a BLOB frame.
-
-    For a result, the field "key" is the id of the call. For items of a generator, it is "id:number of the last item".
-    The whole value must have more than 64 KiB, and each piece but the last 1 MiB.
-    """
+    """Return the header of a piece of a large value in a BLOB frame."""
     h = f.header
     what = "a piece of a value"
+    # for a result, the id of the call; for items of a generator, "id:number of the last item"
     key = h.get("key")
     if type(key) is int and 0 <= key < _LARGEST_ID:
         call = key
@@ -503,10 +492,7 @@ def _module(f: Frame) -> ModuleAsked:
 
 
 def _pong(f: Frame) -> Pong:
-    """Return the status report in a PONG frame, without control characters in the names of functions.
-
-    Only "interruption", "samples" and "stalled" may be missing. At most 64 names and 64 samples may be listed.
-    """
+    """Return the status report in a PONG frame, without control characters in the names of functions."""
     h = f.header
     what = "a status report"
     running = _texts(what, h, "running")
@@ -545,11 +531,7 @@ def _taken(f: Frame) -> Taken:
 
 
 def _welcome(f: Frame) -> Welcome:
-    """Return the description of the node in a WELCOME frame.
-
-    Control characters are removed from names and from texts about the machine. A missing or unknown "trust" becomes
-    "full", and a missing "epoch" 0.
-    """
+    """Return the description of the node in a WELCOME frame, without control characters in names and texts."""
     h = header_of(f)
     what = "the WELCOME"
     named = h.get("names")

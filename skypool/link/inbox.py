@@ -29,7 +29,7 @@ _PONGS_AHEAD = 1000
 A node also sends a report, unasked, when its provider announces that the machine will be taken back.
 """
 _REPORTED_AHEAD = 16 << 20
-"""The most bytes that the status reports of a node may have beyond `_REPORTED_EACH` for each that was requested.
+"""The most bytes of a node's status reports in addition to `_REPORTED_EACH` for each requested report.
 
 After a broken connection, a node sends up to 600 measurements that have waited.
 """
@@ -79,7 +79,7 @@ class Incoming:
         number: the number of the connection: how many were made to the node, with this one.
 
     Attributes:
-        next: the thread that reads after the event loop's thread, which has received messages for it; None for none.
+        next: the thread that is to handle messages which the event loop's thread has received; None for none.
     """
 
     __slots__ = ("_is_over", "_reading", "decoder", "next", "number", "pieces", "stream", "turns")
@@ -273,11 +273,7 @@ class Inbox:
             self._give_turn_back(incoming)
 
     def _take_turn(self) -> Incoming | None:
-        """Make the calling thread the reader of the current connection, and return that connection's reading side.
-
-        Return None at once if there is no connection or another thread reads. Otherwise, the caller must call
-        `_give_turn_back` later.
-        """
+        """Make the calling thread the reader, until `_give_turn_back`. Return None if it cannot be that now."""
         current = self.current
         if current is None or not current.enter():
             return None
@@ -291,11 +287,7 @@ class Inbox:
         incoming.turns.come_back()
 
     def _read_here(self, incoming: Incoming, wait: bool) -> bool:
-        """Read once in a caller's thread. Return False if the connection is over, otherwise True, even without data.
-
-        With `wait`, wait up to 0.1 s for data. If an exception such as KeyboardInterrupt interrupts the thread, call
-        `on_broken` and raise it again. The node sends its messages again after the reconnection.
-        """
+        """Read once in a caller's thread. Return False if the connection is over, otherwise True, even without data."""
         if self.current is not incoming:
             return False
         try:
@@ -307,14 +299,12 @@ class Inbox:
             raise
 
     def _on_readable(self) -> None:
-        """Read once in the thread of the event loop, without blocking, if there is a connection.
-
-        If another thread reads already, the event loop ignores the socket until that thread has finished.
-        """
+        """Read once in the thread of the event loop, without blocking, if there is a connection."""
         current = self.current
         if current is None:
             return
         if not current.enter():
+            # another thread reads; the event loop ignores the socket until that thread has finished
             current.turns.stand_aside()
             if not current.enter():
                 return
@@ -339,11 +329,7 @@ class Inbox:
     # --- received frames -------------------------------------------------------------------------------------
 
     def _read(self, incoming: Incoming, wait: bool = False, on_loop: bool = False) -> bool:
-        """Read once and handle the frames that are complete. The calling thread must hold the reading lock.
-
-        With `wait`, wait up to 0.1 s if nothing has arrived. Return False if the connection is over or a frame is not
-        valid, after a call of `on_broken` or `on_senseless`. Otherwise return True, also if nothing has arrived.
-        """
+        """Read once and handle complete frames. Return False if the connection is over. The caller is the reader."""
         try:
             received = incoming.turns.receive(incoming.decoder.space(), wait)
             if received == 0:
@@ -367,12 +353,7 @@ class Inbox:
         return True
 
     def _digest(self, incoming: Incoming, frames: list[Frame], on_loop: bool = False) -> None:
-        """Handle frames that have arrived, in their order.
-
-        If all are valid, one call of `on_arrivals` gets their messages. If one is not, drop all of these messages and
-        call `on_senseless`. With `on_loop`, which the event loop's thread passes, a thread of its own handles
-        exceptions of calls, as reading one runs code of the user, which may block.
-        """
+        """Handle frames in their order, with one call of `on_arrivals`. If one is not valid, drop all of them."""
         arrivals: list[Arrival] = []
         try:
             for frame in frames:
@@ -381,6 +362,7 @@ class Inbox:
             self._on_senseless(incoming.stream, complaint(e))
             return
         if on_loop and any(map(_has_failed, arrivals)):
+            # reading an exception runs code of the user, which may block, so it gets a thread of its own
             work = functools.partial(self._pass_on_beside, incoming, arrivals)
             incoming.next = threading.Thread(target=work, name="skypool errors", daemon=True)
         elif arrivals:
@@ -401,10 +383,7 @@ class Inbox:
             self._give_turn_back(incoming)
 
     def _take(self, incoming: Incoming, frame: Frame, arrivals: list[Arrival]) -> None:
-        """Handle one frame: store a piece of a value, call `on_bye`, or add a message to `arrivals`.
-
-        Raises ProtocolError for an invalid message, and for one that is not allowed at this point.
-        """
+        """Handle one frame: store a piece of a value, call `on_bye`, or add to `arrivals`. Raises ProtocolError."""
         said = inbound.message_of(frame)
         pieces = incoming.pieces
         if isinstance(said, (Outcome, Yielded)):

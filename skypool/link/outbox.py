@@ -120,10 +120,7 @@ class Outbox:
             self._wake()
 
     def _write_at_once(self, connected: socket.socket, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
-        """Write to the socket without blocking, and return the data that the socket did not accept; () for none.
-
-        If writing failed, call `broken` with the reason, and return ().
-        """
+        """Write without blocking. Return what the socket did not accept; (), after a call of `broken`, on failure."""
         try:
             sent = connected.sendmsg(buffers, (), socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -162,10 +159,7 @@ class Outbox:
             return False
 
     def _next(self) -> bool:
-        """Put the data to write next into `_rest`, and return True. Return False if nothing is left to write.
-
-        The rest of the last write comes first, then up to 256 buffers of small frames, then one piece of a large value.
-        """
+        """Put the data to write next into `_rest`: small frames before pieces. Return False if nothing is left."""
         if not self._rest and self._small:
             self._rest.extend(self._small.popleft() for _ in range(min(_GATHER, len(self._small))))
         while self._large and not self._rest:
@@ -178,11 +172,8 @@ class Outbox:
 
 
 def _pieces(key: int | str, buffers: Sequence[Buffer], then: Sequence[Buffer]) -> Iterator[list[Buffer]]:
-    """Yield a BLOB frame for each piece of a large value, and after them the frame `then`, as lists of buffers.
-
-    A piece has 1 MiB of the value; the last one has the rest. Its header has the key, and position and size in bytes.
-    Padding makes each of the value's buffers begin at a multiple of 64 bytes.
-    """
+    """Yield a BLOB frame for each piece of a large value, and after them the frame `then`, as lists of buffers."""
+    # with padding, by which each of the value's buffers begins at a multiple of 64 bytes
     size = total_length([len(b) for b in buffers])
     at = 0
     for piece in cut(buffers, CHUNK):

@@ -13,12 +13,12 @@ from skypool.link.connection import Link
 from skypool.link.inbox import Reading
 
 _FEW = 4
-"""The most connections that are read one after the other, which is quicker than to ask which have something."""
+"""Up to so many connections are read one after the other, which is quicker than asking which of them have data."""
 
 
 @contextlib.contextmanager
 def reading(links: Iterable[Link]) -> Iterator[Callable[[], None]]:
-    """Return a context manager in which the calling thread reads connections, so far as no other thread reads them.
+    """Return a context manager in which the calling thread reads all those connections that no other thread reads.
 
     Yields:
         A function that handles the messages that have arrived, without waiting.
@@ -38,7 +38,7 @@ def _read_all(readings: Sequence[Reading]) -> None:
 
 
 class _Selected:
-    """Connections of which only those are read on which something has arrived."""
+    """Connections, each of which is read only when something has arrived on it."""
 
     def __init__(self, readings: Sequence[Reading]) -> None:
         self._selector = selectors.DefaultSelector()

@@ -36,7 +36,7 @@ class NodeReports:
         service_of: takes the numbers of a node and of a call, and returns the name of the service that the call is; ""
             for other calls.
         function_of: takes the same, and returns the name of the function of the call; "" if it is not known.
-        counted: takes a status as the node has told it, and returns it with the client's own counts of calls. A node
+        counted: takes a status as the node reported it, and returns it with the client's own counts of calls. A node
             also counts parts of calls, and calls of skypool's own. Default: the node's counts stay.
 
     Attributes:
@@ -116,12 +116,7 @@ class NodeReports:
         self._emit(status)
 
     def _shown(self, node: int, said: Printed, data: Buffer) -> str:
-        """Return a piece of output as text, without control sequences that would change a terminal.
-
-        Invalid UTF-8 becomes U+FFFD. Colours are kept, except for nodes that are not trusted. The first part of a split
-        character or colour sequence is shown with the next piece of the same source. Raises ProtocolError if the node
-        prints in too many slots.
-        """
+        """Return a piece of output as text, without control sequences that would change a terminal, except colours."""
         source = (node, said.slot, said.fd)
         decoder = self._decoders.get(source)
         if decoder is None:
@@ -132,6 +127,7 @@ class NodeReports:
         text = self._halves.pop(source, "") + decoder.decode(data)
         if self._is_stranger(node):
             return printable(text)
+        # the first part of a split colour sequence is shown with the next piece of the same source
         if "\x1b" in text and (waits := unfinished(text)):
             self._halves[source] = text[-waits:]
             text = text[:-waits]

@@ -28,7 +28,7 @@ _LARGEST = 64 << 10
 _TOUCH = 3600.0
 """Seconds between two changes of the folder's time, which says that its pool still runs."""
 _LEFT_OUT = (events.NodeStatus, events.FilesProgress)
-"""The events that are not kept, because they only tell of progress."""
+"""The events that are not kept, because they only report progress."""
 LAST = "End"
 """The kind of the last record of a process that runs a pool."""
 MISSED = "Missed"

@@ -37,11 +37,8 @@ class Exporter(ABC):
 
     @abstractmethod
     def _begin(self, source: Source) -> Callable[[], None]:
-        """Begin to export the measurements of a pool, and return a function that ends this. Blocks.
-
-        That function must not raise, and must return within a few seconds. Raises UsageError if nothing can be
-        exported, for example because a port is in use.
-        """
+        """Begin to export a pool. Return a function that ends this within seconds, and never raises. Blocks."""
+        # raises UsageError if nothing can be exported, for example because a port is in use
 
 
 def exporters_asked(metrics: Exporter | Sequence[Exporter] | None) -> tuple[Exporter, ...]:

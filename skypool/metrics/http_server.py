@@ -1,4 +1,4 @@
-"""`Server`: an HTTP server for a WSGI application, in one thread, for clients that may mean harm.
+"""`Server`: an HTTP server for a WSGI application, in one thread, for untrusted clients.
 
 Every user of this computer can connect to a port of 127.0.0.1. So what all of them together can cost this process is
 bounded: one thread, `_MOST` connections, `_LONGEST` bytes of a request, `_WITHIN` seconds for request and answer, and a
@@ -41,15 +41,12 @@ _INVALID = b"HTTP/1.0 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
 
 @dataclass(slots=True, eq=False)
 class _Client:
-    """A connection to a client. It is closed at `until`, a time of `time.monotonic()`.
-
-    `answer` is the part of the answer that was not sent yet; None while the request is not complete.
-    """
+    """A connection to a client. It is closed at `until`, a time of `time.monotonic()`."""
 
     socket: socket.socket
     until: float
     request: bytearray = field(default_factory=bytearray)
-    answer: memoryview | None = None
+    answer: memoryview | None = None  # the part that was not sent yet; None while the request is not complete
 
 
 class Server:

@@ -27,10 +27,7 @@ class Metering(Watch):
         self._ends: list[Callable[[], None]] = []
 
     def begin(self, facts: PoolFacts) -> None:
-        """Begin to export. Raise UsageError if an exporter cannot work, for example because its port is in use.
-
-        All exporters are closed then.
-        """
+        """Begin to export. Raise UsageError, with all exporters closed, if one cannot work, as with a port in use."""
         self._facts = facts
         source = Source(facts.pool, time.time(), self.read, facts.notice)
         try:

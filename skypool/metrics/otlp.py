@@ -137,7 +137,7 @@ class _Sender(threading.Thread):
             self._exporter.shutdown()
 
     def _send(self) -> bool:
-        """Read the measurements and send them. Return False if that failed; the first time, the user is told why."""
+        """Read the measurements and send them. Return False if that failed; the first time, tell the user why."""
         answers = self._answers
         try:
             for data in requests(self._source.read(), self._resource, self._source.began, time.time()):

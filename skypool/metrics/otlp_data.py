@@ -19,10 +19,7 @@ MOST = 2000
 
 
 def pairs(text: str) -> dict[str, str]:
-    """Return the pairs in an OpenTelemetry variable, such as "api-key=secret,tenant=7". Values are URL-decoded.
-
-    Parts without "=" are ignored.
-    """
+    """Return the pairs in a variable such as "api-key=secret,tenant=7", URL-decoded. Parts without "=" are ignored."""
     parts = [each.partition("=") for each in text.split(",") if "=" in each]
     return {name.strip(): unquote(value.strip()) for name, _, value in parts}
 

@@ -13,7 +13,7 @@ A "counter" only grows. An "updown" (UpDownCounter) is a sum that may also shrin
 sense to add up, such as a temperature. A "histogram" counts values by their size.
 """
 Attributes = Mapping[str, str | int | bool]
-"""What a measurement belongs to, such as a pool and a node. Prometheus calls them labels."""
+"""The attributes of a measurement, such as its pool and node. Prometheus calls them labels."""
 
 
 @dataclass(frozen=True, slots=True)

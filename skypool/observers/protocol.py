@@ -15,8 +15,8 @@ the owner closes the connection. The requests are:
 | "forward" | "node", "port", "host", "here", "socket" | "address" on this computer, open as long as the connection |
 | "reach" | "node", "script", "terminal", "ports" | "argv", a local command that runs the shell script on the node |
 
-An observer that reads events too slowly misses some: a line `{"event": "Missed", "count": 12}` says how many. A forward
-that ends early is told by a line `{"closed": "…"}`. "ports" is a list of triples (here, host, port) for `ssh -L`.
+An observer that reads events too slowly misses some: a line `{"event": "Missed", "count": 12}` says how many. If a
+forward ends early, a line `{"closed": "…"}` says why. "ports" is a list of triples (here, host, port) for `ssh -L`.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ _TAKING = 30.0
 _LOOK = 1.0
 """Seconds between two checks whether a forward or an observer is still there."""
 _HELD = 1 << 20
-"""Bytes of events, about, that wait for one observer. Later ones are dropped and counted."""
+"""About how many bytes of events wait for one observer. Later ones are dropped and counted."""
 _AT_ONCE = 64 << 10
 """Bytes that are sent before a pause of `_REST` seconds."""
 _REST = 0.02

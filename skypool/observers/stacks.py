@@ -170,10 +170,7 @@ def _asked(pool: str, node: int, native: bool, command: Callable[[int, str], lis
 
 
 def _run(argv: Sequence[str], program: bytes, patience: float) -> tuple[bytes, bytes]:
-    """Run a command with a program as its input. Return its output and error output, cut at `_LONGEST` bytes.
-
-    Raises TimeoutError after `patience` seconds, and OSError if it cannot be started.
-    """
+    """Run a command with `program` as its input, for `patience` seconds. Return its output and error output."""
     until = time.monotonic() + patience
     with tempfile.TemporaryFile() as given, selectors.DefaultSelector() as selector:
         given.write(program)

@@ -6,7 +6,7 @@ from skypool.pool.watch import PoolFacts, Watch
 
 
 class Observers(Watch):
-    """The door of one pool for observers. Whoever follows the pool's logs sees their end when it closes."""
+    """The server for observers of one pool. It closes late, so that readers of the pool's logs see their end."""
 
     name = "the connections of other terminals"
     hears = ()

@@ -70,10 +70,7 @@ def checks_of(offers: Sequence[Offer], need: Need) -> list[Check]:
 
 
 def _hardware(offers: Sequence[Offer], need: Need) -> Iterator[Check]:
-    """Yield the checks of accelerator and processor architecture. An offer of unknown architecture passes.
-
-    If the need also accepts machines without accelerator, every offer passes except slices that are not asked for.
-    """
+    """Yield the checks of accelerator and processor architecture. An offer of unknown architecture passes."""
     asked = [each for each in need.accelerators if each.kind != "cpu"]
     if asked and len(asked) == len(need.accelerators):
         kinds = {id(offer.accelerator): offer.accelerator for offer in offers}
@@ -84,7 +81,7 @@ def _hardware(offers: Sequence[Offer], need: Need) -> Iterator[Check]:
             lambda o: id(o.accelerator) in fit,
             lambda o: f"it has {o.accelerator or 'no accelerator'}, and {wanted} is asked for",
         )
-    elif any(offer.hosts > 1 for offer in offers):
+    elif any(offer.hosts > 1 for offer in offers):  # machines without accelerator are accepted, too
         yield Check(
             "are slices (groups of machines that are rented together)",
             lambda o: o.hosts == 1 or any(each.accepts(o.accelerator) for each in asked if o.accelerator),

@@ -28,7 +28,7 @@ T = TypeVar("T")
 PASSING = 300.0
 """Seconds for which cached spot prices and stock are valid, at most."""
 FORGET = 7 * 86400.0
-"""Seconds after which a cached answer is deleted. Until then it serves if the provider cannot be asked."""
+"""Seconds after which a cached answer is deleted. Until then, it is used if the provider cannot be asked."""
 _SHAPE = "4 " + " ".join(f"{each.name}:{each.type}" for kind in (Need, Offer) for each in fields(kind))
 """Text for the form of cached answers, which is part of their keys. Answers of another form are not found. Increase the
 number at its beginning when a driver changes what it keeps in `Offer.detail`."""
@@ -44,7 +44,7 @@ class Answer:
 
 
 def question(need: Need) -> Need:
-    """Return a copy of the need without its price cap, so that one cached answer serves for any cap."""
+    """Return a copy of the need without its price cap, so that one cached answer is valid for any cap."""
     return replace(need, max_usd_per_hour=None)
 
 
@@ -147,11 +147,8 @@ def _opened(file: Path) -> sqlite3.Connection:
 
 
 def _key(driver: Driver, need: Need) -> str:
-    """Return the key of an answer: a hash of the driver's class and settings, and of the need without its price cap.
-
-    It includes the fields of `Need` and `Offer`, so that other versions' answers are not used. Settings have no
-    secrets.
-    """
+    """Return the key of an answer: a hash of the driver's class and settings, and of the need without its price cap."""
     asked = replace(question(need), bases=dict(sorted(need.bases.items())))
     kind = f"{type(driver).__module__}.{type(driver).__qualname__}"
+    # `_SHAPE` keeps answers of other versions from being used. The driver's repr has no secrets.
     return hashlib.sha256(f"{_SHAPE}\n{kind}\n{driver!r}\n{asked!r}".encode()).hexdigest()

@@ -75,9 +75,9 @@ class Plan:
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Return the price in USD per hour of the smallest wanted number of nodes (or slices), on the best offer.
+        """The price in USD per hour of the smallest wanted number of nodes (or slices), on the best offer.
 
-        Return None if no offer meets the need.
+        None if no offer meets the need.
         """
         return self.offers[0].usd_per_hour * self.nodes[0] if self.offers else None
 
@@ -149,7 +149,7 @@ class Plan:
                 yield f"+  no offer is in region {asked!r}; {hint}"
 
     def _other_counts(self) -> Iterator[str]:
-        """Yield a line for each wanted accelerator for which an offer with another number of it would do."""
+        """Yield a line for each wanted accelerator for which there is an offer with another number of it."""
         for wanted in self.need.accelerators:
             if wanted.kind == "cpu" or wanted.slice is not None:
                 continue

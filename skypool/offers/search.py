@@ -85,10 +85,7 @@ async def look_around(
 
 
 async def _asked(driver: Driver, need: Need, refresh: bool) -> Answer:
-    """Return a provider's offers: the cached ones while they are valid and `refresh` is False, new ones otherwise.
-
-    The driver runs in another thread. After 30 s, ProviderError is raised, and a later answer is not used.
-    """
+    """Return a provider's offers: the cached ones while they are valid, unless `refresh`. Takes 30 s at most."""
     if need.private_network and not abilities(driver).private_network:
         raise UsageError(
             f"machines of {driver.name} cannot reach each other over a private network: leave out "
@@ -113,11 +110,8 @@ async def _asked(driver: Driver, need: Need, refresh: bool) -> Answer:
 
 
 def _ask(driver: Driver, need: Need) -> Answer:
-    """Ask a driver for its offers, and cache them unless some are missing. This blocks until the provider answers.
-
-    The driver is not told the need's price cap, so offers above the cap are returned, too.
-    """
-    offers = Answers(driver.offers(price_cache.question(need)))
+    """Ask a driver for its offers, and cache them unless some are missing. Blocks until the provider answers."""
+    offers = Answers(driver.offers(price_cache.question(need)))  # also those above the need's price cap
     if not offers.lacks:
         price_cache.write(driver, need, tuple(offers))
     return Answer(tuple(offers))

@@ -16,12 +16,12 @@
 - `tending`: renews the lease and the prices of a pool, and ends it when its limits are over.
 - `call_ends`: ends the calls, streams and services of a pool that ends.
 - `advice`: tells the user about calls that could run better.
-- `closing`: closes what watches a pool, such as its logs and metrics, within a limit of time.
+- `closing`: closes the watches of a pool within a limit of time.
 - `departures`: all ways in which a pool loses a node.
 - `connector`: turns rented machines into nodes.
 - `agents`: connects to the agents of nodes.
 - `connections`: how each node is reached.
-- `watch`: `Watch`, what watches a pool, such as its logs; `facts`: what a pool shows to its watches.
+- `watch`: `Watch`, the base class of watches; `facts`: what a pool shows to its watches.
 - `forwards`: ports of this computer that lead to ports of nodes.
 - `health`: judges nodes by their samples; `Samples`, the user's object for them.
 - `idle`: records the idle time of nodes in the ledger.
@@ -45,6 +45,7 @@ The words of this package:
 - dispatch: the part that queues calls and sends them to nodes.
 - gang: the processes of one call with the option `procs`.
 - service: a call that runs beside all others and takes no slot.
+- watch: an object that observes a pool and changes nothing, such as its logs or its metrics.
 - client: the process that runs a pool.
 - ledger: the local database of pools and rented machines.
 - lease: the time after which a machine ends itself, unless it is renewed.

@@ -1,4 +1,4 @@
-"""`Advice`: what a user is told, once per pool, about calls that could run better."""
+"""`Advice`: advice to the user, given once per pool, about calls that could run better."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Agents:
     """The agents of one pool's nodes. The methods run in the engine's thread.
 
     Attributes:
-        connections: where it puts the link to each agent.
+        connections: gets the link to each agent.
     """
 
     def __init__(
@@ -60,15 +60,15 @@ class Agents:
         self._taken: dict[str, user_modules.Unit] = {}
 
     async def judge(self, instance: Instance, driver: Driver) -> None:
-        """Decide how the results of a machine are read. Call this before `open`. It may ask the driver for offers."""
+        """Decide if a machine's results are unpickled. Call this before `open`. It may ask the driver for offers."""
         await asyncio.to_thread(self._trust_levels.judge, instance, driver)
 
     def note_trust(self, instance: Instance, trust: Trust) -> None:
-        """Read the results of a machine as its former owner did. Call this before `open`, in place of `judge`."""
+        """Treat the results of a machine as its former owner did. Call this before `open`, in place of `judge`."""
         self._trust_levels.note(instance, trust)
 
     def trust_of(self, node: int) -> Trust:
-        """Return how the results of a node are read. Call `judge` for the node before."""
+        """Return "full" if the results of a node are unpickled, otherwise "data". Call `judge` for the node before."""
         return self._trust_levels.of(node)
 
     def is_stranger(self, node: int) -> bool:

@@ -17,7 +17,7 @@ from skypool.pool.life import Life
 from skypool.pool.services import Services
 
 _TO_END_CALLS = 5.0
-"""The most seconds for which the end of machines waits for what the user's callbacks do with the ends of calls."""
+"""The most seconds for which the end of machines waits for callbacks of the user about calls that end."""
 _TO_CLEAN_UP = 5.0
 """The most seconds for which the end of a pool waits for generators that are stopped."""
 
@@ -31,7 +31,7 @@ class CallEnds:
         self._services = services
 
     def close_streams(self, reason: BaseException | None = None) -> list[PendingCall]:
-        """Close the streams that have not ended, and return their calls. Tell the user of them. Do not wait.
+        """Close the streams that have not ended, tell the user about them, and return their calls. Do not wait.
 
         Any thread may call this. `reason` is the error that readers of these streams get; None for a PoolClosed error.
         """

@@ -1,7 +1,8 @@
-"""Closes what watches a pool, such as its history or its metrics, once its machines have ended.
+"""Closes the watches of a pool, such as its history or its metrics, once its machines have ended.
 
-Such a part may raise, hang or have no room on the disk. So each part is closed in a thread of its own, and the pool
-waits for it only up to a limit of time. The threads are daemons, for which Python does not wait at its exit.
+Closing such a part may raise or hang, or fail because the disk is full. So each part is closed in a thread of its own,
+and the pool waits for it only up to a limit of time. Python does not wait at its exit for these threads, which are
+daemons.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`Connections`: how each node of a pool is reached, and what its agent has said of itself."""
+"""`Connections`: how each node of a pool is reached, and the first message of its agent."""
 
 from __future__ import annotations
 

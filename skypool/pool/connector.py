@@ -130,10 +130,7 @@ class Connector:
         self._life.apply(states.Bootstrapped(node))
 
     async def _check_devices(self, node: int) -> None:
-        """Wait until the devices of a node were read, at most 15 s. Raise BootstrapError if one must not be used.
-
-        Devices that cannot be read do not keep the node from getting calls; an event tells that they are unknown.
-        """
+        """Wait at most 15 s until the devices of a node were read. Raise BootstrapError if one must not be used."""
         found = await self._health.first(node)
         if found.state == "unhealthy":
             raise BootstrapError(

@@ -94,7 +94,7 @@ class Departures:
         """Wait until a node that its provider takes back is gone, then report to the state machine that it has failed.
 
         The provider is asked every 5 s if the machine has ended. The requests begin when the announced time has passed,
-        or when `is_up` returns False, as the connection is down. Returns when the node is no longer ready, for whatever
+        or when `is_up` returns False, as the connection is down. Returns when the node is no longer ready for any
         reason. There is no time limit.
         """
         asked = 0.0
@@ -112,15 +112,12 @@ class Departures:
         self._life.spawn(self._on_loss(node, error))
 
     async def _on_loss(self, node: int, error: ConnectionLost) -> None:
-        """Report a lost node to the state machine. But if the loss is part of a planned end of the pool, end the pool.
-
-        If another process has taken the pool over, give the pool up. A node that reports this is believed only if it is
-        trusted: a stranger's machine could claim it to be left running.
-        """
+        """Report a lost node to the state machine, unless the pool ends as planned or another process took it over."""
         if node not in self._life.state.nodes:  # not all nodes of the pool are taken over yet
             self._takeover.early = error
             return
         try:
+            # a stranger's machine could claim a takeover, to be left running
             if isinstance(error, TakenOver) and self._takeover.is_believed(node):
                 raise error
             await self._limits.check_loss()
@@ -157,10 +154,7 @@ class Departures:
             return False
 
     async def _is_gone(self, node: int) -> bool:
-        """Return True if the provider says that the machine of a node is ending or has ended, or does not list it.
-
-        Return False if the provider cannot be asked.
-        """
+        """Return True if the provider does not list a node's machine, or says that it ends or has ended."""
         instance = self._life.state.instance_of(node)
         if self._supply is None:
             return False
@@ -203,7 +197,7 @@ class Departures:
 
 
 def _ended(instance: Instance, error: ConnectionLost) -> ConnectionLost:
-    """Return (not raise) the error for a node whose machine has ended, but was not taken back by its provider."""
+    """Return (do not raise) the error for a node whose machine has ended, but was not taken back by its provider."""
     lost = ConnectionLost(
         f"node {instance.node} was lost, because its machine {instance.id} has ended, as {instance.provider} says: it "
         f"has failed, or was ended by somebody, as `skypool down {instance.pool}` does on another computer",

@@ -66,9 +66,9 @@ if TYPE_CHECKING:
     from skypool.pool.network import NetworkCheck
 
 _LOOK_ABANDONED = 0.2
-"""Seconds between two checks whether the calls of a pool have ended that its user cannot end any more."""
+"""Seconds between two checks whether the calls of an abandoned pool have ended; see `PoolEngine.abandon`."""
 _TO_CLOSE = 8.0
-"""The most seconds for which the end of a pool waits for what watches it, when its machines have ended."""
+"""The most seconds for which a pool whose machines have ended waits for watches that close at the same time."""
 
 
 class PoolEngine:
@@ -78,9 +78,9 @@ class PoolEngine:
 
     Args:
         stream: receives the events for the user.
-        drivers: the providers of the pool; () for a pool without an account of one.
-        watches: what watches the pool.
-        handover: what another process hands over; None if nothing is.
+        drivers: the drivers of the pool's providers; () for a pool without an account of a provider.
+        watches: the watches of the pool; see `skypool.pool.watch`.
+        handover: the pool as another process hands it over; None for any other pool.
 
     Attributes:
         life: the state of the pool.
@@ -89,7 +89,7 @@ class PoolEngine:
         sizing: changes the number of nodes, and waits for them.
         call_ends: ends calls, streams and services.
         facts: what the pool shows to its watches.
-        watches: what watches the pool.
+        watches: runs the watches.
     """
 
     def __init__(
@@ -234,10 +234,7 @@ class PoolEngine:
         return advice_for(driver, self.terms.need.private_network)
 
     async def _why_it_ended(self) -> BaseException:
-        """End what is left of a pool that ended before it was ready, and return the error that ended it.
-
-        Notes of the error name other failures, and machines whose end is not confirmed.
-        """
+        """End what is left of a pool that ended before it was ready. Return its error, with notes on other errors."""
         error = self.state.error or PoolClosed(f"pool {self.terms.name!r} was stopped while it started")
         nodes = [node for node in self.state.nodes.values() if node.error is not None]
         reasons = {id(node.error) for node in nodes}
@@ -329,10 +326,10 @@ class PoolEngine:
         await self.stop()
 
     def abandon(self, hush: Callable[[], None] | None) -> None:
-        """End a pool, which its user cannot end any more, as soon as its calls have ended. This does not wait.
+        """End the pool as soon as its calls have ended, because its user has lost the pool object. Do not wait.
 
-        Any thread may call this, with any lock held, as it happens while garbage is collected. `hush` is called at the
-        end, and stops the output about the pool.
+        Any thread may call this, with any lock held, because it is called while garbage is collected. `hush` is called
+        at the end, and stops the output about the pool.
         """
         if (loop := Loop.running()) is not None:
             loop.call_soon_threadsafe(lambda: self.life.spawn(self._end_abandoned(hush)))
@@ -364,7 +361,7 @@ class PoolEngine:
         self._terminations.hand_over_now()
 
     def close_now(self) -> None:
-        """End the calls and close what watches the pool, such as logs and metrics, at the interpreter's exit.
+        """End the calls and close the watches of the pool, such as logs and metrics, at the interpreter's exit.
 
         Any thread may call this.
         """
@@ -438,18 +435,14 @@ class PoolEngine:
                     self._closing = self.life.spawn(self._close())
 
     async def _close(self) -> None:
-        """Remove keys and other leftovers at the providers. Close the pool's record in the ledger, and its watchers.
-
-        If the end of a machine is not confirmed, the record is left open. Raises StillRunning or ErrorGroup if
-        something could not be removed.
-        """
+        """Remove leftovers at the providers, and close the record in the ledger and the watches."""
         try:
             await self._terminations.close()
         finally:
             await beside(self.close_watches, "skypool closing")
 
     def close_watches(self) -> None:
-        """Close what watches the pool, and tell the user what failed. Blocks, for at most 24 s. In any thread."""
+        """Close the watches of the pool, and tell the user what failed. Blocks at most 24 s. In any thread."""
         others: list[closing.Part] = [
             ("the forwards", self.forwards.close),
             ("a listener of the pool's events", partial(self._settle, _TO_CLOSE)),
@@ -494,11 +487,8 @@ class PoolEngine:
                 self.life.notice(f"samples of node {node} cannot be kept: {blame.told(e)}")
 
     def _report(self, event: events.Event) -> None:
-        """Emit an event of a node. For errors of gangs, also keep the end of what their processes print.
-
-        Output that the user is not to see, as with `output="rank0"`, is only kept in files. Any thread may call this.
-        """
-        gangs = self.dispatch.gangs
+        """Emit an event of a node, or only keep it in files if the user is not to see it. Any thread may call this."""
+        gangs = self.dispatch.gangs  # they keep the end of what their processes print, for error messages
         if gangs is None or not isinstance(event, events.Output) or gangs.heard(event.call, event.text):
             self.emit(event)
         else:
@@ -517,10 +507,7 @@ class PoolEngine:
         )
 
     def _on_feed(self, pending: PendingCall, arg: int, n: int) -> None:
-        """Let a thread send item `n` (from 1) of an iterator to the node that asked for it. This does not wait.
-
-        `arg` is the index of the iterator among the call's iterator arguments, from 0.
-        """
+        """Let a thread send item `n` (from 1) of iterator argument `arg` (from 0) to the node. Do not wait."""
         feeder = self._feeders.get((pending.id, arg))
         if feeder is None:
             for key in [key for key, known in self._feeders.items() if known.is_over]:

@@ -28,7 +28,7 @@ from skypool.safety.quota import Quota
 
 
 class Parts(Protocol):
-    """A protocol for the engine: the parts of a pool of which facts are told."""
+    """A protocol for the engine: the parts of a pool that `Facts` reads."""
 
     terms: Terms
     dispatch: Dispatch

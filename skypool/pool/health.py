@@ -111,7 +111,7 @@ class HealthWatch:
             self._on_unhealthy(node, self.error_of(node))
 
     def error_of(self, node: int) -> NodeUnhealthy:
-        """Return (not raise) the error for an unhealthy node."""
+        """Return (do not raise) the error for an unhealthy node."""
         return NodeUnhealthy(f"node {node} is unhealthy: {'; '.join(self.known[node].reasons[:_MOST_REASONS])}", node)
 
     async def first(self, node: int) -> NodeHealth:
@@ -133,10 +133,7 @@ class HealthWatch:
 
 
 class _Identities:
-    """The devices and the causes of lower clocks that a node's samples have named so far.
-
-    Their number is limited, as a stranger's node could send ever new names.
-    """
+    """The devices and causes of lower clocks that a node has named. Limited, as a stranger may name any number."""
 
     def __init__(self) -> None:
         self._devices: set[tuple[str, int, str]] = set()
@@ -182,7 +179,7 @@ class Samples:
         return {} if self._watch is None else dict(sorted(self._watch.store.newest.items()))
 
     def history(self, node: int | None = None, since: float = 0.0, until: float | None = None) -> list[NodeSample]:
-        """Return samples of this run of the pool, ordered by time. Samples older than an hour are thinned.
+        """Return samples of this run of the pool, ordered by time. Those older than an hour are thinned out.
 
         Args:
             node: the number of a node. Default None: all nodes.

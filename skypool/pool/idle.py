@@ -65,10 +65,7 @@ class IdleWatch:
             self._rental.idle(spans)
 
     def _differs(self, node: int, now: Idleness, most: float) -> bool:
-        """Return True if the last record of a node implies an idle time that is wrong by more than `most` seconds.
-
-        Also True if the record is older than `most` seconds, and wrong about whether the node is idle now.
-        """
+        """Return True if a node's last record is wrong about its idle time or state, by more than `most` seconds."""
         before = self._recorded.get(node)
         if before is None:
             return True

@@ -70,11 +70,7 @@ class Launches:
         return not self._life.state.nodes[node].retiring
 
     def _note_growth(self, error: Exception | None) -> None:
-        """Note the result of an attempt to launch nodes of a ready pool: its error, or None after a success.
-
-        The next attempt to grow is delayed by 5 s after an error, and by twice as much after each further error, up to
-        300 s. The user is told of an error, but not again while it repeats.
-        """
+        """Note the result of an attempt to launch nodes of a ready pool: its error, or None after a success."""
         if error is None:
             self._pause = _GROW_AGAIN
             self._told = ""
@@ -83,7 +79,7 @@ class Launches:
         self._from = time.monotonic() + pause
         self._pause = min(2 * pause, _GROW_AGAIN_AT_MOST)
         words = alike(error)
-        if words != self._told:
+        if words != self._told:  # an error that repeats is told once
             self._told = words
             state = self._life.state
             if self.may_grow:

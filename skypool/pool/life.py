@@ -37,8 +37,8 @@ class Life:
         rental: the account of the pool.
         connections: how each node is reached.
         state: the state now.
-        performed: the state for which all actions are performed. Other threads read it: who reads that a node is ready
-            may send it calls.
+        performed: the last state whose actions were all performed. Other threads read this one: when a node is ready in
+            it, calls can be sent to the node.
         given_away: the nodes that another process owns now; None while this process owns the pool.
     """
 
@@ -119,7 +119,7 @@ class Life:
             await self.change()
 
     async def change(self, timeout: float | None = None) -> None:
-        """Wait until an event was applied, or the time in seconds is over."""
+        """Wait until an event was applied, or `timeout` seconds are over. None waits without a limit."""
         self._changed.clear()
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._changed.wait(), timeout)

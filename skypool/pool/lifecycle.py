@@ -119,10 +119,7 @@ def _start(pool: Pool, hosts: int) -> tuple[Pool, list[Action]]:
 
 
 def _launched(pool: Pool, head: int, instances: Sequence[Instance]) -> tuple[Pool, list[Action]]:
-    """Connect to the machines of a slice that was rented. `head` is the node number of its first host.
-
-    If the pool is ending or has ended, or if the slice was retired meanwhile, end the machines instead.
-    """
+    """Connect to the machines of a rented slice, or end them if it comes too late. `head` is its first node."""
     is_late = pool.phase in (Phase.DRAINING, Phase.ENDED) or (head in pool.nodes and pool.nodes[head].retiring)
     phase = Phase.DRAINING if is_late else Phase.BOOTING
     nodes = tuple(range(head, head + len(instances)))
@@ -153,12 +150,7 @@ def _complete(pool: Pool) -> tuple[Pool, list[Action]]:
 
 
 def _failed(pool: Pool, node: int, error: BaseException) -> tuple[Pool, list[Action]]:
-    """End what is left of a slice whose node failed or has drained. Launch another slice if one is missing.
-
-    No slice is launched if too many failed before, if another would probably fail too, or while the pool is ending. If
-    the pool cannot go on without the slice, the pool ends with this error or the first one. `error` is a `NodeRetired`
-    if the node was retired and has no call left. Does nothing for a node that is being ended or has ended.
-    """
+    """End what is left of a slice whose node failed or has drained. Launch another, or end the pool, if needed."""
     state = pool.nodes[node]
     hosts = pool.slice_of(node)
     if state.phase in (Phase.DRAINING, Phase.ENDED):
@@ -172,7 +164,7 @@ def _failed(pool: Pool, node: int, error: BaseException) -> tuple[Pool, list[Act
     actions: list[Action] = [Dismiss(node, error, others)] if state.phase is Phase.READY else []
     if rented:
         actions.append(Terminate(tuple(each.node for each in hosts)))
-    has_failed = not isinstance(error, NodeRetired)
+    has_failed = not isinstance(error, NodeRetired)  # a retired node has drained
     for each in hosts:
         why = None if not has_failed else error if each is state else gone_with(node, each.node, error)
         pool = _with(pool, each.node, phase=Phase.DRAINING if rented else Phase.ENDED, error=why)
@@ -200,11 +192,7 @@ def _failed(pool: Pool, node: int, error: BaseException) -> tuple[Pool, list[Act
 
 
 def _interrupted(pool: Pool, node: int, at: float, served: float) -> tuple[Pool, list[Action]]:
-    """Give no more calls to a slice that the provider takes back. Launch another slice if the pool then has too few.
-
-    Calls that run on the slice go on. If the pool is not ready yet, no call runs, so the slice is ended at once. `at`
-    is when the provider takes it, in seconds since 1970; `served` are the seconds for which the node was ready.
-    """
+    """Give no more calls to a slice that its provider takes back. Launch another if the pool then has too few."""
     state = pool.nodes[node]
     if state.phase is not Phase.READY or state.taken is not None or pool.phase in (Phase.DRAINING, Phase.ENDED):
         return pool, []
@@ -214,6 +202,7 @@ def _interrupted(pool: Pool, node: int, at: float, served: float) -> tuple[Pool,
         actions.append(Drain(each.node, at))
     if state.retiring:  # the pool does without it already
         return pool, actions
+    # `served`: the seconds for which the node was ready
     pool = replace(pool, hasty=0 if served >= WORTHWHILE else pool.hasty + 1)
     if pool.phase is Phase.LAUNCHING:  # no call runs yet: there is nothing to wait for
         pool, failing = _failed(pool, node, taken_back(node))
@@ -225,14 +214,11 @@ def _interrupted(pool: Pool, node: int, at: float, served: float) -> tuple[Pool,
 
 
 def _unhealthy(pool: Pool, node: int, error: BaseException) -> tuple[Pool, list[Action]]:
-    """Give no more calls to the slice of an unhealthy node. Launch another slice if the pool then has too few.
-
-    Calls that run on the slice go on. If the pool is not ready yet, no call runs, so the slice is ended at once.
-    """
+    """Give no more calls to the slice of an unhealthy node. Launch another if the pool then has too few."""
     state = pool.nodes[node]
     if state.phase is not Phase.READY or state.is_leaving or pool.phase in (Phase.DRAINING, Phase.ENDED):
         return pool, []
-    if pool.phase is Phase.LAUNCHING:
+    if pool.phase is Phase.LAUNCHING:  # no call runs yet: there is nothing to wait for
         return _failed(pool, node, error)
     actions: list[Action] = []
     for each in pool.slice_of(node):
@@ -272,10 +258,7 @@ def _resize(pool: Pool, load: Mapping[int, int]) -> tuple[Pool, list[Action]]:
 
 
 def _retire(pool: Pool, node: int) -> tuple[Pool, list[Action]]:
-    """Retire the slice of a node, and do without it from now on, unless it is the last one.
-
-    A pool of fixed size then has one slice less. In another pool, `minimum` falls if fewer slices than that are left.
-    """
+    """Retire the slice of a node, unless it is the last. The pool does without it, so its `minimum` may fall."""
     state = pool.nodes[node]
     if state.is_leaving or state.phase not in LIVING or pool.phase not in (Phase.LAUNCHING, Phase.READY):
         return pool, []
@@ -293,16 +276,12 @@ def _retire(pool: Pool, node: int) -> tuple[Pool, list[Action]]:
 
 
 def _leave(pool: Pool, head: int) -> tuple[Pool, list[Action]]:
-    """Begin to retire the slice whose first host is node `head`.
-
-    A ready slice drains: its calls end first. A slice that is being set up is ended at once. A slice that is still
-    being rented is ended when `Launched` reports it.
-    """
+    """Begin to retire the slice whose first host is node `head`: drain it if it is ready, otherwise end it."""
     hosts = pool.slice_of(head)
     for each in hosts:
         pool = _with(pool, each.node, retiring=True, waits=False)
     phase = pool.nodes[head].phase
-    if phase is Phase.LAUNCHING:
+    if phase is Phase.LAUNCHING:  # it is ended when `Launched` reports it
         return pool, []
     if phase is Phase.READY:
         return pool, [Drain(each.node, None) for each in hosts]
@@ -332,16 +311,14 @@ def _grow(pool: Pool) -> tuple[Pool, list[Action]]:
 
 
 def _stop(pool: Pool) -> tuple[Pool, list[Action]]:
-    """Begin to end the pool: end the machines of all nodes. A pool without living nodes has ended at once.
-
-    A machine that is still being launched is ended when `Launched` reports it.
-    """
+    """Begin to end the pool: end the machines of all nodes. A pool without living nodes has ended at once."""
     if pool.phase in (Phase.DRAINING, Phase.ENDED):
         return pool, []
     pool = replace(pool, phase=Phase.DRAINING)
     ending = tuple(
         node
         for node, state in sorted(pool.nodes.items())
+        # without an instance, it is ended when `Launched` reports it
         if state.instance is not None and state.phase not in (Phase.DRAINING, Phase.ENDED)
     )
     for node in ending:

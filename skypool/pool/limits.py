@@ -18,9 +18,9 @@ from skypool.rental.rental import Rental
 from skypool.rental.request import Terms
 
 PLANNED = (BudgetExceeded, LifetimeExceeded, PoolClosed)
-"""The errors of an end that was planned. It is no loss: calls are not sent again, and nothing more is rented."""
+"""The errors of a planned end of a pool. Nodes that end then do not count as lost: nothing is sent or rented again."""
 LOOK = 1.0
-"""Most seconds between two checks."""
+"""The most seconds between two checks."""
 _OWNER_EVERY = 5.0
 """Seconds between two checks whether another process ends the pool, or has taken it over. While a node cannot be
 reached, that is checked each time."""
@@ -29,7 +29,7 @@ _TELL_EVERY = 5.0
 _EARLY = 2.0
 """Seconds before a planned end in which the loss of a node is a part of that end, as clocks differ a little."""
 _LATE = 2.0
-"""Seconds between a message to a node and the moment from which the node counts its lease, at most."""
+"""The most seconds between a message to a node and the moment from which the node counts its lease."""
 
 
 class Limits:
@@ -77,7 +77,7 @@ class Limits:
         return self._rental.limits.node_lifetime()
 
     def linger_told(self) -> tuple[float, float] | None:
-        """Return what nodes are told of the time for which they live without work; see `LingerWatch.told`."""
+        """Return the times for which nodes live without work, as nodes are told them; see `LingerWatch.told`."""
         return self._linger.told()
 
     @property

@@ -1,7 +1,7 @@
-"""`LingerWatch`: ends a pool that has had no work for a while, and tells its nodes for how long they live without work.
+"""`LingerWatch`: ends a pool that has had no work for a while, and tells its nodes how long they may live without work.
 
-Work is a call that waits or runs, or a service with `busy=True`. The nodes are told regularly for how long they may
-live without work, so that they end themselves even if this process is killed.
+Work is a call that waits or runs, or a service with `busy=True`. The nodes are told regularly, so that they end
+themselves even if this process is killed.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ NOTEBOOK_NOTICE = (
     'this is a notebook, so the pool ends itself after an hour without a call; ComputePool(..., linger="4h") gives '
     "another time"
 )
-"""The notice about that for the user."""
+"""The notice for the user about `IN_NOTEBOOK`."""
 SLACK = 10.0
-"""Seconds that a node waits longer than the process that ends it in time, if that lives. An end of both at once would
-leave it unproved for as long as providers may list a machine late."""
+"""Seconds that a node waits after the time at which a process should end it, so that this process comes first.
+
+If both ended it at once, the end would stay unproved for as long as providers may list a machine late.
+"""
 _LOOK = 1.0
-"""Most seconds between two looks at the work of the pool."""
+"""The most seconds between two looks at the work of the pool."""
 
 
 class LingerWatch:

@@ -22,7 +22,7 @@ _NOTICED_AGAIN = 0.1
 
 
 class NodeEvents(Protocol):
-    """A protocol for the object that hears what becomes of nodes: the engine."""
+    """A protocol for the engine, which handles what happens to nodes."""
 
     @property
     def is_due(self) -> bool:
@@ -33,13 +33,16 @@ class NodeEvents(Protocol):
         """Handle the first message of a new connection to a node."""
 
     def on_notice(self, node: int, at: float) -> None:
-        """Handle the notice that the provider takes a machine back at `at`, in seconds since 1970. In any thread."""
+        """Handle the notice that the provider takes a machine back at `at`, in seconds since 1970.
+
+        Any thread may call this.
+        """
 
     def on_lost(self, node: int, error: ConnectionLost) -> None:
         """Handle the loss of a node that its link has given up."""
 
     def on_samples(self, node: int, samples: Sequence[NodeSample]) -> None:
-        """Handle measurements of a node. In any thread."""
+        """Handle measurements of a node. Any thread may call this."""
 
 
 class NodeListener:

@@ -41,7 +41,7 @@ def is_churning(pool: Pool) -> bool:
 
 
 def alike(error: BaseException) -> str:
-    """Return the type and text of an error with "#" for words with digits, so that the same cause has one text."""
+    """Return the type and text of an error, with "#" for words with digits, so that the same cause gives one text."""
     return re.sub(r"\S*\d\S*", "#", f"{type(error).__name__}: {error}")
 
 

@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 V = TypeVar("V")
 Outlet = CallFuture[Any] | Items[Any] | ResultCell[Any]
-"""The type of what gets the result of a call."""
+"""The types of objects that get the result of a call."""
 OneOf = int | tuple[int, ...] | None
 """The nodes that may run a call: one, any of several, or any node of the pool (None)."""
 
 
 class CallSender:
-    """Sender of a pool's calls.
+    """The sender of a pool's calls.
 
-    Nodes that a call names are given to each method, so that a selection of nodes can narrow them.
+    Each method gets the nodes that a call may use, so that a view can restrict them to its own nodes.
 
     Args:
         working: returns the pool's engine. It starts a pool that was not started, and raises if the pool has ended.
@@ -176,11 +176,7 @@ class CallSender:
     def _on_several(
         self, call: Call[Any], named: NamedNodes, outlets_of: Callable[[Sequence[int]], tuple[V, Sequence[Outlet]]]
     ) -> V:
-        """Send a call to several nodes, and return the first item of the pair that `outlets_of` returns.
-
-        `outlets_of` gets the node numbers. The second item of the pair has an outlet for the result of each node. If a
-        node leaves before the call is sent, nodes are chosen again, unless the call names them.
-        """
+        """Send a call to several nodes. `outlets_of` gets their numbers, and returns (the value to return, outlets)."""
         payload, feeds = call.payload()
         code, options = call.function.code(), call.options
         while True:
@@ -203,6 +199,7 @@ class CallSender:
                         dispatch.stop(part)
                     raise
                 return value
+            # if a node leaves before the call is sent, nodes are chosen again
             if dispatch.submit_together(parts):
                 return value
 
@@ -233,9 +230,9 @@ class CallSender:
         """Send a call with the option `procs`, which runs as several processes, and return its future.
 
         With `every`, the gang runs on all named nodes, and the result is the list of values by rank. Otherwise it runs
-        on one of them, and the result is the value of rank 0. `is_own` is True for a check of skypool's own, which is
-        no call of the user. Raises UsageError if a node is not trusted, an argument is an iterator, or `min_nodes` is
-        too large.
+        on one of them, and the result is the value of rank 0. `is_own` is True for a check of skypool's own, which
+        does not count as a call of the user. Raises UsageError if a node is not trusted, an argument is an iterator, or
+        `min_nodes` is too large.
         """
         name, least = call.function.name, call.options.min_nodes
         payload, feeds = call.payload()
@@ -260,11 +257,7 @@ class CallSender:
         return runner.submit(code, payload, call.options, count, among, every, is_own)
 
     def _check_gang(self, nodes: Sequence[int]) -> None:
-        """Check that the nodes of a gang reach each other. With `check="nccl"`, measure an all-reduce the first time.
-
-        Raises NetworkError if a node cannot connect to another one. If the all-reduce fails, its error is raised with a
-        note.
-        """
+        """Check that the nodes of a gang reach each other. With `check="nccl"`, once measure an all-reduce."""
         network = self.working().network
         network.ensure(nodes)
         if not network.begin_measuring():
@@ -294,15 +287,8 @@ class CallSender:
         check: Callable[[Sequence[int]], None] | None = None,
         every: bool = True,
     ) -> dict[int, str]:
-        """Return the addresses of the nodes that a call on several nodes runs on, by ascending node number.
-
-        If the call names no node, block until the pool has as many nodes as it is to have, including replacements. When
-        the time of the pool's `wait` is over, `least` nodes are enough; None for all. With `every=False`, one node is
-        enough at once. `check` gets the node numbers, and if a node leaves while it runs, choose again.
-
-        Raises UsageError if the pool does not have a named node, and LaunchError if nodes are missing and no more are
-        being launched.
-        """
+        """Return the addresses of the nodes that a call runs on, by node number. If it names none, wait for all."""
+        # `least`: the nodes that are enough after the pool's `wait`; None: all. `every=False`: one is enough at once.
         numbers = (named,) if isinstance(named, int) else named if isinstance(named, tuple) else None
         while True:
             engine = self.working()
@@ -314,7 +300,7 @@ class CallSender:
                     check([*there])
             except (UsageError, ConnectionLost):
                 if numbers is None and engine.dispatch.roster.nodes().keys() != there.keys():
-                    continue
+                    continue  # a node left during the check
                 raise
             if there and (numbers is not None or engine.dispatch.roster.nodes().keys() >= there.keys()):
                 return there

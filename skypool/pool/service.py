@@ -29,7 +29,7 @@ class Keeper(Protocol):
         ...
 
     def test_port(self, node: int, port: int, timeout: float) -> CallFuture[bool]:
-        """Let a node wait for one of its ports to accept connections. The result is False after `timeout` s without."""
+        """Let a node wait until one of its ports accepts connections. The result is False if none does in time."""
         ...
 
     def stop(self, service: Service[Any], grace: float | None = None) -> None:
@@ -148,7 +148,7 @@ class Service(Generic[T]):
         """Wait until a port of the service's node accepts connections, and return this service.
 
         The node itself tries the port, on its own 127.0.0.1 and on the address at which other nodes reach it. If the
-        service ends meanwhile and starts again, the port of its next run is waited for.
+        service ends meanwhile and starts again, this waits for the port of its next run.
 
         Args:
             port: the number of the port.

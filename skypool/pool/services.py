@@ -195,7 +195,7 @@ class Services:
         return "" if node_queue is None else node_queue.address
 
     def test_port(self, node: int, port: int, timeout: float) -> CallFuture[bool]:
-        """Let a node wait for one of its ports to accept connections. The result is False if none comes in `timeout` s.
+        """Let a node wait until one of its ports accepts connections. The result is False after `timeout` seconds.
 
         The test takes no slot. If it cannot start, the future has the error.
         """

@@ -38,10 +38,7 @@ class CallSurface:
 
     @abstractmethod
     def _narrowed(self, asked: NamedNodes, asker: object) -> NamedNodes:
-        """Return which nodes of the selection a call may use that asks for these nodes.
-
-        Raises UsageError if it asks for a node outside of the selection. `asker` is the call, for that message.
-        """
+        """Return the nodes of the selection that a call may use. Raises UsageError, which names `asker`, for others."""
 
     # --- calls -----------------------------------------------------------------------------------------------
 

@@ -122,7 +122,7 @@ class Takeover:
                 await link.leave(max(0.0, record.lasts - time.time()))
 
     async def handover(self) -> Handover:
-        """Return what another process must know to own this pool, whose ready nodes it gets.
+        """Return what another process must know to take over this pool with its ready nodes.
 
         Raises SkypoolError if the ledger does not have the pool.
         """

@@ -1,4 +1,4 @@
-"""`Tending`: what a pool does all the time: it renews its lease and its prices, and ends when its limits are over."""
+"""`Tending`: the regular work of a pool: it renews lease and prices, and ends the pool when a limit is reached."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Terminations`: ends the machines of nodes, and tries again until each provider confirms that."""
+"""`Terminations`: ends the machines of nodes, and tries again until each provider confirms their end."""
 
 from __future__ import annotations
 
@@ -135,17 +135,14 @@ class Terminations:
             self.paid = None
 
     async def _end_by_agents(self, nodes: tuple[int, ...]) -> None:
-        """Have the agents of these nodes end their machines, as no provider can be asked. That proves no end.
-
-        The account of a machine goes on until its end is proved, unless it costs nothing. A machine whose agent was not
-        told ends when its lease is over. If it cannot, it is reported as `StillThere`.
-        """
+        """Have the agents of these nodes end their machines, as no provider can be asked. That proves no end."""
         life = self._life
         links = {node: life.connections.links.pop(node, None) for node in nodes}
         told = await asyncio.gather(*(self._tell_to_end(link) for link in links.values()))
         await self._note_paid()
         for node, was_told in zip(links, told, strict=True):
             instance = life.state.instance_of(node)
+            # the account of a machine goes on until its end is proved, unless it costs nothing
             if await asyncio.to_thread(life.rental.is_free, instance):
                 await asyncio.to_thread(life.rental.ended, [instance])
             elif not was_told and not life.rental.ends_itself(instance):
@@ -168,7 +165,7 @@ class Terminations:
         """Remove keys and other leftovers at the providers, and close the pool's record in the ledger.
 
         If the end of a machine is not confirmed, the record is left open. Does nothing for a pool that was given to
-        another process: what is left is its. Raises StillRunning or ErrorGroup if something could not be removed.
+        another process, which owns what is left. Raises StillRunning or ErrorGroup if something could not be removed.
         """
         if self._life.given_away is not None:
             return
@@ -229,7 +226,7 @@ class Terminations:
 
 
 def _left_running(pool: str, instance: Instance) -> StillRunning:
-    """Return (not raise) the error for a machine that was not told to end, and cannot end itself."""
+    """Return (do not raise) the error for a machine that was not told to end, and cannot end itself."""
     return StillRunning(
         f"machine {instance.id} of {instance.provider} was not reached, and it cannot end itself, so it goes on to "
         f"cost money: run `skypool down {pool}` where the credentials are",

@@ -122,7 +122,7 @@ class PoolView(CallSurface):
 
 
 def selection_asked(pool: str, key: object) -> Selection:
-    """Return what a user wrote in `pool[…]` in its usual form; a list becomes a tuple in ascending order.
+    """Check what a user wrote in `pool[…]`, and return it as a `Selection`. A list becomes a tuple in ascending order.
 
     Whether the pool has the nodes is not checked. Raises UsageError for anything but a number, slice or list, for
     negative numbers, and for an empty range or list.

@@ -1,4 +1,4 @@
-"""`Watch`: what watches a pool, such as its logs and its history. `Watches` runs those of one pool.
+"""`Watch`: base class of objects that observe a pool, such as its logs and its history. `Watches` runs those of a pool.
 
     class Count(Watch):
         name = "the count of events"
@@ -9,8 +9,8 @@
         def hear(self, event):
             self.counts[type(event).__name__] += 1
 
-A watch only tells. It can be slow, raise or hang, and the pool goes on: whatever decides something about a pool is a
-part of the pool, and no watch. docs/watches.md describes how one is added.
+A watch changes nothing. It can be slow, raise or hang, and the pool goes on. So code that decides something about a
+pool is a part of the pool, not a watch. docs/watches.md describes how to add a watch.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
     from skypool.samples.journal import JournalCall
 
 MOST_WAITING = 16 << 20
-"""Bytes of events, about, that wait for one watch. What comes beyond is dropped and counted."""
+"""The approximate bytes of events that may wait for one watch. Further events are dropped and counted."""
 _TO_BEGIN = 8.0
 """The most seconds for which the start of a pool waits for a watch that it must have."""
 
 
 class PoolFacts(Protocol):
-    """A protocol for what a pool shows to its watches, which change nothing. Any thread may use it.
+    """A protocol for what a pool shows to its watches. Any thread may use it.
 
     The keys of dicts are the numbers of nodes.
 
@@ -65,7 +65,7 @@ class PoolFacts(Protocol):
         idleness: for how long each node was idle.
         plan: the last plan; None if there is none.
         attempts: for each offer that could not be rented, its text and the error.
-        launches: the numbers of launches, by what became of them.
+        launches: the number of launches, by their outcome.
         health: the samples and the health of the nodes.
         forwards: makes ports of this computer that lead to nodes.
     """
@@ -137,19 +137,19 @@ class PoolFacts(Protocol):
 
 
 class Watch:
-    """Base class of what watches a pool. The methods of one watch run in one thread, which is its own.
+    """Base class of objects that observe a pool. The methods of each watch run in a thread of its own.
 
     A method that raises ends the watch: the user is told once, and the pool goes on. UsageError from `begin` of a watch
     with `must_begin` ends the start of the pool.
 
     Attributes:
-        name: what it is, as words for the user.
+        name: the name of the watch, as words for the user.
         hears: the classes of events that `hear` gets; () for none. Default: all.
         hears_hidden: True if `hear` also gets output that the user does not want to see.
         gather: seconds for which events are gathered before they are heard together. Default 0.
         every: seconds between two calls of `tick`. Default None: it is called only after events were heard.
         must_begin: True if the pool rents nothing before `begin` has returned.
-        closes: what closes first: watches with smaller numbers are closed before others. Default 0.
+        closes: the order of closing: watches with smaller numbers are closed before others. Default 0.
     """
 
     name: ClassVar[str] = "a watch"
@@ -164,28 +164,28 @@ class Watch:
         """Begin to watch a pool."""
 
     def hear(self, event: events.Event) -> None:
-        """Handle an event of the pool. Events from before `begin` come after it."""
+        """Handle an event of the pool. Events that came before `begin` are passed after it."""
 
     def missed(self, count: int) -> bool:
-        """Handle that this many events were dropped, as too many waited. Return True if the watch tells the user."""
+        """Handle that `count` events were dropped, as too many waited. Return True if the watch tells the user."""
         return False
 
     def tick(self) -> None:
-        """Do what is done regularly: after events were heard, and every `every` seconds."""
+        """Do the regular work. This is called after events were heard, and every `every` seconds."""
 
     def settle(self) -> None:
-        """Do now all that is done regularly, as somebody reads what the watch has written. Default: `tick`."""
+        """Do the regular work now, because somebody reads what the watch has written. Default: `tick`."""
         self.tick()
 
     def close(self) -> None:
-        """End, as the pool has ended. All events were heard."""
+        """End the work, because the pool has ended. All events were heard before."""
 
 
 class Watches:
     """The watches of one pool. Any thread may use this.
 
     Args:
-        watches: what watches the pool.
+        watches: the watches of the pool.
         quota: limits how many events of an untrusted node wait.
         notice: shows a sentence to the user.
     """
@@ -195,7 +195,7 @@ class Watches:
         self._runners = [_Runner(each, quota, notice) for each in watches]
 
     def hear(self, event: events.Event, *, is_hidden: bool = False) -> None:
-        """Let all watches hear an event, without waiting. `is_hidden` is True for output that no listener gets."""
+        """Pass an event to all watches, without waiting. `is_hidden` is True for output that no listener gets."""
         for each in self._runners:
             if isinstance(event, each.watch.hears) and (each.watch.hears_hidden or not is_hidden):
                 each.put(event)
@@ -206,7 +206,7 @@ class Watches:
         return any(each.watch.must_begin for each in self._runners)
 
     def begin_needed(self, facts: PoolFacts) -> None:
-        """Begin with the watches that must begin before the pool rents anything. Blocks.
+        """Start the watches that must begin before the pool rents anything. Blocks.
 
         Raises UsageError if one cannot work as the user has asked. All that have begun are closed then.
         """
@@ -220,19 +220,19 @@ class Watches:
             raise
 
     def begin(self, facts: PoolFacts) -> None:
-        """Begin with all other watches, each in its own thread. Does not wait."""
+        """Start all other watches, each in its own thread. Do not wait."""
         for each in self._runners:
             if not each.watch.must_begin:
                 each.begin(facts)
 
     def settle(self, within: float) -> None:
-        """Wait until each watch has heard the events so far and has settled, at most so many seconds."""
+        """Wait until each watch has heard the events so far and has settled, but at most `within` seconds."""
         until = time.monotonic() + within
         for runner, number in [(each, each.ask()) for each in self._runners]:
             runner.wait_done(number, max(0.0, until - time.monotonic()))
 
     def close(self, within: float, others: Sequence[closing.Part] = ()) -> None:
-        """Let all watches hear what waits, and close them: those with the same `closes` at once. Blocks.
+        """Pass the waiting events to all watches, and close them: those with the same `closes` at once. Blocks.
 
         `others` is closed together with the first ones. The user is told of each that failed, or that needs more than
         `within` seconds and is left alone.

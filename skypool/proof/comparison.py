@@ -29,8 +29,8 @@ def offered_price(offers: Sequence[Offer], line: Line) -> float | None:
 def price_step(what: str, machines: Sequence[RentedMachine]) -> Step:
     """Compare the prices of machines with the plan.
 
-    The step is bad if a price differs, but good if only spot prices do, which may move meanwhile. It is open if the
-    plan did not have the offer of a machine: those of the plan were out of stock.
+    The step is bad if an on-demand price differs; spot prices may change meanwhile. It is open if a machine was rented
+    on an offer that is not in the plan, because those of the plan were out of stock.
     """
     drifted = [
         each

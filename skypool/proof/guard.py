@@ -44,7 +44,7 @@ def watch_end(
 ) -> tuple[RentedMachine, ...]:
     """Let a process rent a machine, kill the process, and watch the provider's list until the machine has ended.
 
-    What is left after that is ended here. If this function is interrupted, the process ends its machine itself. Return
+    Afterwards, this function ends whatever is left. If it is interrupted, the process ends its machine itself. Return
     the machines of the receipt. The arguments are those of `renting.rent`, and:
 
     Args:
@@ -119,11 +119,7 @@ def _reached(client: subprocess.Popen[bytes], driver: Driver, pool: str) -> Find
 
 
 def _watched(driver: Driver, pool: str, ledger: Ledger, lease: float, margin: float) -> Finding:
-    """Look at the provider's list until the machine has ended, and record the end.
-
-    The finding is good, too, if half of the margin is over and the machine is listed as "ending": at some providers it
-    then costs only its disk.
-    """
+    """Look at the provider's list until the machine has ended, and record the end."""
     what = f"{_TITLE}: its own end"
     began = time.monotonic()
     trouble = ""
@@ -134,6 +130,7 @@ def _watched(driver: Driver, pool: str, ledger: Ledger, lease: float, margin: fl
                 if record := newest(ledger.pools(pool)):
                     ledger.ended(record.session, driver.name, *(each.id for each in record.running))
                 return Finding(what, True, f"it ended {waited:.0f} s after its client, with a lease of {lease:g} s")
+            # good, too: at some providers, a machine that is "ending" costs only its disk
             if all(each.state == "ending" for each in left) and waited > lease + margin / 2:
                 text = f"it switched itself off after its client, with a lease of {lease:g} s"
                 return Finding(what, True, f"{text}; {driver.name} still lists it, and skypool ends it now")

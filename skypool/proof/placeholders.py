@@ -48,15 +48,13 @@ def placeholder(kind: Kind, number: int, value: str) -> str:
 
 
 def _shaped(number: int, value: str) -> str:
-    """Return zeros and a number in the shape of a value: a UUID, digits, or the letter x with digits.
-
-    With the x, the placeholder of a value that begins with a letter is not taken for a number.
-    """
+    """Return zeros and a number in the shape of a value: a UUID, digits, or the letter x with digits."""
     if _UUID.fullmatch(value):
         return f"00000000-0000-4000-8000-{number:012d}"
     digits = str(number)
     if value.isdigit() or re.fullmatch(r"[0-9a-f]{8,}", value):
         return digits.zfill(len(value))
+    # a letter first, so that the placeholder is not taken for a number
     first = "X" if value[:1].isupper() else "x"
     return first + digits.zfill(max(0, len(value) - 1))
 
@@ -84,11 +82,7 @@ def _amount(number: int, value: str) -> str:
 
 
 def _ssh_key(number: int, value: str) -> str:
-    """Return the base64 part of a public SSH key of the same type and length, without the "=" at its end.
-
-    The key's last field, such as the modulus of an RSA key, is made from `number`. The first byte of this field is
-    kept, because it has the sign.
-    """
+    """Return the base64 part of a public SSH key of the same type and length, without the "=" at its end."""
     try:
         blob = base64.b64decode(value + "=" * (-len(value) % 4))
     except (binascii.Error, ValueError):
@@ -97,6 +91,6 @@ def _ssh_key(number: int, value: str) -> str:
     while start + 4 <= len(blob):
         last = start
         start += 4 + int.from_bytes(blob[start : start + 4])
-    kept = blob[: last + 5]
+    kept = blob[: last + 5]  # with the first byte of the last field, such as an RSA modulus: that byte has the sign
     made = hashlib.shake_256(f"ssh key {number}".encode()).digest(max(8, len(blob) - len(kept)))
     return base64.b64encode(kept + made[: max(0, len(blob) - len(kept))]).decode().rstrip("=")

@@ -30,8 +30,7 @@ from skypool.proof.report import Level, RentedMachine, Report, Step
 from skypool.proof.selection import Selection, Stage, select
 
 MARGIN = 120.0
-"""Seconds after its lease within which a machine must be gone: a minute for its end, and one for the list to show it.
-"""
+"""Seconds after its lease within which a machine must be gone: a minute to end, and one until the list shows it."""
 _USUAL = (
     "T4", "L4", "A10G", "A10", "RTX_A4000", "RTX_3090", "RTX_4090", "RTX_A5000", "A40", "V100", "L40S", "A100", "H100",
     "v5litepod-1",

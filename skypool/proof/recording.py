@@ -83,10 +83,7 @@ class Recorder:
             self._file = _opened(file)
 
     def hide(self, value: str, kind: Kind = "secret") -> None:
-        """Replace a private value, such as a key, in all texts that are written from now on.
-
-        It is replaced also where it is encoded.
-        """
+        """Replace a private value, such as a key, in all texts written from now on, also where it is encoded."""
         with self._lock:
             self._scrubber.hide(value, kind)
 

@@ -29,10 +29,7 @@ They are in sentences of drivers and providers. `scrub` knows those that request
 
 
 class Redaction:
-    """A callable that removes account names, addresses and `secrets` from texts.
-
-    Secrets shorter than 8 characters are not removed: usual words may contain them.
-    """
+    """A callable that removes account names, addresses and `secrets` (of 8 characters or more) from texts."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         self._scrubber = Scrubber(each for each in secrets if len(each) >= _SHORTEST)

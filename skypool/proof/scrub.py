@@ -31,7 +31,7 @@ from skypool.proof.placeholders import placeholder
 from skypool.safety.encodings import ENCODINGS, base64_parts, bytes_of
 
 _DEEPEST = 8
-"""How often a text may be encoded in another one. What is encoded more often is removed."""
+"""The most levels of encoding of a text in another one. Text that is encoded more often is removed."""
 
 _REMEMBERED = 50_000
 """Number of texts of which the result is remembered. Lists of prices have the same texts thousands of times."""

@@ -306,11 +306,7 @@ async def _send_files(stream: CommandStream, files: Packed, course: _Course, poo
 async def _lines(
     stream: CommandStream, setup: SetupBundle, course: _Course, silence: float, node: int
 ) -> AsyncIterator[str]:
-    """Send the script and the secrets, then yield the lines that the machine prints until the stream ends.
-
-    Long lines are yielded in parts. If many lines come at once, `_apart` joins those of output. Raises ConnectionLost
-    after `silence` seconds without a byte.
-    """
+    """Send script and secrets, then yield the machine's lines. Raise ConnectionLost after `silence` s of silence."""
     loop = asyncio.get_running_loop()
     got = bytearray()
     try:
@@ -325,7 +321,7 @@ async def _lines(
                 return
             got += part  # in place, as a copy for each of many small parts would take long
             end = got.rfind(b"\n", len(got) - len(part)) + 1
-            if len(got) - end > _LONGEST:
+            if len(got) - end > _LONGEST:  # a long line is yielded in parts
                 end = len(got)
             whole = bytes(got[:end])
             del got[:end]
@@ -353,10 +349,7 @@ def _apart(whole: bytes) -> Iterator[bytes]:
 
 
 class _Course:
-    """The progress of one bootstrap, read from the lines that the setup script prints. Each step causes an event.
-
-    `python` is the path of the interpreter for the agent once all steps are done; None before.
-    """
+    """The progress of one bootstrap, read from the lines that the setup script prints. Each step causes an event."""
 
     def __init__(self, pool: str, node: int, tell: Tell) -> None:
         self._pool = pool
@@ -370,7 +363,7 @@ class _Course:
         self._words = 0
         self._path: str | None = None
         self.began = False
-        self.python: str | None = None
+        self.python: str | None = None  # path of the interpreter for the agent, once all steps are done
 
     @property
     def where(self) -> str:

@@ -2,18 +2,19 @@
 
 - `request`: the checked arguments of a pool.
 - `launch`: rents machines on the best offer, or on the next one if the best is out of stock.
-- `supply`: all of a pool that needs an account of a provider. It rents, keeps the lease in the tags, and ends machines.
+- `supply`: the part of a pool that needs an account of a provider. It rents machines, renews the lease in their
+  tags, and ends them.
 - `planning`: finds the offers that a pool would rent now.
 - `orders`: records what becomes of each order.
-- `endings`: ends machines of one pool, and proves that.
+- `endings`: ends machines of one pool, and proves that they have ended.
 - `rental`: the account of one pool: the machines that it has, what they cost, and its limits. It asks no provider.
 - `ledger`: the local database of pools, orders and machines. It records each order before the order is sent.
 - `ledger_file`: the SQLite file of the ledger.
 - `ledger_schema`: the tables of the ledger.
 - `records`: the objects that are read from these tables.
 - `ledger_damage`: detects a damaged ledger file and gives it a new name.
-- `handover`: what a process must know of a pool to own it without an account of a provider.
-- `budget`: what a pool may cost at most, and what holds it to that and to its lifetime.
+- `handover`: the data that a process needs to own a pool without an account of a provider.
+- `budget`: what a pool may cost, and the checks of its budget and lifetime.
 - `receipt`: calculates costs and receipts.
 - `reaper`: terminates all machines of a pool, and proves that they have ended.
 - `reaper_process`: runs the reaper in a process of its own.

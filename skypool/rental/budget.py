@@ -119,10 +119,7 @@ class Budget:
 
 
 def _spent_at(left: float, now: float, costs: list[tuple[float, float]]) -> float:
-    """Return the time when `left` US dollars are spent, in seconds since 1970; `math.inf` if this never happens.
-
-    `costs` has a pair for each machine, in any order: US dollars per hour, and the time from which it is charged.
-    """
+    """Return when `left` US dollars are spent; `math.inf` for never. `costs` has (US dollars per hour, begin)."""
     rate = 0.0
     at = now
     for usd_per_hour, begins in sorted(costs, key=lambda each: each[1]):
@@ -137,7 +134,7 @@ def _spent_at(left: float, now: float, costs: list[tuple[float, float]]) -> floa
 
 
 class Enforcement:
-    """Holds one pool to its budget and its lifetime. No provider is asked. Any thread may call the methods.
+    """The enforcement of one pool's budget and lifetime. No provider is asked. Any thread may call the methods.
 
     Attributes:
         budget: None without a budget.

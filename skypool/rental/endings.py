@@ -39,7 +39,7 @@ def waits_of(drivers: Sequence[Driver], instances: Sequence[Instance]) -> bool:
 
 
 class Endings:
-    """Ends machines of one pool. Any thread may call the methods, which block."""
+    """The ends of one pool's machines. Any thread may call the methods, which block."""
 
     def __init__(self, drivers: Sequence[Driver], rental: Rental) -> None:
         self._drivers = drivers

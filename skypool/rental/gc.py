@@ -168,10 +168,7 @@ def judged(
 
 
 def _with_instances(thing: Thing, verdict: Verdict, why: str, instances: set[Verdict]) -> tuple[Thing, Verdict, str]:
-    """Return a thing with its verdict and reason, adjusted to the verdicts of the instances of its pool.
-
-    A leftover is live if one of the `instances` is live. Otherwise, a lost leftover becomes unknown if one is unknown.
-    """
+    """Return a thing with its verdict. Live or unknown instances of its pool make a lost leftover live or unknown."""
     if isinstance(thing, Leftover) and "live" in instances and verdict != "live":
         return thing, "live", "its pool has live machines"
     if isinstance(thing, Leftover) and "unknown" in instances and verdict == "lost":

@@ -1,6 +1,6 @@
-"""`Handover`: what a process must know of a pool to own it without an account of a provider.
+"""`Handover`: the data that a process needs to own a pool without an account of a provider.
 
-The process that has the account makes it, with what its ledger and its holdings know. Nothing in it is looked up again.
+The process that has the account makes it, from what its ledger and its pool know. The new owner looks nothing up.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class HeldNode:
 
     Attributes:
         instance: its machine, without what only the driver understands.
-        access: how it is reached. The files of keys that it names must be there.
+        access: how it is reached. The key files that it names must exist.
         python: the path of Python on it; "" if its setup wrote the path to a file there.
         trust: how its results are read.
         ends_itself: True if the machine ends itself when its lease is over, and is then no longer billed.
@@ -51,7 +51,7 @@ class Handover:
 
 
 class NoSupply(SkypoolError):
-    """The error for what needs an account of a provider, in a pool that has none."""
+    """Raised for an action that needs an account of a provider, in a pool that has none."""
 
     def __init__(self, pool: str, what: str) -> None:
         super().__init__(

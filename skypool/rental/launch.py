@@ -49,7 +49,7 @@ Attempts = list[tuple[Offer, ProviderError]]
 
 
 class Book(Protocol):
-    """A protocol for the record of orders, such as `Holdings`.
+    """A protocol for the record of orders, such as `Orders`.
 
     `intend` is called before each attempt to send an order, `rented` or `refused` when the order is answered, and
     `failed` when it is given up.
@@ -136,11 +136,7 @@ class Launcher:
         return Rented(tuple(launched), _nothing_left(offers, self.attempts[before:], barred, len(launched)))
 
     def _rent_what_fits(self, offer: Offer, nodes: tuple[int, ...]) -> Iterator[list[Instance]]:
-        """Rent machines for as many of these nodes as the quota and the stock of one offer allow.
-
-        After a QuotaError, half as many machines are ordered at a time, down to one, unless `together` is True. The
-        instances of each order are yielded at once, so that they are known even if a later order is refused.
-        """
+        """Rent machines for as many nodes as quota and stock of an offer allow. Yield those of each order."""
         most = len(nodes)
         while nodes:
             try:
@@ -150,18 +146,13 @@ class Launcher:
                     raise
                 most = max(1, most // 2)
                 continue
-            yield instances
+            yield instances  # at once, as a later order may be refused
             if len(instances) < len(nodes[:most]) * offer.hosts:
                 return  # no more are in stock
             nodes = nodes[most:]
 
     def _rent(self, offer: Offer, nodes: tuple[int, ...]) -> list[Instance]:
-        """Send one order, and return its instances, which may be fewer than ordered.
-
-        The order is sent again, with the same token, if the provider asks to wait or its reply was lost. After a lost
-        reply, a refusal is not recorded: the lost attempt may have made machines, so the order stays open. If the
-        driver returns other machines than ordered, they are terminated, and LaunchError or StillRunning is raised.
-        """
+        """Send one order, again after a lost reply or a requested pause. Return its instances, maybe too few."""
         driver = next(each for each in self.drivers if each.name == offer.provider)
         order = self.order(offer, tuple(node + host for node in nodes for host in range(offer.hosts)))
         instances: list[Instance] = []
@@ -181,7 +172,7 @@ class Launcher:
                         lost = True
                         raise
                     except SkypoolError as e:
-                        if not lost:
+                        if not lost:  # otherwise the lost attempt may have made machines, so the order stays open
                             self.book.refused(order, e)
                         raise
         except Exception:
@@ -198,10 +189,7 @@ class Launcher:
 
 
 def _patiently(stopping: threading.Event) -> Retrying:
-    """Return a tenacity retry object that repeats an order after RateLimitError and NoAnswer, up to 6 times in 60 s.
-
-    Pauses grow up to 30 s, or are as long as the provider asks. A pause ends when `stopping` is set.
-    """
+    """Return a retry object that repeats an order after RateLimitError and NoAnswer, up to 6 times in 60 s."""
     from tenacity import (
         Retrying,
         retry_if_exception_type,
@@ -222,7 +210,7 @@ def _patiently(stopping: threading.Event) -> Retrying:
         retry=retry_if_exception_type((RateLimitError, NoAnswer)),
         stop=stop_after_attempt(_ATTEMPTS) | stop_after_delay(_PATIENCE),
         wait=wait,
-        sleep=sleep_using_event(stopping),
+        sleep=sleep_using_event(stopping),  # a pause ends when the event is set
         reraise=True,
     )
 
@@ -236,11 +224,7 @@ def _launched(driver: Driver, offer: Offer, order: Order) -> list[Instance]:
 
 
 def _wrong(order: Order, offer: Offer, instances: Sequence[Instance]) -> str:
-    """Return how the instances of a launch differ from the order; "" if they agree.
-
-    The machines must be those of the first nodes of the order, and at least one. With a private network, no node may be
-    missing. Slices must be complete and separate.
-    """
+    """Return how the instances of a launch differ from the order; "" if they agree. The last nodes may be missing."""
     ranked = sorted(instances, key=lambda each: each.node)
     got = [each.node for each in ranked]
     asked = sorted(order.nodes)

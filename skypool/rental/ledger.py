@@ -166,7 +166,7 @@ class Ledger:
         return self._file.write(work, holds=lambda record: record.session if record else "")
 
     def receive(self, record: Record, tokens: Mapping[tuple[str, str], str]) -> None:
-        """Record that this process owns a pool from now on, of which another ledger has this record.
+        """Record that this process owns a pool from now on. `record` is the pool's record in its former owner's ledger.
 
         `tokens` has the tokens of the orders that made its instances, by (provider, id).
 
@@ -476,11 +476,7 @@ class Ledger:
             self._file.let_go(session)
 
     def _note(self, *todo: Statement) -> None:
-        """Write these SQL statements, after earlier ones that could not be written. Does not raise LedgerError.
-
-        At most the newest 20,000 are kept in memory for the next call. The user is told at the first failure, and again
-        only after a write has succeeded in between.
-        """
+        """Write SQL statements, after earlier ones that could not be written. If that fails, keep them in memory."""
         with self._lock:
             owed = [*self._owed, *todo]
 
@@ -491,7 +487,7 @@ class Ledger:
             try:
                 self._file.write(work, patience=1.0 if self._owed else None)
             except LedgerError as e:
-                if not self._owed:
+                if not self._owed:  # the first failure since a write has succeeded
                     self._tell(f"{e}. Machines are ended all the same; `skypool gc` finds them without the ledger")
                 self._owed = owed[-_KEPT:]
             else:
@@ -613,11 +609,7 @@ def _answered(session: str, token: str, state: str, error: str) -> Statement:
 
 
 def _refuse_taken(record: Record, now: float) -> None:
-    """Raise UsageError if a recorded pool that has not ended still occupies its name: a process runs or ends it.
-
-    A pool whose process is lost occupies its name while its lease lasts and machines may still run, because another
-    process may take it over.
-    """
+    """Raise UsageError if an unfinished pool occupies its name: a process runs or ends it, or may take it over."""
     if record.client_lives(now):
         doing = "already exists and is run by" if record.ending is None else "is being ended by"
         raise UsageError(
@@ -633,10 +625,7 @@ def _refuse_taken(record: Record, now: float) -> None:
 
 
 def _prune(book: sqlite3.Connection, before: float) -> None:
-    """Delete pools that ended before this time and of which nothing may run, with all that belongs to them.
-
-    For a pool without a recorded end, the last sign of life of its process counts.
-    """
+    """Delete pools that ended (or were last alive) before this time, unless a machine of theirs may still run."""
     for table in ("earlier_prices", "instances", "orders", "pools"):
         book.execute(
             f"DELETE FROM {table} WHERE session IN (SELECT session FROM pools p WHERE COALESCE(ended, beat) < ? "

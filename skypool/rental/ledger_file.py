@@ -135,10 +135,7 @@ class LedgerFile:
             raise LedgerError(_trouble(self.file, e)) from e
 
     def _set_aside(self, patience: float) -> None:
-        """Check the file and, if it is damaged, rename it, make a fresh one in its place, and tell the user.
-
-        Raises TimeoutError if other processes use the file for longer than `patience` seconds.
-        """
+        """Check the file. If it is damaged, rename it, make a fresh one, and tell the user. May raise TimeoutError."""
         with self._locked(patience) as lock:
             _take(lock, fcntl.LOCK_EX, patience)
             why = ledger_damage.examine(self.file, SHAPE, schema(), patience) if self.file.exists() else None
@@ -168,12 +165,9 @@ class LedgerFile:
 
     @contextmanager
     def _opened(self, patience: float) -> Iterator[sqlite3.Connection]:
-        """Return a context manager for a connection to the file, which is made or brought up to date if needed.
-
-        A shared lock keeps other processes from replacing the file meanwhile. Waits up to `patience` seconds for it.
-        """
+        """Return a context manager for a connection to the file, which is made or brought up to date if needed."""
         with self._locked(patience) as lock:
-            _take(lock, fcntl.LOCK_SH, patience)
+            _take(lock, fcntl.LOCK_SH, patience)  # other processes cannot replace the file meanwhile
             if not self.file.exists():
                 _take(lock, fcntl.LOCK_EX, patience)
                 if not self.file.exists():
@@ -195,18 +189,14 @@ class LedgerFile:
 
     @contextmanager
     def _locked(self, patience: float) -> Iterator[int]:
-        """Return a context manager for the open lock file, as a file descriptor that is not locked yet.
-
-        The caller locks it with `_take`: shared to use the ledger, exclusive to make or replace it. At its end, the
-        context releases the lock.
-        """
+        """Yield the open lock file. The caller locks it with `_take`: shared to use the ledger, else exclusive."""
         private.folder(self.file.parent, private.STATE)
         lock = private.opened(self.file.with_name(self.file.name + ".lock"), os.O_CREAT | os.O_RDWR)
         try:
             private.check_file(self.file)
             yield lock
         finally:
-            os.close(lock)
+            os.close(lock)  # this releases the lock
 
 
 def _take(lock: int, kind: int, patience: float) -> None:
@@ -226,11 +216,8 @@ def _take(lock: int, kind: int, patience: float) -> None:
 
 
 def _make(file: Path) -> None:
-    """Make an empty ledger file with all tables. The caller must hold the exclusive lock.
-
-    The file is made under a temporary name, and then renamed. So no process sees a half-made ledger.
-    """
-    new = file.with_name(f"{file.name}.new")
+    """Make an empty ledger file with all tables. The caller must hold the exclusive lock."""
+    new = file.with_name(f"{file.name}.new")  # renamed at the end, so that no process sees a half-made ledger
     for end in ("", "-wal", "-shm"):
         file.with_name(new.name + end).unlink(missing_ok=True)  # left by a process that was killed here
     os.close(os.open(new, os.O_CREAT | os.O_RDWR, 0o600))
@@ -254,15 +241,12 @@ def _is_locked(error: BaseException) -> bool:
 
 
 def _is_full(file: Path, error: BaseException) -> bool:
-    """Return True if the error or the free space (below 64 KiB) says that the disk is full.
-
-    SQLite may report a full disk as an I/O error.
-    """
+    """Return True if the error or the free space (below 64 KiB) says that the disk is full."""
     if getattr(error, "sqlite_errorname", "").startswith("SQLITE_FULL"):
         return True
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return True
-    with suppress(OSError):
+    with suppress(OSError):  # SQLite may report a full disk as an I/O error
         return shutil.disk_usage(file.parent).free < _ROOM
     return False
 

@@ -32,8 +32,8 @@ def _key(instance: Instance) -> _Key:
 class Orders:
     """The orders of one pool. The pool's launcher and the drivers report to this object what becomes of each order.
 
-    Any thread may call the methods, which may block. Once an order was sent, it is no error if the ledger cannot be
-    written.
+    Any thread may call the methods, which may block. After an order was sent, they raise no error if the ledger cannot
+    be written.
 
     Attributes:
         tried: names of the providers that may have machines of the pool.

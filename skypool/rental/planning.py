@@ -1,4 +1,4 @@
-"""Plans what one pool would rent now, and decides if waiting for machines that are out of stock may help."""
+"""Plans what one pool would rent now, and decides if it may help to wait for machines that are out of stock."""
 
 from __future__ import annotations
 

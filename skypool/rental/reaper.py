@@ -52,9 +52,9 @@ def terminate_all(
 ) -> None:
     """Terminate everything that a pool has at these providers, and prove that it has ended.
 
-    Machines are found by their tags. A pool without machines is no error. At the end, all runs of the pool are closed
-    in the ledger, and the pool's ssh keys are deleted. The function blocks. All providers are asked at the same time.
-    But while the interpreter exits, they are asked one after the other, as no thread can be started.
+    Machines are found by their tags. If the pool has no machines, that is not an error. At the end, all runs of the
+    pool are closed in the ledger, and the pool's ssh keys are deleted. The function blocks. All providers are asked at
+    the same time. But while the interpreter exits, they are asked one after the other, as no thread can be started.
 
     Args:
         ledger: records what has ended; None for no record.
@@ -199,17 +199,13 @@ class _Errand:
         return [name for where, name in new if where == provider and name not in seen]
 
     def _write_down(self, failed: Sequence[tuple[Driver, Exception]]) -> None:
-        """Record in the ledger what is proved to have ended.
-
-        At a provider that did not fail, everything has ended. At a provider whose error names instances that may still
-        run, all other instances have ended. If an error names none, nothing is recorded for its provider.
-        """
+        """Record what has ended: all at providers without an error, else all but the instances that an error names."""
         if self.ledger is None:
             return
         for name in {each.name for each in self.drivers} - {driver.name for driver, _ in failed}:
             self.ledger.cleared(self.pool, name, self.seen.get(name, ()))
         for driver, error in failed:
-            if left := _named(error):
+            if left := _named(error):  # otherwise any machine of this provider may still run
                 gone = [each for each in self.seen.get(driver.name, ()) if each not in left]
                 for record in self.records():
                     self.ledger.ended(record.session, driver.name, *gone)

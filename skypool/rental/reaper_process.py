@@ -29,7 +29,7 @@ _PATIENCE = 24 * 3600.0
 _MONTH = 30 * 86400.0
 """Seconds for which logs are kept."""
 _LOOK = 2.0
-"""Most seconds between two looks at a pool whose machines stay."""
+"""The most seconds between two looks at a pool whose machines stay."""
 _READY = b"ready\n"
 """Line that the process writes to its stdout once it has read its task."""
 
@@ -66,10 +66,7 @@ def _not_begun(pool: str, why: str) -> str:
 
 
 def _started(pool: str, file: Path) -> subprocess.Popen[bytes]:
-    """Start the process that ends a pool, and return it at once. Signals of the terminal do not reach it.
-
-    It waits for its task on stdin, answers on stdout, and logs to `file`.
-    """
+    """Start the process that ends a pool. It waits for its task on stdin, answers on stdout, and logs to `file`."""
     path = os.pathsep.join(each or os.getcwd() for each in sys.path)
     log = _opened_log(file)
     try:
@@ -79,7 +76,7 @@ def _started(pool: str, file: Path) -> subprocess.Popen[bytes]:
             stdout=subprocess.PIPE,
             stderr=log,
             env={**os.environ, "PYTHONPATH": path},
-            start_new_session=True,
+            start_new_session=True,  # signals of the terminal do not reach it
         )
     finally:
         os.close(log)
@@ -146,18 +143,14 @@ def main() -> int:
 
 
 def _stayed(ledger: Ledger, session: str) -> bool:
-    """Wait until machines need not stay any longer. Return False if this process must not end them.
-
-    Another process may take the pool over or end it. If the ledger cannot be read, that is not known, so False is
-    returned, too: then the machines end themselves, or `skypool gc` ends them.
-    """
+    """Wait until machines need not stay any longer. Return False if another process has the pool, or may have it."""
     try:
         while (record := ledger.record(session)) is not None and record.is_staying:
             left = record.lasts - time.time()
             if left <= 0:
                 return ledger.end_stay(session)
             time.sleep(min(left, _LOOK))
-    except LedgerError as e:
+    except LedgerError as e:  # the machines end themselves, or `skypool gc` ends them
         _log(f"gave up: {e}")
     return False
 

@@ -32,8 +32,8 @@ def _key(instance: Instance) -> _Key:
 class Rental:
     """The machines of one pool, its record in the ledger, and its limits. Any thread may call the methods, which block.
 
-    Before the pool begins, there is no ledger, and nothing is written to disk. When machines exist, it is no error if
-    the ledger cannot be written.
+    Before the pool begins, there is no ledger, and nothing is written to disk. When machines exist, no error is
+    raised if the ledger cannot be written.
 
     Attributes:
         pool: the name of the pool.
@@ -211,7 +211,7 @@ class Rental:
         return _key(instance) in self._end_themselves
 
     def is_free(self, instance: Instance) -> bool:
-        """Return True if an instance costs nothing, as the ledger has it. Return False if that is not known."""
+        """Return True if an instance costs nothing, according to the ledger. Return False if that is not known."""
         receipt = self.known_receipt
         lines = () if receipt is None else receipt.lines
         prices = [each.usd_per_hour for each in lines if (each.provider, each.id) == _key(instance)]

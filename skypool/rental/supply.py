@@ -1,6 +1,6 @@
-"""`Supply`: all of one pool that needs an account of a provider: it plans, rents, renews and terminates machines.
+"""`Supply`: the part of a pool that needs an account of a provider: it plans, rents, renews and terminates machines.
 
-A pool without it keeps the account of its machines in `Rental`, and can neither rent nor prove an end.
+A pool without it only records its machines in `Rental`. It can neither rent machines nor prove that they have ended.
 """
 
 from __future__ import annotations

@@ -112,10 +112,7 @@ def _memory_percent(point: Point) -> float | None:
 
 
 def _line(points: Sequence[Point], facts: PoolFacts, value_of: Callable[[Point], float | None]) -> str:
-    """Return an SVG path of a value over time, interrupted where the value is unknown.
-
-    x is the seconds since the pool's start. y is 100 minus the percentage, because y grows downwards in SVG.
-    """
+    """Return an SVG path of a value over time, interrupted where the value is unknown. x is seconds since the start."""
     pauses = sorted(two.time - one.time for one, two in pairwise(points))
     most = _GAP * max(1.0, pauses[len(pauses) // 2]) if pauses else 0.0
     parts: list[str] = []
@@ -126,6 +123,7 @@ def _line(points: Sequence[Point], facts: PoolFacts, value_of: Callable[[Point],
             before = None
             continue
         joins = before is not None and each.time - before <= most
+        # y is 100 minus the percentage, because y grows downwards in SVG
         place = f"{max(0.0, each.time - facts.start):.2f} {100 - min(100.0, value):.1f}"
         parts.append(f"L{place}" if joins else f"M{place}h0")
         before = each.time

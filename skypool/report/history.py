@@ -34,7 +34,7 @@ KEPT = (
     events.CallRetried,
     events.ServiceEnded,
 )
-"""The events that are kept. Calls that failed are kept as calls, and what calls print stands in the logs."""
+"""The events that are kept. Failed calls are kept as calls, and the output of calls is in the logs."""
 _LOOK_EVERY = 1.0
 """Seconds between two looks for events that are to be written."""
 _COUNT_EVERY = 5.0
@@ -42,9 +42,9 @@ _COUNT_EVERY = 5.0
 _OFTEN = 60
 """The number of looks at the beginning that include calls and working times, so that short runs are seen in detail."""
 _RESTS = 200
-"""How many times as long as a write took, the next look at calls is put off. So a storm of calls costs little."""
+"""Factor: the next look at calls waits for this times the duration of a write. So very many calls cost little."""
 _RESTS_AT_MOST = 30.0
-"""The most seconds for which it is put off by that."""
+"""The most seconds of that wait."""
 _LONGEST = 1000
 """The most characters of a text in an event or an error."""
 _LONGEST_PLAN = 100_000
@@ -52,7 +52,7 @@ _LONGEST_PLAN = 100_000
 _MOST_OFFERS = 20
 """The number of offers of a plan that are kept with their prices."""
 _ALIKE = 0.02
-"""The difference of the working shares of two spans of time up to which they become one."""
+"""The largest difference of the working shares of two spans of time that are joined."""
 
 
 class History(Watch):

@@ -25,7 +25,7 @@ CLOSED = (files("skypool.safety") / "closed.sh").read_text("utf-8")
 """The shell function `closed FOLDER`, for nodes. It prints nothing, or why another user can change the folder."""
 STATE = "set XDG_STATE_HOME to a folder of your own"
 CACHE = "set XDG_CACHE_HOME to a folder of your own"
-"""What a user can do if the folder for state, or for caches, cannot be used."""
+"""Advice if the folder for state, or the one for caches, cannot be used."""
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _MOST_LINKS = 40
@@ -102,18 +102,14 @@ def read(path: str | os.PathLike[str]) -> bytes:
 
 
 def _way_to(path: str, instead: str, make: bool) -> str:
-    """Check all folders and links on the way to a folder. Return the folder's path without symbolic links.
-
-    Of the folder itself, only its type is checked. With `make`, missing folders are made; otherwise FileNotFoundError
-    is raised. Raises NotPrivate if another user can replace something on the way.
-    """
+    """Check the folders and links on the way to a folder, or make them with `make`. Return its path without links."""
     todo = deque(each for each in os.path.join(os.getcwd(), path).split(os.sep) if each not in ("", os.curdir))
     here = os.sep
     links = 0
     while True:
         about = os.lstat(here)
         if not todo:
-            break
+            break  # of the folder itself, only its type is checked
         _judge_above(path, here, about, instead)
         part = todo.popleft()
         if part == os.pardir:

@@ -82,4 +82,4 @@ WAITING = Share(
     "of its output, measurements and events that are not written yet, what is over 8 MiB is dropped",
     strangers=True,
 )
-"""What waits in memory until it is written to files."""
+"""The share for what waits in memory until it is written to files."""

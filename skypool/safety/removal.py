@@ -7,9 +7,9 @@ import os
 import shutil
 
 _MNT_DETACH = 2
-"""Of umount2(2): unmount also while files are open."""
+"""The flag of umount2(2) that unmounts also while files are open."""
 _ESCAPED = {"\\040": " ", "\\011": "\t", "\\012": "\n", "\\134": "\\"}
-"""What /proc/self/mountinfo writes in paths, and the character that it stands for. The backslash is the last."""
+"""Escapes in paths in /proc/self/mountinfo, and their characters. The backslash comes last."""
 
 
 def remove(folder: str | os.PathLike[str]) -> None:

@@ -20,11 +20,11 @@ from skypool.samples import session_file
 _KEPT = Share(
     "events", 4 << 20, "the oldest of its events are removed, so that they take at most 4 MiB", strangers=True
 )
-"""What the file has of the events of a node."""
+"""The share of a node's quota for its events in the file."""
 _ROW = 100
-"""Bytes that a row of the file takes beside its text, about."""
+"""About how many bytes a row of the file takes beside its text."""
 _MOST_EVENTS = 50_000
-"""The most events that are kept. Beyond it, the oldest ones go, those of phases last."""
+"""The most events that are kept. Beyond it, the oldest ones are removed, those of phases last."""
 MOST_SLOWEST = 100
 """The number of calls that succeeded and are kept: the slowest ones."""
 MOST_FAILED = 500
@@ -196,10 +196,7 @@ def _join_spans(book: sqlite3.Connection) -> None:
 
 
 def read(file: Path) -> JournalContent:
-    """Return the content of a file; empty if there is no such file, or if the file has samples only.
-
-    Raises sqlite3.Error if the file is damaged.
-    """
+    """Return a file's content; empty if it is missing or has only samples. Raise sqlite3.Error for a damaged file."""
     with session_file.reading(file) as book:
         tables = "" if book is None else book.execute("select group_concat(name) from sqlite_master").fetchone()[0]
         if book is None or "fact" not in (tables or "").split(","):

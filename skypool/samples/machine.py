@@ -61,10 +61,7 @@ class Machine:
         return sample
 
     def _disk_traffic(self) -> _Pair:
-        """Return the bytes read and written since the machine's start, on disks with hardware; None if unknown.
-
-        Partitions, RAID, LVM and loop devices are left out, because their traffic is part of that of the disks below.
-        """
+        """Return the bytes read and written on disks with hardware since the machine's start; None if unknown."""
         read = written = 0
         any_disk = False
         try:
@@ -75,6 +72,7 @@ class Machine:
                     is_disk = self._is_disk.get(name)
                     if is_disk is None:
                         is_disk = self._is_disk[name] = _is_disk(name)
+                    # not partitions, RAID, LVM and loop devices, whose traffic is part of that of the disks below
                     if is_disk:
                         any_disk = True
                         read += int(columns[5]) * _SECTOR

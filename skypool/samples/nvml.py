@@ -23,7 +23,7 @@ _PACKED = "nvidia-ml-py"
 _RARELY = 10.0
 """Seconds between two readings of values that rarely change, such as numbers of errors and of active links.
 
-They need most of the calls to the driver. After an XID error of a GPU, these values of it are read at once.
+They need most of the calls to the driver. After an XID error, the values of that GPU are read at once.
 """
 _MOST_EVENTS = 4096
 """The most XID errors that are taken from the driver before the GPUs are read again."""
@@ -83,12 +83,10 @@ class Nvml:
         self._watched.add(index)
 
     def _handle(self, index: int, uuid: str) -> Any:
-        """Return NVML's handle of a GPU; None if there is none. Note a lost GPU in `_lost`.
-
-        Indexes change if another GPU was lost before NVML was initialised. So the uuid decides, where NVML tells it.
-        """
+        """Return NVML's handle of a GPU; None if there is none. Note a lost GPU in `_lost`."""
         nvml = self._nvml
         handle = self._ask(nvml.nvmlDeviceGetHandleByIndex, index, of=index)
+        # Indexes change if another GPU was lost before NVML was initialised. So the uuid decides, where NVML tells it.
         if not uuid.startswith("GPU-") or (handle is not None and self._uuid(handle) in ("", uuid)):
             return handle
         is_lost = index in self._lost or handle is not None  # said of what has this index now, as far as is known
@@ -117,7 +115,7 @@ class Nvml:
             return None
 
     def wait(self, seconds: float) -> bool:
-        """Wait so many seconds for XID errors, and keep their codes for the next sample. Return True if one came.
+        """Wait up to `seconds` for XID errors, and keep their codes for the next sample. Return True if one came.
 
         When an error comes, return at once, with all errors that the driver has queued, so that they can be reported.
         """

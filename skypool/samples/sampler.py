@@ -17,9 +17,9 @@ from skypool.samples.values import DeviceSample, to_json
 _EVERY = 1.0
 """Seconds between two readings of NVIDIA GPUs."""
 _REST = 0.1
-"""Seconds between an error of the driver and the next reading. With each further error, they double, up to `_EVERY`.
+"""Seconds from an error of the driver to the next reading. The pause doubles with each further error, up to `_EVERY`.
 
-So one error is told at once, and a storm of errors keeps no core busy.
+So one error is reported at once, and many errors in a row do not keep a core busy.
 """
 _TOOLS_EVERY = 10.0
 """Seconds between two readings by vendors' tools, each of which is a process."""

@@ -34,11 +34,11 @@ _LEFT = 0.8
 _MOST_WAITING = 16 << 20
 """The most bytes of samples of all nodes that wait in memory to be written, if the disk does not take them."""
 _KEPT = Share("samples", 12 << 20, "its measurements are thinned out, so that they take at most 12 MiB", strangers=True)
-"""What the file has of a node."""
+"""The share of a node's quota for its samples in the file."""
 _LARGEST = Share("sample", 64 << 10, "measurements of more than 64 KiB are dropped", strangers=True)
-"""One sample."""
+"""The limit for one sample."""
 _ROW = 100
-"""Bytes that a row of the file takes beside its text, about."""
+"""About how many bytes a row of the file takes beside its text."""
 _DEVICE = 500
 """Bytes that a device of a sample counts at least, because reading it takes as long as reading a usual one."""
 _DEVICES = 8
@@ -78,7 +78,7 @@ class SampleStore:
     def add(self, samples: Sequence[NodeSample]) -> list[NodeSample]:
         """Keep samples, and return those that are new. A node may send samples again after a reconnection.
 
-        A sample of over 64 KiB from an untrusted node is dropped. If too many wait to be written, some never are.
+        A sample of over 64 KiB from an untrusted node is dropped. If too many wait to be written, some are dropped.
         """
         new = []
         for each in samples:
@@ -236,8 +236,8 @@ from measured group by node, kind, number, cast((time - :start) / :step as integ
 def points(file: Path, most: int, total: int) -> list[Point]:
     """Return the samples of a session's file, summarised over time steps of equal length.
 
-    The points are ordered by node, device and time. Of a node, those of the node itself come before those of its
-    devices. Raises sqlite3.Error if the file is damaged.
+    The points are ordered by node, device and time. The points of a node itself come before those of its devices.
+    Raises sqlite3.Error if the file is damaged.
 
     Args:
         most: the most points for each device.

@@ -35,10 +35,9 @@ _LEFT_OUT = ("skypool/cli",)
 _PYNVML = "nvidia-ml-py/pynvml.py"
 """The path in the zip of the module of nvidia-ml-py, outside of the folder from which nodes import other modules."""
 _SENT = (".py", ".csv", ".json", ".sh")
-"""File name endings of the files that nodes get: Python modules, and the tables and programs that these modules read.
-"""
+"""File name endings of the files that nodes get: Python modules, and tables and programs that they read."""
 _KEPT = {"bundle-*.zip": 16, "bundle-of-*.json": 32, "tmp*": 0}
-"""How many files of each kind stay in the cache: zips of 4 MB, records, and files that are being written."""
+"""The number of files of each kind that stay in the cache: zips of 4 MB, records, and files that are being written."""
 _UNFINISHED = 3600.0
 """Seconds after which a file that is being written is removed. Its process was killed while it wrote the file."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -63,10 +62,10 @@ sys.stdout.flush()
 os.dup2(3, 1)
 os.close(3)
 """
-"""What programs on a node begin with: see `program`.
+"""The beginning of each Python program for `program`.
 
-They import nothing from the current folder, which others may fill. Python's option -P does so, too, but is an error for
-a Python that is too old, of which the loader tells. From here on, stdout is the connection to the client.
+It takes the current folder, which others may fill, off the import path. Python's option -P does so, too, but a Python
+that is too old would fail there, before the loader can report its version. Afterwards, stdout leads to the client.
 """
 
 LOADER = NOT_FROM_HERE + (files("skypool") / "agent" / "loader.py").read_text("utf-8")
@@ -89,10 +88,7 @@ def staged(text: str) -> bytes:
 
 
 def assigned(values: Mapping[str, object]) -> str:
-    """Return shell text that sets these shell variables, one on each line, with quoted values.
-
-    Names are not quoted or checked.
-    """
+    """Return shell text with a line NAME=VALUE for each variable. Values are quoted; names are not checked."""
     return "".join(f"{name}={shlex.quote(str(value))}\n" for name, value in values.items())
 
 
@@ -185,21 +181,16 @@ def _made(folder: Path, record: Path) -> Bundle:
 
 
 def _packages() -> list[str]:
-    """Return the names of the packages in the zip: skypool, cloudpickle, skypool_images, and skypool's own drivers.
-
-    Drivers are sent because a node may import a user's module that uses one, such as `sky.RunPod()`.
-    """
+    """Return the names of the packages in the zip: skypool, cloudpickle, skypool_images, and skypool's own drivers."""
     from importlib.metadata import distribution  # imported here because it takes long
 
+    # drivers, because a node may import a user's module that uses one, such as `sky.RunPod()`
     points = distribution("skypool").entry_points.select(group="skypool.providers")
     return ["skypool", "cloudpickle", "skypool_images", *sorted({each.module.partition(".")[0] for each in points})]
 
 
 def _files(packages: Sequence[str]) -> dict[str, Path]:
-    """Return the files of these packages that go into the zip, as a dict from path in the zip to local path.
-
-    Raises ImportError if a package is not installed here, or is a single file.
-    """
+    """Return the local paths of these packages' files by their path in the zip. Raise ImportError if one is missing."""
     found: dict[str, Path] = {}
     for package in packages:
         spec = importlib.util.find_spec(package)
@@ -219,10 +210,8 @@ def _files(packages: Sequence[str]) -> dict[str, Path]:
 
 
 def _stamp(files: Mapping[str, Path]) -> str:
-    """Return a hash of the paths, sizes and times of change of these files, and of the folder site-packages.
-
-    After an installation into this folder (not another, as by `pip install --user`), the list of drivers is read again.
-    """
+    """Return a hash of the paths, sizes and times of change of these files, and of the folder site-packages."""
+    # An installation into site-packages (not another folder, as by `pip install --user`) may bring drivers.
     seen = []
     for path in (Path(sysconfig.get_path("purelib")), *files.values()):
         about = os.stat(path)

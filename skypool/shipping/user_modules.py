@@ -36,46 +36,36 @@ from skypool.wire.pickling import SCRIPT
 METADATA = "~metadata"
 """The name of the unit with the metadata of editable installations. It is no name of a module."""
 LARGEST_FILE = 10 << 20
-"""The most bytes of a file of a package that travels."""
+"""The most bytes of a file of a package that is sent."""
 _MOST = 50 << 20
-"""The most bytes of all files of a package that travel, besides its modules."""
+"""The most bytes of all files of a package that are sent, besides its modules."""
 _MOST_FILES = 20_000
 _MOST_ENTRIES = 100_000
 """The most files and folders that are looked at to find those of a package."""
 _MOST_TAKEN = 256 << 20
-"""The most bytes of packages that are not loaded here. Beyond it, nodes get no further ones."""
+"""The most bytes of packages that are not loaded here. Beyond it, nodes get no more of these."""
 _CODE = (".py", ".pyc", ".so", ".pyi", "py.typed")
 _SKIPPED = frozenset(("__pycache__", "node_modules"))
 _SAVING = 2.0
-"""Seconds for which a file that was just changed may still be being saved."""
+"""Seconds after a change of a file in which an editor may still be saving it."""
 _MOST_NAMES = 500
-"""The most names of modules in the folders of a script of which nodes are told."""
+"""The most names of modules in the user's own folders that are sent to nodes."""
 _MOST_VERSIONS = 20
 """The number of earlier versions of a package that are kept for calls that need them."""
 _LONGEST_NAME = 500
-"""The greatest length in characters of a module's name that is searched.
-
-A module with a longer name counts as not found.
-"""
+"""The most characters of a module's name that is searched. A module with a longer name counts as not found."""
 _MISSING_FOR = 5.0
 """Seconds for which skypool does not search again for a module that it did not find."""
 _MOST_MISSING = 500
-"""The number of missing modules that a node may ask for within `_MISSING_FOR` seconds.
-
-Each of them costs a search on the disk.
-"""
+"""The number of missing modules, each a search on the disk, that a node may ask for within `_MISSING_FOR` seconds."""
 _MOST_ANSWERS = 2000
-"""The number of times that a node may ask for the same module in a burst. Each worker of the node may ask separately.
-"""
+"""The number of times that a node may ask for the same module in a burst. Each of its workers may ask."""
 _ANSWERS_A_SECOND = 50
-"""The number of times each second that a node may ask for the same module after a burst.
-
-New workers ask for a module again when old workers have died.
-"""
+"""The number of times each second that a node may ask for the same module after a burst. New workers ask again."""
 _INLINE = 4 << 20
-"""The most bytes of files that travel in the first answer about a package."""
+"""The most bytes of files that are sent in the first answer about a package."""
 _MOST_LEFT_OUT = 100
-"""The most files of a package of which a node is told that they were too large."""
+"""The most files of a package that are reported to a node as too large."""
 _NEVER_SENT = SCRIPT | {"skypool", "skypool_images", "cloudpickle", "sitecustomize", "usercustomize"}
 """Names of modules of which each machine has its own. Debian's sitecustomize lies outside of the standard library."""
 
@@ -176,7 +166,7 @@ _generation = 0
 
 
 def generation() -> int:
-    """Return a number. It has grown if a module of the user's own was loaded or reloaded since the last call."""
+    """Return a counter, which has grown if a module of the user's own was loaded or reloaded since the last call."""
     if _watcher.is_dirty or _watcher not in sys.meta_path:
         manifest()
     return _generation
@@ -209,10 +199,7 @@ def manifest() -> dict[str, str]:
 
 
 def _take(before: dict[str, Any]) -> None:
-    """Read packages again that have a module loaded or reloaded since `before`, the specs of modules at the last look.
-
-    The other modules of these packages stay as they were read.
-    """
+    """Read packages again that have a module loaded or reloaded since `before`, the specs at the last look."""
     tops: dict[str, list[str]] = {}
     for name in _specs:
         tops.setdefault(name.partition(".")[0], []).append(name)
@@ -222,7 +209,7 @@ def _take(before: dict[str, Any]) -> None:
         old = _loaded.get(top)
         if old is not None and all(before.get(name, _Watcher) is _specs[name] for name in names):
             continue
-        kept = {}
+        kept = {}  # modules that were not loaded again stay as they were read
         for name in names:
             path = _path_of(name)
             if old is not None and before.get(name, _Watcher) is _specs[name] and path in old.files:
@@ -256,10 +243,7 @@ def _path_of(name: str) -> str:
 
 
 def _read(top: str, kept: dict[str, bytes], names: Sequence[str] = ()) -> Unit:
-    """Read the files of the module or package `top`, except those in `kept`, whose contents stay as they are.
-
-    `names` are its loaded modules, whose files may be in other folders.
-    """
+    """Read the files of a module or package and of its loaded modules `names`. Those in `kept` stay as they are."""
     found: dict[str, Path | bytes] = dict(kept)
     origin, places, loader = _locate(top)
     if isinstance(loader, zipimporter):
@@ -279,11 +263,7 @@ def _read(top: str, kept: dict[str, bytes], names: Sequence[str] = ()) -> Unit:
 
 
 def _contents(found: MutableMapping[str, Path | bytes], is_package: bool = True) -> tuple[dict[str, bytes], list[str]]:
-    """Return the contents of files by their path in the unit, and the paths of files that are too large.
-
-    `found` has each file, or its contents, by that path. If `is_package` is False, the folder may be no package, and
-    modules, too, count towards the limit of bytes.
-    """
+    """Return the contents of files by their path in the unit, and the paths of files that are too large."""
     files: dict[str, bytes] = {}
     left_out: list[str] = []
     room = _MOST
@@ -294,6 +274,7 @@ def _contents(found: MutableMapping[str, Path | bytes], is_package: bool = True)
         try:
             size = os.stat(file).st_size
             is_code = path.endswith(_CODE)
+            # a folder that is no package may have anything: its modules, too, count towards the limit
             is_free = is_code and is_package
             if size > LARGEST_FILE or (not is_free and size > room):
                 left_out.append(path)
@@ -323,11 +304,7 @@ def _saved(file: Path) -> bytes:
 
 
 def _walk(place: str, top: str, has_code: bool) -> Iterator[tuple[str, Path]]:
-    """Yield (path in the unit, file) of all files of a package's folder.
-
-    Hidden folders, virtual environments and linked folders are left out. `has_code` is True if the package has a file
-    `__init__`. Otherwise a folder without `__init__.py` may be no package, and only its modules are yielded.
-    """
+    """Yield (path in the unit, file) of a package, without hidden folders, virtual environments and linked folders."""
     count = seen = 0
     for folder, folders, names in os.walk(place):
         seen += len(folders) + len(names)
@@ -341,6 +318,7 @@ def _walk(place: str, top: str, has_code: bool) -> Iterator[tuple[str, Path]]:
             and not os.path.exists(os.path.join(folder, each, "pyvenv.cfg"))
         )
         inside = f"{top}{folder.removeprefix(place.rstrip(os.sep))}"
+        # a folder without `__init__.py` may be no package: then only its modules are yielded
         with_code = has_code or "__init__.py" in names
         for name in sorted(names):
             if with_code or name.endswith(_CODE):
@@ -365,11 +343,7 @@ def _in_zip(loader: zipimporter, top: str) -> dict[str, Path | bytes]:
 
 
 def _locate(name: str) -> tuple[str | None, list[str], Any]:
-    """Return (file, folders of its submodules, loader) of a module, without executing it.
-
-    The file is None for a module without one, such as a namespace package. Returns (None, [], None) if there is no such
-    module.
-    """
+    """Return (file, folders of its submodules, loader) of a module, without executing it; (None, [], None) for none."""
     module = sys.modules.get(name)
     if isinstance(module, ModuleType):
         return getattr(module, "__file__", None), list(getattr(module, "__path__", [])), module.__loader__
@@ -463,7 +437,7 @@ def _names_at(folder: str, _changed: int) -> set[str]:
 
 
 class Lender:
-    """Source of the user's own modules for one node, which may ask for them only so often.
+    """Source of the user's own modules for one node. It limits how often the node may ask.
 
     The lenders of a pool share `taken`, the packages that only nodes import, so that all nodes get the same files.
     """
@@ -544,10 +518,7 @@ class Lender:
             return self._taken.get(name)
 
     def _count(self, name: str, now: float) -> None:
-        """Count one more answer about a module. Raises ProtocolError if the node asks for it too often.
-
-        The node may get `_MOST_ANSWERS` answers at once, and `_ANSWERS_A_SECOND` more each second.
-        """
+        """Count one more answer about a module. Raise ProtocolError if the node asks for it too often."""
         since, count = self._asked.get(name, (now, 0.0))
         count = max(0.0, count - (now - since) * _ANSWERS_A_SECOND) + 1
         self._asked[name] = now, count

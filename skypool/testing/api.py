@@ -96,10 +96,7 @@ class Api:
         return self._call("prices", drifted)
 
     def bill(self, ids: Sequence[str]) -> float | None:
-        """Return the bill of machines in USD; None until an hour after the last of them has ended.
-
-        Unknown ids cost nothing.
-        """
+        """Return the bill of machines in USD; None until an hour after their last end. Unknown ids cost nothing."""
 
         def billed(world: World) -> float | None:
             ends = [world.machines[each].ended_at for each in ids if each in world.machines]
@@ -256,11 +253,7 @@ class Api:
     def _machine(
         self, world: World, stock: Stock, order: Order, node: int, token: str, slice_: str, said: dict[str, str]
     ) -> Machine:
-        """Add one machine to `world`, and make its folder. Limits are not checked.
-
-        The machine gets the next defect that a test prepared, if any. `slice_` is the name of its slice, "" for none.
-        `said` has the tags that a client of `HttpCloud` wants.
-        """
+        """Add one machine to `world`, with the next prepared defect, and make its folder. Limits are not checked."""
         flaw = world.flaws.pop(0) if world.flaws else Flaw()
         world.made += 1
         name = f"i-{world.made:04d}"
@@ -304,25 +297,9 @@ class Api:
         raise refusal(kind, what, self._provider, text=text)
 
     def _call(self, call: str, effect: Callable[[World], T], *, place: Place = _NOWHERE, **about: Any) -> T:
-        """Perform one call of the API with the failures that a test prepared for it, and return the result of `effect`.
+        """Perform one call with the failures that a test prepared, and return the result of `effect`."""
 
-        The steps are, in this order:
-
-        1. The call is counted and written to the journal, even if the call then fails.
-        2. This process is killed, if a test prepared that for the time before the call.
-        3. The call waits for the prepared delay.
-        4. The key is checked.
-        5. An error is raised, if a test prepared one for the time before the call.
-        6. `effect` runs.
-        7. This process is killed or an error is raised, if a test prepared that for the time after the call.
-
-        Args:
-            call: the name of the call, one of `control.CALLS`.
-            effect: function that changes the state of the cloud and returns the result of the call.
-            place: for the call "create", the instance type, zone and market, to which prepared failures may be limited.
-            about: arguments of the call, for the journal.
-        """
-
+        # The order: journal, kill "before", delay, check of the key, error "before", effect, kill or error "after".
         def before(world: World) -> tuple[int, float, Any, bool]:
             world.calls += 1
             self._tell(world.calls, call, **about)
@@ -348,16 +325,12 @@ class Api:
         return result
 
     def _do(self, work: Callable[[World], T], *, settle: bool) -> T:
-        """Run a function on the locked state of the cloud, store the changes, and return its result.
-
-        The function runs again if this process was stopped and lost the lock. `settle` first applies what is due by
-        now.
-        """
+        """Run a function on the locked state, and store its changes. `settle` first applies what is due by now."""
         while True:
             try:
                 with self._state.open(settle) as world:
                     return work(world)
-            except Overtaken:
+            except Overtaken:  # this process was stopped, and lost the lock and the changes
                 continue
 
     def _raise(self, error: Exception | type[Exception] | None, call: str) -> None:
@@ -389,10 +362,7 @@ class Api:
 
 
 def _left(world: World, stock: Stock) -> float:
-    """Return how many more machines or slices of a stock can be made now; infinity if there is no limit.
-
-    It is negative if a test lowered the limit below the number of live machines.
-    """
+    """Return how many more machines or slices of a stock can be made: inf for no limit, < 0 above a lowered limit."""
     capacity = world.capacity.get(stock.place, stock.capacity)
     if capacity is None:
         return float("inf")
@@ -418,15 +388,12 @@ def page_of(world: World, machines: Sequence[Machine], after: str) -> tuple[list
 
 
 def _spent(world: World, call: str, place: Place, when: When) -> tuple[float, Exception | type[Exception] | None]:
-    """Use up the rules that match a call, and return its delay in seconds, and the error to raise or None.
-
-    `place` is the call's (type, zone, market). `when` selects rules for the time before or after the call takes effect.
-    The delays of all matching rules are added. Only the first error is used; the others stay for later calls.
-    """
+    """Use up the rules that match a call. Return the sum of their delays in seconds, and the first error or None."""
     delay = 0.0
     error = None
     for each in list(world.rules):
         here = all(a in ("", b) for a, b in zip(each.place, place, strict=True))
+        # only the first error is used; rules with other errors stay for later calls
         if each.call not in ("", call) or each.when != when or not here or (each.error and error):
             continue
         delay = delay + each.delay

@@ -104,10 +104,7 @@ class FakeCloud:
     # --- the methods of a driver -----------------------------------------------------------------------------
 
     def offers(self, need: Need) -> Iterable[Offer]:
-        """Return an offer for everything that the cloud sells; `need` is ignored.
-
-        The field `available` of an offer tells if it is in stock now.
-        """
+        """Return an offer, with `available`, for everything that the cloud sells. `need` is ignored."""
         return [
             Offer(
                 provider=self.name,

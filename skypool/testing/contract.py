@@ -629,11 +629,9 @@ class DriverContract(SliceContract):
 
 
 def _slots_and_devices() -> Callable[[], tuple[int, int]]:
-    """Return a function that returns how many calls its node runs at once, and how many accelerators it sees there.
+    """Return a function that returns how many calls its node runs at once, and how many accelerators it sees there."""
 
-    The returned function is nested, so that it is pickled by value: a machine need not have this module.
-    """
-
+    # nested, so that it is pickled by value: a machine need not have this module
     def count() -> tuple[int, int]:
         from skypool.runtime import instance_info
 

@@ -77,10 +77,7 @@ class Control(Protocol):
         ...
 
     def leftovers(self) -> int:
-        """Return how many resources other than machines, such as key pairs, exist in the whole cloud.
-
-        Their tags do not matter.
-        """
+        """Return how many key pairs and other resources than machines exist in the whole cloud, whatever their tags."""
         ...
 
     def stock_out(self, offer: Offer, left: int, /) -> None:
@@ -377,10 +374,7 @@ class FakeCloudControl(Control):
             world.end(_of(world, instance))
 
     def advance(self, seconds: float) -> None:
-        """Move the cloud's clock forward by `seconds`, and apply everything that is due by then.
-
-        See `Clock.advance` for leases and negative numbers.
-        """
+        """Move the cloud's clock forward by `seconds`, and apply what is due by then, as `Clock.advance` does."""
         Clock(self.state).advance(seconds)
 
     def partition(self, instance: Instance) -> None:

@@ -260,17 +260,11 @@ class HttpCloud:
         }
 
     def get_account(self, request: Request) -> Answer:
-        """Return the account's limits, as an answer with status 200.
-
-        The body is {"limits": {…}}, with the maximum number of live machines for each quota.
-        """
+        """Return the maximum number of live machines for each quota, as {"limits": {…}} (status 200)."""
         return Answer(200, {"limits": self._api(request).account()})
 
     def get_types(self, request: Request) -> Answer:
-        """Return a list of everything that is sold, in stock or not, as an answer with status 200.
-
-        There is one entry for each type, zone and market.
-        """
+        """Return all types that are sold, in stock or not, one entry for each type, zone and market (status 200)."""
         return Answer(200, [_type(each, in_stock) for each, in_stock in self._api(request).stock()])
 
     def post_machine(self, request: Request) -> Answer:

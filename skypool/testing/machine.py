@@ -100,7 +100,7 @@ def answer(folder: str) -> None:
 
 
 def hush(folder: str) -> None:
-    """Make a machine refuse commands from now on. Processes that run there continue. Does nothing if it is gone."""
+    """Make a machine refuse commands from now on. Processes there continue. Does nothing without the folder."""
     (Path(folder) / _UP).unlink(missing_ok=True)
 
 

@@ -33,10 +33,7 @@ _SUSPECT = 0.3
 
 
 class Overtaken(RuntimeError):
-    """Raised in a process that was stopped (as by SIGSTOP), and so lost the lock of the state, and its change.
-
-    The change can be repeated.
-    """
+    """Raised in a process that was stopped (as by SIGSTOP), and so lost the lock and its change. It may try again."""
 
 
 class State:
@@ -173,10 +170,7 @@ class State:
         return self._world
 
     def _records(self, log: BinaryIO) -> Iterator[tuple[bytes, list[Machine]]]:
-        """Yield the complete records of a log: the pickled `World` without its machines, and the machines that changed.
-
-        `_end` becomes the position after each yielded record. A record that is incomplete is ignored.
-        """
+        """Yield (pickled `World` without machines, changed machines) of complete records. Move `_end` behind each."""
         while len(size := log.read(_SIZE.size)) == _SIZE.size:
             length = _SIZE.unpack(size)[0]
             record = log.read(length)
@@ -187,18 +181,12 @@ class State:
             yield pickle.loads(record)
 
     def _note(self, base: bytes, changed: list[Machine]) -> None:
-        """Remember the contents of the log's last record, so that `keep` can later find out what has changed.
-
-        `base` is the pickled world without its machines; `changed` are the record's machines.
-        """
+        """Remember the last record, for `keep` to find changes. `base` is the pickled world without its machines."""
         self._base = base
         self._marks.update((each.id, _mark(each)) for each in changed)
 
     def _supersede(self, generation: int, world: World) -> None:
-        """Write the world to a log of the next generation, and delete the old log.
-
-        Does nothing if the next generation has a log already.
-        """
+        """Write the world to a log of the next generation, and delete the old log. Do nothing if that log exists."""
         record = pickle.dumps((pickle.dumps(replace(world, machines={})), list(world.machines.values())), protocol=5)
         new = self.folder / f"new.{os.getpid()}.{time.monotonic_ns()}"
         new.write_bytes(_SIZE.pack(len(record)) + record)
@@ -231,11 +219,7 @@ class State:
                 return
 
     def _taken(self, lock: TextIO, generation: int) -> bool:
-        """Wait without limit for the lock and return True. Return False if another process has replaced the lock file.
-
-        Looks at the lock's holder about every 0.3 seconds, and replaces the lock file itself if that process is
-        stopped.
-        """
+        """Wait for the lock and return True; False if its file was replaced. Overtake a holder that is stopped."""
         pause = 0.001
         suspect_at = time.monotonic() + _SUSPECT
         while self._counts(lock, generation):
@@ -262,16 +246,13 @@ class State:
         return os.path.samestat(there, os.fstat(lock.fileno())) and self._newest() == generation
 
     def _overtake(self, generation: int) -> None:
-        """Take the lock away from a process that is stopped, and copy the log to the next generation.
-
-        A new lock file first replaces that of the stopped process. After each write, a process checks that its own lock
-        file is still there, and otherwise treats the write as lost. So a write that does not count as lost was finished
-        before the replacement, and is copied.
-        """
+        """Take the lock away from a process that is stopped, and copy the log to the next generation."""
         new = self.folder / f"new.{os.getpid()}.{time.monotonic_ns()}"
         with open(new, "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             _sign(lock)
+            # First of all: a process whose lock file was replaced treats its write as lost. So every other write was
+            # finished before, and is copied.
             os.replace(new, self._lock(generation))
             other = State(self.folder, self._make)
             with contextlib.suppress(FileNotFoundError):  # another process was faster

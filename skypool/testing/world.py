@@ -342,10 +342,7 @@ class World:
             events.write(f"{json.dumps(line)}\n")
 
     def _hear(self, each: Machine) -> None:
-        """Compute the new end of a machine's lease if the text of its lease file has changed.
-
-        The file has a number of seconds, counted from when its text was written. `lease` and `lifetime` limit it.
-        """
+        """Compute the new end of a machine's lease from its lease file, if the text of the file has changed."""
         said = machine.heard(each.folder)
         if said is None or said.text == each.said:
             return

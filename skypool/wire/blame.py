@@ -83,10 +83,7 @@ def _leave_out(_: pickle.PickleBuffer) -> bool:
 
 
 def _parts(value: object) -> Iterator[tuple[str, object]]:
-    """Yield the parts of `value` that are pickled with it, as (path, part), such as (".name", …) or ("[0]", …).
-
-    Parts are items of collections, attributes, and what a function captures. Keys of a dict do not count.
-    """
+    """Yield the parts of `value` that are pickled with it, as (path, part), such as (".name", …). Keys do not count."""
     if isinstance(value, FunctionType):
         yield from _function_parts(value)
     elif isinstance(value, dict):

@@ -120,10 +120,7 @@ def _is_constant(defaults: tuple[object, ...] | dict[str, object] | None) -> boo
 def _function(
     id_: str | None, sender: str, version: str | None, code: CodeType, values: dict[str, Any], cells: int | None
 ) -> FunctionType:
-    """Return the function that has this id here, or, if it is missing or outdated, a new one still without attributes.
-
-    `values` is its dict of globals, and `cells` the number of variables that it captures; None if it has no closure.
-    """
+    """Return the function that has this id here; if it is missing or outdated, a new one still without attributes."""
     found = None if id_ is None else identity.known(id_)
     if found is not None and not identity.is_outdated(found, sender, version):
         return cast(FunctionType, found)
@@ -148,10 +145,7 @@ def _fill_function(function: FunctionType, state: tuple[Any, ...]) -> None:
 
 
 class _Member(NamedTuple):
-    """Member of an enum in a pickle, with its name or one of its aliases, and its value.
-
-    `arguments` are for `__new__` of the type with which the enum is mixed, such as `str`.
-    """
+    """Member of an enum in a pickle. `arguments` are for `__new__` of the type that is mixed in, such as `str`."""
 
     name: str
     arguments: tuple[Any, ...]
@@ -252,10 +246,8 @@ def _class(
 
 
 def _maker(metaclass: type) -> Any:
-    """Return the metaclass that makes copies of a class: the first in the MRO that was not defined in a script.
-
-    What a script's metaclass does with a class, such as adding it to a registry, was done where the class was defined.
-    """
+    """Return the metaclass that makes copies of a class: the first in the MRO that was not defined in a script."""
+    # what a script's metaclass does, such as registering the class, was done where the class was defined
     return next(each for each in metaclass.__mro__ if not identity.is_tracked(each))
 
 
@@ -264,11 +256,8 @@ _silencing = threading.RLock()
 
 @contextmanager
 def _silenced(bases: tuple[type, ...]) -> Iterator[None]:
-    """Keep Python from calling some methods `__init_subclass__` in this thread, while a subclass of `bases` is made.
-
-    These are the methods of a script's classes and those that need arguments. They were called where the subclass was
-    defined, and what they did arrives with the classes.
-    """
+    """Keep Python from calling some `__init_subclass__` methods in this thread, while a subclass of `bases` is made."""
+    # methods of scripts, and those that need arguments, were called where the subclass was defined
     owners = [
         kind
         for kind in dict.fromkeys(each for base in bases for each in base.__mro__)
@@ -318,10 +307,8 @@ def _enum(
     members: tuple[_Member, ...],
     boundary: Any,
 ) -> Any:
-    """Return a new enum with copies of its members. No method of a script, such as `__init__`, is called for them.
-
-    cloudpickle calls the class with the values, and so loses aliases and the attributes of members.
-    """
+    """Return a new enum with copies of its members. No method of a script, such as `__init__`, is called for them."""
+    # cloudpickle calls the class with the values, and so loses aliases and the attributes of members
     space = maker.__prepare__(name, bases)
     for key, value in body.items():
         space[key] = value
@@ -343,7 +330,7 @@ def _enum(
 
 
 class _Held:
-    """Wrapper of a `_Member`. It is no tuple, so `enum` does not take it apart while it makes the class."""
+    """Wrapper of a `_Member`. It is not a tuple, so `enum` does not take it apart while it makes the class."""
 
     def __init__(self, sent: _Member) -> None:
         self.sent = sent

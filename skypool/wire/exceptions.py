@@ -16,7 +16,7 @@ from skypool.wire.frames import Buffer
 from skypool.wire.pickling import PROTOCOL, Pickler, pickled
 
 STOPPED_IN = "it was stopped in:\n"
-"""How the note begins that tells what a call was doing when it was stopped."""
+"""The beginning of the note that says what a call was doing when it was stopped."""
 _LONGEST_CHAIN = 20
 """The most exceptions of a chain of causes that are sent, the first one included."""
 
@@ -83,7 +83,7 @@ def _leave_out_own_frames(shown: traceback.TracebackException) -> None:
 
 
 _OWN = os.path.dirname(os.path.dirname(_leave_out_own_frames.__code__.co_filename)) + os.sep
-"""How the file names of skypool's frames begin. On a node they are no paths."""
+"""The beginning of the file names of skypool's frames. On a node, these names are not paths."""
 
 
 def dump_one(error: BaseException, home: bool = True) -> ErrorLink:
@@ -153,15 +153,11 @@ def dump_result(value: object, what: str) -> list[Buffer]:
 
 
 class _Rebuilt:
-    """Wrapper of an exception. Unpickling it gives the exception, without a call of the `__init__` of its class.
-
-    With `in_part`, arguments that cannot be pickled become the first 40 characters of their repr. Attributes that
-    cannot be pickled are left out, and a note names them.
-    """
+    """Wrapper of an exception. Unpickling it gives the exception, without calling the `__init__` of its class."""
 
     def __init__(self, error: BaseException, in_part: bool = False) -> None:
         self.error = error
-        self.in_part = in_part
+        self.in_part = in_part  # shorten arguments, and leave out attributes, that cannot be pickled
 
     def __reduce__(self) -> tuple[Any, ...]:
         error = self.error

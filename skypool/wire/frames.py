@@ -155,7 +155,7 @@ def long_frame(kind: Kind, header: Mapping[str, object]) -> list[Buffer]:
 def header_of(f: Frame) -> dict[str, Any]:
     """Return the header of a frame, also of one that `long_frame` made.
 
-    The members of a JSON body replace members of the same name. Raises ProtocolError if the body is no JSON object.
+    The members of a JSON body replace members of the same name. Raises ProtocolError if the body is not a JSON object.
     """
     return f.header if not f.body else f.header | _object_in(f.body)
 
@@ -305,10 +305,7 @@ def scan(view: memoryview, most: int = MAX_BODY) -> tuple[list[Frame], int]:
 
 
 def _object_in(data: memoryview) -> dict[str, Any]:
-    """Return the JSON object that these bytes are. Bytes that are not UTF-8 are replaced, not refused.
-
-    Raises ProtocolError if they are no JSON object, or if the parsed object would take too much memory.
-    """
+    """Return the JSON object that these bytes are. Raises ProtocolError if they are none, or need too much memory."""
     if len(data) > _SHORT_JSON:
         check_json(bytes(data))
     text = str(data, "utf-8", "replace")
@@ -415,8 +412,8 @@ class Decoder:
 
     @property
     def pending(self) -> int:
-        """The number of bytes that were read of an incomplete frame.
+        """The number of bytes of an incomplete frame that were read.
 
-        At the end of the stream, such a frame was cut off.
+        If it is not 0 at the end of the stream, that frame was cut off.
         """
         return self._end - self._start

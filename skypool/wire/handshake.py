@@ -97,7 +97,7 @@ class AgentConfig:
     def from_json(cls, said: object) -> AgentConfig:
         """Return the configuration that a client sent as JSON. Only `folder`, `spool` and `cwd` are required.
 
-        Raises ProtocolError if `said` is no JSON object, or has a missing, unknown or invalid field, which it names.
+        Raises ProtocolError if `said` is not a JSON object, or has a missing, unknown or invalid field, which it names.
         """
         given = _table(_WHAT, said, _CONFIG)
         given["slice"] = SlicePlace(**_table("the place of a node in its slice", given.get("slice", {}), _PLACE))
@@ -123,7 +123,7 @@ class NodeHealth:
         time: the machine's clock, in seconds since 1970.
         address: the machine's own address in its network; "" if unknown.
         monitored: True if the agent measures the devices, and reports their health as soon as it is known.
-        host: the machine's own name; "" if it is no valid host name.
+        host: the machine's own name; "" if that is not a valid host name.
     """
 
     devices: tuple[Device, ...] = ()
@@ -212,10 +212,7 @@ def _slot(said: object) -> SlotPlan:
 
 
 def _table(what: str, said: object, checks: Mapping[str, _Check]) -> dict[str, Any]:
-    """Return a copy of a JSON object whose fields are all known and pass their checks. Fields may be missing.
-
-    `what` names the object in the ProtocolError that is raised otherwise.
-    """
+    """Return a copy of a JSON object. Raises ProtocolError, which names `what`, for unknown or invalid fields."""
     if type(said) is not dict:
         raise protocol_violation(f"{what} must be a JSON object, not {type(said).__name__}")
     for name, value in said.items():

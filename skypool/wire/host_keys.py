@@ -88,10 +88,7 @@ def fingerprint(name: str, file: str) -> str:
 
 
 def _where(ssh: SSH) -> tuple[str, list[str]]:
-    """Return the name under which ssh looks up a machine's host key, and the known_hosts files that it reads.
-
-    Both come from `ssh -G`, which does not connect. Raises UsageError if the user's ssh configuration cannot be read.
-    """
+    """Return the name under which ssh looks up a host key, and the known_hosts files that it reads; by `ssh -G`."""
     done = _run(["ssh", "-G", *ssh.argv([])[1:-1]])
     said = dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
     if done.returncode or "hostname" not in said:
@@ -105,10 +102,7 @@ def _where(ssh: SSH) -> tuple[str, list[str]]:
 
 
 def _run(argv: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run a command with empty stdin and wait for it. Raises UsageError if the program is not installed.
-
-    A status other than 0 is returned, not raised.
-    """
+    """Run a command with empty stdin, and wait for it. Raises UsageError if the program is not installed."""
     try:
         return subprocess.run(argv, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     except FileNotFoundError as e:

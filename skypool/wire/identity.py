@@ -1,7 +1,7 @@
 """Gives classes, functions and the like of scripts an id that travels with them, so that each exists once in a process.
 
-Such a definition is pickled by value, because the receiver cannot import the script. By its id, the receiver knows a
-definition that it has already, because it made or received it before. A version tells whether it has changed.
+Such a definition is pickled by value, because the receiver cannot import the script. The id tells the receiver if it
+has the definition already, because it made or received it before. A version tells if the definition has changed.
 """
 
 from __future__ import annotations
@@ -24,15 +24,11 @@ MOST_WRAPPERS = 8
 
 @dataclass(slots=True)
 class _Origin:
-    """Origin of a definition that this process has received.
-
-    Only `sender`, the process that sent it first, may change it here. `version` is None until its content has arrived.
-    For a class, `names` are the names of the attributes that were received.
-    """
+    """Origin of a definition that this process has received. Only `sender`, which sent it first, may change it here."""
 
     sender: str
-    version: str | None = None
-    names: frozenset[str] = field(default_factory=frozenset)
+    version: str | None = None  # None until its content has arrived
+    names: frozenset[str] = field(default_factory=frozenset)  # of the attributes that were received, for a class
 
 
 _received: weakref.WeakKeyDictionary[Any, _Origin] = weakref.WeakKeyDictionary()
@@ -43,7 +39,7 @@ _strong_ids: dict[int, str] = {}
 
 @cache
 def here() -> str:
-    """Return the random name by which others know this process as a sender. Processes forked from this one share it."""
+    """Return the random name of this process for other processes. Processes forked from this one share it."""
     return os.urandom(8).hex()
 
 

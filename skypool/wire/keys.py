@@ -60,10 +60,7 @@ class Keys:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _made(self, name: str) -> Path:
-        """Return the file of a private key, and make the key first if it does not exist.
-
-        Waits while another process makes a key. Raises UsageError, or NotPrivate if others can change the folder.
-        """
+        """Return the file of a private key, and make the key first if needed. Raises UsageError or NotPrivate."""
         file = private.folder(self.folder, private.STATE) / name
         private.check_file(file)
         if not file.exists():

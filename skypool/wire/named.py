@@ -1,7 +1,7 @@
-"""Pickles what has a name in a script and is neither a class nor a function: type variables, caches, context variables.
+"""Pickles objects of scripts that have names, but are not classes or functions: type variables, caches and others.
 
-pickle sends these objects by name, which fails for those of a script. Here the receiver makes them again from what they
-consist of, once in a process.
+pickle sends these objects by name, which fails for those of a script. Here the receiver makes them again from their
+parts, once in a process.
 """
 
 from __future__ import annotations
@@ -95,10 +95,8 @@ def _new_type(id_: str, name: str, supertype: Any, module: str) -> Any:
 
 
 def _reduce_cache(cache: Any) -> Any:
-    """Return how to pickle a function with a cache, without the values in the cache.
-
-    https://github.com/cloudpipe/cloudpickle/issues/178
-    """
+    """Return how to pickle a function with a cache, without the values in the cache."""
+    # cloudpickle cannot do so: https://github.com/cloudpipe/cloudpickle/issues/178
     if _travels_by_name(cache):
         return cache.__qualname__
     id_ = identity.id_of(cache) if identity.is_named(cache) else None

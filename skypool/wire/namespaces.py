@@ -56,17 +56,14 @@ class Space:
 
 
 class _Shared:
-    """Dict of globals here that all functions of one module of another process share.
-
-    `tokens` has the token of each global when it arrived, or the value of a constant, to see whether it has changed.
-    """
+    """Dict of globals here that all functions of one module of another process share."""
 
     __slots__ = ("key", "tokens", "values")
 
     def __init__(self, key: Key, values: dict[str, Any]) -> None:
         self.key = key
         self.values = values
-        self.tokens: dict[str, Any] = {}
+        self.tokens: dict[str, Any] = {}  # of each global when it arrived; for a constant, its value
 
 
 _shared: dict[Key, _Shared] = {}

@@ -13,7 +13,7 @@ from typing import Any, cast
 HEAP = 1 << 9
 """The flag of a class that Python code, not C, has made."""
 _LEFT_OUT = frozenset(("obj", "message", "exceptions"))
-"""What Python does not pickle either, and what cannot be assigned."""
+"""Attributes that Python does not pickle either, or that cannot be assigned."""
 _METHODS = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
 
 

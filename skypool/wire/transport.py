@@ -105,10 +105,7 @@ An older `ssh` refuses to run with them.
 
 @functools.cache
 def _names_streams() -> bool:
-    """Return True if the `ssh` program is OpenSSH 8.7 or later, which knows the options in `_STREAM_KEPT`.
-
-    `ssh -V` is run on the first call only.
-    """
+    """Return True if `ssh` is OpenSSH 8.7 or later, which knows the options in `_STREAM_KEPT`. Run `ssh -V` once."""
     try:
         done = subprocess.run(["ssh", "-V"], stdin=subprocess.DEVNULL, capture_output=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -353,10 +350,7 @@ class Errand:
         return self._process.returncode, out.decode("utf-8", "replace"), complaint
 
     def _read(self, out: bytearray, said: bytearray, until: float) -> bool:
-        """Read stdout to its end, and stderr as far as it was written by then. Return False if they are too long.
-
-        Raises TimeoutError if stdout has not ended in time.
-        """
+        """Read stdout to its end, and stderr until then. Return False if they are too long. Raises TimeoutError."""
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         total = 0

@@ -108,10 +108,7 @@ _reading = threading.Lock()
 
 
 def _names() -> dict[str, str]:
-    """Return a dict from Google's name of a unit in lower case ("a2 instance core") to skypool's ("a2 core").
-
-    A unit is a thing that Google charges for, such as a vCPU of the A2 machine types.
-    """
+    """Return a dict from Google's name of a charged unit, such as "a2 instance core", to skypool's ("a2 core")."""
     names = {theirs.casefold(): ours for theirs, ours in SKUS["names"].items()}
     for family, theirs in SKUS["families"].items():
         for part in ("core", "ram"):
@@ -251,11 +248,7 @@ def _read_table(file: str) -> dict[str, dict[Place, Price]]:
 
 
 def _units(kind: str, vcpus: float, gib: float, cards: Sequence[tuple[str, int]]) -> dict[str, float]:
-    """Return how many units a machine is charged for: a dict from the unit, such as "nvidia-l4", to the number.
-
-    A unit is for example "n2 core" (one vCPU) or "n2 ram" (one GiB of memory). Returns {} if the rules in skus.json do
-    not cover this machine type.
-    """
+    """Return the number of units ("n2 core", "n2 ram") that a machine is charged for; {} if skus.json lacks it."""
     count = sum(number for _, number in cards)
     short = kind.split("-")[0]
     if short in SKUS["whole"]:
@@ -368,14 +361,7 @@ def drift(found: Rates, shapes: Mapping[str, Shape]) -> Comparison:
 
 
 def _read(settings: _api.Settings, seconds: float) -> dict[str, dict[Place, float]]:
-    """Read Google's whole price catalogue, and return USD per hour of one unit, by unit and then by (region, market).
-
-    The highest of several prices counts. Items that this driver never rents are left out.
-
-    Args:
-        seconds: The time limit for the whole catalogue, after which NoAnswer is raised. It is checked between the
-            pages.
-    """
+    """Read Google's whole price catalogue within `seconds`. Return USD per hour by unit and (region, market)."""
     until = time.monotonic() + seconds
     found: dict[str, dict[Place, float]] = {}
 
@@ -396,10 +382,7 @@ def _read(settings: _api.Settings, seconds: float) -> dict[str, dict[Place, floa
 
 
 def _pages(settings: _api.Settings, timeout: float) -> Iterator[billing_v1.ListSkusResponse]:
-    """Yield the pages of Google's price catalogue. Each page is requested when it is taken, within `timeout` seconds.
-
-    Errors of Google's SDK are raised unchanged.
-    """
+    """Yield the pages of Google's price catalogue, each requested when it is taken. Raises the SDK's own errors."""
     client = _client(_api.endpoint("cloudbilling") or "", _login(settings.billed()))
     for service in SKUS["services"]:
         request = billing_v1.ListSkusRequest(parent=service, currency_code="USD", page_size=_PAGE)
@@ -407,11 +390,7 @@ def _pages(settings: _api.Settings, timeout: float) -> Iterator[billing_v1.ListS
 
 
 def _meant(skus: Iterable[billing_v1.Sku]) -> Iterator[tuple[str, Place, float]]:
-    """Yield (name, (region, market), USD per hour of one unit) for the items of the catalogue that this driver rents.
-
-    An item is yielded once for each of its regions. Items without a price, and items that skus.json does not describe,
-    such as commitments, are left out. Some TPU prices are for four chips. They are divided by four.
-    """
+    """Yield (unit, (region, market), USD per hour) for each item of the catalogue that this driver rents."""
     for sku in skus:
         shape = next(filter(None, (each.fullmatch(sku.description) for each in _SHAPES)), None)
         usage = sku.category.usage_type
@@ -432,10 +411,7 @@ def _meant(skus: Iterable[billing_v1.Sku]) -> Iterator[tuple[str, Place, float]]
 
 
 def _usd(sku: billing_v1.Sku) -> float:
-    """Return the present price of one unit of a SKU in USD per hour; 0.0 if it has none, or an unknown unit.
-
-    If the price depends on the quantity, the first price that is not zero is returned.
-    """
+    """Return the present price of a SKU's unit in USD per hour, of the first tier above 0; 0.0 if it has none."""
     for info in list(sku.pricing_info)[-1:]:
         expression = info.pricing_expression
         hours = SKUS["units"].get(expression.usage_unit, 0.0)
@@ -446,10 +422,7 @@ def _usd(sku: billing_v1.Sku) -> float:
 
 
 def _login(project: str) -> Credentials:
-    """Return credentials for requests to the price catalogue that Google counts toward the given project.
-
-    If the user's credentials already name a project for this purpose, or cannot name one, they are returned unchanged.
-    """
+    """Return credentials whose requests to the catalogue count toward the project, if they can name a project."""
     found = _api.credentials("cloudbilling")
     if isinstance(found, auth_credentials.CredentialsWithQuotaProject) and not found.quota_project_id:
         return _api.followed(found.with_quota_project(project))

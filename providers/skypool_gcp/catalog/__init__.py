@@ -252,11 +252,7 @@ def refuse_unpriced(need: Need) -> None:
 
 
 def _plain_types(known: Iterable[str], need: Need) -> list[str]:
-    """Return the sorted names of the E2 and N2 types of `known` that have enough vCPUs and memory. May be [].
-
-    Types with more than twice the vCPUs of the smallest sufficient type in their series (such as "n2-standard") are
-    left out.
-    """
+    """Return the sorted names of the E2 and N2 types of `known` that meet the need, as `types` describes."""
     enough: dict[str, int] = {}
     for name in known:
         if not name.startswith(("e2-", "n2-")):
@@ -373,13 +369,11 @@ class Ware:
         return price and billing.Price(price.usd + extras(region, market, gb), price.source)
 
     def _quota(self, region: str, market: Market) -> str:
-        """Return the region and the quota toward which the machine counts: "us-east1 PREEMPTIBLE_NVIDIA_L4_GPUS".
-
-        If the quota is not known, the machine type's series, such as "c3-standard", follows the region instead.
-        """
+        """Return the region and the quota of a machine, such as "us-east1 PREEMPTIBLE_NVIDIA_L4_GPUS"."""
         series = self.record.name.rpartition("-")[0]
         names = [model for model, _ in self.cards] if self.attached else []
         names += [series, family(series)]
+        # the series, such as "c3-standard", stands for an unknown quota
         metric = next((FACTS["metrics"][name] for name in names if name in FACTS["metrics"]), series)
         return f"{region} {'PREEMPTIBLE_' if market == 'spot' else ''}{metric}"
 

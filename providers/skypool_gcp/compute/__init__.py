@@ -120,11 +120,7 @@ class Compute:
         return Answers(found, [*records.lacks, *attachable.lacks])
 
     def _connected(self, offers: Sequence[Offer]) -> list[Offer]:
-        """Return the offers whose machines fit the setting `networks`, for machines that must reach each other.
-
-        Without the setting, all offers are returned, and a RuntimeWarning says that GPUs reach each other slowly.
-        Raises UsageError if the setting fits no offer.
-        """
+        """Return the offers whose machines fit the setting `networks`; without it, all, with a warning of slow GPUs."""
         wanted = {each.instance_type for each in offers if catalog.fabric(each.instance_type)}
         if not wanted:
             return list(offers)
@@ -363,10 +359,7 @@ class Compute:
         return sorted({_api.region_of(each) for each in self.zones(())})
 
     def _reservations(self) -> list[compute_v1.Reservation] | None:
-        """Return the reservations with the name in the settings, in all zones; None if the settings name none.
-
-        Raises ProviderError if the project has no reservation of this name.
-        """
+        """Return the reservations with the name in the settings, in all zones; None if the settings name none."""
         if self.settings.reservation is None:
             return None
         found = look(self._calls.reservations.list, f'name eq "{self.settings.reservation}"')
@@ -383,10 +376,7 @@ class Compute:
             return _api.call("to tell the time", lambda: session.head(base, timeout=10).headers["Date"])
 
     def _quota(self, metric: str) -> str | Finding:
-        """Return the limit and the use of a project-wide quota, as text such as "limit 8, in use 2".
-
-        Raises QuotaError if nothing is left. A limit of 0 for GPUs is an open finding instead: the user may want none.
-        """
+        """Return the limit and use of a project-wide quota, as text. Raises QuotaError if nothing is left."""
         for each in look(self._calls.project_record).quotas:
             if each.metric == metric:
                 text = f"limit {each.limit:g}, in use {each.usage:g}"
@@ -396,6 +386,7 @@ class Compute:
                 refused = _api.REFUSALS.error(what, "QUOTA_EXCEEDED", text, project=self.settings.billed())
                 if each.limit or metric != "GPUS_ALL_REGIONS":
                     raise refused
+                # a limit of 0 for GPUs is no failure: the user may want none
                 return Finding("", True, text, f"to rent GPUs, {preflight.failure('', refused).advice}", open=True)
         return "Google does not report this quota"
 
@@ -455,11 +446,7 @@ class Compute:
         return replace(instance, billed_from=datetime.fromisoformat(record.last_start_timestamp).timestamp())
 
     def _addresses(self, instance: Instance) -> catalog.Ends:
-        """Wait up to 120 s until a machine has a public address, and return its internal and public address.
-
-        Raises ProviderError if the machine has ended or is ending, or with `code` "pending" if it got no address in
-        time.
-        """
+        """Return a machine's addresses. Wait up to 120 s for the public one, then raise ProviderError ("pending")."""
         what = f"to describe the machine {instance.id}"
         tell = partial(self._calls.instances.get, instance.id, what, zone=instance.region)
 
@@ -500,11 +487,7 @@ class Compute:
                 raise outcome  # the first error only: the pool does not handle groups of errors here
 
     def _place_together(self, offer: Offer, order: Order) -> list[str]:
-        """Create the placement policy of a pool's run, if it does not exist, and wait until it exists.
-
-        Returns the path of the policy as the only item of a list, or [] if the machine type does not support such a
-        policy.
-        """
+        """Create the placement policy of a pool's run. Return its path in a list, or [] if the type supports none."""
         if catalog.family(offer.instance_type) not in catalog.FACTS["placed"]:
             return []
         policy = _requests.placement(order, offer.region)
@@ -515,11 +498,7 @@ class Compute:
     def _begin(
         self, offer: Offer, order: Order, node: int, *, image: compute_v1.Image, policies: Sequence[str], what: str
     ) -> tuple[str, compute_v1.Operation | None]:
-        """Request the machine of one node, and return its name and the operation, without waiting for the machine.
-
-        The operation is None if the machine exists already. While there is no answer, the same request is repeated for
-        up to 30 s. `policies` has the paths of placement policies.
-        """
+        """Request the machine of one node, and return its name and the operation; None if the machine exists."""
         name = _api.name(order.pool, order.token, str(node))
         instance = _requests.machine(
             self.settings,
@@ -536,15 +515,11 @@ class Compute:
         return name, retry.patiently(insert, _REQUESTED)
 
     def _made(self, zone: str, what: str, begun: tuple[str, compute_v1.Operation | None] | Exception) -> Instance:
-        """Wait up to 180 s until a machine is created, and return it.
-
-        `begun` is what `_begin` returned, or the exception that it raised, which is raised again. Google may accept a
-        request and refuse it later, so the operation must end first. If it still runs after 180 s, the machine is
-        returned if it exists.
-        """
+        """Wait up to 180 s for the machine that `_begin` requested, and return it. Raises what `_begin` raised."""
         if isinstance(begun, Exception):
             raise begun
         name, operation = begun
+        # Google may accept a request and refuse it later
         is_over = _asked.done(self._calls, operation, what, _MADE)
         try:
             record = look(self._calls.instances.get, name, what, zone=zone)
@@ -556,10 +531,7 @@ class Compute:
         return self.machine(record, _api.said(record.labels))
 
     def _ranked(self, instance: Instance, node: int) -> Instance:
-        """Write a new node number into a machine's labels, and return a copy of the instance with that number.
-
-        If the machine no longer exists, nothing is written and the copy is returned all the same.
-        """
+        """Write a new node number into a machine's labels, and return a copy of the instance with that number."""
         self.label(instance.id, instance.region, {tags.NODES: tags.packed([node])})
         return replace(instance, node=node)
 

@@ -38,8 +38,9 @@ _SILENT = "UNREACHABLE"
 """Code of the warning with which a list says that a zone or region did not answer."""
 
 _LACKING = frozenset({"PARTIAL_SUCCESS", "LIST_OVERHEAD_QUOTA_EXCEED"})
-"""Codes of other warnings with which a list says that results are missing: the second one, that its filter has left out
-too many. The meanings are those of `Warning.Code` in google-cloud-compute 1.57 (read 2026-11-26).
+"""Codes of other warnings that results of a list are missing. The second code means that the filter left out too many.
+
+The meanings are those of `Warning.Code` in google-cloud-compute 1.57 (read 2026-11-26).
 """
 
 _making = threading.Lock()
@@ -108,8 +109,8 @@ class Collection(Generic[Record]):
     def list(self, filter: str = "") -> Answers[Record]:
         """Return the records of all pages, and of all zones and regions, or [] if nothing matches.
 
-        If a zone or region does not answer, NoAnswer is raised. With `may_lack`, it is left out instead, a
-        RuntimeWarning is issued, and `lacks` of the result is ("offers",).
+        If a zone or region does not answer, NoAnswer is raised. With `may_lack`, the zone or region is left out
+        instead, a RuntimeWarning is issued, and `lacks` of the result is ("offers",).
 
         Args:
             filter: A filter expression of the API, such as 'name eq "skypool-.*"'. "" means all records.
@@ -133,7 +134,7 @@ class Collection(Generic[Record]):
     def insert(
         self, record: Record, what: str, *, request_id: str = "", **place: Unpack[_Place]
     ) -> compute_v1.Operation | None:
-        """Start to create a resource, and return the operation. Returns None if one of this name exists, which stays.
+        """Start to create a resource, and return the operation; None if one of this name exists, which is not changed.
 
         Args:
             request_id: A UUID. The API creates only one resource for it, even if the request is sent again.
@@ -253,7 +254,7 @@ class ComputeApi:
         client, kind = compute_v1.InstanceGroupManagersClient, "instance_group_manager"
         return Collection(self.settings, client, kind, "instance groups", "instance_group_managers")
 
-    # --- requests that are no verb of a collection -----------------------------------------------------------
+    # --- requests beside those of a collection ---------------------------------------------------------------
 
     def project_record(self) -> compute_v1.Project:
         """Return Google's record of the project, which contains its quotas."""
@@ -295,11 +296,7 @@ class ComputeApi:
 
 
 def _missing(what: str, parts: Iterable[Any], silent: Iterable[str] = ()) -> ProviderError | None:
-    """Return the error for an incomplete list, or None if it has no warning that results are missing.
-
-    `parts` are the list's pages, and its parts for zones and regions, which have the warnings. `silent` has the names
-    of the zones and regions that did not answer.
-    """
+    """Return the error for an incomplete list, or None. `silent` names the places that did not answer."""
     codes = {part.warning.code for part in parts}
     if silent or _SILENT in codes:
         places = ", ".join(sorted(silent)) or "a part of Google Cloud"
@@ -310,11 +307,7 @@ def _missing(what: str, parts: Iterable[Any], silent: Iterable[str] = ()) -> Pro
 
 
 def _client_of(kind: Callable[..., Client]) -> Client:
-    """Return the SDK's client for one kind of resource, such as `compute_v1.DisksClient`. Safe in several threads.
-
-    A new client is made only if the API's address or the credentials have changed. Raises CredentialsError if there are
-    none.
-    """
+    """Return the SDK's client for one kind of resource, such as `compute_v1.DisksClient`. Safe in several threads."""
     with _making:
         client: Client = _client(_api.endpoint("compute"), kind, _api.credentials("compute"))
     return client

@@ -31,7 +31,7 @@ _REQUESTED = 30.0
 """Seconds for which a request is repeated while there is no answer."""
 
 _NEEDED = timedelta(minutes=10)
-"""Time after which `skypool gc` may delete what Google made against expectation."""
+"""Time after which `skypool gc` may delete what Google made unexpectedly."""
 
 _POOL = "prove"
 """The name of the pool in the tags of the requests."""
@@ -42,15 +42,7 @@ _UNKNOWN = "skypool-does-not-exist"
 
 @dataclass(frozen=True)
 class _Impossible:
-    """A request that Google must refuse.
-
-    Attributes:
-        what: The request in words.
-        made: What Google would make, in words, such as "the machine NAME in ZONE".
-        create: Sends the request, and returns the operation.
-        remove: Deletes what Google made, and returns the operation; None if it does not exist.
-        expected: The class of error to which the driver must translate the refusal.
-    """
+    """A request that Google must refuse with the error `expected`. `remove` deletes what was made anyway."""
 
     what: str
     made: str
@@ -62,7 +54,7 @@ class _Impossible:
 def refusals(calls: ComputeApi, find: Callable[[], tuple[Offer, compute_v1.Image]]) -> Iterator[Finding]:
     """Send requests that must be refused, in parallel, and yield one finding for each. Does not raise.
 
-    If Google makes something all the same, it is deleted again, and the finding is a failure that names it.
+    If Google makes something anyway, it is deleted again, and the finding is a failure that names it.
 
     Args:
         find: Returns an offer and the image of its machine. Each request asks for this machine with one change.
@@ -124,17 +116,14 @@ def _requests_for(calls: ComputeApi, offer: Offer, image: compute_v1.Image) -> l
 
 
 def _refused(calls: ComputeApi, request: _Impossible) -> str:
-    """Send a request that must be refused, and return what Google said.
-
-    Raises ProviderError if it was not refused as expected. What may have been made is deleted first.
-    """
+    """Send a request, and return Google's refusal. Raises ProviderError if it was not refused as expected."""
     try:
         _asked.done(calls, retry.patiently(request.create, _REQUESTED), request.what, _MADE)
     except ProviderError as e:
         if type(e) is request.expected and _UNKNOWN in e.text:
             return f"{e.text.strip()} ({e.code})"
         if isinstance(e, (NoAnswer, RateLimitError)):
-            _remove(calls, request)  # it may have been made all the same
+            _remove(calls, request)  # it may have been made anyway
         raise
     _remove(calls, request)
     raise ProviderError(
@@ -145,10 +134,7 @@ def _refused(calls: ComputeApi, request: _Impossible) -> str:
 
 
 def _remove(calls: ComputeApi, request: _Impossible) -> None:
-    """Delete what an impossible request may have made, and wait until it is gone.
-
-    If that fails, raises ProviderError, whose text says how to delete it.
-    """
+    """Delete what a request may have made, and wait until it is gone. Raises ProviderError if that fails."""
     try:
         _asked.insist(calls, f"to remove {request.made}", request.remove, _MADE)
     except ProviderError as e:

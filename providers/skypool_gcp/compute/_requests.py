@@ -264,10 +264,7 @@ def _disk_gb(offer: Offer, image: compute_v1.Image) -> int:
 
 
 def _metadata(order: Order, scripts: Scripts) -> compute_v1.Metadata:
-    """Return a machine's metadata: its boot programs, and the pool's public key for the user "ubuntu".
-
-    It also switches off the serial port, login by the project's own keys, and OS Login (login by Google accounts).
-    """
+    """Return a machine's metadata: its boot programs, and the pool's ssh key as the only way to log in."""
     values = {
         "user-data": scripts.cloud_config,
         "startup-script": scripts.boot_script,
@@ -299,10 +296,7 @@ def _boot_disk(
 
 
 def _local_ssds(offer: Offer) -> list[compute_v1.AttachedDisk]:
-    """Return the local SSDs that a machine must have for its reservation.
-
-    Outside reservations, machine types that include local SSDs get them without a request.
-    """
+    """Return the local SSDs that a reservation requires. Outside reservations, Google adds them by itself."""
     reserved = machine_of(offer).reserved
     return [
         compute_v1.AttachedDisk(
@@ -319,10 +313,7 @@ def _local_ssds(offer: Offer) -> list[compute_v1.AttachedDisk]:
 
 
 def _network_interface(settings: _api.Settings, offer: Offer, *, subnetwork: str) -> compute_v1.NetworkInterface:
-    """Return an interface with a public address; of the faster type gVNIC if the offer has an accelerator.
-
-    `subnetwork` is ignored if the settings name no subnetwork.
-    """
+    """Return an interface with a public address. `subnetwork` counts only if the settings name a subnetwork."""
     return compute_v1.NetworkInterface(
         network=settings.path(),
         subnetwork=subnetwork if settings.subnetwork else None,
@@ -332,11 +323,7 @@ def _network_interface(settings: _api.Settings, offer: Offer, *, subnetwork: str
 
 
 def _fabric(settings: _api.Settings, offer: Offer, order: Order) -> list[compute_v1.NetworkInterface]:
-    """Return the further interfaces over which GPUs of several machines reach each other. They have no public address.
-
-    The list is empty if the order needs no private network, the settings have no `networks`, or the machine type has no
-    such interfaces.
-    """
+    """Return the further interfaces, without public addresses, over which GPUs of several machines reach each other."""
     if not (order.need.private_network and settings.networks):
         return []
     region = f"projects/{settings.billed()}/regions/{offer.region}"
@@ -354,16 +341,13 @@ def _fabric(settings: _api.Settings, offer: Offer, order: Order) -> list[compute
 
 
 def _scheduling(offer: Offer, order: Order) -> compute_v1.Scheduling:
-    """Return the options that say when Google may stop or delete a machine.
-
-    When Google ends a machine, it deletes spot machines, machines of dense reservations, and machines with a lifetime
-    that Google accepts as a limit. Other machines are only stopped. Before maintenance of the host, Google ends spot
-    machines and machines with accelerators, and moves other machines to another host. Google never restarts a machine.
-    """
+    """Return the options that say when Google may stop or delete a machine."""
     spot = offer.market == "spot"
     limit = _run_limit(order)
     reserved = machine_of(offer).reserved
     is_bound = reserved is not None and reserved.is_dense
+    # For maintenance of the host, Google moves on-demand machines without accelerators, and ends all others. When
+    # Google ends a machine without the action DELETE, the machine is only stopped, and its disk is billed.
     return compute_v1.Scheduling(
         provisioning_model="SPOT" if spot else "RESERVATION_BOUND" if is_bound else "STANDARD",
         preemptible=True if spot else None,

@@ -60,7 +60,7 @@ def quotas(calls: ComputeApi, regions: Sequence[str]) -> Finding:
     """Return a finding about the quotas of each family of GPUs: the largest, and in how many regions it is not zero.
 
     Each family has a standard and a preemptible quota. Spot VMs use the latter. VMs with a limit of their lifetime,
-    which skypool's machines have, may use either. Compute Engine's API tells the quotas of older GPUs only. If all
+    which skypool's machines have, may use either. Compute Engine's API has the quotas of older GPUs only. If all
     quotas are zero, the finding is not a failure, but open (`Finding.open`): the user may want no GPUs.
 
     Raises:

@@ -132,12 +132,7 @@ class Groups(Tpu):
         Compute(self.settings).let_in(replace(order, need=replace(order.need, private_network=True)))
 
     def _queued(self, offer: Offer, order: Order, nodes: Sequence[int]) -> compute_v1.Operation | None:
-        """Create the workload policy and the instance template of a slice, and request its instance group.
-
-        Waits for the policy and the template, but not for the machines. What exists already is used. Returns the
-        operation; None if the group exists already. Raises UsageError if the image is for another processor
-        architecture.
-        """
+        """Create the workload policy and the instance template of a slice, and request its instance group."""
         settings = self.settings
         name = self._slice(order, nodes)
         slice = tables.slices()[offer.instance_type]
@@ -172,19 +167,7 @@ class Groups(Tpu):
         return self._machines.groups.insert(group, what, zone=offer.zone, request_id=id)
 
     def _look(self, zone: str, slice: str, operation: Any = None) -> str:
-        """Return the state of a slice, in the words of Cloud TPU: "CREATING", "WAITING_FOR_RESOURCES" or "ACTIVE".
-
-        The state is "ACTIVE" if all machines exist, and "WAITING_FOR_RESOURCES" if Google has no room for the machines
-        now. Otherwise the state is "CREATING", also while the group does not exist yet.
-
-        Args:
-            operation: The operation of the group's creation. None if it has ended or is not known.
-
-        Raises:
-            CapacityError: Google has had no room for longer than the setting `queue`, or a host has stopped, or the
-                group no longer exists.
-            ProviderError: Google refused to create the group or its machines, or refused a request, or did not answer.
-        """
+        """Return the state of a slice in the words of Cloud TPU, or raise the error with which it failed."""
         what = f"to make the TPU slice {slice} in {zone}"
         over = _asked.done(self._machines, operation, what, 0.0)
         group, machines = self._seen(zone, slice)
@@ -200,19 +183,16 @@ class Groups(Tpu):
         for refusal in group.status.bulk_instance_operation.last_progress_check.error.errors:
             error = google.REFUSALS.error(what, refusal.code, refusal.message, project=self.settings.billed())
             if not isinstance(error, CapacityError) or _age(group) > self.settings.queue:
-                raise error
+                raise error  # refused, or no room for longer than the setting `queue`
             return "WAITING_FOR_RESOURCES"
         return "CREATING"
 
     def _ends(self, zone: str, slice: str) -> tuple[str, list[catalog.Ends]]:
-        """Return the type of a slice and the addresses of its hosts, without waiting; ("", []) if there is no group.
-
-        The addresses are in the order of the hosts' numbers. If these are not known, the order is that of the names,
-        and the type is "". The addresses are [] until all hosts run and have addresses.
-        """
+        """Return a slice's type and its hosts' addresses, without waiting; ("", []) if there is no group."""
         group, machines = self._seen(zone, slice)
         if group is None:
             return "", []
+        # without numbers of the hosts, the order is that of the names, and the type is left out
         kind = google.tags_in(group.description).get(_TYPE, "") if _catalog.numbered(machines) else ""
         running = [each for each in _catalog.in_order(machines) if each.status == "RUNNING"]
         ends = [catalog.addresses(each)[:1] for each in running]
@@ -223,17 +203,14 @@ class Groups(Tpu):
     # --- finding, ending -------------------------------------------------------------------------------------
 
     def _found(self, region: str, pool: str | None) -> Iterator[Instance]:
-        """Yield all machines of this user's pools on Compute Engine, in all zones, also hosts of slices.
-
-        A slice is found by its instance group, or by the labels of its machines. All its hosts are yielded with the
-        same state, also hosts that do not exist yet. `region` is not used. Raises NoAnswer if a zone did not answer.
-        """
+        """Yield all machines of this user's pools on Compute Engine, in all zones, also hosts of slices."""
         groups = {each.name: (each, said) for each, said in _asked.described(self._machines.groups, pool)}
         machines: dict[str, list[tuple[compute_v1.Instance, dict[str, str]]]] = {}
         for each, said in _asked.labelled(self._machines.instances, pool):
             machines.setdefault(said.get(google.SLICE, ""), []).append((each, said))
         for record, said in machines.pop("", ()):
             yield Compute(self.settings).machine(record, said)
+        # a slice may have only a group or only machines; hosts that do not exist yet are yielded, too
         for slice in {**groups, **machines}:
             group, said = groups.get(slice, (None, {}))
             hosts = [each for each, _ in machines.get(slice, ())]
@@ -251,12 +228,10 @@ class Groups(Tpu):
         return group, look(self._machines.instances.list, f"labels.{google.SLICE}={slice}")
 
     def _ask_to_terminate(self, zone: str, slice: str) -> bool:
-        """Request the end of a slice, without waiting. Return True if a part of it still existed.
-
-        Deleting the group deletes its machines. If the group no longer exists, the machines are deleted one by one.
-        """
+        """Request the end of a slice, without waiting. Return True if a part of it still existed."""
         group, machines = self._seen(zone, slice)
         if group is not None:
+            # this deletes the machines of the group, too
             self._machines.groups.delete(slice, f"to end the TPU slice {slice}", zone=zone)
             return True
         for each in machines:

@@ -77,12 +77,7 @@ def _offers_of(
     base: str,
     rates: Rates,
 ) -> Iterator[Offer]:
-    """Yield the offers of one slice in one zone, one for each market of the need with a known price.
-
-    `serves` is the accelerator of the need that the slice provides. `base` is as in `offers`. The price is that of the
-    whole slice: chips, disks and public addresses. Offers of slices with one host name the part `compute` of the
-    driver, which rents such slices.
-    """
+    """Yield the offers of one slice in one zone. The price is that of all chips, disks and public addresses."""
     region = _api.region_of(zone)
     image, gb = catalog.image_for(base, serves, "x86_64", need)
     prices = rates.chips(slice.generation)
@@ -156,13 +151,10 @@ def numbered(machines: Sequence[compute_v1.Instance]) -> bool:
 
 
 def _number(machine: compute_v1.Instance) -> int:
-    """Return the number of a host in its slice, from 0; -1 if the host's metadata does not have a number.
-
-    The value in the metadata is the number alone, or a text with a line such as `TPU_WORKER_ID: '1'` or `WORKER_ID:
-    '1'`.
-    """
+    """Return the number of a host in its slice, from 0; -1 if the host's metadata does not have a number."""
     values = {each.key: each.value for each in machine.metadata.items}
     for key in _NUMBERS:
+        # the number alone, or a text with a line such as "TPU_WORKER_ID: '1'" or "WORKER_ID: '1'"
         found = re.search(r"^\d+$|^(?:TPU_)?WORKER_ID: *'?(\d+)'?$", values.get(key, ""), re.MULTILINE)
         if found:
             return int(found[1] or found[0])

@@ -226,29 +226,20 @@ class Tpu(Regional):
 
     @staticmethod
     def _slice(order: Order, nodes: Sequence[int]) -> str:
-        """Return the name of the slice with these node numbers; its queued resource and its node have it, too.
-
-        The name depends only on the order's token and the first node number, so a repeated order finds the same slice.
-        """
+        """Return the name of the slice with these node numbers. A repeated order gives the same name."""
         return google.name(order.token, str(nodes[0]))
 
     # --- making ----------------------------------------------------------------------------------------------
 
     def _tagged(self, order: Order, nodes: Sequence[int]) -> dict[str, str]:
-        """Return the tags for a new slice. They mark it as needed for at least the setting `queue` plus 240 s.
-
-        The reason is that the labels of a slice cannot be changed while the slice waits for its chips. An order without
-        `until` gets no tag that says how long the slice is needed.
-        """
+        """Return the tags for a new slice. They mark it as needed for at least the setting `queue` plus 240 s."""
+        # the labels of a slice cannot be changed while the slice waits for its chips
         late = datetime.now(UTC) + timedelta(seconds=self.settings.queue + _MARGIN)
         until = max(order.until, late) if order.until else order.until
         return tags.tags(replace(order, nodes=tuple(nodes), until=until))
 
     def _let_in(self, offer: Offer, order: Order) -> None:
-        """Create the firewall rules for a slice's hosts. Several hosts of a slice always reach each other on all ports.
-
-        If the account may not create firewall rules, a RuntimeWarning is issued and nothing is raised.
-        """
+        """Create the firewall rules for a slice's hosts. If the account may not do that, only warn."""
         among = order.need.private_network or offer.hosts > 1
         try:
             Compute(self.settings).let_in(replace(order, need=replace(order.need, private_network=among)))
@@ -260,10 +251,7 @@ class Tpu(Regional):
             tracebacks.warn(text)
 
     def _queued(self, offer: Offer, order: Order, nodes: Sequence[int]) -> Any:
-        """Request one slice, without waiting for it, and return the operation; None if the slice exists already.
-
-        Google may refuse the slice later. The request is valid for the seconds of the setting `queue` plus 8 s.
-        """
+        """Request one slice, without waiting for it, and return the operation; None if the slice exists already."""
         slice = self._slice(order, nodes)
         resource = _requests.queued_resource(
             self.settings,
@@ -283,11 +271,7 @@ class Tpu(Regional):
         )
 
     def _tried(self, offer: Offer, order: Order, nodes: Sequence[int]) -> ProviderError | None:
-        """Request one slice, delete it, and return the error with which Google refused it, at once or within seconds.
-
-        Returns None if Google did not refuse. Raises NoAnswer or RateLimitError after deleting what may have been made,
-        and StillRunning if that could not be deleted.
-        """
+        """Request one slice, delete it, and return the error with which Google refused it; None if it did not."""
         hosts = list(self._launched(offer, order, nodes))
         try:
             begun = self._queued(offer, order, nodes)
@@ -307,11 +291,7 @@ class Tpu(Regional):
             yield replace(each, offer=offer)
 
     def _refused(self, offer: Offer, slices: Sequence[str], begun: Sequence[Any]) -> dict[int, ProviderError]:
-        """Wait up to 8 s until Google has accepted or refused each slice. Return the errors of refused ones by index.
-
-        A request for a slice's state that is not answered does not count as a refusal. An item of `begun` is the
-        operation, or None if the slice existed before.
-        """
+        """Wait up to 8 s until Google has accepted or refused the slices. Return errors of refused ones by index."""
         refused: dict[int, ProviderError] = {}
         unknown = set(range(len(slices)))
 
@@ -331,15 +311,7 @@ class Tpu(Regional):
         return refused
 
     def _look(self, zone: str, slice: str, operation: Any = None) -> str:
-        """Return the state of a slice's queued resource, such as "ACTIVE"; "CREATING" if it does not exist yet.
-
-        Args:
-            operation: The operation of the queued resource's creation. None if it has ended or is not known.
-
-        Raises:
-            ProviderError: Google refused the slice, took it back, or found no chips in the time of the setting `queue`.
-                Or the slice no longer exists, or its state could not be read.
-        """
+        """Return the state of a slice's queued resource, or raise the error with which Google refused the slice."""
         what = f"to make the TPU slice {slice} in {zone}"
         over = operation is None or is_over(operation, what)
         queued = self._calls.queued_resource(zone, slice, what)
@@ -358,10 +330,7 @@ class Tpu(Regional):
         return state
 
     def _ready(self, zone: str, slice: str) -> tuple[str, list[catalog.Ends]]:
-        """Wait until a slice has its hosts, and return its type and the addresses of its hosts, in order.
-
-        Waits for half an hour plus the setting `queue`, then raises ProviderError with the `code` "pending".
-        """
+        """Wait until a slice has its hosts, and return its type and the addresses of its hosts, in order."""
 
         def look() -> tuple[str, list[catalog.Ends]]:
             kind, ends = self._ends(zone, slice)
@@ -377,10 +346,7 @@ class Tpu(Regional):
         return retry.patiently(look, self.settings.queue + _MADE, "pending")
 
     def _ends(self, zone: str, slice: str) -> tuple[str, list[catalog.Ends]]:
-        """Return the type of a slice and the addresses of its hosts in order; ("", []) if the node does not exist.
-
-        Does not wait: the addresses are [] while the slice is not ready.
-        """
+        """Return a slice's type and its hosts' addresses, [] until it is ready; ("", []) if there is no node."""
         node = self._calls.node(zone, slice, f"to describe the TPU slice {slice}")
         if node is None:
             return "", []
@@ -392,11 +358,7 @@ class Tpu(Regional):
     # --- finding, ending -------------------------------------------------------------------------------------
 
     def _found(self, region: str, pool: str | None) -> Iterator[Instance]:
-        """Yield the hosts of all slices of this user's pools. The region "-" means all zones.
-
-        The hosts of a slice that still waits for its chips are yielded, too: its labels say how many it will have.
-        Raises NoAnswer if a zone did not answer.
-        """
+        """Yield the hosts of all slices of this user's pools, also of slices that wait for their chips."""
         queued = {
             each.name.replace("/queuedResources/", "/nodes/"): each for each in self._calls.queued_resources(region)
         }
@@ -423,31 +385,20 @@ class Tpu(Regional):
     def _hosts(
         self, zone: str, slice: str, said: Mapping[str, str], state: _catalog.State, **detail: object
     ) -> Iterator[Instance]:
-        """Yield an instance in this state for each node number in a slice's tags. Sends no request.
-
-        `detail` is added to the `detail` of the instances.
-        """
+        """Yield an instance for each node number in a slice's tags. `detail` is added to the instance's `detail`."""
         for host in range(len(tags.unpacked(said.get(tags.NODES, "")))):
             about = {"api": self.api, "host": host, **detail}
             made = tags.instance(self.name, f"{slice}-w-{host}", said, host, state, about, region=zone)
             yield replace(made, slice=slice)
 
     def _terminate(self, region: str, instances: Mapping[str, Instance]) -> Mapping[str, str]:
-        """Request the end of the slices of these instances, without waiting. Return the instances that still exist.
-
-        The result is a dict from an instance's id to a reason. If Google refused temporarily, for example because the
-        slice is being created, the reason says so. If Google did not refuse, it is "". Call the method again to repeat
-        the request.
-
-        Raises:
-            ProviderError: Google refused a request permanently, or did not answer.
-        """
+        """Request the end of slices, without waiting. Return the instances still there, with reasons ("" for none)."""
         slices = list(dict.fromkeys(each.slice for each in instances.values()))
         outcomes = dict(zip(slices, at_once(partial(self._ask_to_terminate, region), slices), strict=True))
         left: dict[str, str] = {}
         for outcome in outcomes.values():
             if isinstance(outcome, Exception) and getattr(outcome, "code", "") not in self.passing:
-                raise outcome
+                raise outcome  # other refusals are temporary, and the next call repeats the request
         for id, instance in instances.items():
             is_there = outcomes[instance.slice]
             if is_there:
@@ -466,10 +417,7 @@ class Tpu(Regional):
         return queued is not None or node is not None
 
     def _relabel(self, until: datetime, instance: Instance) -> None:
-        """Record in the labels of a slice's node until when the slice is needed. The node's other labels are kept.
-
-        Does nothing if the node does not exist, or is in a state in which Google does not change labels.
-        """
+        """Record in the labels of a slice's node until when the slice is needed. Other labels are kept."""
         labels = instance.detail["labels"] | google.labels({tags.UNTIL: tags.stamp(until)})
         self._calls.set_labels(instance.region, instance.slice, labels, f"to label the TPU slice {instance.slice}")
 

@@ -224,10 +224,7 @@ def raise_status(status: Status, what: str) -> NoReturn:
 
 
 def _final(error: BaseException, what: str) -> ProviderError:
-    """Return skypool's error for an error that Google has stored, so that repeating the request is of no use.
-
-    An error that would otherwise be NoAnswer or RateLimitError is a CapacityError here.
-    """
+    """Return the error for a stored error of Google. It is never NoAnswer or RateLimitError: a retry is useless."""
     found = _api.error_of(error, what)
     if isinstance(found, (NoAnswer, RateLimitError)):
         return _api.REFUSALS.error(what, "FAILED", found.text)
@@ -255,11 +252,7 @@ def _current_client() -> tpu_v2.TpuClient:
 
 @lru_cache(maxsize=16)
 def _client(address: str, credentials: Credentials) -> tpu_v2.TpuClient:
-    """Make a client of Google's SDK for Cloud TPU. The last 16 are cached.
-
-    The client uses gRPC for Google's own address ("") and for addresses such as "grpc://…", to which it sends no
-    credentials. It uses REST for any other address.
-    """
+    """Make a client for Cloud TPU: by gRPC for Google's own address ("") and "grpc://…", and by REST for others."""
     if address and not address.startswith("grpc://"):
         client = tpu_v2.TpuClient(credentials=credentials, transport="rest", client_options={"api_endpoint": address})
         _api.attend(client, "tpu")

@@ -24,7 +24,7 @@ Tried = Callable[[Offer, Order, Sequence[int]], ProviderError | None]
 """A function that requests a slice, deletes what was made, and returns the error with which Google refused it."""
 
 _NEEDED = timedelta(minutes=10)
-"""Time after which `skypool gc` may delete what Google made against expectation."""
+"""Time after which `skypool gc` may delete what Google made unexpectedly."""
 
 _POOL = "prove"
 """The name of the pool in the tags of the requests."""
@@ -35,14 +35,7 @@ _UNKNOWN = "skypool-does-not-exist"
 
 @dataclass(frozen=True, slots=True)
 class _Impossible:
-    """A request that Google must refuse.
-
-    Attributes:
-        what: The request in words.
-        offer: The offer of the slice, in which the type or the runtime version does not exist.
-        node: The node number of the slice's first host, by which the slice is named.
-        expected: The class of error to which the driver must translate the refusal.
-    """
+    """A request that Google must refuse with the error `expected`. A part of `offer` does not exist."""
 
     what: str
     offer: Offer
@@ -53,7 +46,7 @@ class _Impossible:
 def refusals(offers: Callable[[Need], Sequence[Offer]], tried: Tried) -> Iterator[Finding]:
     """Request two slices that must be refused, in parallel, and yield one finding for each. Does not raise.
 
-    If Google accepts a request all the same, the slice is deleted again, and the finding is a failure that names it. If
+    If Google accepts a request anyway, the slice is deleted again, and the finding is a failure that names it. If
     the API is not enabled for the project, no request is sent, and one finding says so.
 
     Args:
@@ -101,11 +94,7 @@ def _not_sent(error: Exception) -> str:
 
 
 def _refused(tried: Tried, order: Order, request: _Impossible) -> str:
-    """Send a request that must be refused, and return what Google said.
-
-    Raises ProviderError if the request was not refused as expected. Raises StillRunning, which names the slice, if
-    Google may have made the slice and it could not be deleted.
-    """
+    """Send a request, and return Google's refusal. Raises ProviderError if it was not refused as expected."""
     refusal = tried(request.offer, order, [request.node])
     if refusal is None:
         raise ProviderError(

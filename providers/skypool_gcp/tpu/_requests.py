@@ -88,12 +88,7 @@ def request_id(path: str) -> str:
 
 
 def _startup_script(settings: _api.Settings, order: Order, *, parent: str, slice: str) -> str:
-    """Return the shell script that each host of a slice runs as root at boot.
-
-    The script gives the ssh server the host key that the client expects, and starts a process that waits for the end of
-    the lease. If the settings name a service account, this process then deletes the whole slice. Otherwise it only
-    switches the host off.
-    """
+    """Return the script that each host runs as root at boot. At the end of the lease, it ends the slice or host."""
     end = userdata.OFF
     if settings.service_account:
         base = _api.endpoint("tpu") or "https://tpu.googleapis.com"

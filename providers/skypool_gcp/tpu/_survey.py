@@ -94,11 +94,7 @@ def _read(seen: Sequence[_Zone | Exception]) -> list[_Zone]:
 
 
 def _types(seen: Sequence[_Zone | Exception], *, is_all: bool) -> str:
-    """Compare the slice types that zones have with skypool's tables, and return the result in words.
-
-    Raises UsageError if skypool knows none of the types. If `is_all` is True, the zones are all that there are, and the
-    result names the types of skypool's tables that no zone has any more.
-    """
+    """Compare the zones' slice types with skypool's, and return the result in words. Raises UsageError if none fit."""
     zones = _read(seen)
     known, sold = set(_known()), {type for zone in zones for type in zone.types}
     where = _listed(zone.name for zone in zones) if len(zones) <= _SHOWN else f"{len(zones)} zones"
