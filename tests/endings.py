@@ -77,7 +77,7 @@ class Saboteur:
         broken: dict[str, tuple[Any, str]] = {
             "history": (Journal, "write"),
             "logs": (LogWriter, "_put"),
-            "samples": (SampleStore, "flush"),
+            "samples": (SampleStore, "write"),
             "report": (report, "report_of"),
             "observers": (ObserverServer, "close"),
             "forwards": (Forwards, "close"),

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import skypool as sky
 from skypool import events
 from skypool.calls.idle import Idleness
-from skypool.calls.tally import PoolCounts
+from skypool.calls.tally import EndedCall, PoolCounts
+from skypool.devices.sample import NodeSample
 from skypool.link.inbound import Welcome
 from skypool.metrics.metering import Metering
 from skypool.metrics.values import Measurement
 from skypool.model import Access
 from skypool.offers.ranking import Plan
+from skypool.pool.new_samples import NewSamples
 from skypool.pool.states import Pool
 from skypool.pool.watch import Watch, Watches
 from skypool.rental.orders import OrderKey
 from skypool.rental.receipt import Receipt
 from skypool.safety.quota import Quota
-from skypool.samples.journal import JournalCall
-from skypool.samples.values import NodeSample
+from skypool.samples.store import SampleStore
 
 
 @dataclass
@@ -43,13 +45,13 @@ class Given:
     launches: Mapping[OrderKey, int] = field(default_factory=dict)
     samples: dict[int, NodeSample] = field(default_factory=dict)
     costs: Receipt | None = None
-    calls: list[JournalCall] = field(default_factory=list)
+    calls: list[EndedCall] = field(default_factory=list)
     told: list[events.Event] = field(default_factory=list)
     forwards: Any = None
 
     @property
     def health(self) -> Any:
-        return SimpleNamespace(store=SimpleNamespace(newest=self.samples, flush=lambda: None), of={}.get, xids={})
+        return SimpleNamespace(samples=SimpleNamespace(newest=self.samples, take=list), of={}.get, xids={})
 
     @property
     def notices(self) -> list[str]:
@@ -61,7 +63,7 @@ class Given:
     def takes_calls(self, node: int) -> bool:
         return node in self.idleness
 
-    def ended_calls(self) -> Sequence[JournalCall]:
+    def ended_calls(self) -> Sequence[EndedCall]:
         calls, self.calls = self.calls, []
         return calls
 
@@ -82,6 +84,25 @@ class Given:
 
     def notice(self, text: str) -> None:
         self.emit(events.Notice(pool=self.pool, text=text))
+
+
+class Kept:
+    """The samples of a pool that does not exist, and their file.
+
+    Attributes:
+        new: the samples that are not written yet.
+    """
+
+    def __init__(self, file: Path, quota: Quota | None = None) -> None:
+        quota = quota or Quota(lambda node: False)
+        self.new = NewSamples(quota)
+        self._store = SampleStore(lambda: file, quota)
+
+    def write(self, samples: Sequence[NodeSample] = ()) -> list[NodeSample]:
+        """Write samples to the file, and return those that are new."""
+        new = self.new.add(samples)
+        self._store.write(self.new.take())
+        return new
 
 
 def watching(watch: Watch, given: Given) -> Watches:

@@ -12,7 +12,7 @@ from skypool import console, events
 from skypool.console.board import Board, Figures, Picture, Row
 from skypool.console.gauges import bar, bars, gauges, usd
 from skypool.console.view import draw
-from skypool.samples.values import DeviceSample, NodeSample
+from skypool.devices.sample import DeviceSample, NodeSample
 
 GPU = DeviceSample(
     "cuda", 0, utilization_percent=61.0, memory_used_mib=40960.0, memory_total_mib=81920.0, power_watts=350.0,

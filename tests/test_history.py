@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 import skypool as sky
-from skypool.calls.tally import BOUNDS
+from skypool.calls.tally import BOUNDS, EndedCall
 from skypool.rental.ledger import Ledger
 from skypool.samples import journal, session_file
-from skypool.samples.journal import Journal, JournalCall, JournalEvent, WorkSpan, read
+from skypool.samples.journal import Journal, JournalEvent, WorkSpan, read
 from tests.conftest import eventually
 
 
-def call(seconds: float | None, outcome: str = "ok", ended: float = 0.0) -> JournalCall:
-    return JournalCall("train", 0, ended, seconds, outcome, "" if outcome == "ok" else "ValueError: no")
+def call(seconds: float | None, outcome: str = "ok", ended: float = 0.0) -> EndedCall:
+    return EndedCall("train", 0, ended, seconds, outcome, "" if outcome == "ok" else "ValueError: no")
 
 
 def test_a_journal_comes_back_as_it_was(tmp_path: Path) -> None:

@@ -17,11 +17,11 @@ from skypool import clock, events
 from skypool.calls.idle import FRESH, IdleTime
 from skypool.console.board import Board
 from skypool.console.view import draw
+from skypool.devices.sample import DeviceSample, NodeSample
 from skypool.errors import PoolClosed
 from skypool.observers.observed import Observed
 from skypool.rental.ledger import Ledger
 from skypool.rental.receipt import IdleSpan, Line
-from skypool.samples.values import DeviceSample, NodeSample
 from skypool.testing import FakeCloud, Stock
 from tests.conftest import eventually
 from tests.test_cli_money import Run, skypool

@@ -23,14 +23,14 @@ import pytest
 
 import skypool as sky
 from skypool import clock, events
+from skypool.devices.health import DeviceHealth, NodeHealth
+from skypool.devices.sample import DeviceSample, NodeSample
 from skypool.errors import CapacityError, NoOffers, PoolClosed, UsageError
 from skypool.metrics import devices, names, pools
 from skypool.metrics.exporter import exporters_asked
 from skypool.metrics.prometheus import label_of, name_of
 from skypool.metrics.values import Attributes, Kind, Measurement, Metric
 from skypool.rental.receipt import Line
-from skypool.samples.health import DeviceHealth, NodeHealth
-from skypool.samples.values import DeviceSample, NodeSample
 from skypool.testing import FakeCloud, Stock
 from tests.conftest import eventually
 from tests.needs import skip_or_fail

@@ -20,6 +20,7 @@ from skypool import events
 from skypool.clock import RunningClock
 from skypool.console.lines import LONGEST, Lines
 from skypool.console.printer import Printer
+from skypool.devices.sample import DeviceSample, NodeSample
 from skypool.errors import BootstrapError, ProtocolError
 from skypool.gangs.ports import ports_of
 from skypool.link.chunks import Pieces
@@ -33,18 +34,18 @@ from skypool.logs.writer import LogWriter
 from skypool.metrics.devices import device_measurements, xid_measurements
 from skypool.observers.server import Waiting
 from skypool.pool.health import HealthWatch
+from skypool.pool.new_samples import NewSamples
 from skypool.pool.watch import Watches
 from skypool.provision.bootstrap import SetupBundle, bootstrap
 from skypool.safety.quota import Quota, Share
 from skypool.samples import journal, store
 from skypool.samples.journal import Journal, JournalEvent, read
-from skypool.samples.store import SampleStore, history, sizes
-from skypool.samples.values import DeviceSample, NodeSample
+from skypool.samples.store import history, sizes
 from skypool.shipping.user_modules import Lender
 from skypool.wire.frames import Frame, Kind, frame, scan
 from skypool.wire.transport import CommandStream, Errand
 from tests.conftest import memory
-from tests.facts import Given, watching
+from tests.facts import Given, Kept, watching
 
 STRANGER = 7
 SMALL = Share("small", 100, "it is too much", strangers=True)
@@ -154,12 +155,13 @@ def test_the_samples_of_a_stranger_are_thinned_out_at_once_and_those_of_others_s
     quota: Quota, told: list[str], little: None, tmp_path: Path
 ) -> None:
     file = tmp_path / "s.sqlite3"
-    kept = SampleStore(lambda: file, quota)
+    kept = Kept(file, quota)
     now = time.time()
-    kept.add([NodeSample(node=0, time=now + n / 100) for n in range(100)])
+    kept.write([NodeSample(node=0, time=now + n / 100) for n in range(100)])
     for turn in range(6):
-        kept.add([NodeSample(STRANGER, now + turn + n / 1000, devices=cards(64, unknown="u" * 200)) for n in range(15)])
-        kept.flush()
+        kept.write(
+            [NodeSample(STRANGER, now + turn + n / 1000, devices=cards(64, unknown="u" * 200)) for n in range(15)]
+        )
         assert file.stat().st_size < 2 << 20
     found = [each.time for each in history(file, STRANGER)]
     assert max(found) == pytest.approx(now + 5.014, abs=0.01)
@@ -172,11 +174,10 @@ def test_the_samples_of_a_stranger_are_thinned_out_at_once_and_those_of_others_s
 
 def test_samples_of_drivers_errors_without_end_are_bounded_too(quota: Quota, little: None, tmp_path: Path) -> None:
     file = tmp_path / "s.sqlite3"
-    kept = SampleStore(lambda: file, quota)
+    kept = Kept(file, quota)
     now = time.time()
     for turn in range(4):
-        kept.add([NodeSample(STRANGER, now + turn + n / 1000, devices=cards(64, xids=(79,))) for n in range(20)])
-        kept.flush()
+        kept.write([NodeSample(STRANGER, now + turn + n / 1000, devices=cards(64, xids=(79,))) for n in range(20)])
     assert file.stat().st_size < 2 << 20
     with sqlite3.connect(file) as book:
         assert quota.used(STRANGER, Share("samples", 0, "")) == sizes(book)[STRANGER]
@@ -185,7 +186,7 @@ def test_samples_of_drivers_errors_without_end_are_bounded_too(quota: Quota, lit
 def test_a_sample_that_is_too_large_is_left_out_and_one_that_cannot_wait_is_only_the_newest(
     quota: Quota, told: list[str], tmp_path: Path
 ) -> None:
-    kept = SampleStore(lambda: tmp_path / "s.sqlite3", quota)
+    kept = NewSamples(quota)
     assert kept.add([NodeSample(STRANGER, 1.0, devices=cards(64, unknown="\U0001f600" * 256))]) == []
     assert kept.newest == {}
     for n in range(800):
@@ -199,24 +200,21 @@ def test_what_the_file_had_of_a_node_counts_after_the_pool_was_taken_over(
     quota: Quota, little: None, tmp_path: Path
 ) -> None:
     file = tmp_path / "s.sqlite3"
-    first = SampleStore(lambda: file)
-    first.add([NodeSample(STRANGER, time.time() + n / 1000, devices=cards(64, unknown="u" * 200)) for n in range(50)])
-    first.flush()
+    first = Kept(file)
+    first.write([NodeSample(STRANGER, time.time() + n / 1000, devices=cards(64, unknown="u" * 200)) for n in range(50)])
     size = file.stat().st_size
-    second = SampleStore(lambda: file, quota)
-    second.add([NodeSample(STRANGER, time.time() + 100 + n / 1000, devices=cards(64)) for n in range(50)])
-    second.flush()
+    second = Kept(file, quota)
+    second.write([NodeSample(STRANGER, time.time() + 100 + n / 1000, devices=cards(64)) for n in range(50)])
     assert file.stat().st_size < size
 
 
 def test_the_file_of_samples_is_thinned_where_most_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "_MOST_BYTES", 1 << 19)
-    kept = SampleStore(lambda: tmp_path / "s.sqlite3")
+    kept = Kept(tmp_path / "s.sqlite3")
     now = time.time()
-    kept.add([NodeSample(0, now + n / 100) for n in range(500)])
+    kept.write([NodeSample(0, now + n / 100) for n in range(500)])
     for turn in range(10):
-        kept.add([NodeSample(1, now + turn + n / 1000, devices=cards(8, uuid="u" * 40)) for n in range(100)])
-        kept.flush()
+        kept.write([NodeSample(1, now + turn + n / 1000, devices=cards(8, uuid="u" * 40)) for n in range(100)])
         assert (tmp_path / "s.sqlite3").stat().st_size < 1 << 20, "at once, not after some minutes"
     assert len(list(history(tmp_path / "s.sqlite3", 0))) == 500
 
@@ -237,9 +235,7 @@ def test_the_events_of_a_stranger_are_bounded_by_their_size(quota: Quota, little
 
 
 def test_a_node_has_so_many_devices_causes_and_codes_and_no_more_however_they_change(tmp_path: Path) -> None:
-    watch = HealthWatch(
-        "p", SampleStore(lambda: tmp_path / "s"), lambda node: True, lambda event: None, lambda *_: None
-    )
+    watch = HealthWatch("p", Quota(lambda node: True), lambda node: True, lambda event: None, lambda *_: None)
     series = set()
     for n in range(300):
         devices = tuple(
@@ -247,7 +243,7 @@ def test_a_node_has_so_many_devices_causes_and_codes_and_no_more_however_they_ch
             for i in range(8)
         )
         watch.arrived(0, [NodeSample(time=time.time() + n, devices=devices)])
-        sample = watch.store.newest[0]
+        sample = watch.samples.newest[0]
         found = [
             *device_measurements(sample, watch.of(0), {}, {}),
             *xid_measurements(sample, watch.xids.get(0, {}), {}, {}),
@@ -258,12 +254,10 @@ def test_a_node_has_so_many_devices_causes_and_codes_and_no_more_however_they_ch
 
 
 def test_a_usual_node_keeps_all_its_devices(tmp_path: Path) -> None:
-    watch = HealthWatch(
-        "p", SampleStore(lambda: tmp_path / "s"), lambda node: True, lambda event: None, lambda *_: None
-    )
+    watch = HealthWatch("p", Quota(lambda node: True), lambda node: True, lambda event: None, lambda *_: None)
     for n in range(3):
         watch.arrived(0, [NodeSample(time=time.time() + n, devices=cards(16, throttled=("power cap",)))])
-    assert len(watch.store.newest[0].devices) == 16
+    assert len(watch.samples.newest[0].devices) == 16
     assert len(watch.known[0].devices) == 16
 
 

@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 import skypool as sky
-from skypool.calls.tally import BOUNDS
+from skypool.calls.tally import BOUNDS, EndedCall
 from skypool.cli import report as report_command
+from skypool.devices.sample import DeviceSample, NodeSample
 from skypool.errors import UsageError
 from skypool.processes import Process
 from skypool.rental.budget import Budget
@@ -31,11 +32,11 @@ from skypool.report.page import page
 from skypool.report.report import report_of
 from skypool.report.timeline import fewer
 from skypool.report.widget import Now, picture
-from skypool.samples.journal import Journal, JournalCall, JournalEvent, WorkSpan, read
+from skypool.samples.journal import Journal, JournalEvent, WorkSpan, read
 from skypool.samples.session_file import path_of
-from skypool.samples.store import SampleStore, points
-from skypool.samples.values import DeviceSample, NodeSample
+from skypool.samples.store import points
 from tests.conftest import ROOT, eventually
+from tests.facts import Kept
 
 PROGRAM = [sys.executable, "-c", "import sys; from skypool.cli import main; sys.exit(main())"]
 BEGAN = 1_700_000_000.0
@@ -124,8 +125,8 @@ def history(file: Path) -> Journal:
             JournalEvent(BEGAN + 500, "Notice", -1, {"text": "the pool cannot grow"}),
         ],
         [
-            JournalCall("train", 0, BEGAN + 200, 60.0, "ok", ""),
-            JournalCall(f"lambda {EVIL}", 1, BEGAN + 210, 0.5, "failed", f"ValueError: {EVIL}"),
+            EndedCall("train", 0, BEGAN + 200, 60.0, "ok", ""),
+            EndedCall(f"lambda {EVIL}", 1, BEGAN + 210, 0.5, "failed", f"ValueError: {EVIL}"),
         ],
         [WorkSpan(0, BEGAN + 100, BEGAN + 3590, 1745.0)],
         {
@@ -215,11 +216,9 @@ def test_a_pool_that_was_killed_is_drawn_until_its_last_sign_of_life(tmp_path: P
 
 def test_claims_of_strangers_are_marked(tmp_path: Path) -> None:
     file = tmp_path / "s.sqlite3"
-    kept = SampleStore(lambda: file)
     now = time.time()
     device = DeviceSample("cuda", 0, utilization_percent=50.0, unknown="")
-    kept.add([NodeSample(node=node, time=now, claimed=node == 1, devices=(device,)) for node in range(2)])
-    kept.flush()
+    Kept(file).write([NodeSample(node=node, time=now, claimed=node == 1, devices=(device,)) for node in range(2)])
     html = page(collect(record(started=now - 60, ended=now + 1), file, now + 2))
     assert rows(html, "source") == ["measured", "claimed"]
     assert html.count("claimed by the machine's owner") == 1
@@ -230,12 +229,12 @@ def test_claims_of_strangers_are_marked(tmp_path: Path) -> None:
 
 def test_points_are_means_of_all_samples(tmp_path: Path) -> None:
     file = tmp_path / "s.sqlite3"
-    kept = SampleStore(lambda: file)
+    kept = Kept(file)
     now = time.time() - 1000
     for second in range(1000):
         device = DeviceSample("cuda", 0, utilization_percent=float(second % 2), memory_used_mib=float(second))
-        kept.add([NodeSample(time=now + second, cpu_percent=10.0, devices=(device,) if second else ())])
-    kept.flush()
+        kept.new.add([NodeSample(time=now + second, cpu_percent=10.0, devices=(device,) if second else ())])
+    kept.write()
     found = [each for each in points(file, 100, 30_000) if each.kind]
     assert 95 <= len(found) <= 105
     assert sum(each.samples for each in found) == 999

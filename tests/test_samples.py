@@ -30,20 +30,21 @@ from skypool.agent import health, monitor
 from skypool.agent.monitor import Monitor
 from skypool.console.gauges import gauges
 from skypool.devices.device import Device
+from skypool.devices.health import HealthOfNode, judge
+from skypool.devices.sample import CallSample, DeviceSample, NodeSample, node_sample, to_json
+from skypool.devices.xid import bounded
 from skypool.errors import NodeUnhealthy
 from skypool.link.inbound import message_of
 from skypool.model import Instance
-from skypool.pool import lifecycle, states
+from skypool.pool import lifecycle, new_samples, states
 from skypool.samples import machine as machine_load
 from skypool.samples import nvml as nvml_reader
 from skypool.samples import session_file, store, tools
-from skypool.samples.health import HealthOfNode, judge
 from skypool.samples.machine import Machine, process
-from skypool.samples.store import SampleStore, history, thin
-from skypool.samples.values import CallSample, DeviceSample, NodeSample, node_sample, to_json
-from skypool.samples.xid import bounded
+from skypool.samples.store import history, thin
 from skypool.wire.frames import MAX_HEADER, Kind, encode, parse_frame
 from tests.conftest import eventually
+from tests.facts import Kept
 from tests.nvml import FakeNvml, Library, fake_and_real
 from tests.test_link import cut, link_of
 
@@ -276,16 +277,16 @@ def test_an_unhealthy_node_that_cannot_be_replaced_ends_a_pool_of_one() -> None:
 
 def test_samples_are_kept_once_and_read_again(tmp_path: Path) -> None:
     file = tmp_path / "samples" / "s.sqlite3"
-    kept = SampleStore(lambda: file)
+    kept = Kept(file)
     now = time.time()
     first = [NodeSample(node=1, time=now + at, claimed=True, devices=(GOOD,)) for at in range(5)]
-    assert kept.add(first) == first
-    assert kept.add(first[2:]) == [], "they came again after a reconnection"
-    assert [each.time for each in kept.history(1, since=now + 3)] == [
+    assert kept.write(first) == first
+    assert kept.write(first[2:]) == [], "they came again after a reconnection"
+    assert [each.time for each in history(file, 1, since=now + 3)] == [
         pytest.approx(now + 3, abs=0.01),
         pytest.approx(now + 4, abs=0.01),
     ]
-    assert kept.history(1)[0].claimed
+    assert next(history(file, 1)).claimed
     assert list(history(file, 0)) == []
     assert list(history(tmp_path / "none.sqlite3")) == []
     assert file.parent.stat().st_mode & 0o777 == 0o700
@@ -294,32 +295,30 @@ def test_samples_are_kept_once_and_read_again(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_samples_are_read_while_another_thread_makes_their_file(tmp_path: Path) -> None:
     for number in range(50):
-        kept = SampleStore(lambda number=number: tmp_path / f"{number}.sqlite3")  # type: ignore[misc]
-        kept.add([NodeSample(time=1.0)])
+        file = tmp_path / f"{number}.sqlite3"
+        kept = Kept(file)
         with ThreadPoolExecutor(1) as thread:
-            written = thread.submit(kept.flush)
+            written = thread.submit(kept.write, [NodeSample(time=1.0)])
             while not written.done():
-                assert len(kept.history()) <= 1
+                assert len(list(history(file))) <= 1
             written.result()
-        assert len(kept.history()) == 1
+        assert len(list(history(file))) == 1
 
 
 def test_old_samples_are_thinned_and_errors_of_drivers_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import sqlite3
 
-    monkeypatch.setattr(store, "_CLOCKS", 1e9)
+    monkeypatch.setattr(new_samples, "_CLOCKS", 1e9)
 
     file = tmp_path / "s.sqlite3"
-    kept = SampleStore(lambda: file)
     now = time.time()
     ages = [*range(1000), *range(4000, 5000), *range(90_000, 91_000)]
-    kept.add(
+    Kept(file).write(
         [
             NodeSample(time=now - age, devices=(with_(xids=(45,) if age == 90_003 else ()),))
             for age in sorted(ages, reverse=True)
         ]
     )
-    kept.flush()
     with sqlite3.connect(file) as book:
         thin(book, now)
     left = [now - each.time for each in history(file)]
@@ -330,10 +329,10 @@ def test_old_samples_are_thinned_and_errors_of_drivers_stay(tmp_path: Path, monk
 
 
 def test_a_sample_from_the_future_gets_the_time_of_its_arrival(tmp_path: Path) -> None:
-    kept = SampleStore(lambda: tmp_path / "s.sqlite3")
-    [found] = kept.add([NodeSample(time=1e14)])
+    kept = Kept(tmp_path / "s.sqlite3")
+    [found] = kept.write([NodeSample(time=1e14)])
     assert abs(found.time - time.time()) < 60
-    assert kept.add([NodeSample(time=1e14)]) == []
+    assert kept.write([NodeSample(time=1e14)]) == []
 
 
 def test_a_file_of_samples_has_a_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,11 +340,9 @@ def test_a_file_of_samples_has_a_largest_size(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(store, "_MOST_BYTES", 256 << 10)
     file = tmp_path / "s.sqlite3"
-    kept = SampleStore(lambda: file)
     now = time.time()
     times = [now - 2000 + at / 2 for at in range(4000)]
-    kept.add([NodeSample(time=float(at), devices=(GOOD,)) for at in times])
-    kept.flush()
+    Kept(file).write([NodeSample(time=float(at), devices=(GOOD,)) for at in times])
     with sqlite3.connect(file) as book:
         thin(book, now)
         book.execute("pragma wal_checkpoint(truncate)")
@@ -356,10 +353,9 @@ def test_a_file_of_samples_has_a_largest_size(tmp_path: Path, monkeypatch: pytes
 def test_only_the_files_of_the_last_sessions_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_file, "_MOST_FILES", 3)
     for number in range(6):
-        kept = SampleStore(lambda number=number: tmp_path / f"{number}.sqlite3")  # type: ignore[misc]
-        kept.add([NodeSample(time=1.0)])
-        kept.flush()
-        os.utime(tmp_path / f"{number}.sqlite3", (number, number))
+        file = tmp_path / f"{number}.sqlite3"
+        Kept(file).write([NodeSample(time=1.0)])
+        os.utime(file, (number, number))
     assert sorted(each.name for each in tmp_path.glob("*.sqlite3")) == ["3.sqlite3", "4.sqlite3", "5.sqlite3"]
 
 
@@ -368,9 +364,7 @@ def test_a_file_that_a_killed_process_never_finished_is_removed(tmp_path: Path) 
         (tmp_path / name).touch()
     for name in ("old.part", "old.part-wal"):
         os.utime(tmp_path / name, (1, 1))
-    kept = SampleStore(lambda: tmp_path / "new.sqlite3")
-    kept.add([NodeSample(time=1.0)])
-    kept.flush()
+    Kept(tmp_path / "new.sqlite3").write([NodeSample(time=1.0)])
     assert sorted(each.name for each in tmp_path.iterdir()) == ["new.sqlite3", "young.part"]
 
 
@@ -415,11 +409,14 @@ def test_the_newest_samples_are_kept_in_order_while_no_client_takes_them(bare: M
 
 
 def test_what_is_sent_again_after_several_connections_is_noted_once(bare: Monitor, tmp_path: Path) -> None:
-    kept = SampleStore(lambda: tmp_path / "s.sqlite3")
+    file = tmp_path / "s.sqlite3"
+    kept = Kept(file)
     start = time.time()
 
     def client_takes(frames: Sequence[Sequence[dict[str, Any]]]) -> list[float]:
-        return [round(each.time - start) for frame in frames for each in kept.add([node_sample(one) for one in frame])]
+        return [
+            round(each.time - start) for frame in frames for each in kept.write([node_sample(one) for one in frame])
+        ]
 
     kept_by(bare, [start + at for at in range(200)])
     assert client_takes(frames_of(bare)) == [*range(200)]
@@ -434,7 +431,7 @@ def test_what_is_sent_again_after_several_connections_is_noted_once(bare: Monito
     bare.taken()
     bare.rewind()
     assert client_takes(frames_of(bare)) == [*range(200, 220)]
-    assert len(kept.history()) == 220
+    assert len(list(history(file))) == 220
 
 
 LARGEST = DeviceSample(
@@ -754,7 +751,7 @@ def read(wanted: list[tuple[int, str]]) -> tuple[DeviceSample, ...]:
     program = """
 import json, sys
 from skypool.samples.nvml import Nvml
-from skypool.samples.values import to_json
+from skypool.devices.sample import to_json
 reader = Nvml(json.loads(sys.argv[1]))
 reader.read(); reader.wait(0.2)
 print(json.dumps([to_json(each) for each in reader.read()]))

@@ -20,14 +20,14 @@ import skypool as sky
 from skypool.cli import top
 from skypool.cli.top_lines import ORDERS, details, ordered, pool_lines, summary
 from skypool.cli.top_survey import Answer, PoolView, Survey, view_of
+from skypool.devices.health import DeviceHealth, NodeHealth
+from skypool.devices.sample import CallSample, DeviceSample, NodeSample, to_json
 from skypool.observers import place
 from skypool.observers.observed import _health as health_told
 from skypool.processes import Process
 from skypool.rental.budget import Budget
 from skypool.rental.receipt import Line
 from skypool.rental.records import Record
-from skypool.samples.health import DeviceHealth, NodeHealth
-from skypool.samples.values import CallSample, DeviceSample, NodeSample, to_json
 from tests.conftest import eventually
 
 PROGRAM = [sys.executable, "-c", "import sys; from skypool.cli import main; sys.exit(main())"]

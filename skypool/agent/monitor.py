@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from skypool.agent.health import SWITCH
 from skypool.devices.device import Device
+from skypool.devices.sample import CallSample, DeviceSample, NodeSample, node_sample, to_json
+from skypool.devices.xid import bounded
 from skypool.samples.machine import Machine, process
-from skypool.samples.values import CallSample, DeviceSample, NodeSample, node_sample, to_json
-from skypool.samples.xid import bounded
 from skypool.wire.frames import JSON_SPARE, MAX_HEADER, share_of_header
 
 if TYPE_CHECKING:

@@ -23,13 +23,14 @@ from typing import Any, Literal, NamedTuple
 
 from skypool.calls.node_queue import NodeQueue
 from skypool.calls.pending import NO_CALL, PendingCall
-from skypool.samples.journal import MOST_SLOWEST, JournalCall
 from skypool.wire import blame
 
 Outcome = Literal["ok", "failed", "cancelled"]
 
 BOUNDS = tuple(round(step * 10.0**power, 6) for power in range(-4, 5) for step in (1, 2.5, 5))
 """The upper bounds of the buckets of the histogram of wall times, in seconds. A last bucket has all longer calls."""
+MOST_SLOWEST = 100
+"""The number of calls that succeeded and have records: the slowest ones."""
 _COUNT_AT = 4096
 """The number of calls that are appended before they are counted."""
 _PARTS = 64
@@ -44,6 +45,25 @@ _MOST_NAMES = 8
 """The most names of running functions of a node."""
 _LONGEST_ERROR = 1000
 """The most characters of an error in a record."""
+
+
+class EndedCall(NamedTuple):
+    """The record of a call that has ended. A call that ran as several processes has one for each.
+
+    Attributes:
+        node: -1 if no node ran it.
+        ended: when its result arrived, in seconds since 1970.
+        seconds: the wall time of the function, as the node measured it; None if unknown.
+        outcome: "ok", "failed" or "cancelled".
+        error: the type and the message of the error; "" without one.
+    """
+
+    name: str
+    node: int
+    ended: float
+    seconds: float | None
+    outcome: str = "ok"
+    error: str = ""
 
 
 class SlotUse(NamedTuple):
@@ -219,7 +239,7 @@ class CallTally:
         self._new: list[tuple[str, int, float, float]] = []
         self._kept: list[tuple[str, int, float, float]] = []
         self._least = 0.0  # seconds of the fastest call in _kept that may still be among the slowest
-        self._unhappy: list[JournalCall] = []
+        self._unhappy: list[EndedCall] = []
         self._classes = [0] * (len(BOUNDS) + 1)
         self._ok = self._failed = self._cancelled = self._retried = 0
         self._seconds = 0.0
@@ -304,7 +324,7 @@ class CallTally:
         elif len(self._unhappy) < _MOST_FAILED:
             outcome: Outcome = "cancelled" if stopped else "failed"
             text = "" if stopped or error is None else error
-            self._unhappy.append(JournalCall(name, node, time.time(), seconds, outcome, text))
+            self._unhappy.append(EndedCall(name, node, time.time(), seconds, outcome, text))
 
     def closed(self, pending: PendingCall) -> None:
         """Note a pending call that the end of the pool has ended."""
@@ -346,7 +366,7 @@ class CallTally:
     def _ended(self) -> CallCounts:
         return CallCounts(self._ok, self._failed, self._cancelled, self._retried, tuple(self._classes), self._seconds)
 
-    def take(self) -> list[JournalCall]:
+    def take(self) -> list[EndedCall]:
         """Return the records since the last `take`, and forget them. They are not ordered.
 
         Of the calls that succeeded, only the `MOST_SLOWEST` (100) slowest ones have records.
@@ -355,7 +375,7 @@ class CallTally:
             self._count()
             kept, self._kept, self._least = self._kept, [], 0.0
             unhappy, self._unhappy = self._unhappy, []
-        return [*unhappy, *itertools.starmap(JournalCall, heapq.nlargest(MOST_SLOWEST, kept, key=_SECONDS))]
+        return [*unhappy, *itertools.starmap(EndedCall, heapq.nlargest(MOST_SLOWEST, kept, key=_SECONDS))]
 
     def _count(self) -> None:
         """Count the calls that were appended, and move them to the records that wait for `take`."""

@@ -16,11 +16,11 @@ from skypool.cli.money import explanations, is_over
 from skypool.console.board import Figures, Picture, Row, health_of
 from skypool.console.gauges import usd
 from skypool.console.lines import bare
+from skypool.devices.sample import CallSample, NodeSample, node_sample
 from skypool.errors import SkypoolError
 from skypool.observers import client
 from skypool.rental.ledger import Ledger
 from skypool.rental.records import Record, newest
-from skypool.samples.values import CallSample, NodeSample, node_sample
 
 EVERY = 1.0
 """Seconds between two rounds in which the ledger is read and owners are asked."""

@@ -13,11 +13,11 @@ from skypool.checks import whole
 from skypool.errors import UsageError
 from skypool.model import Trust
 from skypool.pool.engine import PoolEngine
-from skypool.pool.health import Samples
 from skypool.rental.handover import Handover
 from skypool.rental.ledger import Ledger
 from skypool.rental.receipt import Receipt
 from skypool.rental.request import Terms
+from skypool.samples.reader import Samples
 
 if TYPE_CHECKING:
     from skypool.observers.stacks import Stacks
@@ -199,7 +199,7 @@ class ShownPool(ABC):
     @property
     def samples(self) -> Samples:
         """The measurements of the pool's nodes, devices and running calls, and the health of the devices."""
-        return Samples(None if self._begun is None else self._begun.health)
+        return Samples(self._begun)
 
     def _repr_html_(self) -> str:
         """Return the state of the pool as HTML, for notebooks that cannot change what they show."""

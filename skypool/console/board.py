@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from skypool import events
 from skypool.console.lines import bare
-from skypool.samples.values import NodeSample
+from skypool.devices.sample import NodeSample
 
 _TAIL = 400
 """Maximum number of characters that are kept of what a node printed. The view shows the last line of this text."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from skypool.samples.values import DeviceSample, NodeSample
+from skypool.devices.sample import DeviceSample, NodeSample
 
 _HEIGHTS = "▁▂▃▄▅▆▇█"
 _UNKNOWN = "?"

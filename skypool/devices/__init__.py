@@ -14,6 +14,8 @@ standard library. Without a device or a vendor's tool, its functions report no d
 - `tools`: runs the vendors' command-line tools.
 - `network`: finds the network interfaces of this machine.
 - `elsewhere`: detects the accelerators of another machine.
+- `sample`: `NodeSample`, `DeviceSample` and `CallSample`, and the bounds that are checked when a node sends them.
+- `health`: judges devices by their samples; `xid`: the XID codes of NVIDIA's driver by severity.
 """
 
 from __future__ import annotations

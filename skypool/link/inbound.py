@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from skypool.devices.device import Device
+from skypool.devices.sample import NodeSample, node_sample
 from skypool.errors import ProtocolError, protocol_violation
-from skypool.samples.values import NodeSample, node_sample
 from skypool.text import one_line, printable
 from skypool.wire.frames import CHUNK, INLINE, End, Frame, Kind, ends_in, header_of, total_length
 from skypool.wire.handshake import NodeHealth

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from skypool.devices.health import NodeHealth
+from skypool.devices.sample import DeviceSample, NodeSample
 from skypool.metrics import names
 from skypool.metrics.values import Attributes, Measurement, Metric
-from skypool.samples.health import NodeHealth
-from skypool.samples.values import DeviceSample, NodeSample
 
 _MIB = float(1 << 20)
 _MHZ = 1e6

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 
 from skypool.calls.tally import NodeCounts
+from skypool.devices.sample import NodeSample
 from skypool.metrics import devices, pools
 from skypool.metrics.exporter import Exporter, Source
 from skypool.metrics.values import Attributes, Measurement
 from skypool.pool.states import Node
 from skypool.pool.watch import PoolFacts, Watch
-from skypool.samples.values import NodeSample
 
 
 class Metering(Watch):
@@ -77,7 +77,7 @@ class Metering(Watch):
         """Return the metrics of a node and its devices. For an unreachable or ended node, only errors of devices."""
         welcome, health = self._facts.welcomes.get(node), self._facts.health
         models = {(each.kind, each.index): each.name for each in welcome.health.devices} if welcome else {}
-        sample = health.store.newest.get(node)
+        sample = health.samples.newest.get(node)
         if sample is None or pools.state_of(word) in ("unreachable", "ended"):
             sample = NodeSample()
         return [

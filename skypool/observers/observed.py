@@ -9,14 +9,14 @@ from dataclasses import asdict
 from skypool.calls.tally import NodeCounts
 from skypool.console.board import Calls, Figures
 from skypool.devices.device import hardware
+from skypool.devices.health import NodeHealth
+from skypool.devices.sample import to_json
 from skypool.link.forward import Forward
 from skypool.model import Instance
 from skypool.observers.reach import local_command
 from skypool.pool import states
 from skypool.pool.watch import PoolFacts
 from skypool.rental.receipt import Line, Receipt
-from skypool.samples.health import NodeHealth
-from skypool.samples.values import to_json
 
 _MOST_REASONS = 16
 """The most reasons for the health of a node that are told."""
@@ -34,7 +34,7 @@ class Observed:
 
     def figures(self) -> Figures:
         """Return costs and newest samples of the pool, for its live view. Costs are None if they are not known."""
-        samples = dict(self._facts.health.store.newest)
+        samples = dict(self._facts.health.samples.newest)
         receipt = self._facts.receipt()
         if receipt is None:
             return Figures(samples=samples, counts=self._counts())
@@ -89,7 +89,7 @@ class Observed:
             "done": counts.done,
             "running": list(counts.names),
             "health": _health(self._facts.health.of(node)),
-            "sample": to_json(sample) if (sample := self._facts.health.store.newest.get(node)) else None,
+            "sample": to_json(sample) if (sample := self._facts.health.samples.newest.get(node)) else None,
         }
 
     def forward(self, node: int, host: str, port: int, here: int | str) -> Forward:

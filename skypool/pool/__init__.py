@@ -23,7 +23,7 @@
 - `connections`: how each node is reached.
 - `watch`: `Watch`, the base class of watches; `facts`: what a pool shows to its watches.
 - `forwards`: ports of this computer that lead to ports of nodes.
-- `health`: judges nodes by their samples; `Samples`, the user's object for them.
+- `health`: judges nodes by their samples; `new_samples`: the newest samples, until they are written to a file.
 - `idle`: records the idle time of nodes in the ledger.
 - `limits`: finds out when a pool must end as planned: budget, lifetime, another process.
 - `linger`: ends a pool that has had no work for a while.
@@ -74,6 +74,7 @@ __all__ = [
     "limits",
     "linger",
     "network",
+    "new_samples",
     "node_listener",
     "replacement",
     "resizing",

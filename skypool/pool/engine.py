@@ -19,6 +19,7 @@ from skypool.calls.call_events import CallEvents
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.pending import PendingCall
 from skypool.calls.upstream import Feeder
+from skypool.devices.sample import NodeSample
 from skypool.drivers.contract import Driver
 from skypool.errors import ConnectionLost, NodeUnhealthy, PoolClosed, SkypoolError, StillRunning, together
 from skypool.event_loop import Loop, beside
@@ -56,9 +57,6 @@ from skypool.rental.request import Terms
 from skypool.rental.supply import Supply
 from skypool.safety import descriptors
 from skypool.safety.quota import Quota
-from skypool.samples.session_file import path_of
-from skypool.samples.store import SampleStore
-from skypool.samples.values import NodeSample
 from skypool.wire import blame
 from skypool.wire.frames import Kind, frame
 
@@ -127,7 +125,7 @@ class PoolEngine:
         )
         self.health = HealthWatch(
             terms.name,
-            SampleStore(lambda: path_of(self.rental.session), quota),
+            quota,
             self.trust_levels.is_stranger,
             self.emit,
             self._on_unhealthy,
@@ -413,7 +411,7 @@ class PoolEngine:
                     self.dispatch.close(error)
             case states.Terminate(nodes):
                 for node in nodes:
-                    self.health.store.forget(node)
+                    self.health.samples.forget(node)
                 self.life.spawn(self._terminations.terminate(nodes))
             case states.Announce(phase):
                 detail = blame.cut(str(self.state.error)) if self.state.error else ""

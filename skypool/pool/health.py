@@ -1,7 +1,4 @@
-"""`HealthWatch`: keeps the samples (measurements) of a pool's nodes, and finds unhealthy nodes by them.
-
-`Samples` is the object with which users read them.
-"""
+"""`HealthWatch`: takes the samples (measurements) of a pool's nodes, and finds unhealthy nodes by them."""
 
 from __future__ import annotations
 
@@ -11,11 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from skypool import events
+from skypool.devices.health import HealthOfNode, NodeHealth
+from skypool.devices.sample import DeviceSample, NodeSample
 from skypool.errors import NodeUnhealthy
 from skypool.event_loop import Loop
-from skypool.samples.health import HealthOfNode, NodeHealth
-from skypool.samples.store import SampleStore
-from skypool.samples.values import DeviceSample, NodeSample
+from skypool.pool.new_samples import NewSamples
+from skypool.safety.quota import Quota
 
 FIRST = 15.0
 """Seconds to wait for the first reading of a node's devices before it gets calls. Beyond it, they are unknown."""
@@ -35,12 +33,13 @@ class HealthWatch:
     """The health of a pool's nodes. Samples may come from any thread.
 
     Args:
-        store: keeps the samples.
+        quota: limits what is kept of each node.
         is_stranger: returns True for a node that is not trusted.
         emit: called with an event when the health of a node changes.
         on_unhealthy: called as (node, error) in the engine's thread when a node becomes unhealthy.
 
     Attributes:
+        samples: the newest samples, and those that wait to be written.
         known: the health of each node whose devices were read, by the node's number.
         xids: how often NVIDIA's driver has reported each error (XID code) of each device since the pool's start, by the
             node's number.
@@ -49,12 +48,12 @@ class HealthWatch:
     def __init__(
         self,
         pool: str,
-        store: SampleStore,
+        quota: Quota,
         is_stranger: Callable[[int], bool],
         emit: Callable[[events.Event], None],
         on_unhealthy: Callable[[int, NodeUnhealthy], None],
     ) -> None:
-        self.store = store
+        self.samples = NewSamples(quota)
         self._pool = pool
         self._is_stranger = is_stranger
         self._emit = emit
@@ -67,12 +66,12 @@ class HealthWatch:
         self._first: dict[int, asyncio.Event] = {}
 
     def arrived(self, node: int, samples: Sequence[NodeSample]) -> None:
-        """Keep samples of a node, and judge its devices by them. Any thread may call this."""
+        """Take samples of a node, and judge its devices by them. Any thread may call this."""
         claimed = self._is_stranger(node)
         with self._lock:
             known = self._identities.setdefault(node, _Identities())
             kept = [known.only(replace(one, node=node, claimed=claimed)) for one in samples]
-        for each in self.store.add(kept):
+        for each in self.samples.add(kept):
             if each.devices:
                 self._judge(each)
 
@@ -158,39 +157,3 @@ class _Identities:
         self._devices.add(identity)
         self._causes = causes
         return True
-
-
-class Samples:
-    """The measurements of a pool's nodes, devices and running calls, as `pool.samples`. Any thread may use it.
-
-    Args:
-        watch: has the samples; None before the pool is started.
-    """
-
-    def __init__(self, watch: HealthWatch | None) -> None:
-        self._watch = watch
-
-    def latest(self) -> dict[int, NodeSample]:
-        """Return the newest sample of each node, by the node's number. Nodes that were not measured yet are left out.
-
-        A node is first measured about a second after its start. After that, it is measured each second if it has
-        devices, otherwise every 5 s.
-        """
-        return {} if self._watch is None else dict(sorted(self._watch.store.newest.items()))
-
-    def history(self, node: int | None = None, since: float = 0.0, until: float | None = None) -> list[NodeSample]:
-        """Return samples of this run of the pool, ordered by time. Those older than an hour are thinned out.
-
-        Args:
-            node: the number of a node. Default None: all nodes.
-            since: the earliest time, in seconds since 1970. Default: the start of the pool.
-            until: the latest time. Default None: now.
-
-        Raises:
-            sqlite3.Error: the file of the samples is damaged.
-        """
-        return [] if self._watch is None else self._watch.store.history(node, since, until)
-
-    def health(self) -> dict[int, NodeHealth]:
-        """Return the health of each node that has devices, by the node's number, as far as it is known."""
-        return {} if self._watch is None else dict(sorted(self._watch.known.items()))

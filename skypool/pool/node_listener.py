@@ -9,12 +9,12 @@ from typing import Protocol
 
 from skypool import events
 from skypool.calls.dispatch import Dispatch
+from skypool.devices.sample import NodeSample
 from skypool.errors import ConnectionLost
 from skypool.link.inbound import ModuleAsked, Pong, Printed, Welcome
 from skypool.link.inbox import Arrival
 from skypool.link.reports import NodeReports
 from skypool.pool.life import Life
-from skypool.samples.values import NodeSample
 from skypool.wire.frames import Kind, frame
 
 _NOTICED_AGAIN = 0.1

@@ -31,7 +31,7 @@ from skypool.wire import blame
 
 if TYPE_CHECKING:
     from skypool.calls.idle import Idleness
-    from skypool.calls.tally import PoolCounts
+    from skypool.calls.tally import EndedCall, PoolCounts
     from skypool.link.inbound import Welcome
     from skypool.model import Access
     from skypool.offers.ranking import Plan
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from skypool.pool.states import Pool
     from skypool.rental.orders import OrderKey
     from skypool.rental.receipt import Receipt
-    from skypool.samples.journal import JournalCall
 
 MOST_WAITING = 16 << 20
 """The approximate bytes of events that may wait for one watch. Further events are dropped and counted."""
@@ -107,7 +106,7 @@ class PoolFacts(Protocol):
         """Return False for a node that is gone, or not there yet."""
         ...
 
-    def ended_calls(self) -> Sequence[JournalCall]:
+    def ended_calls(self) -> Sequence[EndedCall]:
         """Return records of calls that have ended. Each is returned once, so only the history may ask."""
         ...
 

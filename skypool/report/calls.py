@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-from skypool.calls.tally import BOUNDS, CallCounts
+from skypool.calls.tally import BOUNDS, CallCounts, EndedCall
 from skypool.report import words
 from skypool.report.elements import Element, element
 from skypool.report.facts import PoolFacts
 from skypool.report.tables import Cell, long_table, note, section, table
-from skypool.samples.journal import JournalCall
 
 
 def calls(facts: PoolFacts) -> Element:
@@ -72,7 +71,7 @@ def _quantile(classes: Sequence[int], share: float) -> str:
     return f"at most {words.duration(BOUNDS[number])}"
 
 
-def _slowest(kept: Sequence[JournalCall]) -> Iterator[Element]:
+def _slowest(kept: Sequence[EndedCall]) -> Iterator[Element]:
     rows = [
         [each.name, words.known(each.seconds, words.duration), _node(each.node), words.clock(each.ended)]
         for each in sorted(kept, key=lambda each: -(each.seconds or 0.0))
@@ -85,7 +84,7 @@ def _slowest(kept: Sequence[JournalCall]) -> Iterator[Element]:
         yield note("No call has succeeded.")
 
 
-def _failed(kept: Sequence[JournalCall], number: int) -> Iterator[Element]:
+def _failed(kept: Sequence[EndedCall], number: int) -> Iterator[Element]:
     if not number:
         yield note("No call has failed.")
         return

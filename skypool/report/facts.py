@@ -8,10 +8,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from skypool.calls.tally import BOUNDS, CallCounts
+from skypool.calls.tally import BOUNDS, CallCounts, EndedCall
 from skypool.rental.receipt import Line, Receipt
 from skypool.rental.records import Record
-from skypool.samples.journal import JournalCall, JournalContent, JournalEvent, WorkSpan, read
+from skypool.samples.journal import JournalContent, JournalEvent, WorkSpan, read
 from skypool.samples.store import Point, points
 
 _MOST_POINTS = 240
@@ -76,7 +76,7 @@ class NodeFacts:
     steps: tuple[StepSpan, ...] = ()
     work: tuple[WorkSpan, ...] = ()
     marks: tuple[JournalEvent, ...] = ()
-    calls: tuple[JournalCall, ...] = ()
+    calls: tuple[EndedCall, ...] = ()
     done: int | None = None
     hardware: str = ""
     claimed: bool = False
@@ -182,7 +182,7 @@ def _node(
     node: int,
     events: Sequence[JournalEvent],
     work: Sequence[WorkSpan],
-    calls: Sequence[JournalCall],
+    calls: Sequence[EndedCall],
     lines: Sequence[Line],
     journal: JournalContent,
     end: float,

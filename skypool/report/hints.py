@@ -9,8 +9,8 @@ from typing import ClassVar
 
 from skypool import clock, events
 from skypool.calls.idle import FRESH, LOW, Idleness
+from skypool.devices.sample import NodeSample
 from skypool.pool.watch import PoolFacts, Watch
-from skypool.samples.values import NodeSample
 
 IDLE_FOR = 300.0
 """Seconds for which a node with devices must have been idle before the user is told."""
@@ -64,7 +64,7 @@ class Hints(Watch):
     def _look_for_unused(self) -> None:
         """Tell the user if a call has used one device for two minutes, while its others were under 5 % utilisation."""
         welcomes = self._facts.welcomes
-        for node, sample in list(self._facts.health.store.newest.items()):
+        for node, sample in list(self._facts.health.samples.newest.items()):
             welcome = welcomes.get(node)
             if welcome is None or welcome.devices < 2 or welcome.slots >= welcome.devices:
                 continue

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from skypool.pool.watch import PoolFacts, Watch
+from skypool.samples.session_file import path_of
+from skypool.samples.store import SampleStore
 
 
 class SampleFile(Watch):
@@ -16,20 +18,18 @@ class SampleFile(Watch):
 
     def begin(self, facts: PoolFacts) -> None:
         self._facts = facts
+        self._store = SampleStore(lambda: path_of(facts.session), facts.quota)
         self._no_room = ""
 
     def tick(self) -> None:
-        if self._facts.health.store.newest:
-            self._write()
-
-    def close(self) -> None:
-        self._write()
-
-    def _write(self) -> None:
-        """Write samples to the file now. If that fails, tell the user once, and try again later."""
+        """Write the new samples to the file. If that fails, tell the user once, and try again later."""
         try:
-            self._facts.health.store.flush()
+            if rows := self._facts.health.samples.take():
+                self._store.write(rows)
         except Exception as e:  # noqa: BLE001 - there may be room later
             if str(e) != self._no_room:
                 self._no_room = str(e)
                 self._facts.notice(f"measurements of nodes cannot be kept: {e}")
+
+    def close(self) -> None:
+        self.tick()

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from skypool.calls.tally import MOST_SLOWEST, EndedCall
 from skypool.safety.quota import Quota, Share
 from skypool.samples import session_file
 
@@ -25,8 +26,6 @@ _ROW = 100
 """About how many bytes a row of the file takes beside its text."""
 _MOST_EVENTS = 50_000
 """The most events that are kept. Beyond it, the oldest ones are removed, those of phases last."""
-MOST_SLOWEST = 100
-"""The number of calls that succeeded and are kept: the slowest ones."""
 MOST_FAILED = 500
 """The number of failed and cancelled calls that are kept: the newest ones."""
 _MOST_SPANS = 20_000
@@ -46,25 +45,6 @@ class JournalEvent(NamedTuple):
     kind: str
     node: int
     data: Mapping[str, Any]
-
-
-class JournalCall(NamedTuple):
-    """A call that has ended. A call that ran as several processes has a JournalCall for each.
-
-    Attributes:
-        node: -1 if no node ran it.
-        ended: when its result arrived, in seconds since 1970.
-        seconds: the wall time of the function, as the node measured it; None if unknown.
-        outcome: "ok", "failed" or "cancelled".
-        error: the type and the message of the error; "" without one.
-    """
-
-    name: str
-    node: int
-    ended: float
-    seconds: float | None
-    outcome: str = "ok"
-    error: str = ""
 
 
 class WorkSpan(NamedTuple):
@@ -87,7 +67,7 @@ class JournalContent:
     """
 
     events: tuple[JournalEvent, ...] = ()
-    calls: tuple[JournalCall, ...] = ()
+    calls: tuple[EndedCall, ...] = ()
     work: tuple[WorkSpan, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
 
@@ -113,7 +93,7 @@ class Journal:
     def write(
         self,
         events: Sequence[JournalEvent] = (),
-        calls: Sequence[JournalCall] = (),
+        calls: Sequence[EndedCall] = (),
         work: Sequence[WorkSpan] = (),
         facts: Mapping[str, object] | None = None,
     ) -> None:
@@ -209,7 +189,7 @@ def read(file: Path) -> JournalContent:
             ),
             tuple(
                 map(
-                    JournalCall._make,
+                    EndedCall._make,
                     book.execute("select name, node, ended, seconds, outcome, error from call order by ended, id"),
                 )
             ),

@@ -7,7 +7,7 @@ import re
 import time
 from dataclasses import dataclass, replace
 
-from skypool.samples.values import NodeSample
+from skypool.devices.sample import NodeSample
 
 _MIB = float(1 << 20)
 _TICKS = os.sysconf("SC_CLK_TCK")

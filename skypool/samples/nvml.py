@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
-from skypool.samples.values import DeviceSample
-from skypool.samples.xid import bounded
+from skypool.devices.sample import DeviceSample
+from skypool.devices.xid import bounded
 
 _MIB = float(1 << 20)
 _ALL_LINKS = 0xFFFFFFFF

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from skypool.samples.values import DeviceSample, to_json
+from skypool.devices.sample import DeviceSample, to_json
 
 _EVERY = 1.0
 """Seconds between two readings of NVIDIA GPUs."""

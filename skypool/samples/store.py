@@ -7,22 +7,21 @@ limits, every second sample is removed: of the nodes with the most samples, or o
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sqlite3
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from skypool.safety.quota import WAITING, Quota, Share
+from skypool.devices.sample import NodeSample, node_sample
+from skypool.pool.new_samples import DEVICE, ROW, SampleRow
+from skypool.safety.quota import Quota, Share
 from skypool.samples import session_file
-from skypool.samples.values import NodeSample, node_sample, to_json
 
 _HOUR = 3600.0
 _DAY = 24 * _HOUR
@@ -31,28 +30,14 @@ _THIN_EVERY = 300.0
 _MOST_BYTES = 64 << 20
 """The largest size of one file. Beyond it, samples are removed until it has `_LEFT` of that size."""
 _LEFT = 0.8
-_MOST_WAITING = 16 << 20
-"""The most bytes of samples of all nodes that wait in memory to be written, if the disk does not take them."""
 _KEPT = Share("samples", 12 << 20, "its measurements are thinned out, so that they take at most 12 MiB", strangers=True)
 """The share of a node's quota for its samples in the file."""
-_LARGEST = Share("sample", 64 << 10, "measurements of more than 64 KiB are dropped", strangers=True)
-"""The limit for one sample."""
-_ROW = 100
-"""About how many bytes a row of the file takes beside its text."""
-_DEVICE = 500
-"""Bytes that a device of a sample counts at least, because reading it takes as long as reading a usual one."""
 _DEVICES = 8
 """The number of devices of a node that is assumed where points are shared out."""
-_SEEN = 64
-"""The number of samples of a node that are compared with new ones, to drop those that come a second time."""
-_CLOCKS = 2 * _HOUR
-"""Seconds by which a node's clock may differ. Beyond it, a sample gets the client's time, so that thinning works."""
 
 
 class SampleStore:
-    """The samples of one pool: the newest of each node in memory, and the others in a file. Any thread may use it.
-
-    `add` keeps samples in memory, so it is quick. `flush` writes them to the file, and makes the file if needed.
+    """The file with the samples of one pool. Any thread may use it.
 
     Args:
         file: returns the path of the file. Called when the file is first needed.
@@ -63,11 +48,7 @@ class SampleStore:
         self._file_of = file
         self._quota = quota or Quota(lambda node: False)
         self._is_measured = False  # True once the quotas know what the file had
-        self._lock = threading.Lock()  # guards the four below
-        self._waiting: list[_Row] = []
-        self._size = 0
-        self.newest: dict[int, NodeSample] = {}
-        self._seen: dict[int, deque[float]] = {}
+        self._nodes: set[int] = set()
         self._writing = threading.Lock()
         self._thinned = 0.0
 
@@ -75,57 +56,11 @@ class SampleStore:
     def _file(self) -> Path:
         return self._file_of()
 
-    def add(self, samples: Sequence[NodeSample]) -> list[NodeSample]:
-        """Keep samples, and return those that are new. A node may send samples again after a reconnection.
-
-        A sample of over 64 KiB from an untrusted node is dropped. If too many wait to be written, some are dropped.
-        """
-        new = []
-        for each in samples:
-            now = time.time()
-            with self._lock:
-                seen = self._seen.setdefault(each.node, deque(maxlen=_SEEN))
-                if each.time in seen:
-                    continue
-                seen.append(each.time)
-            if abs(each.time - now) > _CLOCKS:
-                each = replace(each, time=now)
-            row = _row(each)
-            if row.size > _LARGEST.most and not self._quota.take(each.node, _LARGEST, row.size):
-                continue
-            new.append(each)
-            is_kept = self._quota.take(each.node, WAITING, row.size)
-            with self._lock:
-                self.newest[each.node] = each
-                if is_kept:
-                    self._waiting.append(row)
-                    self._size += row.size
-                first = 0
-                while self._size > _MOST_WAITING:
-                    self._size -= self._waiting[first].size
-                    self._quota.give_back(self._waiting[first].node, WAITING, self._waiting[first].size)
-                    first += 1
-                del self._waiting[:first]
-        return new
-
-    def forget(self, node: int) -> None:
-        """Forget the newest sample of a node that has ended. The file keeps its samples."""
-        with self._lock:
-            self.newest.pop(node, None)
-            self._seen.pop(node, None)
-
-    def flush(self) -> None:
-        """Write the waiting samples to the file. If that fails, they are dropped: newer ones will come.
+    def write(self, rows: Sequence[SampleRow]) -> None:
+        """Write samples to the file, which is made if needed. If that fails, they are lost: newer ones will come.
 
         Raises OSError if the file cannot be made, and sqlite3.Error if it cannot be written.
         """
-        with self._lock:
-            waiting, self._waiting = self._waiting, []
-            self._size = 0
-        for each in waiting:
-            self._quota.give_back(each.node, WAITING, each.size)
-        if not waiting:
-            return
         with self._writing, session_file.writing(self._file) as book:
             if not self._is_measured:
                 for node, size in sizes(book).items():
@@ -134,25 +69,20 @@ class SampleStore:
             with book:
                 book.executemany(
                     "insert into sample values (?, ?, ?, ?)",
-                    [(each.node, each.time, each.error, each.data) for each in waiting],
+                    [(each.node, each.time, each.error, each.data) for each in rows],
                 )
             now = time.time()
             if now - self._thinned > _THIN_EVERY:
                 self._thinned = now
                 thin(book, now)
-            full = {each.node for each in waiting if not self._quota.take(each.node, _KEPT, each.size)}
+            self._nodes.update(each.node for each in rows)
+            full = {each.node for each in rows if not self._quota.take(each.node, _KEPT, each.size)}
             if full:
                 halve(book, sorted(full))
             if shrink(book) or full:
                 left = sizes(book)
-                for node in self.newest.keys() | full:
+                for node in self._nodes:
                     self._quota.set(node, _KEPT, left.get(node, 0))
-
-    def history(self, node: int | None = None, since: float = 0.0, until: float | None = None) -> list[NodeSample]:
-        """Write the waiting samples, and return those of the file as the module's function `history` yields them."""
-        with contextlib.suppress(OSError, sqlite3.Error):
-            self.flush()
-        return list(history(self._file, node, since, until))
 
 
 def history(
@@ -316,24 +246,10 @@ def sizes(book: sqlite3.Connection) -> dict[int, int]:
         book.execute(
             "select node, sum(? + max(length(data), ? * coalesce(json_array_length(data, '$.devices'), 0))) "
             "from sample group by node",
-            (_ROW, _DEVICE),
+            (ROW, DEVICE),
         )
     )
 
 
 def _vacuum(book: sqlite3.Connection) -> None:
     book.executescript("pragma incremental_vacuum")  # `execute` would free a single page
-
-
-class _Row(NamedTuple):
-    node: int
-    time: float
-    error: bool
-    data: str
-    size: int
-
-
-def _row(sample: NodeSample) -> _Row:
-    data = json.dumps({name: value for name, value in to_json(sample).items() if name != "node"})
-    error = any(each.xids or each.lost for each in sample.devices)
-    return _Row(sample.node, sample.time, error, data, _ROW + max(len(data), _DEVICE * len(sample.devices)))

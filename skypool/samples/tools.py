@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import astuple
 
 from skypool import devices
-from skypool.samples.values import DeviceSample
+from skypool.devices.sample import DeviceSample
 
 
 def read(wanted: Sequence[tuple[str, int, str]]) -> list[DeviceSample]:

@@ -22,9 +22,9 @@ from pathlib import Path
 import skypool as sky
 from skypool.agent import health, monitor
 from skypool.devices.device import Device
-from skypool.samples.health import HealthOfNode
-from skypool.samples.store import SampleStore
-from skypool.samples.values import CallSample, DeviceSample, NodeSample, node_sample, to_json
+from skypool.devices.health import HealthOfNode
+from skypool.devices.sample import CallSample, DeviceSample, NodeSample, node_sample, to_json
+from tests.facts import Kept
 from tests.nvml import build
 
 NODES = 64
@@ -177,18 +177,18 @@ def _client_row(what: str, devices: tuple[DeviceSample, ...], every: float) -> t
     judges = [HealthOfNode() for _ in range(NODES)]
     turns = iter(range(1_000_000))
     with tempfile.TemporaryDirectory() as folder:
-        store = SampleStore(lambda: Path(folder) / "s.sqlite3")
+        kept = Kept(Path(folder) / "s.sqlite3")
 
         def one() -> None:
             turn = next(turns)
             sample = NodeSample(time=at + turn * every, cpu_percent=3.0, memory_used_mib=1e3, devices=devices)
             line = json.dumps(to_json(replace(sample, calls=(call,))))
             for node in range(NODES):
-                [new] = store.add([replace(node_sample(json.loads(line)), node=node)])
+                [new] = kept.new.add([replace(node_sample(json.loads(line)), node=node)])
                 if devices:
                     judges[node].judge(new)
             if turn % int(_EVERY / every) == 0:
-                store.flush()
+                kept.write()
 
         share = 100 * _each(one, 100) / every
     return f"samples: client of {NODES} nodes {what}, of a core", f"{share:.3f} %", "1 %", f"{share:.3f} (1)"

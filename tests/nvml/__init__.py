@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from skypool.samples.values import DeviceSample
+from skypool.devices.sample import DeviceSample
 from tests.needs import lacking, skip_or_fail
 
 

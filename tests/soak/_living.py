@@ -36,6 +36,7 @@ from skypool.observers.watch import Observers
 from skypool.rental import reaper
 from skypool.rental.ledger import Ledger
 from skypool.report.history import History
+from skypool.report.sample_file import SampleFile
 from skypool.testing import FakeCloud, Stock
 from tests.bill import Item, bill
 from tests.endings import PATIENCE, when_left
@@ -221,7 +222,7 @@ class LivingWorld:
         where, name = {
             "history": (watch_of(pool, History).journal, "write"),
             "logs": (watch_of(pool, LogWriter), "_put"),
-            "samples": (begun.health.store, "flush"),
+            "samples": (watch_of(pool, SampleFile)._store, "write"),
             "metrics": (watch_of(pool, Metering), "close"),
             "observers": (watch_of(pool, Observers), "close"),
             "forwards": (begun.forwards, "close"),

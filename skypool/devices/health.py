@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Literal
 
-from skypool.samples import xid
-from skypool.samples.values import DeviceSample, NodeSample
+from skypool.devices import xid
+from skypool.devices.sample import DeviceSample, NodeSample
 
 State = Literal["ok", "unknown", "degraded", "unhealthy"]
 _WORST: tuple[State, ...] = ("unhealthy", "degraded", "unknown", "ok")
