@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from skypool.wire.blame import text_of
+from skypool.wire.error_text import text_of
 
 _LIBRARIES = ("torch", "jaxlib", "cupy", "numba.cuda", "tensorflow", "pycuda")
 """Modules that use such devices. Without one of them, nothing is looked for."""

@@ -27,7 +27,7 @@ from typing import Any
 import cloudpickle
 
 from skypool.agent import child_imports
-from skypool.wire.blame import text_of
+from skypool.wire.error_text import text_of
 from skypool.wire.named import NAMED
 from skypool.wire.pickling import SCRIPT, pickled
 

@@ -35,7 +35,7 @@ from skypool.agent.streams import Sender
 from skypool.agent.worker_channel import WorkerChannel
 from skypool.errors import PickleError, SkypoolError, SpoolFull, UntrustedResult
 from skypool.wire import codec, exceptions, namespaces
-from skypool.wire.blame import annotate, text_of
+from skypool.wire.error_text import annotate, text_of
 from skypool.wire.frames import INLINE, Buffer, Frame, Kind, encode, end_of, frame, parse_frame, seal, split_buffers
 
 _CALLS = Kind.CALLS

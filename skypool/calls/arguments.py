@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import pickle
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar, cast
@@ -16,6 +17,7 @@ from skypool.errors import PickleError
 from skypool.runtime import Upstream
 from skypool.wire import codec
 from skypool.wire.frames import Buffer
+from skypool.wire.pickling import PROTOCOL
 
 T = TypeVar("T")
 
@@ -123,8 +125,8 @@ def payload_of(
         PickleError: an argument cannot be pickled. The message names the argument.
     """
     args = (*function.given, *args) if function.given else args
-    if not kwargs and (plain := codec.dumps_plain(args, kwargs)):
-        return (plain,), ()
+    if not kwargs and codec.PLAIN.issuperset(map(type, args)):
+        return (pickle.dumps((args, kwargs), PROTOCOL),), ()
     feeds: list[Iterator[Any]] = []
     if True in map(_is_stream, args) or True in map(_is_stream, kwargs.values()):
         args = tuple(_swap(a, feeds) for a in args)

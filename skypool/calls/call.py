@@ -30,13 +30,13 @@ from skypool.calls import entered
 from skypool.calls.arguments import arity, payload_of, signature
 from skypool.calls.futures import CallFuture
 from skypool.calls.options import NodesAsked, NodesChanges, OneNodeChanges, OptionChanges, Options, OutputMode, Procs
-from skypool.calls.pending import Code
+from skypool.calls.pending import Code, Packed
 from skypool.checks import Duration
 from skypool.errors import UsageError
 from skypool.runtime import Attended, Interruption
 from skypool.shipping import sources, user_modules
 from skypool.text import encodable
-from skypool.wire import blame, codec, identity, pickling
+from skypool.wire import codec, identity, pickling
 from skypool.wire.frames import Buffer
 
 if TYPE_CHECKING:
@@ -392,7 +392,7 @@ def _captures(function: types.FunctionType) -> Iterator[tuple[object, object]]:
             yield name, cell.cell_contents
         except ValueError:  # the variable is not set yet
             yield name, cell
-    yield from blame.captured_globals(function)
+    yield from codec.captured_globals(function)
     yield from enumerate(function.__defaults__ or ())
     yield from (function.__kwdefaults__ or {}).items()
 
@@ -695,6 +695,19 @@ def call_asked(call: Call[T]) -> Call[T]:
         hint = f": call it, {call.name}(…)" if isinstance(call, ComputeFunction) else ""
         raise UsageError(f"a pool runs calls such as train(3), not {call!r:.80}{hint}")
     return call
+
+
+def packed(call: Call[T]) -> Packed[T]:
+    """Pickle a call, and mark it as sent.
+
+    Raises:
+        UsageError: the argument is no `Call`.
+        PickleError: the function or an argument cannot be pickled. The message names it.
+    """
+    call_asked(call).sent = True  # also if it is refused: the error is enough, without a warning
+    function = call.function
+    payload, feeds = payload_of(function, call.args, call.kwargs)
+    return Packed(function.code(), payload, call.options, feeds, function.is_generator)
 
 
 def no_call(value: object, operator: str) -> UsageError:

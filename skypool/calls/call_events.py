@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from skypool import events
 from skypool.calls.pending import PendingCall
-from skypool.wire import blame
+from skypool.wire import error_text
 
 if TYPE_CHECKING:
     from skypool.calls.gangs import GangFailure
@@ -26,11 +26,11 @@ class CallEvents:
     def failed(self, pending: PendingCall, error: BaseException, node: int) -> None:
         """Report that a call ended with an error. Do nothing for a service."""
         if not pending.service:
-            self._emit(events.CallFailed(pool=self._pool, node=node, call=pending.name, error=blame.told(error)))
+            self._emit(events.CallFailed(pool=self._pool, node=node, call=pending.name, error=error_text.told(error)))
 
     def retried(self, pending: PendingCall, error: BaseException, node: int, attempt: int) -> None:
         """Report that a call runs again because of `error`."""
-        reason = blame.cut(blame.text_of(error))
+        reason = error_text.cut(error_text.text_of(error))
         self._emit(events.CallRetried(pool=self._pool, node=node, call=pending.name, attempt=attempt, reason=reason))
 
     def notice(self, text: str) -> None:
@@ -45,8 +45,8 @@ class CallEvents:
                 node=failure.node,
                 call=failure.call,
                 rank=failure.rank,
-                error=blame.told(failure.error),
-                others=tuple(blame.told(each, _LONGEST_OTHER) for each in failure.others),
+                error=error_text.told(failure.error),
+                others=tuple(error_text.told(each, _LONGEST_OTHER) for each in failure.others),
                 attempt=failure.attempt,
                 again=failure.again,
             )

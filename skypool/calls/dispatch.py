@@ -55,11 +55,6 @@ _STREAMS = 64
 _MOST_INHERITED = 10_000
 """The most calls of a former client that are taken over from a node that is not trusted. Each takes 2 KB of memory."""
 
-_MOST_NAMED = 5
-"""The most calls that a message names."""
-_LOOKED_AT = 8
-"""The most busy lanes that are compared to choose the one from which an idle lane takes calls over."""
-
 
 def _then_acts(method: Callable[Concatenate[Dispatch, P], T]) -> Callable[Concatenate[Dispatch, P], T]:
     """Have a method of `Dispatch` call `act` at its end."""
@@ -225,13 +220,11 @@ class Dispatch:
         if self._until_done:
             self._note_done()
 
-    def gang_runner(self, name: str) -> GangRunner:
-        """Return the pool's `GangRunner`. The first call makes it. Raises PoolClosed if the pool has ended."""
+    def gang_runner(self) -> GangRunner:
+        """Return the pool's `GangRunner`. The first call makes it."""
         from skypool.calls.gangs import GangRunner  # imported here: few pools need it, and it would delay each start
 
         with self._lock:
-            if self.roster.closed is not None:
-                raise self.roster.too_late(name)
             if self.gangs is None:
                 self.gangs = GangRunner(self._pool, self, *self._gang_settings)
                 self.gangs.coming(self._coming + self._expected)
@@ -335,8 +328,6 @@ class Dispatch:
         for each in failed:  # only now, as the others may notice that one is stopped, and fail in another way
             self.stop(each)
         return failed
-
-    # --- objects ---------------------------------------------------------------------------------------------
 
     # --- nodes -----------------------------------------------------------------------------------------------
 

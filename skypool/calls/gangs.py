@@ -24,7 +24,7 @@ from skypool.calls.futures import CallFuture, JoinedFuture, Returned, results_of
 from skypool.calls.hand_out import HandOut
 from skypool.calls.node_queue import NodeQueue
 from skypool.calls.options import Options
-from skypool.calls.pending import NO_CALL, Code, PendingCall, UserCall
+from skypool.calls.pending import NO_CALL, Code, Packed, PendingCall, UserCall
 from skypool.calls.roster import Roster
 from skypool.calls.tally import CallTally, Parts, text_of_error
 from skypool.errors import (
@@ -68,7 +68,7 @@ from skypool.gangs.states import (
     Unset,
     Verdict,
 )
-from skypool.wire.blame import annotate
+from skypool.wire.error_text import annotate
 from skypool.wire.exceptions import STOPPED_IN
 from skypool.wire.frames import Buffer
 
@@ -251,15 +251,13 @@ class GangRunner:
 
     def submit(
         self,
-        code: Code,
-        payload: Sequence[Buffer],
-        options: Options,
+        call: Packed[Any],
         count: int,
         among: frozenset[int] | None,
         every: bool,
         is_own: bool = False,
     ) -> GangFuture[Any]:
-        """Submit a gang, and return its future at once.
+        """Submit a gang, and return its future at once. Raises PoolClosed if the pool has ended.
 
         Args:
             count: the number of nodes that the gang runs on, if the option `min_nodes` does not permit fewer.
@@ -267,7 +265,10 @@ class GangRunner:
             every: True if the result is the list of the values of all ranks, False for the value of rank 0.
             is_own: True for a check of skypool's own, which does not count as a call of the user.
         """
+        code, options = call.code, call.options
         with self._lock:
+            if self._sender.roster.closed is not None:
+                raise self._sender.roster.too_late(code.name)
             number = next(self._numbers)
             future: GangFuture[Any] = GangFuture(code.name, every, self._sender.callbacks)
             order = Order(
@@ -281,7 +282,7 @@ class GangRunner:
                 wait=self._wait,
             )
             whole = NO_CALL if is_own else UserCall(code.name, 0)
-            self._calls[number] = _Call(code, payload, options, future, order, whole=whole)
+            self._calls[number] = _Call(code, call.payload, options, future, order, whole=whole)
             future.on_cancel(partial(self._apply, Cancelled(number)))
             self._apply(Asked(order))
             self._tell_of_former(number)

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 from skypool.calls.arguments import payload_of
-from skypool.calls.call import Call, ComputeFunction
+from skypool.calls.call import ComputeFunction
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.futures import CallFuture, ResultCell, cancel_all
-from skypool.calls.pending import PendingCall
+from skypool.calls.pending import Packed, PendingCall
 from skypool.link.readings import reading
 
 T = TypeVar("T")
@@ -133,7 +133,7 @@ class Map(Generic[T]):
 
 
 def map_of_gangs(
-    send: Callable[[Call[T]], CallFuture[T]], calls: Iterator[Call[T]], buffersize: int | None, until: float | None
+    send: Callable[[Packed[T]], CallFuture[T]], calls: Iterator[Packed[T]], buffersize: int | None, until: float | None
 ) -> Iterator[T]:
     """Send calls that run as gangs, and return an iterator of their results in order.
 

@@ -14,7 +14,7 @@ from skypool.calls.callbacks import Callbacks
 from skypool.calls.futures import CallFuture, Items, JoinedFuture, Returned, as_one_error, cancel_all, results_of
 from skypool.calls.options import Options
 from skypool.errors import ConnectionLost, WorkerDied
-from skypool.wire.blame import annotate, text_of
+from skypool.wire.error_text import annotate, text_of
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from skypool.calls.futures import CallFuture, Items, ResultCell, Returned
 from skypool.calls.options import Options
@@ -17,6 +17,7 @@ from skypool.wire.frames import Buffer, members
 if TYPE_CHECKING:
     from skypool.gangs.environment import Member
 
+T = TypeVar("T")
 SMALL = 8 << 10
 """The most bytes of pickled arguments with which a call may share a frame with other calls."""
 World = tuple[int, list[str]]
@@ -41,6 +42,28 @@ class Code:
     name: str
     buffers: tuple[Buffer, ...]
     sources: tuple[Source, ...] = ()
+
+
+class Packed(NamedTuple, Generic[T]):
+    """A call of which everything is pickled, so that it can be sent. `T` is the type of its value.
+
+    Attributes:
+        code: the function.
+        payload: the arguments.
+        feeds: the iterators among the arguments. Their items are sent while the call runs.
+        is_generator: True if the function is a generator function.
+    """
+
+    code: Code
+    payload: Sequence[Buffer]
+    options: Options
+    feeds: Sequence[Iterator[Any]]
+    is_generator: bool
+
+    @property
+    def name(self) -> str:
+        """The name of the function."""
+        return self.code.name
 
 
 @dataclass(slots=True, eq=False)

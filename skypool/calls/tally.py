@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 
 from skypool.calls.node_queue import NodeQueue
 from skypool.calls.pending import NO_CALL, PendingCall
-from skypool.wire import blame
+from skypool.wire import error_text
 
 Outcome = Literal["ok", "failed", "cancelled"]
 
@@ -402,4 +402,4 @@ class CallTally:
 
 def text_of_error(error: BaseException) -> str:
     """Return the text of an error for a record. This runs code of the user, so call it without the lock."""
-    return blame.told(error, _LONGEST_ERROR)
+    return error_text.told(error, _LONGEST_ERROR)

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from skypool.wire import blame
+from skypool.wire import error_text
 
 Part = tuple[str, Callable[[], object]]
 """What is closed, as words for the user, and the function that closes it."""
@@ -58,7 +58,7 @@ def close_all(parts: Sequence[Part], within: float) -> list[str]:
             told.append(f"{what} did not end within {within:g} s, and was left")
         else:
             if error is not None:
-                told.append(f"{what} could not be closed: {type(error).__name__}: {blame.text_of(error)}")
+                told.append(f"{what} could not be closed: {type(error).__name__}: {error_text.text_of(error)}")
     return told
 
 

@@ -57,7 +57,7 @@ from skypool.rental.request import Terms
 from skypool.rental.supply import Supply
 from skypool.safety import descriptors
 from skypool.safety.quota import Quota
-from skypool.wire import blame
+from skypool.wire import error_text
 from skypool.wire.frames import Kind, frame
 
 if TYPE_CHECKING:
@@ -344,7 +344,7 @@ class PoolEngine:
         try:
             await self.stop()
         except Exception as e:  # noqa: BLE001 - there is no caller who could be told
-            self.life.notice(blame.told(e))
+            self.life.notice(error_text.told(e))
         shutdown.forget(self)
         if hush is not None:
             await beside(hush, "skypool closing")
@@ -414,7 +414,7 @@ class PoolEngine:
                     self.health.samples.forget(node)
                 self.life.spawn(self._terminations.terminate(nodes))
             case states.Announce(phase):
-                detail = blame.cut(str(self.state.error)) if self.state.error else ""
+                detail = error_text.cut(str(self.state.error)) if self.state.error else ""
                 paid = self._terminations.paid if phase is Phase.ENDED else None
                 usd, idle_usd = (None, None) if paid is None else (paid.usd, paid.idle_usd)
                 staying = len(self.life.given_away or ()) if phase is Phase.ENDED else 0
@@ -482,7 +482,7 @@ class PoolEngine:
         except Exception as e:  # noqa: BLE001 - otherwise the link would give the node up
             if (words := alike(e)) not in self._told:
                 self._told.add(words)
-                self.life.notice(f"samples of node {node} cannot be kept: {blame.told(e)}")
+                self.life.notice(f"samples of node {node} cannot be kept: {error_text.told(e)}")
 
     def _report(self, event: events.Event) -> None:
         """Emit an event of a node, or only keep it in files if the user is not to see it. Any thread may call this."""

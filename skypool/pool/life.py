@@ -18,7 +18,7 @@ from skypool.pool.connections import Connections
 from skypool.pool.states import Phase
 from skypool.rental.rental import Rental
 from skypool.rental.request import Terms
-from skypool.wire import blame
+from skypool.wire import error_text
 
 
 class Performer(Protocol):
@@ -86,7 +86,7 @@ class Life:
         for node, state in after.nodes.items():
             old = before.nodes.get(node)
             if old is None or old.phase is not state.phase:
-                detail = blame.cut(str(state.error)) if state.error else ""
+                detail = error_text.cut(str(state.error)) if state.error else ""
                 welcome = self.connections.welcomes.get(node)
                 phase = events.NodePhase(
                     pool=self.pool,
@@ -149,7 +149,7 @@ class Life:
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception):
             if aside:
-                self.notice(f"{aside} ended, and the pool goes on: {blame.told(error)}")
+                self.notice(f"{aside} ended, and the pool goes on: {error_text.told(error)}")
             else:
                 self._fail(error)
 
@@ -174,8 +174,8 @@ class Life:
         """End the pool, because a part of it has failed. Calls that have not ended get the error."""
         if not isinstance(error, SkypoolError):
             bug = SkypoolError(
-                f"pool {self.pool!r} ends, because skypool failed: {blame.told(error)}; this is a bug of skypool, so "
-                "please report it"
+                f"pool {self.pool!r} ends, because skypool failed: {error_text.told(error)}; this is a bug of "
+                "skypool, so please report it"
             )
             bug.__cause__ = error
             error = bug

@@ -11,7 +11,7 @@ import secrets
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-from skypool.calls.call import ComputeFunction
+from skypool.calls.call import ComputeFunction, packed
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.futures import Items
 from skypool.calls.options import Options
@@ -172,9 +172,10 @@ class _Answers:
         self._targets: queue.SimpleQueue[Sequence[Target] | None] = queue.SimpleQueue()
         self.token = secrets.token_hex(16)
         self.items: Items[object] = Items("network check")
-        payload, feeds = _PROBE(address, self.token, self._feed(), WITHIN).payload()
-        code, options = _PROBE.code(), _PROBE.options
-        dispatch.submit(PendingCall(code, payload, self.items, options, node=node, feeds=feeds, part_of=NO_CALL))
+        call = packed(_PROBE(address, self.token, self._feed(), WITHIN))
+        dispatch.submit(
+            PendingCall(call.code, call.payload, self.items, call.options, node=node, feeds=call.feeds, part_of=NO_CALL)
+        )
 
     def _feed(self) -> Iterator[Sequence[Target]]:
         """Yield the items for the node: each list passed to `send`, until `end` is called."""

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from functools import partial
 from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from skypool.calls.call import Call, ComputeFunction
+from skypool.calls.call import Call, ComputeFunction, packed
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.futures import CallFuture, Items, ResultCell, Stream
 from skypool.calls.map import Map, map_of_gangs
 from skypool.calls.options import NamedNodes, Options
 from skypool.calls.parts import ListFuture, StreamParts
-from skypool.calls.pending import PendingCall, UserCall
+from skypool.calls.pending import Packed, PendingCall, UserCall
 from skypool.errors import ConnectionLost, UsageError
 from skypool.event_loop import Loop
 from skypool.pool.engine import PoolEngine
@@ -27,8 +28,6 @@ T = TypeVar("T")
 V = TypeVar("V")
 Outlet = CallFuture[Any] | Items[Any] | ResultCell[Any]
 """The types of objects that get the result of a call."""
-OneOf = int | tuple[int, ...] | None
-"""The nodes that may run a call: one, any of several, or any node of the pool (None)."""
 
 
 class CallSender:
@@ -78,38 +77,55 @@ class CallSender:
             known = self._functions[fn] = ComputeFunction(fn, Options())
         return known
 
+    # --- by the options of a call ----------------------------------------------------------------------------
+
+    def run(self, call: Packed[T], nodes: NamedNodes) -> T:
+        """Run a call on one of these nodes, on each, or as a gang, as its options say. Return its value."""
+        options = call.options
+        if options.procs is not None:
+            return cast(T, _result_of(self._send_gang(call, nodes, options.is_broadcast)))
+        if options.is_broadcast:
+            return cast(T, self._run_each(call, nodes))
+        return self._run_on_one(call, nodes)
+
+    def run_all(self, call: Packed[T], nodes: NamedNodes) -> list[T]:
+        """Run a call on each of these nodes (None: every node), and return the list of its values."""
+        if call.options.procs is not None:
+            return cast(list[T], _result_of(self._send_gang(call, nodes, True)))
+        return self._run_each(call, nodes)
+
+    def send(self, call: Packed[T], nodes: NamedNodes, every: bool) -> CallFuture[T] | CallFuture[list[T]]:
+        """Send a call to one of these nodes, or to each of them (`every`), and return its future."""
+        if call.options.procs is not None:
+            return self._send_gang(call, nodes, every)
+        _refuse_generator(call)
+        return self._send_each(call, nodes) if every else self._submit(call, _future, nodes)[0]
+
     # --- to one node -----------------------------------------------------------------------------------------
 
-    def run(self, call: Call[T], nodes: OneOf) -> T:
+    def _run_on_one(self, call: Packed[T], nodes: NamedNodes) -> T:
         """Run a call on one of these nodes, and return its value, or a `Stream` for a generator."""
-        if call.function.is_generator:
-            items: Items[Any] = Items(call.function.name)
-            self._submit(call, items, nodes)
-            return cast(T, Stream(items, Loop.shared().loop.call_soon_threadsafe))
-        cell: ResultCell[T] = ResultCell()
-        pending, dispatch = self._submit(call, cell, nodes)
+        if call.is_generator:
+            return cast(T, self._submit(call, _stream, nodes)[0])
+        cell, pending, dispatch = self._submit(call, _cell, nodes)
         try:
             if not pending.feeds:
                 dispatch.roster.drive(pending)
-            return cell.result(call.function.name)
+            return cast(T, cell.result(pending.name))
         except BaseException:
             dispatch.stop(pending)
             raise
 
-    def send(self, call: Call[T], nodes: OneOf) -> CallFuture[T]:
-        """Send a call to one of these nodes, and return its future."""
-        _refuse_generator(call)
-        future: CallFuture[T] = CallFuture(call.function.name)
-        self._submit(call, future, nodes)
-        return future
-
-    def _submit(self, call: Call[Any], outlet: Outlet, nodes: OneOf) -> tuple[PendingCall, Dispatch]:
-        """Pickle a call, and queue it to run on one of these nodes. `outlet` gets the result later."""
-        payload, feeds = call.payload()
-        pending = PendingCall(call.function.code(), payload, outlet, call.options, node=nodes, feeds=feeds)
+    def _submit(
+        self, call: Packed[Any], outlet_of: Callable[[str], tuple[V, Outlet]], named: NamedNodes
+    ) -> tuple[V, PendingCall, Dispatch]:
+        """Queue a call to run on one of these nodes. `outlet_of` gets its name: (what to return first, an outlet)."""
+        value, outlet = outlet_of(call.name)
+        node = named[0] if isinstance(named, tuple) and len(named) == 1 else None if named == "all" else named
+        pending = PendingCall(call.code, call.payload, outlet, call.options, node=node, feeds=call.feeds)
         dispatch = self.working().dispatch
         dispatch.submit(pending)
-        return pending, dispatch
+        return value, pending, dispatch
 
     def map(
         self,
@@ -129,8 +145,8 @@ class CallSender:
             engine.dispatch.roster.nodes(named)  # raises UsageError for a node that does not exist
         items = zip(*iterables, strict=False)
         if function.options.procs is not None:
-            sent = partial(self.send_gang, named=named, every=False)
-            return map_of_gangs(sent, (Call(function, args, {}, function.options) for args in items), buffersize, until)
+            calls = (packed(Call(function, args, {}, function.options)) for args in items)
+            return map_of_gangs(partial(self._send_gang, named=named, every=False), calls, buffersize, until)
         engine.advice.on_map(function.options.on_cpu)
         at_hand = all(type(each) in (list, tuple, range, dict, set, str) for each in iterables)
         calls = Map(engine.dispatch, function, None if named == "all" else named, chunksize, at_hand)
@@ -139,54 +155,50 @@ class CallSender:
 
     # --- to each of several nodes ----------------------------------------------------------------------------
 
-    def run_each(self, call: Call[T], named: NamedNodes) -> list[T]:
+    def _run_each(self, call: Packed[T], named: NamedNodes) -> list[T]:
         """Run a call on each of the named nodes (None: every node), and return the values, or `Stream` objects."""
-        if call.function.is_generator:
-            return cast(list[T], self._streams(call, named))
-        return _result_of(self.send_each(call, named))
+        if call.is_generator:
+            return cast(list[T], self._on_several(call, named, self._streams_of))
+        return _result_of(self._send_each(call, named))
 
-    def send_each(self, call: Call[T], named: NamedNodes) -> ListFuture[T]:
-        """Send a call to the named nodes (None: every node), and return the future of the list of values.
+    def _send_each(self, call: Packed[T], named: NamedNodes) -> ListFuture[T]:
+        """Send a call to the named nodes (None: every node), and return the future of the list of values."""
+        return self._on_several(call, named, self._future_of)
 
-        Raises LaunchError if nodes are missing and no more are being launched. Nodes that already got the call then
-        stop it.
-        """
-        _refuse_generator(call)
+    def _future_of(self, call: Packed[T], nodes: Sequence[int]) -> tuple[ListFuture[T], Sequence[CallFuture[T]]]:
         engine = self.working()
+        future: ListFuture[T] = ListFuture(
+            call.name, nodes, call.options, engine.advice.on_stopped, engine.dispatch.callbacks
+        )
+        return future, future.parts
 
-        def future_of(nodes: Sequence[int]) -> tuple[ListFuture[T], Sequence[CallFuture[T]]]:
-            future: ListFuture[T] = ListFuture(
-                call.function.name, nodes, call.options, engine.advice.on_stopped, engine.dispatch.callbacks
-            )
-            return future, future.parts
-
-        return self._on_several(call, named, future_of)
-
-    def _streams(self, call: Call[Any], named: NamedNodes) -> list[Stream[Any]]:
-        """Send a call of a generator function to several nodes, and return the streams of its items at once."""
-        name, advise = call.function.name, self.working().advice.on_stopped
-
-        def items_of(nodes: Sequence[int]) -> tuple[Sequence[Items[Any]], Sequence[Items[Any]]]:
-            items = StreamParts[Any](name, nodes, call.options, advise).items
-            return items, items
-
+    def _streams_of(self, call: Packed[Any], nodes: Sequence[int]) -> tuple[list[Stream[Any]], Sequence[Items[Any]]]:
+        items = StreamParts[Any](call.name, nodes, call.options, self.working().advice.on_stopped).items
         later = Loop.shared().loop.call_soon_threadsafe
-        return [Stream(items, later) for items in self._on_several(call, named, items_of)]
+        return [Stream(each, later) for each in items], items
 
     def _on_several(
-        self, call: Call[Any], named: NamedNodes, outlets_of: Callable[[Sequence[int]], tuple[V, Sequence[Outlet]]]
+        self,
+        call: Packed[T],
+        named: NamedNodes,
+        outlets_of: Callable[[Packed[T], Sequence[int]], tuple[V, Sequence[Outlet]]],
     ) -> V:
-        """Send a call to several nodes. `outlets_of` gets their numbers, and returns (the value to return, outlets)."""
-        payload, feeds = call.payload()
-        code, options = call.function.code(), call.options
+        """Send a call to several nodes. `outlets_of` returns (what to return, an outlet for each of the nodes)."""
         while True:
-            there = self._chosen(call.function.name, named, check=self._check_network)
+            there = self._chosen(call.name, named, check=self._check_network)
             addresses = list(there.values())
-            value, outlets = outlets_of([*there])
-            whole = UserCall(call.function.name, len(there))
+            value, outlets = outlets_of(call, [*there])
+            whole = UserCall(call.name, len(there))
             parts = [
                 PendingCall(
-                    code, payload, outlet, options, node=node, world=(place, addresses), feeds=feeds, part_of=whole
+                    call.code,
+                    call.payload,
+                    outlet,
+                    call.options,
+                    node=node,
+                    world=(place, addresses),
+                    feeds=call.feeds,
+                    part_of=whole,
                 )
                 for place, (node, outlet) in enumerate(zip(there, outlets, strict=True))
             ]
@@ -204,13 +216,13 @@ class CallSender:
                 return value
 
     def start_services(
-        self, call: Call[T], named: NamedNodes, again: int, name: str | None, busy: bool
+        self, call: Packed[T], named: NamedNodes, again: int, name: str | None, busy: bool
     ) -> list[Service[T]]:
         """Start a service on each of the named nodes. If one cannot be started, stop those before it, and raise."""
         engine = self.working()
         started: list[Service[T]] = []
         try:
-            there = self._chosen(call.function.name, named, check=self._check_network)
+            there = self._chosen(call.name, named, check=self._check_network)
             for place, each in enumerate(there):
                 world = (place, list(there.values()))
                 started.append(engine.services.start(call, each, again, name, world, busy))
@@ -222,21 +234,11 @@ class CallSender:
 
     # --- as a gang -------------------------------------------------------------------------------------------
 
-    def run_gang(self, call: Call[Any], named: NamedNodes, every: bool, is_own: bool = False) -> Any:
-        """Run a call as a gang (see `send_gang`), and return its result. Stop the gang if the wait is interrupted."""
-        return _result_of(self.send_gang(call, named, every, is_own))
-
-    def send_gang(self, call: Call[Any], named: NamedNodes, every: bool, is_own: bool = False) -> GangFuture[Any]:
-        """Send a call with the option `procs`, which runs as several processes, and return its future.
-
-        With `every`, the gang runs on all named nodes, and the result is the list of values by rank. Otherwise it runs
-        on one of them, and the result is the value of rank 0. `is_own` is True for a check of skypool's own, which
-        does not count as a call of the user. Raises UsageError if a node is not trusted, an argument is an iterator, or
-        `min_nodes` is too large.
-        """
-        name, least = call.function.name, call.options.min_nodes
-        payload, feeds = call.payload()
-        if feeds:
+    def _send_gang(self, call: Packed[Any], named: NamedNodes, every: bool, is_own: bool = False) -> GangFuture[Any]:
+        """Send a call with the option `procs`, which runs as several processes, and return its future."""
+        # `every`: on all named nodes, with the values of all ranks. `is_own`: a check of skypool's own.
+        name, least = call.name, call.options.min_nodes
+        if call.feeds:
             raise UsageError(
                 f"{name} has an iterator among its arguments, which the processes of a gang cannot share: pass a list"
             )
@@ -252,9 +254,7 @@ class CallSender:
             )
         count = len(nodes) if every else 1
         among = None if named in (None, "all") else frozenset(nodes)
-        code = call.function.code()
-        runner = engine.dispatch.gang_runner(code.name)
-        return runner.submit(code, payload, call.options, count, among, every, is_own)
+        return engine.dispatch.gang_runner().submit(call, count, among, every, is_own)
 
     def _check_gang(self, nodes: Sequence[int]) -> None:
         """Check that the nodes of a gang reach each other. With `check="nccl"`, once measure an all-reduce."""
@@ -266,9 +266,8 @@ class CallSender:
         from skypool.pool.network import MEASURING
 
         try:
-            network.tell_bandwidth(
-                self.run_gang(ComputeFunction(all_reduce, MEASURING)(), tuple(nodes), every=True, is_own=True)
-            )
+            measure = packed(ComputeFunction(all_reduce, MEASURING)())
+            network.tell_bandwidth(_result_of(self._send_gang(measure, tuple(nodes), every=True, is_own=True)))
         except Exception as e:
             e.add_note('this is the all-reduce of check="nccl" before the first gang; check="network" leaves it out')
             raise
@@ -306,7 +305,22 @@ class CallSender:
                 return there
 
 
-def _result_of(future: CallFuture[V]) -> V:
+def _cell(_: str) -> tuple[ResultCell[Any], Outlet]:
+    cell: ResultCell[Any] = ResultCell()
+    return cell, cell
+
+
+def _future(name: str) -> tuple[CallFuture[Any], Outlet]:
+    future: CallFuture[Any] = CallFuture(name)
+    return future, future
+
+
+def _stream(name: str) -> tuple[Stream[Any], Outlet]:
+    items: Items[Any] = Items(name)
+    return Stream(items, Loop.shared().loop.call_soon_threadsafe), items
+
+
+def _result_of(future: Future[V]) -> V:
     """Wait for the result of a future. Cancel its calls if the wait is interrupted, as by Ctrl-C."""
     try:
         return future.result()
@@ -315,9 +329,9 @@ def _result_of(future: CallFuture[V]) -> V:
         raise
 
 
-def _refuse_generator(call: Call[Any]) -> None:
-    if call.function.is_generator:
+def _refuse_generator(call: Packed[Any]) -> None:
+    if call.is_generator:
         raise UsageError(
-            f"{call.function.name} is a generator function: decorate it with @sky.compute and iterate over "
-            f"`{call.function.name}(…) >> pool`, which yields its items as they arrive"
+            f"{call.name} is a generator function: decorate it with @sky.compute and iterate over "
+            f"`{call.name}(…) >> pool`, which yields its items as they arrive"
         )

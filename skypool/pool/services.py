@@ -11,16 +11,16 @@ from functools import partial
 from typing import Any, TypeVar
 
 from skypool import events
-from skypool.calls.call import Call, ComputeFunction
+from skypool.calls.call import ComputeFunction, packed
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.futures import CallFuture, Returned
 from skypool.calls.options import Options
-from skypool.calls.pending import PendingCall, World
+from skypool.calls.pending import Packed, PendingCall, World
 from skypool.calls.program import await_port
 from skypool.errors import NodeInterrupted, NodeRetired, PoolClosed, UsageError
 from skypool.event_loop import Loop, beside
 from skypool.pool.service import Run, Service
-from skypool.wire import blame
+from skypool.wire import error_text
 
 T = TypeVar("T")
 ALWAYS = 1 << 62
@@ -36,13 +36,11 @@ _LATE = 2.0
 _LOCALHOST = "localhost"
 
 
-def call_of_service(call: Call[T]) -> Call[T]:
-    """Return the call itself. Raise UsageError if its options or its generator function do not fit a service."""
+def check_service(call: Packed[Any]) -> None:
+    """Raise UsageError if the options of a call, or its generator function, do not fit a service."""
     options = call.options
-    if call.function.is_generator:
-        raise UsageError(
-            f"{call.function.name} is a generator function, and a service cannot yield items: send it as a call"
-        )
+    if call.is_generator:
+        raise UsageError(f"{call.name} is a generator function, and a service cannot yield items: send it as a call")
     if options.retries or options.retry_on:
         raise UsageError("a service has no retries= and retry_on=; pool.service(restart=…) starts it again")
     if options.procs is not None:
@@ -51,7 +49,6 @@ def call_of_service(call: Call[T]) -> Call[T]:
         )
     if options.output == "capture":
         raise UsageError('a service cannot have output="capture"; its attribute `output` has the end of its output')
-    return call
 
 
 def restarts_asked(restart: object) -> int:
@@ -104,7 +101,7 @@ class Services:
 
     def start(
         self,
-        call: Call[T],
+        call: Packed[T],
         node: int,
         restart: int,
         name: str | None = None,
@@ -114,7 +111,7 @@ class Services:
         """Start a service on a node, and return it. This does not wait until its process runs.
 
         Args:
-            call: the call, checked by `call_of_service`.
+            call: the call, checked by `check_service`.
             restart: how often the service may start again.
             name: the name of the service; None for that of the function.
             world: for one of several services that were started together: its position, and the addresses of their
@@ -122,7 +119,6 @@ class Services:
             busy: True if the service counts as work.
 
         Raises:
-            PickleError: the function or an argument cannot be pickled.
             UsageError: the pool does not have the node, the node is not trusted, or an argument is an iterator.
             NodeInterrupted, NodeRetired, PoolClosed: the node gets no new calls, or the pool has ended.
         """
@@ -132,13 +128,12 @@ class Services:
                 f'node {node} is not trusted (trust="data"), and services run on trusted nodes only; make the pool '
                 'with trust="full" if you trust its machines'
             )
-        payload, feeds = call.payload()
-        if feeds:
-            raise UsageError(f"a service cannot have an iterator as an argument; pass {call.function.name} a list")
+        if call.feeds:
+            raise UsageError(f"a service cannot have an iterator as an argument; pass {call.name} a list")
         first = PendingCall(
-            call.function.code(), payload, CallFuture(), call.options, node=node, world=world, service=True, busy=busy
+            call.code, call.payload, CallFuture(), call.options, node=node, world=world, service=True, busy=busy
         )
-        service: Service[T] = Service(name or call.function.name, node, restart, first, self)
+        service: Service[T] = Service(name or call.name, node, restart, first, self)
         self._listen()
         self._begin(service)
         self._add(service)
@@ -201,11 +196,10 @@ class Services:
         """
         address = self.address(node)
         hosts = (_LOCALHOST, address) if address else (_LOCALHOST,)
-        call = self._await_port(port, hosts, timeout)
-        future: CallFuture[bool] = CallFuture(call.function.name)
-        payload, _ = call.payload()
+        call = packed(self._await_port(port, hosts, timeout))
+        future: CallFuture[bool] = CallFuture(call.name)
         options = Options(output="silent", devices=0)
-        pending = PendingCall(call.function.code(), payload, future, options, node=node, service=True)
+        pending = PendingCall(call.code, call.payload, future, options, node=node, service=True)
         try:
             self._dispatch.start_service(pending)
         except (UsageError, NodeInterrupted, NodeRetired, PoolClosed) as e:
@@ -326,7 +320,7 @@ class Services:
         restarts: bool = False,
         delay: float | None = None,
     ) -> None:
-        error = blame.told(end) if isinstance(end, BaseException) else ""
+        error = error_text.told(end) if isinstance(end, BaseException) else ""
         self._stream.emit(
             events.ServiceEnded(
                 pool=self._pool, node=node, service=service.name, error=error, restarts=restarts, delay=delay

@@ -6,19 +6,19 @@ import os
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Literal, NoReturn, ParamSpec, TypeVar, cast, overload
+from typing import Literal, NoReturn, ParamSpec, TypeVar, overload
 
 from skypool.calls import call as calls
-from skypool.calls.call import Call, ComputeFunction, Group, call_asked
+from skypool.calls.call import Call, ComputeFunction, Group, packed
 from skypool.calls.futures import CallFuture
 from skypool.calls.groups import run_group, send_group
 from skypool.calls.options import NamedNodes, NodesAsked, node_asked
 from skypool.checks import number, switch, whole
 from skypool.errors import UsageError
 from skypool.link.forward import Forward
-from skypool.pool.sending import CallSender, OneOf
+from skypool.pool.sending import CallSender
 from skypool.pool.service import Service
-from skypool.pool.services import call_of_service, restarts_asked
+from skypool.pool.services import check_service, restarts_asked
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -57,13 +57,8 @@ class CallSurface:
             ConnectionLost, WorkerDied, CallTimeout: the call was lost, or ran longer than its `timeout`.
             PoolClosed: the pool has ended, or ended before the call did.
         """
-        options = call_asked(call).options
-        nodes = self._narrowed(options.node, call)
-        if options.procs is not None:
-            return cast(T, self._sender.run_gang(call, nodes, every=options.is_broadcast))
-        if options.is_broadcast:
-            return cast(T, self._sender.run_each(call, nodes))
-        return self._sender.run(call, _one_of(nodes))
+        asked = packed(call)
+        return self._sender.run(asked, self._narrowed(asked.options.node, call))
 
     def run_all(self, call: Call[T]) -> list[T]:
         """Run a call on every node, wait for all, and return the list of values. `call @ pool` does the same.
@@ -92,11 +87,8 @@ class CallSurface:
                 wait for them.
             PoolClosed: the pool has ended.
         """
-        options = call_asked(call).options
-        nodes = self._narrowed(options.node, call)
-        if options.procs is not None:
-            return cast(list[T], self._sender.run_gang(call, nodes, every=True))
-        return self._sender.run_each(call, nodes)
+        asked = packed(call)
+        return self._sender.run_all(asked, self._narrowed(asked.options.node, call))
 
     @overload
     def send(self, call: Call[T], *, node: Literal["all"] | Sequence[int]) -> CallFuture[list[T]]: ...
@@ -119,13 +111,9 @@ class CallSurface:
                 that is named.
             PoolClosed: the pool has ended.
         """
-        call_asked(call).sent = True  # also if it is refused here: the error is enough, without a warning
-        asked: NamedNodes = call.options.node if node is None else node_asked(node)
-        nodes = self._narrowed(asked, call)
-        every = isinstance(asked, (str, tuple))
-        if call.options.procs is not None:
-            return self._sender.send_gang(call, nodes, every)
-        return self._sender.send_each(call, nodes) if every else self._sender.send(call, _one_of(nodes))
+        asked = packed(call)
+        named: NamedNodes = asked.options.node if node is None else node_asked(node)
+        return self._sender.send(asked, self._narrowed(named, call), every=isinstance(named, (str, tuple)))
 
     def run_group(self, group: Group[R]) -> R:
         """Run the calls of a group at the same time, and wait for all. `group >> pool` does the same.
@@ -302,17 +290,17 @@ class CallSurface:
             NodeInterrupted, NodeRetired: the node gets no new calls, as the provider takes it back or it was retired.
             PoolClosed: the pool has ended.
         """
-        call_asked(call).sent = True
-        call_of_service(call)
+        asked = packed(call)
+        check_service(asked)
         again = restarts_asked(restart)
         if name is not None and not (isinstance(name, str) and name):
             raise UsageError(f"name must be a text that names the service in messages, not {name!r}")
         switch("busy", busy)
-        asked: NamedNodes = call.options.node if node is None else node_asked(node)
-        nodes = self._narrowed(asked, call)
-        if isinstance(asked, (str, tuple)):
-            return self._sender.start_services(call, nodes, again, name, busy)
-        return self._sender.working().services.start(call, _first_of(nodes), again, name, busy=busy)
+        named: NamedNodes = asked.options.node if node is None else node_asked(node)
+        nodes = self._narrowed(named, call)
+        if isinstance(named, (str, tuple)):
+            return self._sender.start_services(asked, nodes, again, name, busy)
+        return self._sender.working().services.start(asked, _first_of(nodes), again, name, busy=busy)
 
     def forward(
         self,
@@ -380,13 +368,6 @@ class CallSurface:
     def __rand__(self, value: object) -> NoReturn:
         """Raise a UsageError for `value & pool`: `&` combines calls, and a pool is not a call."""
         raise calls.no_call(value, "&")
-
-
-def _one_of(nodes: NamedNodes) -> OneOf:
-    """Return the nodes that may run a call, as `PendingCall.node` has them: one number, or a tuple of several."""
-    if isinstance(nodes, tuple):
-        return nodes[0] if len(nodes) == 1 else nodes
-    return nodes if isinstance(nodes, int) else None
 
 
 def _first_of(nodes: NamedNodes) -> int:

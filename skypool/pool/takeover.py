@@ -20,7 +20,7 @@ from skypool.rental.handover import Handover, HeldNode, NoSupply
 from skypool.rental.launch import Rented
 from skypool.rental.request import Terms
 from skypool.rental.supply import Supply
-from skypool.wire import blame
+from skypool.wire import error_text
 from skypool.wire.frames import Kind, frame
 
 
@@ -113,7 +113,7 @@ class Takeover:
         try:
             record = await asyncio.to_thread(back.give_back)
         except SkypoolError as e:
-            self._life.notice(blame.told(e))
+            self._life.notice(error_text.told(e))
             record = None
         for link in self._connections.links.values():
             if record is None:

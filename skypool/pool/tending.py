@@ -14,7 +14,7 @@ from skypool.pool.limits import LOOK, PLANNED, Limits
 from skypool.pool.replacement import alike
 from skypool.pool.takeover import Takeover
 from skypool.rental.supply import Supply
-from skypool.wire import blame
+from skypool.wire import error_text
 
 
 class Tending:
@@ -74,4 +74,4 @@ class Tending:
         except Exception as e:  # noqa: BLE001 - the user is told, and it is tried again
             if (words := alike(e)) not in self._told:
                 self._told.add(words)
-                self._life.notice(f"the pool goes on, but could not check its limits: {blame.told(e)}")
+                self._life.notice(f"the pool goes on, but could not check its limits: {error_text.told(e)}")

@@ -18,7 +18,7 @@ from skypool.pool.idle import IdleWatch
 from skypool.pool.life import Life
 from skypool.rental.receipt import Receipt
 from skypool.rental.supply import Supply
-from skypool.wire import blame
+from skypool.wire import error_text
 
 _AGAIN = 5.0
 """Seconds between two attempts to end machines whose end is not confirmed."""
@@ -97,7 +97,7 @@ class Terminations:
             async with asyncio.timeout(_TO_RECORD):
                 await beside(self._idle.record, "skypool idle time")
         except Exception as e:  # noqa: BLE001 - the machines must end in any case
-            self._life.notice(f"the idle time of nodes was not recorded: {blame.told(e)}")
+            self._life.notice(f"the idle time of nodes was not recorded: {error_text.told(e)}")
 
     async def _leave(self, node: int) -> None:
         """Tell the agent of a node to end, and close the link to it."""
@@ -118,7 +118,7 @@ class Terminations:
             context, end = copy_context(), partial(supply.terminate, list(left.values()), silent)
             unproved = await beside(lambda: context.run(end), "skypool end")
         except Exception as e:  # noqa: BLE001 - whatever it is, the machines may still cost something
-            error = not_ended({f"node {node}": blame.told(e) for node in left}, list(left.values()))
+            error = not_ended({f"node {node}": error_text.told(e) for node in left}, list(left.values()))
             error.__cause__ = e
             unproved = dict.fromkeys(left, error)
         await self._note_paid()

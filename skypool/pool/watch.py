@@ -27,7 +27,7 @@ from skypool.errors import UsageError
 from skypool.events import node_of
 from skypool.pool import closing
 from skypool.safety.quota import WAITING, Quota
-from skypool.wire import blame
+from skypool.wire import error_text
 
 if TYPE_CHECKING:
     from skypool.calls.idle import Idleness
@@ -378,4 +378,6 @@ class _Runner:
             self._changed.notify_all()
         self._give_back(taken)
         if error is not None and not is_told:
-            self._notice(f"{self.watch.name} has failed and is left out, and the pool goes on: {blame.told(error)}")
+            self._notice(
+                f"{self.watch.name} has failed and is left out, and the pool goes on: {error_text.told(error)}"
+            )

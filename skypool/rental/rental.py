@@ -19,7 +19,7 @@ from skypool.rental.ledger import Ledger
 from skypool.rental.receipt import IdleSpan, Receipt
 from skypool.rental.records import Record
 from skypool.rental.request import Terms
-from skypool.wire.blame import cut
+from skypool.wire.error_text import cut
 
 _Key = tuple[str, str]
 """The provider and the id of a machine."""

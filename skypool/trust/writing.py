@@ -69,7 +69,7 @@ from skypool.trust.format import (
 )
 from skypool.trust.refusals import WriteError, refusal, short_form
 from skypool.trust.tables import table_of
-from skypool.wire.blame import name_of
+from skypool.wire.codec import name_of
 from skypool.wire.frames import Buffer
 
 JSON = b"\x93sky{"

@@ -6,7 +6,7 @@
   functions and classes, `named` type variables, caches and the like, `rebuilt` exceptions. `identity` tells which
   definitions exist already, and `fingerprint` whether a value has changed. `class_pickles` keeps pickles of classes.
   `namespaces` keeps the globals of scripts on nodes.
-- `blame`: finds the part of a value that cannot be pickled.
+- `error_text`: the texts of exceptions, for messages.
 - `handshake`: the configuration that a client sends to an agent, and the agent's answer about its machine.
 - `transport`: builds and starts the command that reaches a node (`ssh`, `docker exec` or local).
 - `keys`: makes the SSH keys of a pool; `host_keys`: verifies host keys.
@@ -25,10 +25,10 @@ The words of this package:
 """
 
 __all__ = [
-    "blame",
     "class_pickles",
     "codec",
     "definitions",
+    "error_text",
     "exceptions",
     "fingerprint",
     "frames",

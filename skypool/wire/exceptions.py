@@ -11,7 +11,8 @@ from typing import Any
 
 from skypool.errors import PickleError, RemoteError, SkypoolError
 from skypool.wire import codec, rebuilt
-from skypool.wire.blame import failure_of, name_of, short, text_of
+from skypool.wire.codec import failure_of, name_of, short
+from skypool.wire.error_text import text_of
 from skypool.wire.frames import Buffer
 from skypool.wire.pickling import PROTOCOL, Pickler, pickled
 

@@ -1,0 +1,44 @@
+"""The texts of exceptions, for messages, and notes on exceptions. These may come from nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from skypool.text import encodable
+
+
+def text_of(error: BaseException) -> str:
+    """Return the text of an exception, `str(error)`, without surrogates. If `__str__` raises, say so instead.
+
+    Only a KeyboardInterrupt that `__str__` raises is passed on.
+    """
+    try:
+        return encodable(str(error))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:  # noqa: BLE001 - a broken __str__ must not hide the error, nor end a thread of skypool
+        return f"<its text cannot be shown: {type(e).__name__}>"
+
+
+def told(error: BaseException, most: int = 10_000) -> str:
+    """Return the type and the text of an exception, for an event. The result is cut to `most` characters.
+
+    A node may have sent the exception, so its text may have any length.
+    """
+    return cut(f"{type(error).__name__}: {text_of(error)}", most)
+
+
+def cut(text: str, most: int = 10_000) -> str:
+    """Return a text, or its beginning with a mark at the end if it has more than `most` characters."""
+    return text if len(text) <= most else f"{text[: most - 2]} …"
+
+
+def annotate(error: BaseException, note: str, attributes: Mapping[str, object], instead_of: str = "") -> None:
+    """Add a note and attributes to an exception. An earlier note `instead_of` is removed.
+
+    No code of the exception's class is run, because it may refuse attributes, as a frozen dataclass does.
+    """
+    own: dict[str, object] = object.__getattribute__(error, "__dict__")
+    notes = own.get("__notes__")
+    kept = [each for each in notes if each != instead_of] if isinstance(notes, list) else []
+    own |= {"__notes__": [*kept, note], **attributes}
