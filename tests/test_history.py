@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import skypool as sky
-from skypool.calls.tally import BOUNDS, EndedCall
+from skypool.calls.tally import BOUNDS, MOST_SLOWEST, EndedCall
 from skypool.rental.ledger import Ledger
 from skypool.samples import journal, session_file
 from skypool.samples.journal import Journal, JournalEvent, WorkSpan, read
@@ -53,7 +53,7 @@ def test_a_journal_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert found.events[0].kind == "NodePhase", "phases go last"
     assert found.events[-1].time == 999.0
     slowest = [each.seconds for each in found.calls if each.outcome == "ok"]
-    assert (len(slowest), min(filter(None, slowest))) == (journal.MOST_SLOWEST, 981.0)
+    assert (len(slowest), min(filter(None, slowest))) == (MOST_SLOWEST, 981.0)
     failed = [each for each in found.calls if each.outcome != "ok"]
     assert (len(failed), min(each.ended for each in failed)) == (journal.MOST_FAILED, 9.0)
     assert len(found.work) <= 100

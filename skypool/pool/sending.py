@@ -145,8 +145,8 @@ class CallSender:
             engine.dispatch.roster.nodes(named)  # raises UsageError for a node that does not exist
         items = zip(*iterables, strict=False)
         if function.options.procs is not None:
-            calls = (packed(Call(function, args, {}, function.options)) for args in items)
-            return map_of_gangs(partial(self._send_gang, named=named, every=False), calls, buffersize, until)
+            gangs = (packed(Call(function, args, {}, function.options)) for args in items)
+            return map_of_gangs(partial(self._send_gang, named=named, every=False), gangs, buffersize, until)
         engine.advice.on_map(function.options.on_cpu)
         at_hand = all(type(each) in (list, tuple, range, dict, set, str) for each in iterables)
         calls = Map(engine.dispatch, function, None if named == "all" else named, chunksize, at_hand)
