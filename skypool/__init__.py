@@ -132,7 +132,7 @@ _HOME = {
 }
 
 _MODULES = {"accelerators", "dask", "devices", "joblib", "ray"}
-"""The names that are modules. `_HOME` has the packages that they are in."""
+"""The public names that are modules. Every other public name is a class, function or value in a module."""
 
 __all__ = [  # noqa: RUF022 - ruff would begin with OTLP, as with a constant
     "BootstrapError",

@@ -36,7 +36,9 @@ def number(
     """Raise UsageError unless `value` is a number within the bounds. Infinity counts as a number.
 
     Args:
+        name: the name of the argument, for the message.
         value: the value to check. Booleans and NaN are rejected.
+        what: what the argument means, such as "a size in GiB", for the message.
         optional: True accepts None.
         above: the value must be greater than this. None: no such bound.
         least: the value must not be less than this. None: no such bound.
@@ -52,7 +54,10 @@ def number(
 
 
 def whole(name: str, value: object, what: str, *, least: int) -> None:
-    """Raise UsageError unless `value` is an integer of at least `least`. Booleans and 3.0 are not valid."""
+    """Raise UsageError unless `value` is an integer of at least `least`. Booleans and 3.0 are not valid.
+
+    For the message, `name` is the name of the argument, and `what` its meaning, such as "the number of nodes".
+    """
     if isinstance(value, bool) or not isinstance(value, int):
         raise UsageError(f"{name} ({what}) must be a whole number, not {value!r}")
     if value < least:
@@ -63,7 +68,7 @@ def seconds(name: str, value: Duration) -> float:
     """Return a duration in seconds.
 
     `value` is a number of seconds, a timedelta, or text such as "90s", "10m" or "1h30m". Units are ms, s, m, h and d.
-    Each number in a text needs a unit; spaces are ignored.
+    Each number in a text needs a unit; spaces are ignored. `name` is the name of the argument, for the message.
 
     Raises:
         UsageError: the value is not a duration, not positive, or longer than 100 years.
@@ -93,7 +98,10 @@ def duration_words(seconds: float) -> str:
 
 
 def switch(name: str, value: Any) -> bool:
-    """Return `value` if it is True or False. Raise UsageError for any other value, also for 0, 1 and None."""
+    """Return `value` if it is True or False. Raise UsageError for any other value, also for 0, 1 and None.
+
+    `name` is the name of the argument, for the message.
+    """
     if not isinstance(value, bool):
         raise UsageError(f"{name} must be True or False, not {value!r}")
     return value
@@ -102,7 +110,8 @@ def switch(name: str, value: Any) -> bool:
 def one_of(name: str, value: Any, choices: Collection[T]) -> T:
     """Return the first element of `choices` that equals `value`.
 
-    Raises UsageError if there is none. The message lists the choices and, if `value` is text, suggests a similar one.
+    Raises UsageError if there is none. The message names the argument `name`, lists the choices and, if `value` is
+    text, suggests a similar one.
     """
     for choice in choices:
         if choice == value:
@@ -116,7 +125,7 @@ def gibibytes(name: str, size: float | str | None) -> float:
     """Return a size in GiB (2**30 bytes), or 0.0 for None.
 
     `size` is a number of GiB, or text such as "64GiB", "64g" (also GiB), "64GB" (10**9 bytes) or "1.5TiB". Text without
-    a unit is in GiB. Case is ignored.
+    a unit is in GiB. Case is ignored. `name` is the name of the argument, for the message.
 
     Raises:
         UsageError: the value is not a size, not positive, or infinite.

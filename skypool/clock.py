@@ -17,7 +17,7 @@ _PAUSE = 3.0
 
 
 def now() -> float:
-    """Return the seconds since 1970, unaffected by corrections of the wall clock after this module was imported.
+    """Return the time in seconds since 1970. Corrections of the wall clock after this module's import do not count.
 
     On Linux, time in which the machine was suspended counts.
     """
@@ -25,7 +25,10 @@ def now() -> float:
 
 
 def elapsed() -> float:
-    """Return seconds of a monotonic clock. On Linux, time in which the machine was suspended counts."""
+    """Return the time of a monotonic clock in seconds. Only differences of two such times have a meaning.
+
+    On Linux, time in which the machine was suspended counts.
+    """
     return time.clock_gettime(_CLOCK)
 
 

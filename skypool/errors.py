@@ -105,7 +105,7 @@ class SkypoolError(Exception):
     """
 
     _colours = False
-    """True for errors with output of calls, whose colours are kept."""
+    """True for errors that quote output of calls: their texts keep colours."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(_plain(each, self._colours) if type(each) is str else each for each in args))
@@ -212,10 +212,10 @@ class OfferGone(ProviderError):
 
 
 class NoOffers(SkypoolError):
-    """The error if no offer of any provider meets the requirements.
+    """The error if no offer of any provider meets the requirements of a pool.
 
     Attributes:
-        plan: the plan, which has the reason for rejecting each offer; None if no plan was made.
+        plan: the plan that was made, with the reason why each offer was rejected; None if no plan was made.
     """
 
     def __init__(self, message: str, plan: object = None) -> None:
@@ -334,7 +334,7 @@ class NodeInterrupted(ConnectionLost):
 class TakenOver(ConnectionLost):
     """The error for a pool that another process has taken over with `ComputePool.attach`.
 
-    The former owner, such as a process that was suspended, sends no more calls. It does not end the machines.
+    This process, which owned the pool before, then sends no more calls and does not end the machines.
     """
 
 
@@ -355,7 +355,7 @@ class HostKeyMismatch(ConnectionLost):
 
 
 class HostBusy(SkypoolError):
-    """The error for a machine that serves one pool at a time and already serves another one."""
+    """The error for a machine that cannot join a pool: it serves one pool at a time, and already serves another."""
 
 
 class NetworkError(SkypoolError):

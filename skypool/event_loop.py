@@ -36,7 +36,10 @@ class Loop:
 
     @classmethod
     def shared(cls) -> Loop:
-        """Return the `Loop` of this process, which the first call makes; a forked child makes its own. Thread-safe."""
+        """Return the `Loop` of this process. The first call makes it. Any thread may call this.
+
+        A forked child process gets a `Loop` of its own.
+        """
         with cls._making:
             if cls._shared is None:
                 cls._shared = cls()
@@ -44,12 +47,12 @@ class Loop:
 
     @classmethod
     def running(cls) -> asyncio.AbstractEventLoop | None:
-        """Return the asyncio event loop of this process; None if it was not made. This takes no lock."""
+        """Return the asyncio event loop of the shared `Loop`; None if that was not made yet. This takes no lock."""
         return None if cls._shared is None else cls._shared.loop
 
     @classmethod
     def forget(cls) -> None:
-        """Forget the parent's loop in a forked child process, where its thread does not run. Called automatically."""
+        """Forget the shared `Loop` in a forked child, where its thread does not run. Called after each fork."""
         cls._shared = None
         cls._making = threading.Lock()
 
@@ -88,9 +91,9 @@ class Loop:
 async def beside(work: Callable[[], T], name: str) -> T:
     """Run a function in a daemon thread of its own, and return its value or raise its exception.
 
-    Use this instead of `asyncio.to_thread` for work that may hang: it takes no thread from the drivers, and Python does
-    not wait for it at exit. Use it also to end machines, and to decide on that, because all threads of the drivers may
-    be waiting for a provider that does not answer.
+    Use this instead of `asyncio.to_thread` for work that may hang: it takes none of the 64 threads in which drivers
+    run, and Python does not wait for it at exit. Use it also to end machines, and to decide on that, because all of the
+    64 threads may be waiting for a provider that does not answer.
 
     If the waiting task is cancelled, the function goes on. The function does not see the task's `contextvars`.
     """

@@ -44,7 +44,7 @@ class Event:
                 object.__setattr__(self, name, tuple(map(self._harmless, value)))
 
     def _harmless(self, text: str) -> str:
-        """Return a text for files and terminals. Colours are kept, because the text may quote output of a call."""
+        """Return a text without control characters. Colours are kept, because the text may quote output of a call."""
         return printable(text, colours=True)
 
 
@@ -113,7 +113,7 @@ class BootstrapStep(NodeEvent):
     Attributes:
         step: the name of the step.
         state: "started", "skipped" (it was done before), "done" or "retried" (after a failure).
-        number: the number of the step, from 1, of `steps`.
+        number: the number of the step, from 1 to `steps`, the number of all steps.
         detail: further information, "" if there is none.
     """
 
@@ -126,7 +126,10 @@ class BootstrapStep(NodeEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BootstrapOutput(NodeEvent):
-    """Event: a step of the setup of a node printed a line; or several lines, if they come very fast."""
+    """Event: a step of the setup of a node printed a line; or several lines, if they come very fast.
+
+    `step` is the name of the step, and `text` what it printed.
+    """
 
     step: str
     text: str
@@ -151,7 +154,7 @@ class FilesProgress(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice(Event):
-    """Event: a message for the user, who need not act at once."""
+    """Event: a message (`text`) for the user, who need not act at once."""
 
     text: str
 
@@ -164,11 +167,11 @@ class NodeStatus(NodeEvent):
     """Event: the work of a node, reported about once a second.
 
     Attributes:
-        busy: the number of busy slots, CPU slots included. A gang has all slots of its nodes.
+        busy: the number of busy slots, CPU slots included. A gang occupies all slots of its nodes.
         waiting: the number of calls that wait for a free slot of this node: those sent to it, and those that no other
             node may run.
-        done: the number of calls that have ended on the node.
-        running: the names of a few functions that run on the node.
+        done: the number of calls that have ended on the node so far.
+        running: the names of some of the functions that run on the node.
         cpu_busy: the number of busy CPU slots.
     """
 
@@ -181,7 +184,7 @@ class NodeStatus(NodeEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkDown(NodeEvent):
-    """Event: the connection to a node broke, for some `reason`. The node's calls go on while the client reconnects."""
+    """Event: the connection to a node broke; `reason` says why. The node's calls go on while the client reconnects."""
 
     reason: str
 
@@ -195,7 +198,7 @@ class LinkUp(NodeEvent):
 class NodeInterruption(NodeEvent):
     """Event: the provider will take a node's machine back at the time `at`, in seconds since 1970.
 
-    The node gets no new calls. Calls that run there go on until then.
+    The node gets no new calls. Calls that run there go on until that time.
     """
 
     at: float
@@ -206,6 +209,7 @@ class GangFailed(NodeEvent):
     """Event: a run of a gang has failed. `node` is the node of the rank that failed first.
 
     Attributes:
+        call: the name of the gang's function.
         rank: the rank that failed first.
         error: the error of that rank, as text.
         others: the errors of other ranks that came before the gang was stopped, as texts.
@@ -302,7 +306,7 @@ class Output(NodeEvent):
 class CallRetried(NodeEvent):
     """Event: a call will run again, because its `retries` allow that or because the provider took the machine back.
 
-    `attempt` is the number of the run that comes next, 2 for the second run. `reason` ended the previous one.
+    `attempt` is the number of the run that comes next, 2 for the second run. `reason` says why the run before it ended.
     """
 
     call: str
@@ -330,7 +334,8 @@ class ServiceEnded(NodeEvent):
         service: the name of the service.
         error: the type and the message of the error; "" if the service's function returned.
         restarts: True if the service will start again.
-        delay: the seconds until then; None if it does not, or if it waits for another node to join.
+        delay: the seconds until the service starts again; None if it does not start again, or waits for another node to
+            join the pool.
     """
 
     service: str
@@ -346,11 +351,11 @@ def node_of(event: Event) -> int:
 
 
 _BESIDE_TEXTS = 200
-"""About how many bytes an event takes beside its texts."""
+"""About how many bytes of memory an event takes, without its texts."""
 
 
 def weight(event: Event) -> int:
-    """Return about how many bytes of memory an event takes, most of them for its texts, which a node may have sent."""
+    """Return about how many bytes of memory an event takes. Most of them are for texts, which a node may have sent."""
     if type(event) is Output:  # most events are
         return _BESIDE_TEXTS + sys.getsizeof(event.text)
     size = _BESIDE_TEXTS
@@ -363,15 +368,15 @@ def weight(event: Event) -> int:
 Hear = Callable[[Event], None]
 """A listener: a function that is called with each event."""
 _PATIENCE = 1.0
-"""The most seconds for which an event waits for a listener. From then on, no event waits for that listener."""
+"""The most seconds for which `emit` waits for a listener. If that is too short, it does not wait for it again."""
 _MOST_UNHEARD = 16 << 20
-"""About the most bytes of events that wait for a listener. Beyond it, events are dropped and counted."""
+"""About the most bytes of events that wait for one listener. Events beyond this size are dropped and counted."""
 _REST = 5.0
 """Seconds without an event after which the thread of a listener ends. The next event starts another one."""
 
 
 class _Listener:
-    """A listener with a thread of its own. `on_error` is called when its function has raised an exception."""
+    """A listener whose function `hear` runs in a thread of its own. If it raises, `on_error` gets the listener."""
 
     def __init__(self, hear: Hear, on_error: Callable[[_Listener], None]) -> None:
         self.hear = hear
@@ -385,7 +390,7 @@ class _Listener:
         self._thread: threading.Thread | None = None
 
     def put(self, event: Event) -> int:
-        """Queue an event for the function, without waiting. Return its number for `wait`; 0 if it was dropped."""
+        """Queue an event for the function, without waiting. Return a number to pass to `wait`; 0 if it was dropped."""
         with self._changed:
             size = weight(event)
             if self._is_removed:
@@ -407,9 +412,10 @@ class _Listener:
             return self._put
 
     def wait(self, number: int, patience: float = _PATIENCE) -> None:
-        """Wait up to `patience` seconds until the function has heard an event. Skip this if it was late before.
+        """Wait up to `patience` seconds until the function has heard an event, whose number `put` returned.
 
-        In the listener's own thread, which would wait for itself, do not wait either.
+        Does not wait if the function took longer than that for an earlier event. Does not wait in the listener's own
+        thread either, which would wait for itself.
         """
         with self._changed:
             if self._is_late or self._thread is threading.current_thread():
@@ -424,7 +430,7 @@ class _Listener:
             )
 
     def remove(self) -> None:
-        """Let the function hear nothing more."""
+        """Drop the events that wait, and let the function hear no more events."""
         with self._changed:
             self._is_removed = True
             self._unheard.clear()
@@ -506,7 +512,11 @@ class EventStream:
             listener.remove()
 
     def follow(self, hear: Hear) -> Callable[[], None]:
-        """Add a listener of skypool's own, as `listen` does. It hears one event at a time, and must not block."""
+        """Add a listener of skypool's own, and return a function that removes it.
+
+        `hear` is called in the thread that emits an event, for one event at a time, before the user's listeners. It
+        must not block.
+        """
         follower = _Inline(hear)
         with self._lock:
             self._followers.append(follower)

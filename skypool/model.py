@@ -101,7 +101,7 @@ class PriceSource:
         as_of: day on which the source stated the price. None means the time of the request for a provider's price, and
             an unknown day for a table's.
         origin: publisher of the table; "" for a provider's price.
-        why: why the table was used instead of the provider's price, and what to do about it; "" if unknown.
+        why: the reason why the table was used instead of the provider's price, and what to do about it; "" if unknown.
     """
 
     kind: Literal["provider", "table"] = "provider"
@@ -148,12 +148,12 @@ class Offer:
         accelerator: accelerator of the machine or the whole slice; None if there is none.
         detail: data that only the driver that made the offer understands.
         vcpus: virtual CPUs of each machine. None if any number can be asked for, or the provider does not say.
-        memory_gib: memory of each machine in GiB; None as for `vcpus`.
-        disk_gib: disk of each machine in GiB; None as for `vcpus`.
+        memory_gib: memory of each machine in GiB. None if any amount can be asked for, or the provider does not say.
+        disk_gib: disk of each machine in GiB. None if any amount can be asked for, or the provider does not say.
         arch: processor architecture; None if unknown.
         available: True if the offer is in stock now; None if the provider does not say.
-        quota: name of the quota that applies, with place and market. After a quota error, other offers with the same
-            value are skipped. "" means that all offers of the provider are skipped.
+        quota: name of the account's quota (limit) that applies, with place and market. After a quota error, a launch
+            skips other offers with the same value; for "", it skips all offers of the provider.
         least_billed: minimum time that is charged for, in seconds.
         trust: "full", or "data" for a machine that a stranger owns: its answers must not run code on the client. A pool
             that sets its own `trust` overrides this value.
@@ -193,9 +193,9 @@ class Offer:
 
 
 class Progress(Protocol):
-    """A listener to which a launch reports each machine that it creates or terminates, so that all of them are billed.
+    """A listener to which a launch reports each machine that it creates or terminates.
 
-    The methods of an `Order` call it (`Order.progress`).
+    So the costs of all machines are counted. The methods of `Order` with the same names call those of the listener.
     """
 
     def asking(self, order: Order, nodes: Sequence[int]) -> None:
@@ -224,8 +224,8 @@ class Order:
         need: requirements of the pool.
         lease: seconds that a machine lives on without hearing from its client, at first counted from its boot. Default
             600.
-        lifetime: seconds after its boot at which a machine ends itself in any case; None for no such limit. It is what
-            is left of the pool's `max_lifetime`, or of its budget if that is less.
+        lifetime: seconds after its boot at which a machine ends itself in any case; None for no such limit. It is the
+            time that is left of the pool's `max_lifetime`, or for which the pool's budget lasts, if that is shorter.
         until: time after which the machines are no longer needed, unless the pool sets a later one. It becomes a tag.
             Time zone aware, in UTC. None for no such tag.
         max_usd_per_hour: maximum price of one machine or slice in US dollars per hour, also when the price changes
@@ -290,10 +290,11 @@ class Instance:
         until: time in the machine's tag after which it is no longer needed; None if no tag has it.
         slice: the provider's name of the slice that the machine is a host of; "" for a single machine.
         billed_from: time since when the provider bills the machine, in seconds since 1970. None if the provider does
-            not say, or does not bill it yet (see `Abilities.billed_from`).
+            not say, or does not bill it yet.
         region: region, or zone, in which the driver asks about the machine. "" if the provider has only one place, or
             does not say.
-        instance_type: as in `Offer.instance_type`; "" if the provider does not say, or the driver does not need it.
+        instance_type: the provider's name of the machine type; "" if the provider does not say, or the driver does not
+            need it.
         created_at: when the machine was created, in seconds since 1970. None if the provider does not say, or the
             driver does not need it.
     """
@@ -375,7 +376,7 @@ class Bill:
 
 
 class SlotEnv(TypedDict):
-    """A typed dict of one slot: "env" has environment variables by name, and "devices" the names of its devices."""
+    """A dict about one slot: "env" has its environment variables by name, and "devices" the names of its devices."""
 
     env: Mapping[str, str]
     devices: Sequence[str]
@@ -396,8 +397,8 @@ class Access:
         cwd: working directory of calls; None means the agent's folder.
         spool_memory: largest value that is kept in memory, in bytes. None means half of the free memory.
         env: environment variables of the agent and its workers.
-        slots: environment and device names of each slot, or a split as in `Need.slots`. If None, `Need.slots` of the
-            pool applies.
+        slots: environment variables and device names of each slot. Or the number of slots among which the devices are
+            divided, or "per-device" for one slot for each device. If None, `Need.slots` of the pool applies.
         home: folder where the image's software is installed. It is kept for the next pool.
         booting: time in which the machine may not answer because it still boots.
         settling: time in which a refused login, or unexpected output in place of an answer, may mean that the boot has

@@ -17,7 +17,13 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """The identity of a process on some host. `birth` is its start time as text; "" if it did not exist."""
+    """The identity of a process on some host.
+
+    Attributes:
+        host: the name of the host, as `host_name` returns it there.
+        pid: the id of the process.
+        birth: a text for the start time of the process; "" if there was no such process.
+    """
 
     host: str
     pid: int
@@ -25,7 +31,7 @@ class Process:
 
     @classmethod
     def of(cls, pid: int) -> Process:
-        """Return the identity of this host's process with this pid. If there is none or a zombie, `birth` is ""."""
+        """Return the identity of this host's process with an id. If there is none, or only a zombie, `birth` is ""."""
         return cls(host_name(), pid, _birth(pid) or "")
 
     @classmethod

@@ -34,7 +34,7 @@ class InstanceInfo:
         node: number of this node in the pool, from 0. In a call that was sent with `@`, the number among the nodes of
             the call.
         nodes: number of nodes of the pool. In a call that was sent with `@`, the number of nodes of the call.
-        slot: index of the slot among the node's slots of the same kind (see `slot_kind`), from 0.
+        slot: index of the slot among the node's slots of the same `slot_kind`, from 0.
         slots: number of the node's slots of the same kind as this slot.
         call: id of the running call, 0 outside of a call.
         hostname: host name of this machine.
@@ -55,7 +55,7 @@ class InstanceInfo:
         local_world_size: number of the call's processes on this node; 1 without `procs=`.
         attempt: number of this run of a call with `procs=`, from 1. Repeats after a machine was taken back count, too.
             1 for other calls.
-        world_changed: True if this run of a call with `procs=` has another `world_size` than the run before.
+        world_changed: True if this run of a call with `procs=` has another `world_size` than the previous run.
     """
 
     pool: str = ""
@@ -126,7 +126,7 @@ _in_gang = False
 
 
 def instance_info() -> InstanceInfo:
-    """Return the place where the running call runs: pool, node, slot and devices. See `InstanceInfo`.
+    """Return the place where the running call runs: pool, node, slot and devices.
 
     Outside of a pool, the result is node 0 of 1, and the pool's name is "". The first use in a process detects the
     devices.
@@ -158,6 +158,7 @@ def enter(info: InstanceInfo, in_gang: bool = False, own: Collection[str] | None
     """Set the place of this worker process, for all threads. The worker calls this once, before its first call.
 
     Args:
+        info: the place, which `instance_info` returns from now on.
         in_gang: True for a process of a call that runs as several processes on its nodes.
         own: the names of the process's own devices, such as "cuda 0", if it sees others, too; otherwise None.
     """
@@ -175,7 +176,8 @@ def node_number() -> int:
 def begin(call: int, world: tuple[int, Sequence[str]] | None) -> None:
     """Set which call runs in this worker process from now on, for all its threads.
 
-    `world` is this node's index among the nodes of a broadcast and the addresses of all of them; None for other calls.
+    `call` is the id of the call. `world` is a tuple for a call that was sent with `@`: the index of this node among the
+    nodes of the call, and the addresses of these nodes. It is None for other calls.
     """
     global _call, _world
     _call = call
@@ -292,9 +294,10 @@ class Interruption:
 
 @dataclass(frozen=True, slots=True)
 class Attended:
-    """A call's function, with a second one that is called when the provider announces that it takes the node back.
+    """The function of a call, with a second function for the case that the provider takes the machine back.
 
-    Both functions are sent to the node. `on_interruption` gets the provider's notice as its argument.
+    Both are sent to the node. When the provider announces that it takes the machine back, `on_interruption` is called
+    there, with the provider's notice as its argument.
     """
 
     function: Callable[..., Any]
@@ -319,10 +322,10 @@ notice.
 
 
 class Upstream(Iterator[Any]):
-    """An iterator argument of a call, as the function on the node sees it.
+    """An iterator argument of a call, as the function on the node sees it. The iterator itself stays on the client.
 
-    Each `next()` waits for one item from the iterator on the client. It raises what that iterator raises, StopIteration
-    at the end, and UsageError outside of a worker process.
+    Each `next()` waits for one item from the client. It raises what the iterator there raises, StopIteration at the
+    end, and UsageError outside of a worker process.
 
     `number` is the index of this iterator among the iterator arguments of the call.
     """

@@ -27,7 +27,8 @@ _UNFINISHED = re.compile(r"\x1b(?:\[[0-9;:]{0,64})?\Z")
 def encodable(text: str) -> str:
     r"""Return a text that UTF-8 can encode: each surrogate is written as an escape, such as "\udce9".
 
-    Python puts surrogates into file names, arguments and variables that are not UTF-8. JSON may have any.
+    Surrogates are characters that UTF-8 cannot encode. Python puts them into file names, arguments and environment
+    variables that are not UTF-8. Texts from JSON may have them, too.
     """
     return text if text.isascii() else _SURROGATES.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
@@ -49,7 +50,7 @@ def printable(text: str, colours: bool = False) -> str:
 
 
 def plain(text: str) -> str:
-    """Return what another machine or program has said, with newlines and tabs as its only control characters.
+    """Return a text of another machine or program without control characters other than newlines and tabs.
 
     A carriage return becomes a newline: on a terminal, the text after it would hide the text before it.
     """
@@ -70,7 +71,10 @@ def plain_value(value: Any) -> Any:
 
 
 def one_line(text: str, most: int) -> str:
-    """Return the first `most` characters of a text on one line, as a second line could look like another node's."""
+    """Return the first `most` characters of a text as one line without control characters.
+
+    A text with several lines could otherwise imitate lines of another node.
+    """
     text = printable(text[:most])
     return text if text.isprintable() else " ".join(text.split())
 
@@ -89,8 +93,9 @@ def plain_error(error: BaseException) -> BaseException:
 def quotable(error: BaseException) -> BaseException | None:
     """Return an exception of a library without control characters from a server, to be the cause of a skypool error.
 
-    Its strings are changed in place, by `plain`, where `plain_error` changes them. If the text of a cause still has
-    control characters, that cause is cut off. Returns None if the text of `error` itself still has some.
+    Control characters are removed in place from the strings among the arguments, attributes and notes of the exception,
+    its causes, contexts and group members. If the `str()` of a cause still has control characters, the cause is cut
+    off. If that of `error` itself still has some, the result is None.
     """
     _change_texts(error, plain)
     here: BaseException | None = error

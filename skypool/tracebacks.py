@@ -42,7 +42,7 @@ _LONGEST_CHAIN = 50
 """The most causes of an error that are looked at."""
 _installed = threading.Lock()
 _hear: ContextVar[Callable[[str], object] | None] = ContextVar("skypool_hear", default=None)
-"""Called with the texts of warnings in place of `warnings.warn`, if it is set."""
+"""A function that gets the texts of warnings in place of `warnings.warn`; None if `warnings.warn` gets them."""
 
 
 def install() -> None:
@@ -111,7 +111,7 @@ def _is_remote(error: BaseException) -> bool:
 
 
 def _leave_out_own_frames(error: BaseException) -> None:
-    """Remove frames of skypool, and of libraries below them, from tracebacks, except where they may show a bug."""
+    """Remove frames of skypool, and of libraries that it called, from tracebacks. Keep them if they may show a bug."""
     seen: list[BaseException] = []
     todo: list[BaseException | None] = [] if _shows_all() else [error]
     while todo:
@@ -135,7 +135,7 @@ def _is_users(error: BaseException) -> bool:
 
 
 def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without frames of skypool and libraries below them; the same one if no frame is left."""
+    """Return a traceback without frames of skypool and libraries that it called; unchanged if no frame is left."""
     kept: list[TracebackType] = []
     is_inside = False
     each = trace
@@ -153,7 +153,7 @@ def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
 def told(error: BaseException) -> str:
     """Return the short form of an error: the user's frames, the error with its notes, and one line for each cause.
 
-    A cause gets no line if its text is empty or was part of the lines before.
+    A cause gets no line if its text is empty or is part of the earlier lines.
     """
     walked = [each for each in traceback.walk_tb(error.__traceback__) if not _is_library(each[0])]
     frames = traceback.StackSummary.extract(iter(walked))
@@ -185,8 +185,8 @@ def _is_ours(frame: FrameType) -> bool:
 def warn(text: str, category: type[Warning] = RuntimeWarning, source: object = None) -> None:
     """Tell the user something that is not an error. Any thread may call this.
 
-    In the work of a pool, the text becomes an event of the pool (see `heard_by`). Elsewhere it is a warning, at the
-    line of the user's program that has called skypool.
+    In code that works for a pool, in a block of `heard_by`, the text becomes an event of the pool. Elsewhere, a warning
+    is issued at the line of the user's program that has called skypool.
 
     Args:
         text: what is wrong, and what to do about it.
@@ -213,9 +213,10 @@ def warn(text: str, category: type[Warning] = RuntimeWarning, source: object = N
 
 @contextlib.contextmanager
 def heard_by(hear: Callable[[str], object]) -> Iterator[None]:
-    """Call `hear` with the text of each warning in this block, and in tasks and threads that begin in it.
+    """Call `hear` with the text of each warning that `warn` gets in this block, in place of issuing a warning.
 
-    A thread begins in it if it is started by `asyncio.to_thread` or `drivers.retry`.
+    This also applies to asyncio tasks that are started in the block, and to threads that `asyncio.to_thread` or
+    `drivers.retry` starts there.
     """
     token = _hear.set(hear)
     try:
@@ -226,7 +227,7 @@ def heard_by(hear: Callable[[str], object]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def warned_here() -> Iterator[None]:
-    """Collect warnings of threads that work for this block. Issue each once, at the user's line, at its end."""
+    """Collect the warnings of this block and of its threads. At the end, issue each text once, at the user's line."""
     told: dict[str, None] = {}
     try:
         with heard_by(told.setdefault):

@@ -9,6 +9,7 @@ Words of this package:
 - secret: an environment variable whose value appears in no script, text or hash.
 - runtime: a family of accelerators, such as "cuda".
 - MIG profile: the size of one part of an NVIDIA card, such as "3g.40gb".
+- spec: the checked fields of an image (`Spec`).
 - step: one named part of the setup of a machine (`Step`).
 - agent: skypool's process on the machine.
 """

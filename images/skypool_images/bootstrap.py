@@ -16,22 +16,22 @@ from skypool_images.spec import Pairs, Spec, distribution
 from skypool_images.steps import Step, program, shell
 
 _TEXT = "SKYPOOL_TEXT"
-"""Line that ends a file's text in the script."""
+"""The line that marks the end of a file's text in the setup script."""
 _HALF_AN_HOUR = 1800
 _AN_HOUR = 3600
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The properties of the machine that an image is set up on.
+    """The facts about a machine that decide which steps set up an image on it.
 
     Attributes:
         runtime: software family of the accelerator, such as "cuda".
         python: minor version of Python to use, such as (3, 11). None means the client's version.
         mig: MIG profiles of every NVIDIA card; None leaves the cards as they are.
         count: number of accelerators that must be present.
-        payload: name of the archive with the image's files; "" if there is nothing to send. With None, `steps` packs
-            the files to find the name.
+        payload: name of the archive with the image's files; "" if there are no files to send. None if the name is not
+            known: `steps` then packs the files, because their contents decide the name.
     """
 
     runtime: str = "none"
@@ -42,8 +42,9 @@ class Target:
 
 
 def steps(spec: Spec, node: Target) -> list[Step]:
-    """Return the steps in order: apt, the accelerator's recipe, python, env, files, and the user's commands.
+    """Return the steps that set up an image on a machine, in the order in which they run.
 
+    The order is: Debian packages, the accelerator's software, Python, Python packages, files, and the user's commands.
     Steps that the image does not need are left out, except "python". Local files are read; nothing runs.
 
     Raises:
@@ -127,7 +128,7 @@ def _env(wanted: WantedPackages, minor: str, key: str) -> Step:
 
 
 def _texts(wanted: WantedPackages, minor: str) -> dict[str, str]:
-    """Return the texts, perhaps "", of the files that list packages for uv, or for pip without uv, by file name."""
+    """Return a dict from file name to text, "" for no file: lists of packages for uv, and for pip if uv is missing."""
     torch = [f"{TORCH}{wanted.torch}"] if wanted.torch else []
     toml = [_head(minor, wanted.named)]
     if wanted.indexes or wanted.links:
@@ -213,7 +214,7 @@ def _files(name: str, roots: Iterable[str]) -> Step:
 
 
 def _runs(spec: Spec, before: list[str]) -> list[Step]:
-    """Return one step for each command of the user. A node runs all of them again if a text in `before` has changed."""
+    """Return a step for each command of the user. If a text in `before` changes, a node runs all commands again."""
     made = []
     for number, command in enumerate(spec.run, 1):
         lines = [f"# after {' '.join(before)}", f"from_here {number}", 'cd "$SKYPOOL_WORK"', *_exports(spec.env)]

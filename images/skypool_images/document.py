@@ -19,9 +19,9 @@ _TABLES = ("pip_indexes", "env", "files", "base")
 
 
 def given_fields(spec: Spec) -> dict[str, Any]:
-    """Return an image's fields that differ from the defaults, as a user would write their values in Python.
+    """Return a dict of the image's fields that differ from the defaults, as a user would write them in Python.
 
-    Names of secrets are kept, and values of secrets are left out.
+    For example, pairs become a dict. Names of secrets are kept, and values of secrets are left out.
     """
     empty = Spec()
     fields = {}
@@ -36,9 +36,9 @@ def given_fields(spec: Spec) -> dict[str, Any]:
 
 
 def json_fields(spec: Spec) -> dict[str, Any]:
-    """Return an image's fields that differ from the defaults, as JSON values. Values of secrets are left out.
+    """Return a dict of the image's fields that differ from the defaults, as JSON values.
 
-    Bytes in the field `files` become {"base64": "…"}.
+    Values of secrets are left out. Bytes in the field `files` become {"base64": "…"}.
     """
     fields = given_fields(spec)
     if "files" in fields:

@@ -10,7 +10,10 @@ class ImageError(ValueError):
 
 
 def nearest(word: str, choices: Mapping[str, str]) -> str:
-    """Return "; did you mean NAME?" for a mistyped word, or "". `choices` has the NAME for each known spelling."""
+    """Return "; did you mean NAME?" for a mistyped word, or "" if no known spelling is similar.
+
+    `choices` is a dict from each known spelling to the NAME to suggest.
+    """
     import difflib  # imported here because only a mistake needs it
 
     by_fold = {spelling.casefold(): meant for spelling, meant in choices.items()}

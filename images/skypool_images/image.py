@@ -18,7 +18,7 @@ from skypool_images.spec import Spec
 from skypool_images.steps import Step, assemble
 
 _OTHER_WORDS = {"environment": "env", "packages": "pip", "dependencies": "pip", "commands": "run", "docker": "base"}
-"""A dict from word that other tools use to the field of an image that an error message suggests instead."""
+"""A dict from a field name that other tools use, such as "packages", to the field that an error message suggests."""
 
 PathLike = str | os.PathLike[str]
 Texts = str | Iterable[str]
@@ -52,8 +52,9 @@ class Image:
             where calls run.
         include: globs such as "src/**" of files in the project's folder to send. The files keep their relative paths.
         exclude: globs of files that are not sent, although `include` matches them.
-        run: shell commands to run in the folder where calls run. Each command is a step of its own.
-        base: the base image, or a mapping of provider to base image. None leaves the choice to the driver.
+        run: shell commands that set up the node. They run in the folder where calls run. Each one is a step of its own.
+        base: the base image, or a mapping of provider to base image. None leaves the choice to skypool's code for the
+            provider (the driver).
         cuda: version of CUDA's toolkit to install. None installs no toolkit.
         neuron: version of the Neuron SDK to install. None takes the newest packages.
         rocm: version of ROCm to install. None installs only the parts that Python packages need.
@@ -94,7 +95,10 @@ class Image:
         object.__setattr__(self, "spec", _checked({**fields, **unknown}))
 
     def python(self, version: str) -> Image:
-        """Return a new image with this minor version of Python, the client's own such as "3.11", or "auto"."""
+        """Return a new image with this minor version of Python.
+
+        `version` is "auto", or the client's own minor version such as "3.11". Other versions are refused.
+        """
         return self._with(python=version)
 
     def pip(self, *requirements: str) -> Image:
@@ -127,8 +131,8 @@ class Image:
     def pip_indexes(self, indexes: Mapping[str, Texts]) -> Image:
         """Return a new image with these package indexes added.
 
-        `indexes` has the requirements that are installed only from an index, by the index's URL. Earlier requirements
-        for the same URL are replaced. A package must not come from two indexes.
+        `indexes` is a dict from the URL of an index to the requirements that are installed only from this index.
+        Earlier requirements for the same URL are replaced. A package must not come from two indexes.
         """
         return self._with(pip_indexes={**dict(self.spec.pip_indexes), **indexes})
 
@@ -163,8 +167,8 @@ class Image:
     def files(self, files: Mapping[str, PathLike | bytes]) -> Image:
         """Return a new image with these files added. A file at the same place is replaced.
 
-        `files` has a local path (of a file or a folder) or contents as bytes, by place on the node. Local files are not
-        read yet.
+        `files` is a dict from the place on the node to a local path (of a file or a folder), or to the contents as
+        bytes. Local files are not read yet.
         """
         return self._with(files={**dict(self.spec.files), **files})
 
@@ -187,7 +191,10 @@ class Image:
         return self._with(run=(*self.spec.run, *commands))
 
     def base(self, image: str | Mapping[str, str]) -> Image:
-        """Return a new image with this base image, or mapping of provider to base image, in place of an earlier one."""
+        """Return a new image with this base image in place of an earlier one.
+
+        `image` is one base image for all providers, or a mapping of provider to base image.
+        """
         return self._with(base=image)
 
     def cuda(self, version: str) -> Image:
@@ -206,7 +213,10 @@ class Image:
         return self._with(rocm=version)
 
     def mirror_local(self, on: bool = True) -> Image:
-        """Return a new image that installs the Python packages of the client, in the same versions, if `on` is True."""
+        """Return a new image that installs the Python packages of the client's environment, in the same versions.
+
+        With `on` = False, the new image does not install them.
+        """
         return self._with(mirror_local=on)
 
     def folder(self, path: PathLike) -> Image:
@@ -243,7 +253,7 @@ class Image:
             mig: profiles of the MIG partitions of every NVIDIA card, such as "3g.40gb". None leaves the cards as they
                 are.
             count: number of accelerators that must be present.
-            packed: result of `pack`, so that files are not packed again. None packs them.
+            packed: the archive that `pack` returned, so that the files are not packed again. None packs them now.
 
         Raises:
             ImageError: a local file cannot be used, the node's Python is not the image's, or an argument or a version
@@ -255,7 +265,14 @@ class Image:
     def bare(self, runtime: str = "none", packed: Packed | None = None) -> bool:
         """Return True if the image needs only a Python of the right minor version on a machine of this runtime.
 
-        The arguments and errors are those of `steps`. All runtimes but "none" need further steps.
+        All runtimes but "none" need further steps, so that the result is False.
+
+        Args:
+            runtime: software family of the node's accelerator, such as "cuda".
+            packed: the archive that `pack` returned, so that the files are not packed again. None packs them now.
+
+        Raises:
+            ImageError: a local file cannot be used, the runtime is unknown, or a version is not valid.
         """
         return [each.name for each in self.steps(runtime, packed=packed)] == ["python"]
 
@@ -272,12 +289,18 @@ class Image:
         """Return the shell script that sets up a node, for people to read. Nothing runs here.
 
         Args:
-            runtime, python, mig, count, packed: as for `steps`.
+            runtime: software family of the node's accelerator, such as "cuda".
+            python: minor version of Python to use on the node, such as (3, 11). None means the client's version.
+            mig: profiles of the MIG partitions of every NVIDIA card, such as "3g.40gb". None leaves the cards as they
+                are.
+            count: number of accelerators that must be present.
             title: comment in the script's second line, where line breaks become spaces. None means a comment with the
                 image's hash.
+            packed: the archive that `pack` returned, so that the files are not packed again. None packs them now.
 
         Raises:
-            ImageError: as for `steps`.
+            ImageError: a local file cannot be used, the node's Python is not the image's, or an argument or a version
+                is not valid.
         """
         made = self.steps(runtime, python=python, mig=mig, count=count, packed=packed)
         return assemble(made, (title or f"skypool: image {self.hash}").replace("\n", " "))
@@ -286,7 +309,10 @@ class Image:
         """Return the files of `files` and `include` as the bytes of a tar.gz archive; b"" if there is nothing to send.
 
         The setup script expects the archive in the folder $SKYPOOL_HOME/payload on the node, with the name that
-        `payload_name` returns. Equal contents give equal bytes. The errors are those of `pack`.
+        `payload_name` returns. Equal contents give equal bytes.
+
+        Raises:
+            ImageError: a local file cannot be read, or a glob matches no file.
         """
         packed = self.pack()
         return b"" if packed is None else bytes(packed)
@@ -307,8 +333,10 @@ class Image:
     def payload_name(self) -> str:
         """Return the name that the archive of the image's files gets on a node; "" if there is nothing to send.
 
-        The name depends only on the contents. The files are read and compressed at each call. The errors are those of
-        `pack`.
+        The name depends only on the contents. The files are read and compressed at each call.
+
+        Raises:
+            ImageError: a local file cannot be read, or a glob matches no file.
         """
         packed = self.pack()
         return "" if packed is None else packed.name
@@ -319,8 +347,8 @@ class Image:
         A value that was given to the image takes precedence over the environment variable of the same name.
 
         Raises:
-            ImageError: a variable is not set in the client's environment, or too long. The message names all that are
-                not set.
+            ImageError: the variable of a secret is not set in the client's environment, or is too long. The message
+                names all variables that are not set.
         """
         given = dict(self.spec.given)
         missing = [name for name in self.spec.secrets if name not in given and name not in os.environ]
@@ -344,11 +372,11 @@ class Image:
         return dict(base).get(provider) if isinstance(base, tuple) else base
 
     def to_toml(self) -> str:
-        """Return the image as TOML text, with the fields that were set. Values of secrets are left out."""
+        """Return the image as TOML text: the fields that differ from the defaults, without values of secrets."""
         return document.to_toml(document.json_fields(self.spec))
 
     def to_json(self) -> str:
-        """Return the image as JSON text, with the fields that were set. Values of secrets are left out."""
+        """Return the image as JSON text: the fields that differ from the defaults, without values of secrets."""
         return json.dumps(document.json_fields(self.spec), indent=2, ensure_ascii=False)
 
     @classmethod
@@ -387,7 +415,7 @@ class Image:
 
 
 def _fields(spec: Spec) -> dict[str, Any]:
-    """Return a spec's fields by name as arguments of `Image`, and under "given" the given values of secrets."""
+    """Return a spec's fields by name, as `Image` takes them. The key "given" has the secrets with given values."""
     fields = {each.name: getattr(spec, each.name) for each in dataclasses.fields(spec)}
     for name in ("env", "files", "pip_indexes"):
         fields[name] = dict(fields[name])
@@ -407,7 +435,7 @@ def _from(fields: Mapping[str, Any]) -> Image:
 
 
 def _checked(fields: Mapping[str, Any]) -> Spec:
-    """Check the fields of an image, and return them normalized. Missing fields get their defaults."""
+    """Return the checked fields of an image. Missing fields get their defaults. Raise ImageError for an invalid one."""
     known = [each.name for each in dataclasses.fields(Spec) if each.name != "given"]
     for name in fields:
         if name not in known:

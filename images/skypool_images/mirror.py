@@ -15,11 +15,11 @@ _PARTS_OF_TORCH = re.compile(r"nvidia-.*-cu\d+|triton|pytorch-triton(-rocm)?")
 
 
 def here(but: Set[str]) -> tuple[list[str], list[str]]:
-    """Return the requirements that reproduce this environment, and notes on packages that exist only here, both sorted.
+    """Return the requirements that reproduce this Python environment, and notes on packages that exist only here.
 
-    An installed "torch 2.9.0+cpu" gives the requirement "torch==2.9.0", because the right build depends on the node's
-    accelerator. Parts of CUDA that come with PyTorch, skypool itself and installers such as pip are left out. So are
-    the packages in `but`, which has names in lower case with dashes.
+    Both lists are sorted. An installed "torch 2.9.0+cpu" gives the requirement "torch==2.9.0", because the right build
+    depends on the node's accelerator. Parts of CUDA that come with PyTorch, skypool itself and installers such as pip
+    are left out. So are the packages that `but` names, in lower case with dashes.
     """
     from importlib.metadata import distributions  # imported here because it takes long, and few images need it
 
@@ -38,7 +38,7 @@ def here(but: Set[str]) -> tuple[list[str], list[str]]:
 
 
 def _requirement(name: str, each: Distribution) -> tuple[str, str]:
-    """Return (requirement, "") for an installed package, or ("", note) if it cannot be installed elsewhere."""
+    """Return (requirement, "") for an installed package, or ("", note) if it comes from a path of this machine."""
     origin = json.loads(each.read_text("direct_url.json") or "{}")
     if "vcs_info" in origin:
         return f"{name} @ {origin['vcs_info']['vcs']}+{origin['url']}@{origin['vcs_info']['commit_id']}", ""

@@ -32,7 +32,7 @@ _CHUNK = 1 << 20
 
 
 class Packed:
-    """An archive of `size` bytes in a temporary file, which is deleted together with this object."""
+    """An archive in a temporary file, which is deleted when this object is. `size` is the archive's size in bytes."""
 
     def __init__(self) -> None:
         import tempfile  # this import and those of `pack` are here because most images have no files
@@ -50,11 +50,11 @@ class Packed:
 
     @property
     def name(self) -> str:
-        """Return the archive's file name on a node: a hash of the contents so far and ".tar.gz"."""
+        """The archive's file name on a node: a hash of everything written so far, and ".tar.gz"."""
         return f"{self._hash.hexdigest()[:16]}.tar.gz"
 
     def write(self, data: bytes) -> int:
-        """Append bytes to the archive, write them to the file at once, and return their number."""
+        """Append bytes to the archive, and return their number. They are in the file when this method returns."""
         self._file.write(data)
         self._file.flush()
         self._hash.update(data)
@@ -62,7 +62,7 @@ class Packed:
         return len(data)
 
     def flush(self) -> None:
-        """Do nothing, because each write is flushed. `gzip` calls this method."""
+        """Do nothing. `gzip` calls this method, but `write` already flushes the file each time."""
 
     def read(self, at: int, size: int = _CHUNK) -> bytes:
         """Return at most `size` bytes from position `at`; b"" at the end. Any thread may call this."""
@@ -104,7 +104,7 @@ def pack(spec: Spec, progress: Progress | None = None) -> Packed | None:
 
 
 class _Counter:
-    """A reader of several files, each assigned to `file` in turn, that reports the number of bytes read so far."""
+    """A reader of the file in its attribute `file`, which reports the number of bytes that it read from all files."""
 
     def __init__(self, progress: Progress, total: int) -> None:
         self._progress = progress
@@ -120,7 +120,7 @@ class _Counter:
 
 
 def _add(archive: tarfile.TarFile, place: str, source: Path | bytes, field: str, read: _Counter) -> None:
-    """Add a local file, or contents, to an archive at a place. `field` is the image's field, for the message."""
+    """Add a local file, or bytes, to an archive under the path `place`. Errors name `field`, the image's field."""
     import tarfile
 
     member = tarfile.TarInfo(place)
@@ -143,12 +143,12 @@ def _size(source: Path | bytes) -> int:
 
 
 def roots(spec: Spec) -> set[str]:
-    """Return the top-level folders ("work", "home", "root") of the image's archive. No file is read."""
+    """Return the top-level folders that the image's archive will have: "work", "home", "root". No file is read."""
     return {_inside(place).partition("/")[0] for place, _ in spec.files} | ({"work"} if spec.include else set())
 
 
 def _inside(place: str) -> str:
-    """Return the path in the archive for a place: "home/a" for "~/a", "root/a" for "/a", "work/a" for "a"."""
+    """Return the path in the archive for a place on a node: "home/a" for "~/a", "root/a" for "/a", "work/a" for "a"."""
     if place.startswith("~/"):
         return f"home/{place[2:]}"
     return f"root{place}" if place.startswith("/") else f"work/{place}"
@@ -186,14 +186,14 @@ def _entries(spec: Spec) -> Iterator[tuple[str, tuple[Path | bytes, str]]]:
 
 
 def _named(place: str, field: str) -> str:
-    """Return the path of a file in the archive. Raise ImageError if it has a line break."""
+    """Return a path in the archive unchanged. Raise ImageError, which names `field`, if it has a line break."""
     if "\n" in place:
         raise ImageError(f"{field}: {place.partition('/')[2]!r} has a line break in its name; rename the file")
     return place
 
 
 def _readable(path: Path, field: str) -> Path:
-    """Return the path of a local file. Raise ImageError if it is not a regular file that can be read."""
+    """Return the path of a local file unchanged. Raise ImageError if it is not a regular file that can be read."""
     try:
         if not path.is_file() and path.exists():
             raise ImageError(
@@ -206,7 +206,7 @@ def _readable(path: Path, field: str) -> Path:
 
 
 def _found(folder: Path, pattern: str, exclude: tuple[str, ...]) -> Iterator[Path]:
-    """Yield the files in a folder that match a glob or are below a match, except those in `exclude` and `_NEVER`."""
+    """Yield the files that match a glob, or are in a matching folder, unless `exclude` or `_NEVER` matches them."""
     for path in sorted(folder.glob(pattern)) if Path(pattern).parts else (folder,):
         for each in _below(path) if path.is_dir() else (path,):
             if not any(_matches(each.relative_to(folder), glob) for glob in (*_NEVER, *exclude)):

@@ -42,10 +42,10 @@ NEURON = {
     "2.32": ("2.30.2.", "2.34.10.", "2.34.10.", "2.32.28."),
     "2.33": ("2.31.7.", "2.35.43.", "2.35.30.", "2.33.38."),
 }
-"""A dict from version of the Neuron SDK to beginnings of the versions of four packages.
+"""A dict from version of the Neuron SDK to the beginnings of the versions of four Debian packages.
 
-The packages are driver, collectives, runtime and tools. Source: "Release Content" of 2.18.1, 2.25.0, 2.26.1, 2.27.1,
-2.28.0, 2.29.0, 2.30.0, 2.31.0, 2.32.0 and 2.33.0,
+The packages are, in this order, driver, collectives, runtime and tools. Source: "Release Content" of 2.18.1, 2.25.0,
+2.26.1, 2.27.1, 2.28.0, 2.29.0, 2.30.0, 2.31.0, 2.32.0 and 2.33.0,
 https://awsdocs-neuron.readthedocs-hosted.com/en/latest/release-notes/releasecontent.html (read 2026-11-21)."""
 
 NEURON_INDEX = "https://pip.repos.neuron.amazonaws.com"
@@ -72,7 +72,8 @@ class Packages:
 def packages(runtime: str, *, cuda: str | None = None, rocm: str | None = None) -> Packages:
     """Return the settings of pip for a runtime. All fields are empty for "hpu" and "none".
 
-    `cuda` None means 12, and `rocm` None means 7.2. ValueError is raised for an unknown runtime or an invalid version.
+    `cuda` is the version of CUDA, None for 12. `rocm` is the version of ROCm, None for 7.2. ValueError is raised for an
+    unknown runtime or an invalid version.
     """
     match _known(runtime):
         case "cuda":
@@ -102,7 +103,7 @@ def recipe(
 ) -> list[Step]:
     """Return the steps that set up a machine for a runtime, in order; [] for "none". Nothing runs here.
 
-    Versions for other runtimes are ignored.
+    A version of another runtime is ignored, such as `rocm` for "cuda".
 
     Args:
         runtime: "cuda", "rocm", "neuron", "tpu", "hpu" or "none".
@@ -179,7 +180,7 @@ def _floor(cuda: str) -> str:
 
 
 def _layout(mig: str | Sequence[str] | None) -> list[str]:
-    """Return MIG profiles in lower case, sorted by code point. `mig` is a list of profiles, or one text with commas."""
+    """Return a list of MIG profiles, or a text with commas, as a sorted list in lower case. Check their form."""
     profiles = mig.split(",") if isinstance(mig, str) else list(mig or ())
     layout = sorted(profile.strip().lower() for profile in profiles)
     for profile in layout:

@@ -35,9 +35,9 @@ class WantedPackages:
     """The packages to install in a node's Python environment. `bool()` is False if nothing is to be installed.
 
     Attributes:
-        named: requirements with names, for a generated pyproject.toml.
-        lines: lines of a requirements.txt, including options of pip.
-        constraints: lines that restrict versions and install nothing.
+        named: requirements with the name of a package, for a pyproject.toml that skypool generates.
+        lines: lines as in a requirements.txt, including options of pip.
+        constraints: lines that only restrict the versions of packages, as in a constraints file of pip.
         sources: pairs of a package's name and the URL of the only index from which it is taken.
         project: text of the user's pyproject.toml, "" if there is none.
         lock: text of the project's uv.lock, "" if there is none.
@@ -64,9 +64,10 @@ class WantedPackages:
         return bool(self.named or self.lines or self.project)
 
     def key(self, *more: object) -> str:
-        """Return the name of the environment on a node: 12 hexadecimal digits of a hash of all fields except `notes`.
+        """Return the name of the folder of this environment on a node: 12 hexadecimal digits of a hash.
 
-        `more` are further JSON values that the environment depends on, such as the version of Python.
+        The hash covers all fields except `notes`, and `more`: further JSON values on which the environment depends,
+        such as the version of Python.
         """
         parts = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "notes"}
         return hashlib.sha256(json.dumps([parts, more], sort_keys=True).encode()).hexdigest()[:12]
@@ -80,9 +81,10 @@ class WantedPackages:
 
     @property
     def distributions(self) -> list[str]:
-        """Return the sorted names of the packages that a complete environment must have.
+        """Return the sorted names of the packages that must be installed in a complete environment.
 
-        Requirements with a marker (a condition after ";") are left out, and so are URLs without a name.
+        Requirements with a marker (a condition after ";") are left out, because they may not apply to the node. So are
+        URLs without the name of a package.
         """
         asked = [*self.named, *(each for each in self.lines if not each.startswith("-")), *self.dependencies]
         names = (distribution(each) for each in asked if ";" not in each)
@@ -92,7 +94,7 @@ class WantedPackages:
 def wanted(spec: Spec, packages: Packages, minor: str) -> WantedPackages:
     """Return everything that an image asks to install. Local files, such as requirements.txt, are read now.
 
-    `minor` is the version of Python on the node, such as "3.11".
+    `packages` are pip's settings for the node's runtime. `minor` is the version of Python on the node, such as "3.11".
 
     Raises:
         ImageError: a local file cannot be read, or contains something that does not work on a node.
@@ -134,7 +136,7 @@ def wanted(spec: Spec, packages: Packages, minor: str) -> WantedPackages:
 
 
 def _fitting(line: str, packages: Packages) -> str:
-    """Return a requirement with the extra that the accelerator needs, such as "jax[tpu]==0.5" for "jax==0.5"."""
+    """Return a requirement, with the extra that the accelerator needs, if any: "jax[tpu]==0.5" for "jax==0.5"."""
     found = _NAME.match(line)
     instead = packages.instead.get(distribution(line))
     return line if not found or not instead or found[2] else instead + line[found.end() :]
@@ -219,8 +221,8 @@ def _agree(sources: Mapping[str, str], lock: str) -> None:
 def admits(asked: str, minor: str) -> bool:
     """Return True if some release of a minor version of Python satisfies a condition on Python's version.
 
-    The condition is the value of `requires-python` in pyproject.toml, such as ">=3.10,<3.13". "" admits every version.
-    Parts of the condition that this function does not understand are ignored. `minor` is a version such as "3.11".
+    `asked` is the condition: the value of `requires-python` in pyproject.toml, such as ">=3.10,<3.13". "" admits every
+    version. Parts that this function does not understand are ignored. `minor` is a version such as "3.11".
     """
     mine = tuple(map(int, minor.split(".")))
     for clause in asked.split(","):

@@ -20,14 +20,14 @@ Pairs = tuple[tuple[str, str], ...]
 """A mapping of texts to texts, as pairs of key and value, sorted by key."""
 
 _LONGEST_VARIABLE = (128 << 10) - 1
-"""The most bytes of a variable, with its name and "=", with which Linux starts a program (MAX_ARG_STRLEN)."""
+"""The most bytes of one environment variable, counted as NAME=VALUE. Linux starts no program with a longer one."""
 _MOST_IN_ALL = 1_000_000
-"""The most characters of all variables. Linux allows 2 MB for these and the arguments of a program."""
+"""The most characters of all variables of an image together. Linux allows 2 MB for variables and arguments."""
 _NO_PROGRAM = "with which Linux starts no program"
 _AS_FILE = "send it as a file, with files={'data.txt': …}"
 _PYTHON = re.compile(r"3\.(\d{1,2})")
 _NEWEST = 14
-"""Newest minor version of Python 3 when this was written. The client's own version is always accepted."""
+"""The newest minor version of Python 3 when this was written. A newer one is refused, unless the client has it."""
 _VERSION = re.compile(r"\d+(\.\d+){0,3}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PACKAGE = re.compile(r"[a-z0-9]([a-z0-9+.-]*[a-z0-9+.])?(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+)?")
@@ -40,7 +40,7 @@ _URL = re.compile(r"[a-z][a-z0-9+.-]*://")
 class Spec:
     """The fields of an `Image`, checked and normalized. A mapping is stored as sorted pairs of key and value.
 
-    The class `Image` describes the fields that are not listed here.
+    Each field has the name and the meaning of the argument of `Image`, except:
 
     Attributes:
         secrets: the names of all secrets, without values.
@@ -97,7 +97,8 @@ _BETWEEN = re.compile(r"\s*,\s*(?=[A-Za-z])|\s+")
 def texts(name: str, value: object, such_as: str) -> tuple[str, ...]:
     """Check a list of texts, and return them in their order without surrounding white space. Duplicates are kept.
 
-    A single string is a list of one. Bytes, mappings and empty texts are refused. See `text` for the arguments.
+    A single string counts as a list of one. Bytes, mappings and blank texts are refused with ImageError. For its
+    message, `name` is the image's field, and `such_as` an example of a valid value.
     """
     if isinstance(value, str):
         value = (value,)
@@ -107,12 +108,19 @@ def texts(name: str, value: object, such_as: str) -> tuple[str, ...]:
 
 
 def once(name: str, value: object, such_as: str) -> tuple[str, ...]:
-    """Check a list of texts as `texts` does, and return them without duplicates."""
+    """Check a list of texts, and return them in their order without surrounding white space and without duplicates.
+
+    A single string counts as a list of one. Bytes, mappings and blank texts are refused with ImageError. For its
+    message, `name` is the image's field, and `such_as` an example of a valid value.
+    """
     return tuple(dict.fromkeys(texts(name, value, such_as)))
 
 
 def path(name: str, value: object, such_as: str) -> str | None:
-    """Check a path, and return it as text, or None for None. The path need not exist. See `text` for the arguments."""
+    """Check a path, and return it as text; None stays None. The path need not exist.
+
+    The message of ImageError has `name`, the image's field, and `such_as`, an example of a valid value.
+    """
     if value is None:
         return None
     if isinstance(value, os.PathLike):
@@ -181,9 +189,9 @@ def distribution(line: str) -> str:
 
 
 def public(name: str, url: str) -> str:
-    """Check that a URL, or a requirement "NAME @ URL", contains no password, and return it.
+    """Return a URL, or a requirement "NAME @ URL", unchanged. Raise ImageError if the URL contains a password.
 
-    A variable such as ${TOKEN} is accepted as a password.
+    A variable such as ${TOKEN} in place of the password is accepted. `name` is the image's field, for the message.
     """
     parts = urlsplit(url.partition("@")[2].strip() if not _URL.match(url) else url)
     if parts.password and not parts.password.startswith("${"):
@@ -195,9 +203,9 @@ def public(name: str, url: str) -> str:
 
 
 def indexes_asked(value: object) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Check the field `pip_indexes`, and return pairs of an index's URL and the requirements for it, sorted by URL.
+    """Check the field `pip_indexes`, and return it as pairs (URL of an index, requirements), sorted by URL.
 
-    Refused are URLs with a password, and one package from two indexes.
+    A URL with a password is refused. So is a package that is to come from two indexes.
     """
     such_as = "{'https://download.pytorch.org/whl/cu128': ['torch']}"
     if not isinstance(value, Mapping):
@@ -233,10 +241,11 @@ def packages_asked(value: object) -> tuple[str, ...]:
 
 
 def variables(name: str, value: object) -> Pairs:
-    """Check environment variables, and return pairs of name and value, sorted by name.
+    """Check a mapping of environment variables, and return pairs of name and value, sorted by name.
 
-    Refused are names that begin with "SKYPOOL_", and values that are too long or contain a NUL or a surrogate. For
-    `name` "secrets", no message shows a value.
+    Refused are names that begin with "SKYPOOL_", and values that contain a NUL or a surrogate. A variable may have
+    131,071 bytes, and all together 1,000,000 characters. `name` is the image's field, for the message of ImageError.
+    If it is "secrets", the message shows no value.
     """
     if not isinstance(value, Mapping):
         raise ImageError(f"{name} must map variables to their values, such as {{'SEED': '1'}}, not {value!r}")
@@ -255,7 +264,10 @@ def variables(name: str, value: object) -> Pairs:
 
 
 def check_size(name: str, variable: str, value: str) -> None:
-    """Raise ImageError if an environment variable is so long that Linux starts no program with it."""
+    """Raise ImageError if an environment variable is so long that Linux starts no program with it.
+
+    The limit is 131,071 bytes for "VARIABLE=VALUE". `name` is the image's field, for the message.
+    """
     size = len(f"{variable}={value}".encode(errors="surrogateescape"))
     if size > _LONGEST_VARIABLE:
         raise ImageError(
@@ -273,9 +285,9 @@ def _variable(name: str, key: object) -> str:
 
 
 def secrets_asked(value: object) -> tuple[tuple[str, ...], Pairs]:
-    """Check the field `secrets`, and return the sorted names, and pairs of name and value for values that were given.
+    """Check the field `secrets`. Return the sorted names of all secrets, and pairs (name, value) of the given values.
 
-    `value` is a list of names, which gives no pairs, or a mapping of names to values.
+    `value` is a list of names, for which there are no pairs, or a mapping of names to values.
     """
     if isinstance(value, Mapping):
         given = variables("secrets", value)
@@ -284,7 +296,7 @@ def secrets_asked(value: object) -> tuple[tuple[str, ...], Pairs]:
 
 
 def files_asked(value: object) -> tuple[tuple[str, str | bytes], ...]:
-    """Check the field `files`, and return pairs of place on the node and local path or bytes, sorted by place.
+    """Check the field `files`, and return pairs (place on the node, local path or bytes), sorted by place.
 
     A place that ends with "/" is a folder: the local file's name is appended. Local files need not exist yet.
     """
@@ -311,7 +323,8 @@ def files_asked(value: object) -> tuple[tuple[str, str | bytes], ...]:
 def destination(place: str) -> str:
     """Return the normalized path of a place on the node. The place may be relative, absolute, or below `~`.
 
-    Refused are "..", another user's home, a place that is no file, and line breaks.
+    ImageError is raised for a place with ".." or a line break, in another user's home, or that can only be a folder,
+    such as "/".
     """
     parts = PurePosixPath(place).parts
     if ".." in parts:
@@ -349,7 +362,7 @@ def base_asked(value: object) -> str | Pairs | None:
 def version(name: str, value: object, such_as: str) -> str | None:
     """Check a version of one to four numbers with dots, such as "12.8", and return it. None stays None.
 
-    See `text` for the arguments.
+    The message of ImageError has `name`, the image's field, and `such_as`, an example of a valid value.
     """
     if value is None:
         return None

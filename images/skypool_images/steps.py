@@ -13,7 +13,7 @@ from importlib.resources import files
 from skypool_images.errors import ImageError
 
 _END = "SKYPOOL_END"
-"""Line that ends a step's code in the script."""
+"""The line that marks the end of a step's code in the script that `assemble` returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,8 @@ class Step:
     """One named part of the setup of a machine.
 
     Attributes:
-        name: letters a-z, 0-9 and "-". Two steps of a script must not have the same name.
+        name: name of the step in the script's output, of the characters a-z, 0-9 and "-". No two steps of a script may
+            have the same name.
         script: POSIX shell code that is safe to run twice. It runs with `set -eu`, and can use the shell functions of
             `scripts/prelude.sh` and `scripts/python.sh` in this package.
         check: shell code that succeeds if `script` has had its effect; "" if the exit status of `script` is enough.

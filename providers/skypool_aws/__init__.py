@@ -6,6 +6,9 @@ for that.
 
 Words of this package:
 
+- instance: a rented machine of EC2. A node is an instance of a pool; its node number is its number in the pool.
+- zone: a part of a region, such as "us-east-1a". Market: "on-demand" or "spot".
+- record: AWS's description of something, as a dict.
 - AMI: a machine image. SSM parameter: an entry in AWS's parameter store, which may hold the id of an AMI.
 - capacity reservation: capacity that the account holds already. A capacity block is one that was paid for in advance.
 - EFA: an Elastic Fabric Adapter, which is a faster network interface.
@@ -13,9 +16,14 @@ Words of this package:
 - dry run: a request that AWS checks and does not execute.
 - gang: machines that must reach each other (`private_network`).
 - recording: a file into which skypool writes requests and replies, if the user has switched that on.
+- need, offer, order: the requirements of a node, an instance type with zone, market and price, and the request to rent
+  instances for nodes of a pool (`skypool.model`).
+- finding: the result of one check. Leftover: another resource of a pool than an instance, such as a key pair.
+- settings: the arguments of `AWS`.
 
-In arguments, `said` and `tags` are the tags that skypool writes to a resource. Need, offer, order, finding and leftover
-are explained in `skypool.model`.
+In arguments, `said` and `tags` are the tags that skypool writes to a resource, as a dict. `ec2`, `pricing`, `quotas`,
+`ssm` and `sts` are clients of AWS's services, by which requests are sent. All but `pricing` are for one region.
+`profile` is a profile of the AWS configuration; None leaves the choice to boto3. `vpc` is the id of a network.
 """
 # pyright: reportTypedDictNotRequiredAccess=false
 # The stubs of boto3 mark every field of an answer as one that may be missing.
@@ -50,10 +58,10 @@ _PRICES = 12.0
 """Seconds for which a request for prices is repeated after a rate limit or a lost answer."""
 
 _ADDRESS = 90.0
-"""Seconds within which a new instance must get a public address."""
+"""Seconds to wait for the public address of a new instance."""
 
 _RUNNING = 300.0
-"""Seconds within which a new instance with several network interfaces must run and get its Elastic IP address."""
+"""Seconds to wait until a new instance with several network interfaces runs and has its Elastic IP address."""
 
 _TIDYING = 180.0
 """Seconds for which the removal of a resource is repeated while instances still use the resource."""
@@ -80,7 +88,7 @@ _WATCH = ssh_machine.notice_program(
 """Python source that runs on a spot machine and waits for AWS's interruption notice in the metadata service."""
 
 _Setting = tuple[str, str, bool]
-"""The regular expression of a setting's values, examples for messages, and True if a list of values is allowed."""
+"""Three facts of a setting: a regular expression of its values, examples for messages, and True if it may be a list."""
 
 _SETTINGS: Mapping[str, _Setting] = {
     "region": (
@@ -181,11 +189,11 @@ class AWS(Regional):
         return Answers(found, [*sold.lacks, *rows.lacks])
 
     def _regions(self, patterns: Sequence[str] = ()) -> list[str]:
-        """Return the regions of the settings, or else of the account, that match a pattern (without patterns: all)."""
+        """Return the allowed regions that match one of the patterns, such as "eu-*"; without patterns, all of them."""
         return chosen(_requests.regions(self._ec2()), self.region or (), patterns)
 
     def _sold(self, need: Need, region: str) -> Iterator[Offer]:
-        """Yield a region's offers. Spot offers have the price without disk and address, and all others the price 0."""
+        """Yield a region's offers. Prices are completed later: spot offers lack disk and address, others have 0."""
         ec2 = self._ec2(region)
         types = self._types(ec2, need)
         if self.capacity_reservation:
@@ -194,7 +202,7 @@ class AWS(Regional):
             yield from self._unreserved(ec2, region, types, need)
 
     def _types(self, ec2: EC2Client, need: Need) -> dict[str, Offer]:
-        """Return a region's types that could meet the need, as a dict from name to offer without place and price."""
+        """Return a dict from type to an offer without zone and price, for a region's types that could meet the need."""
         names = {each.name for each in need.accelerators if each.kind != "cpu"}
         found = {}
         for record in _requests.instance_types(ec2, _catalog.patterns(need)):
@@ -206,7 +214,7 @@ class AWS(Regional):
         return found
 
     def _reserved(self, ec2: EC2Client, region: str, types: Mapping[str, Offer]) -> Iterator[Offer]:
-        """Yield the offer, at the price 0, of the capacity reservation in the settings if `types` has its type."""
+        """Yield the offer of the capacity reservation in the settings, if `types` has its type. The price is 0."""
         for held in _requests.capacity_reservations(ec2, self.capacity_reservation or ""):
             offer = types.get(held["InstanceType"])
             if offer is None:
@@ -233,7 +241,7 @@ class AWS(Regional):
         return next(self._reserved(ec2, region, {each["InstanceType"]: _catalog.kind(each) for each in records}))
 
     def _unreserved(self, ec2: EC2Client, region: str, types: Mapping[str, Offer], need: Need) -> Iterator[Offer]:
-        """Yield an offer for each type, market of the need, and zone with a subnet. On demand, the price is 0."""
+        """Yield offers for each type, in each zone with a subnet, on the need's markets. On demand, the price is 0."""
         if all(offer.detail["sold"] == ["capacity-block"] for offer in types.values()):
             tracebacks.warn(
                 f"AWS sells {', '.join(sorted(types))} only by capacity blocks, which are bought in advance: buy one "
@@ -255,7 +263,7 @@ class AWS(Regional):
                 yield replace(offer, quota=limit, market="spot", usd_per_hour=usd)
 
     def _price_rows(self, regions: Sequence[str], types: Iterable[str]) -> Answers[str]:
-        """Return the rows (JSON texts) of AWS's price list for these types, of one region alone or of all regions."""
+        """Return the rows (JSON texts) of AWS's price list for these types: of the region if it is one, else of all."""
         pricing = _api.pricing(self.profile)
         only_region = regions[0] if len(regions) == 1 else ""
 
@@ -269,10 +277,11 @@ class AWS(Regional):
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """Rent instances with one request, and return them sorted by node.
 
-        The same order returns the same instances. Fewer instances than ordered may be returned, unless the need has
-        `private_network`. While EC2 does not find the key pair or group that was just made, the request is repeated for
-        up to 20 s. Instances with several network interfaces need an Elastic IP address each. These addresses are
-        allocated before the instances, so that no instance is paid for if the quota of addresses is too small.
+        A repeated order returns the instances that exist already. Fewer instances than ordered may be returned, unless
+        the need has `private_network`. While EC2 does not find the key pair or group that was just made, the request is
+        repeated for up to 20 s. Instances with several network interfaces need an Elastic IP address each. These
+        addresses are allocated before the instances, so that no instance is paid for if the quota of addresses is too
+        small.
 
         Raises:
             NoAnswer: the answer was lost, so instances or addresses may have been made.
@@ -301,7 +310,7 @@ class AWS(Regional):
         return sorted(instances, key=lambda instance: instance.node)
 
     def _prepared(self, offer: Offer, order: Order) -> _requests.InstanceRequest:
-        """Make the order's key pair, groups and firewall rules, unless they exist, and return the launch request."""
+        """Make the key pair, groups and firewall rules that an order needs, if missing. Return the launch request."""
         ec2 = self._ec2(offer.region)
         gang = order.need.private_network
         subnet = self._subnet(ec2, offer.zone)
@@ -316,7 +325,7 @@ class AWS(Regional):
         return replace(request, key_name=name, security_group=group, placement_group=placement_group)
 
     def _request(self, offer: Offer, order: Order, subnet: str) -> _requests.InstanceRequest:
-        """Return the launch request, without key pair and groups. The same order always gives the same request."""
+        """Return an order's launch request, without key pair and groups. A repeated order gives the same request."""
         need = order.need
         gang = need.private_network
         ami, root_device, disk_gb = self._image(self._ec2(offer.region), offer, need)
@@ -360,13 +369,13 @@ class AWS(Regional):
         return ami, root, max(disk_gb, _requests.disk_size(image))
 
     def _image_record(self, ec2: EC2Client, name: str) -> ImageTypeDef:
-        """Return EC2's record of an image, which is named by an AMI's id or by an SSM parameter."""
+        """Return EC2's record of an image. `name` is the id of an AMI, or an SSM parameter that holds such an id."""
         if not name.startswith("ami-"):
             name = _requests.image_parameter(_api.ssm(self.profile, ec2.meta.region_name), name)
         return _requests.image(ec2, name)
 
     def _subnets(self, ec2: EC2Client) -> list[SubnetTypeDef]:
-        """Return the subnets of the settings, or each zone's default subnet. Raises AccessError if there are none."""
+        """Return the subnets of the settings, else each zone's default subnet. Raise AccessError if there is none."""
         found = _requests.subnets(ec2, [*(self.subnet or ())])
         if not found:
             region = ec2.meta.region_name
@@ -383,7 +392,7 @@ class AWS(Regional):
         return sorted(found, key=lambda subnet: subnet["SubnetId"])
 
     def _subnet(self, ec2: EC2Client, zone: str) -> SubnetTypeDef:
-        """Return the subnet for machines in a zone, the first by id. Raises CapacityError if the zone has none."""
+        """Return the subnet for machines in a zone: the first by id. Raise CapacityError if the zone has none."""
         for subnet in self._subnets(ec2):
             if subnet["AvailabilityZone"] == zone:
                 return subnet
@@ -394,7 +403,7 @@ class AWS(Regional):
         )
 
     def _security_group(self, ec2: EC2Client, name: str, vpc: str, said: Mapping[str, str], gang: bool) -> str:
-        """Return the id of the pool's security group. Make the group if it is missing, and open its ports."""
+        """Return the id of a pool's security group in the network `vpc`. Make it if missing, and open its ports."""
         group = _requests.create_security_group(ec2, name, vpc, said)
         if not group:
             group = retry.soon(lambda: _requests.security_group(ec2, name, vpc), _NEW) or ""
@@ -415,8 +424,8 @@ class AWS(Regional):
         """Return how to reach an instance: ssh to its public address. Waits up to 90 s for that address.
 
         An instance with several network interfaces gets the Elastic IP address that its launch allocated only when it
-        runs. For such an instance, the wait is up to 300 s. Does not connect, and makes nothing at AWS. The result says
-        how long the machine may take to accept ssh: 420 s, or 1200 s for a bare-metal type.
+        runs. For such an instance, the wait is up to 300 s. The method does not connect, and allocates nothing at AWS.
+        The result says how long the machine may take to accept ssh: 420 s, or 1200 s for a bare-metal type.
 
         Raises:
             ProviderError: AWS has ended the instance, the instance has no public address in time, or somebody has
@@ -433,7 +442,7 @@ class AWS(Regional):
         )
 
     def _address(self, instance: Instance) -> str:
-        """Return an instance's public address without waiting. Raises ProviderError ("pending") if it has none yet."""
+        """Return an instance's public address without waiting. Raise ProviderError ("pending") if it has none yet."""
         for record in _requests.instances(self._ec2(instance.region), [instance.id]):
             if record["State"]["Name"] not in ("pending", "running"):
                 why = record.get("StateReason", {})
@@ -453,7 +462,7 @@ class AWS(Regional):
         )
 
     def _found(self, region: str, pool: str | None) -> list[Instance]:
-        """Return a region's instances of one pool, rented from this computer, or of all pools of this user."""
+        """Return a region's instances of a pool of this computer; if `pool` is None, of all pools of this user."""
         filters = _requests.pool_filters(tags.owners(pool), pool)
         return [self._instance(region, each) for each in _requests.pool_instances(self._ec2(region), filters)]
 
@@ -473,7 +482,7 @@ class AWS(Regional):
         )
 
     def _tag(self, region: str, ids: Sequence[str], until: datetime) -> None:
-        """Write the time until which resources are needed into their tags, in place of an earlier time."""
+        """Write the time until which the resources with these ids are needed into their tags."""
         _requests.tag(self._ec2(region), ids, {tags.UNTIL: tags.stamp(until)})
 
     # --- ending ----------------------------------------------------------------------------------------------
@@ -516,7 +525,7 @@ class AWS(Regional):
         return [*left, *self._terminate(region, {id: instances[id] for id in there})] if there else left
 
     def _terminating(self, region: str, instances: Mapping[str, Instance]) -> list[str]:
-        """Return the ids of instances that have not ended yet. Ask again if one is not even shutting down."""
+        """Return the ids of those given instances that have not ended. If one is not ending, ask EC2 again."""
         seen = _requests.instances(self._ec2(region), [*instances])
         states: dict[str, str] = {each["InstanceId"]: each["State"]["Name"] for each in seen}
         if all(states.get(id) in ("shutting-down", "terminated") for id in instances):
@@ -524,7 +533,7 @@ class AWS(Regional):
         return self._terminate(region, instances)
 
     def _left(self, region: str, pool: str | None) -> Iterator[Leftover]:
-        """Yield a region's leftovers of one pool, made from this computer, or of all pools of this user."""
+        """Yield a region's leftovers of a pool of this computer; if `pool` is None, of all pools of this user."""
         filters = _requests.pool_filters(tags.owners(pool), pool)
         for each in _requests.pool_resources(self._ec2(region), filters):
             yield tags.leftover(self.name, each.kind, each.id, each.tags, region, {}, each.tagged_as)
@@ -557,7 +566,10 @@ class AWS(Regional):
         return _proof.refusals(self._account())
 
     def billed(self, instances: Sequence[str], since: datetime, until: datetime) -> Bill:
-        """Return where AWS will show the cost of instances. The sum is None: AWS reports it hours later, for a fee."""
+        """Return where AWS will show the cost of instances. The sum is None: AWS reports it hours later, for a fee.
+
+        No request is sent. The arguments are the ids of the instances, and times before and after all of them ran.
+        """
         return _proof.bill(self.profile, instances, since, until)
 
     def _account(self) -> _proof.Account:
@@ -580,5 +592,5 @@ class AWS(Regional):
         )
 
     def _ec2(self, region: str = "", attempts: int = _api.ATTEMPTS) -> EC2Client:
-        """Return a client for EC2. Region "" is the one of the AWS configuration, or us-east-1 if that names none."""
+        """Return a client for EC2. The region "" is that of the AWS configuration, or us-east-1 if it names none."""
         return _api.ec2(self.profile, region, attempts)

@@ -2,8 +2,8 @@
 
 EC2 gives no public address to an instance with several network interfaces, so each such instance needs an Elastic IP
 address. An address costs money from its allocation to its release, whether an instance uses it or not. Only `allocate`
-allocates one. By then, the order is in the pool's ledger, and the request itself carries the order's tags. So
-`skypool gc` finds the address, with and without the ledger, whatever happens next.
+allocates addresses. By then, skypool has written the order to its ledger, a local database. The request itself writes
+the order's tags to the address. So `skypool gc` finds the address, with and without the ledger, whatever happens next.
 """
 # pyright: reportTypedDictNotRequiredAccess=false
 # The stubs of boto3 mark every field of an answer as one that may be missing.
@@ -35,8 +35,14 @@ def is_needed_by(instance: Instance) -> bool:
 def allocate(ec2: EC2Client, offer: Offer, order: Order) -> None:
     """Allocate an Elastic IP address for each node of an order, except nodes for which there is one already.
 
-    Each address gets the tags of the order, and the number of its node. `ec2` must not repeat requests. Raises
-    QuotaError if the account may not have that many addresses, and NoAnswer if one may have been allocated.
+    Each address gets the tags of the order, with the number of its node.
+
+    Args:
+        ec2: the client of the offer's region. It must not repeat requests: each one would allocate another address.
+
+    Raises:
+        QuotaError: the account may not have that many addresses.
+        NoAnswer: an answer was lost, so an address with these tags may have been allocated.
     """
     has = {_node(each) for each in _requests.addresses(ec2, order.pool, order.token)}
     said = {**tags.tags(order), "Name": f"skypool-{order.pool}-{tags.session(order)}"}
@@ -73,8 +79,8 @@ def attach(ec2: EC2Client, instance: Instance, record: InstanceTypeDef) -> None:
 def release(ec2: EC2Client, region: str, pool: str, nodes: Mapping[str, Collection[int]]) -> None:
     """Release the Elastic IP addresses of nodes that have no instance any more, and return when EC2 lists none of them.
 
-    `nodes` is a dict from the token of an order to node numbers. If an address cannot be released, a RuntimeWarning
-    says so. The address is then a leftover of its pool, and the end of the pool releases it or raises.
+    `nodes` is a dict from the token of an order to numbers of its nodes. If an address cannot be released, a
+    RuntimeWarning says so, and the address is a leftover of its pool. At its end, the pool tries again to release it.
     """
     try:
         for token, numbers in nodes.items():
@@ -95,6 +101,6 @@ def _is_primary(interface: InstanceNetworkInterfaceTypeDef) -> bool:
 
 
 def _node(address: AddressTypeDef) -> int:
-    """Return the node that an Elastic IP address was allocated for; -1 if no tag of it says that."""
+    """Return the number of the node that an Elastic IP address was allocated for; -1 if its tags do not tell."""
     nodes = tags.unpacked(_requests.tag_values(address.get("Tags", ())).get(tags.NODES, ""))
     return nodes[0] if nodes else -1

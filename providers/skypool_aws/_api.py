@@ -55,13 +55,13 @@ https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_identifiers.html (rea
 """
 
 _LOGIN_SERVICES = ("sso", "sso-oidc", "signin")
-"""Services from which boto3 gets credentials. Only the fact of a request is recorded, as for most requests to STS."""
+"""Services from which boto3 gets credentials. A recording says only that a request was sent, not what it contained."""
 
 _IDENTITY = "GetCallerIdentity"
-"""The operation of STS whose answer has no credentials."""
+"""The only operation of STS (Security Token Service) that is recorded in full, as its answer has no credentials."""
 
 _EXCHANGE = "skypool.exchange"
-"""The key in a request's context, a dict of botocore, under which `_note_request` keeps what `_record` needs."""
+"""The key in the context of a request, a dict of boto3, under which `_note_request` keeps the request for `_record`."""
 
 CONNECT_TIMEOUT = 5
 """Seconds within which a connection to AWS must be established."""
@@ -70,7 +70,7 @@ READ_TIMEOUT = 60
 """Seconds within which AWS must answer a request."""
 
 CONNECTIONS = 16
-"""Connections that one client keeps open: the number of requests that are sent at the same time."""
+"""The most connections that one client keeps open, which are as many as the requests sent at the same time."""
 
 ATTEMPTS = 4
 """How often boto3 sends a request before it gives up, including the first time."""
@@ -82,16 +82,17 @@ _FILES = {
     "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials",
     "AWS_CONFIG_FILE": "~/.aws/config",
 }
-"""A dict from environment variable to the default path of a file of boto3. The variable can name another path."""
+"""A dict from environment variable to path, for the files that boto3 reads. A variable that is set has another path."""
 
 _making = threading.Lock()
-"""Held while a client is made: threads may share clients, but not the sessions that make them."""
+"""Held while a client is made. Threads may share clients, but not the boto3 sessions with which clients are made."""
 
 
 def ec2(profile: str | None, region: str = "", attempts: int = ATTEMPTS) -> EC2Client:
     """Return a client for EC2 in a region, which sends each request up to `attempts` times.
 
-    `region` "" is that of the user's AWS configuration, or us-east-1. `profile` None leaves the choice to boto3.
+    The region "" means the one of the user's AWS configuration, or us-east-1 if it names none. `profile` is a profile
+    of this configuration; None leaves the choice to boto3.
     """
     return cast("EC2Client", _shared_client(profile, "ec2", region, attempts))
 
@@ -112,7 +113,7 @@ def ssm(profile: str | None, region: str) -> SSMClient:
 
 
 def sts(profile: str | None, region: str) -> STSClient:
-    """Return a client for the Security Token Service, which reports whose credentials they are."""
+    """Return a client for the Security Token Service, which tells to whom the credentials in use belong."""
     return cast("STSClient", _shared_client(profile, "sts", region))
 
 
@@ -147,7 +148,7 @@ def accepted(*codes: str) -> Iterator[None]:
 
 
 def _shared_client(profile: str | None, service: str, region: str, attempts: int = ATTEMPTS) -> object:
-    """Return the client for a service, such as "ec2". It is made anew when variables or files of AWS change."""
+    """Return the shared client for a service, such as "ec2". Make it anew if AWS's variables or files have changed."""
     environment = surroundings("AWS_", _FILES)
     with _making, _translated("your settings", region):
         return _client(profile, environment, service, region, attempts)
@@ -155,7 +156,7 @@ def _shared_client(profile: str | None, service: str, region: str, attempts: int
 
 @lru_cache(maxsize=256)
 def _client(profile: str | None, environment: Hashable, service: str, region: str, attempts: int) -> object:
-    """Make a client for a service. `environment` is only a key of the cache. The caller must hold `_making`."""
+    """Make a client for a service, and cache it by the arguments. The caller must hold the lock `_making`."""
     session = _session(profile, environment)
     config = imported("botocore.config").Config(
         retries={"mode": "standard", "total_max_attempts": attempts},
@@ -168,7 +169,7 @@ def _client(profile: str | None, environment: Hashable, service: str, region: st
 
 @lru_cache(maxsize=64)
 def _session(profile: str | None, environment: Hashable) -> Any:
-    """Make a boto3 session, whose clients raise errors of skypool. `environment` is only the cache's key."""
+    """Make a boto3 session, whose clients raise skypool's errors, and cache it by the arguments."""
     session = imported("boto3").Session(profile_name=profile)
     session.events.register("creating-client-class", _add_translation)
     session.events.register("request-created", _note_request)
@@ -177,7 +178,7 @@ def _session(profile: str | None, environment: Hashable) -> Any:
 
 
 def _note_request(request: Any, **_: object) -> None:
-    """Keep a request for the recording, if one is on. boto3 calls this event handler before each attempt."""
+    """Keep a request until its reply comes, if a recording is on. boto3 calls this before it sends the request."""
     if recording.current() is not None:
         request.context[_EXCHANGE] = (request, datetime.now(UTC), time.monotonic())
 
@@ -189,7 +190,7 @@ def _record(
     exception: Exception | None,
     **others: object,
 ) -> None:
-    """Write a request and its reply (or exception) into the recording, if one is on. boto3 calls this."""
+    """Record a request and its reply, or its exception, if a recording is on. boto3 calls this after each reply."""
     kept = context.pop(_EXCHANGE, None)
     recorder = recording.current()
     if recorder is None or kept is None:
@@ -208,7 +209,7 @@ def _exchange(
     reply: Mapping[str, Any],
     exception: Exception | None,
 ) -> recording.Exchange:
-    """Return a request of boto3, its reply ({} for none) and the seconds that it `took` as an entry of a recording."""
+    """Return a request of boto3 and its reply, {} for none, as an entry of a recording. `took`: time in seconds."""
     prepared = request.prepare()
     _, service, operation = event_name.split(".", 2)
     url = urlsplit(prepared.url)
@@ -237,12 +238,12 @@ def _texts(headers: Mapping[str, str | bytes]) -> dict[str, str]:
 
 
 def _add_translation(base_classes: list[type], **_: object) -> None:
-    """Put `_Translating` before the other base classes of a client class that boto3 is making, in place."""
+    """Add `_Translating` to the base classes of a client class, before the others. boto3 calls this for each class."""
     base_classes.insert(0, _Translating)
 
 
 class _Translating:
-    """A base class of all clients of boto3. All requests pass through it, and it raises AWS's errors as skypool's."""
+    """A base class that all clients of boto3 get. It translates the errors of their requests to skypool's errors."""
 
     meta: Any
 
@@ -256,7 +257,7 @@ class _Translating:
 
 @contextmanager
 def _translated(action: str, region: str) -> Iterator[None]:
-    """Raise errors of boto3 in a `with` block as errors of skypool, which say that `action` was refused."""
+    """Translate errors of boto3 in a `with` block to skypool's. Their messages name the request, `action`."""
     try:
         exceptions = imported("botocore.exceptions")
         parsers = imported("botocore.parsers")
@@ -275,11 +276,11 @@ def _translated(action: str, region: str) -> Iterator[None]:
 
 
 def _class_names(error: BaseException) -> list[str]:
-    """Return the names of an exception's class and base classes, to look up an error that has no code."""
+    """Return the names of an exception's class and base classes. They serve as codes for an error without a code."""
     return [each.__name__ for each in type(error).__mro__]
 
 
 def _refusal(action: str, region: str, code: str, message: str) -> ProviderError:
-    """Return the error for a refusal of AWS. Leave out the encoded part of its text, which only AWS can read."""
+    """Return the error for a refusal of the request `action`. Leave out the part of its text that only AWS can read."""
     text, _, _ = message.partition(" Encoded authorization failure")
     return REFUSALS.error(f"{action} in {region}" if region else action, code, text, region=region)

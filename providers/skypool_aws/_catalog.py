@@ -69,12 +69,13 @@ _PLAIN_DISK_GB = 30
 
 @dataclass(frozen=True, slots=True)
 class SpotQuota:
-    """A limit of the account on the vCPUs of spot instances that run at once, for some instance types.
+    """A limit of the account on the vCPUs of spot instances that run at once, for a group of instance types.
 
     Attributes:
-        name: AWS's name for these instance types.
-        codes: the code of the quota in Service Quotas. Several codes if it is not known which of them counts.
-        types: regular expression that matches the beginning of these instance types' names.
+        name: AWS's name for this group of instance types.
+        codes: the code of the limit in Service Quotas, AWS's service for limits. Several codes if it is not known which
+            of them counts.
+        types: regular expression that matches the beginning of the names of the group's instance types.
     """
 
     name: str
@@ -88,8 +89,8 @@ class Quota:
 
     Attributes:
         name: AWS's name for the group of instance types.
-        on_demand: the code of the quota in Service Quotas.
-        spot: the limits on spot instances of the group: usually one, which has the name of the group.
+        on_demand: the code of this limit in Service Quotas, AWS's service for limits.
+        spot: the limits on spot instances of the same types. Usually there is one, which has the name of the group.
         families: the letters before the first digit in the names of the group's instance types.
     """
 
@@ -100,7 +101,7 @@ class Quota:
 
 
 def _quota(name: str, on_demand: str, spot: str, *families: str) -> Quota:
-    """Return a quota with one limit on spot instances. `on_demand` and `spot` are codes in Service Quotas."""
+    """Return a quota of a group with one limit on spot instances. `on_demand` and `spot` are the limits' codes."""
     return Quota(name, on_demand, (SpotQuota(name, (spot,), "|".join(families)),), families)
 
 
@@ -159,7 +160,9 @@ _NOT_DRIVEN = ("K80", "K520", "M60", "V100", "Inferentia1")
 """Accelerators that no AMI in `_DRIVER_IMAGES` supports: NVIDIA's before Turing, and Inferentia1."""
 
 _GRAVITON = r"[a-z]+\d+[a-z]*g[a-z]*\.|.*-gb\d"
-"""Regular expression of names of types with arm64 processors: a "g" after the generation, or the chip's name.
+"""Regular expression of the names of instance types with arm64 processors.
+
+Such a name has a "g" after the number of the generation, as "c7g.large", or ends with the name of a chip, "-gb200".
 
 https://docs.aws.amazon.com/ec2/latest/instancetypes/instance-type-names.html, read 2026-11-24.
 """
@@ -194,16 +197,17 @@ _GIB_PER_VCPU = {"c": 2, "m": 4, "r": 8}
 """A dict from first letter of a type's name to GiB of memory for each vCPU, for types without accelerators."""
 
 _PLAIN_GENERATIONS = ("5", "?a", "?g", "?i")
-"""The part between first letter and dot in the names of types without accelerators, such as "5" in "c5.large".
+"""Patterns of the part between the first letter and the dot in the names of types, such as "5" in "c5.large".
 
-"?" matches one character. Types with other names are not offered.
+Of the types without accelerators, only those that match are offered. "?" matches one character.
 """
 
 
 def patterns(need: Need) -> list[str]:
-    """Return patterns of the names of instance types that could meet the need, sorted, like "p5.*" or "c5.xlarge".
+    """Return sorted patterns of the names of instance types that could meet the need, such as "p5.*" or "c?a.xlarge".
 
-    If the need has no accelerators, the result has the smallest sufficient type of each family, such as "c5".
+    "*" matches any text, and "?" one character. If the need has no accelerators, the result has the smallest sufficient
+    type of each family of types without accelerators, such as "c5".
     """
     found: set[str] = set()
     for wanted in need.accelerators:
@@ -217,7 +221,7 @@ def patterns(need: Need) -> list[str]:
 
 
 def _families_with(wanted: Accelerator) -> set[str]:
-    """Return patterns of the families, such as "p5.*", of which a known type has at least one whole such device."""
+    """Return patterns, such as "p5.*", of the families of which a known type has whole devices of the wanted model."""
     families = set()
     for name, has in meanings("aws-type").items():
         if has.name == wanted.name and " " not in name:
@@ -274,7 +278,7 @@ def kind(record: Mapping[str, Any]) -> Offer:
 
 
 def _efa(network: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """Return where the EFAs of an instance type go, as pairs (network card, device): as many as the type may have."""
+    """Return a pair (network card, device on the card) for each EFA that an instance type may have. [] for none."""
     if not network.get("EfaSupported"):
         return []
     most = network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 1)
@@ -347,6 +351,8 @@ def parameter(template: str, arch: Arch = "x86_64", release: str = "") -> str:
     A template without placeholders, such as an image's id, is returned unchanged.
 
     Args:
+        template: the name with placeholders, as in "/aws/…/{arch}/…".
+        arch: the processor architecture.
         release: the Ubuntu release, such as "ubuntu-22.04"; "" means 24.04.
     """
     return template.format(
@@ -357,9 +363,10 @@ def parameter(template: str, arch: Arch = "x86_64", release: str = "") -> str:
 
 
 def images_of(types: Iterable[str], asked: str = "") -> list[str]:
-    """Return the images that machines of these types start from, as `base` names them, without duplicates.
+    """Return the images that machines of these types start from, without duplicates.
 
-    The images of types without accelerators are always among them. Types that skypool does not know are ignored.
+    An image is named by the id of an AMI or by an SSM parameter. The images of types without accelerators are always
+    among them. Types that skypool does not know are ignored.
 
     Args:
         types: names of instance types with accelerators.
@@ -385,7 +392,7 @@ def known_types() -> set[str]:
 
 
 def accelerated() -> list[str]:
-    """Return patterns, such as "p*", of instance types that begin with the letters of a type with accelerators."""
+    """Return patterns, such as "p*", of instance types: one for the first letters of each type with accelerators."""
     return sorted({f"{re.split(r'[0-9]', name)[0]}*" for name in known_types()})
 
 
@@ -395,14 +402,14 @@ def disk_usd(region: str) -> float:
 
 
 def _driver_image(has: Accelerator | None) -> str:
-    """Return the SSM parameter, with placeholders, of AWS's image with this accelerator's driver; "" if none exists."""
+    """Return the SSM parameter, with placeholders, of AWS's image with the driver for `has`; "" if there is none."""
     if has is None or has.name in _NOT_DRIVEN:
         return ""
     return _DRIVER_IMAGES.get(has.runtime, "")
 
 
 def _release(asked: str, has: Accelerator | None) -> str:
-    """Return the Ubuntu release that was asked for, or else the one that suits an accelerator without AMI of AWS."""
+    """Return the Ubuntu release that was asked for, such as "24.04"; "" chooses the one that suits the accelerator."""
     if asked:
         return asked.removeprefix("ubuntu-")
     if has is not None and has.runtime in ("neuron", "hpu"):

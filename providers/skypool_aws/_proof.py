@@ -42,7 +42,7 @@ _NO_IMAGE = ("InvalidAMIID.NotFound", "InvalidAMIID.Unavailable", "ParameterNotF
 """AWS's error codes for an image that a region does not have."""
 
 _PRECISION = 1e-6
-"""Difference of two prices in USD up to which they count as equal."""
+"""Two prices count as equal if they differ by at most this number of USD."""
 
 _NEEDED = timedelta(minutes=10)
 """Time after which `skypool gc` may end an instance that EC2 launched unexpectedly."""
@@ -59,13 +59,14 @@ class Account:
     Attributes:
         profile: a profile of the AWS configuration; None leaves the choice to boto3.
         region: the region in which permissions and quotas are checked.
-        chooses_regions: True if the settings name regions, so that the others are not looked at.
+        chooses_regions: True if the settings name regions, so that no other regions are checked.
         base: the image that the settings name; "" for none.
         ssh_from: the networks of the settings that may log in; None for this computer's address.
         client: returns the client for EC2 in a region.
         regions: returns the names of the regions that the settings allow.
         subnets: returns EC2's records of the subnets in which machines may be placed.
-        launch: returns the launch request for an order, without key pair, security group and placement group.
+        launch: called with an offer and an order. It returns the launch request, without key pair, security group and
+            placement group.
         reserved: returns the offer of the capacity reservation in the settings; None if the settings have none.
         listed: returns the machines and the leftovers of the user's pools in a region.
         terminate: terminates the instances of these records, and returns when they have ended.
@@ -91,8 +92,9 @@ class Account:
 def check(account: Account) -> Iterator[Finding]:
     """Check an account, and yield the findings. Nothing is rented or changed. Does not raise.
 
-    Without valid credentials, only the findings about this computer and the credentials are yielded. If the clock is
-    wrong as well, only its finding is yielded of these two, because AWS refuses signatures with a wrong time.
+    Without valid credentials, only the findings about this computer and the credentials are yielded. If the check of
+    the clock fails as well, only one of these two findings is yielded. It is that of the clock if the time is wrong,
+    because AWS then refuses valid credentials, too.
     """
     found = {each.what: each for each in preflight.findings(_basics(account))}
     is_known = found["credentials"].good
@@ -126,7 +128,7 @@ _Question = Callable[[], Iterable[Finding | _Failed]]
 
 
 def _questions(account: Account) -> dict[str, _Question]:
-    """Return the checks that need valid credentials. The keys are the titles of their findings if a check raises."""
+    """Return a dict from title to check, for checks that need valid credentials. A check that raises gets the title."""
     region = account.region
     questions: dict[str, _Question] = {
         f"pools in {region}": partial(_pools, account),
@@ -140,7 +142,7 @@ def _questions(account: Account) -> dict[str, _Question]:
 
 
 def _told(questions: Mapping[str, _Question], region: str) -> Iterator[Finding]:
-    """Run checks in parallel, and yield their findings. Failures with the same cause become one finding."""
+    """Run the checks `questions` in parallel, and yield their findings. Failures with one cause become one finding."""
     denied: dict[str, Exception] = {}
     failed: dict[str, list[_Failed]] = {}
     for title, outcome in zip(questions, at_once(lambda ask: list(ask()), questions.values()), strict=True):
@@ -157,7 +159,7 @@ def _told(questions: Mapping[str, _Question], region: str) -> Iterator[Finding]:
 
 
 def _permission(error: Exception) -> str:
-    """Return the missing permission, such as "ec2:RunInstances", or AWS's text about it; "" for other errors."""
+    """Return the permission that an error says is missing, such as "ec2:RunInstances"; "" for other errors."""
     if not isinstance(error, ProviderError) or error.code not in _DENIALS:
         return ""
     named = re.search(r"not authorized to perform: (\S+)", error.text)
@@ -165,7 +167,7 @@ def _permission(error: Exception) -> str:
 
 
 def _permissions(denied: Mapping[str, Exception], region: str) -> Finding:
-    """Return the finding about permissions. `denied` is a dict from missing permission to AWS's error."""
+    """Return the finding about all permissions. `denied` is a dict from each missing permission to AWS's error."""
     title = f"permissions in {region}"
     if not denied:
         return Finding(title, True, "dry runs of all requests are allowed")
@@ -178,13 +180,13 @@ def _permissions(denied: Mapping[str, Exception], region: str) -> Finding:
 
 
 def _pools(account: Account) -> Iterator[Finding]:
-    """Count what the user's pools have in the region. This needs the permissions with which `skypool gc` searches."""
+    """Count what the user's pools have in the region. This tests the permissions that `skypool gc` needs to search."""
     instances, leftovers = account.listed(account.region)
     yield Finding(f"pools in {account.region}", True, f"{len(instances)} machines, {len(leftovers)} leftovers")
 
 
 def _creates(account: Account) -> Iterator[Finding | _Failed]:
-    """Test with dry runs if key pairs, groups and addresses could be made for a pool, and yield only the failures."""
+    """Test by dry runs if key pairs, groups and addresses could be made for a pool. Yield only what failed."""
     ec2 = account.client(account.region)
     said = tags.tags(_order(Need()))
     asks: dict[str, Callable[[], None]] = {
@@ -199,7 +201,7 @@ def _creates(account: Account) -> Iterator[Finding | _Failed]:
 
 
 def _dry_runs(account: Account) -> Iterator[Finding | _Failed]:
-    """Yield the results of dry runs: one launch for each quota, on demand and as spot."""
+    """Test a launch for each quota and market by a dry run. Yield each failure, and a finding for all successes."""
     ec2 = account.client(account.region)
     offers = dict(_smallest(account, ec2))
 
@@ -219,7 +221,7 @@ def _dry_runs(account: Account) -> Iterator[Finding | _Failed]:
 
 
 def _smallest(account: Account, ec2: EC2Client) -> Iterator[tuple[tuple[str, Market], Offer]]:
-    """Yield ((name of the quota, market), offer) for the smallest type of each quota, or for the reservation."""
+    """Yield ((name of the quota, market), offer of its smallest type) for each quota; or for the reservation only."""
     if (held := account.reserved()) is not None:
         yield ("the reservation", "on-demand"), held
         return
@@ -253,24 +255,24 @@ def _limits(market: Market) -> list[str]:
 
 
 def _size(offer: Offer) -> tuple[float, str]:
-    """Return a key that sorts offers by vCPUs."""
+    """Return a sort key: the offer's vCPUs, then the name of its instance type."""
     return offer.vcpus or 0.0, offer.instance_type
 
 
 def _names_image(account: Account) -> bool:
-    """Return True if the settings name a single image. An Ubuntu release has one for each processor architecture."""
+    """Return True if the settings name one image, not an Ubuntu release, which has one for each architecture."""
     return account.base.startswith(("ami-", "/"))
 
 
 def _is_offered(account: Account, offer: Offer) -> bool:
-    """Return True if the driver could offer this type: it knows the accelerator, or the type has none."""
+    """Return True if the driver could offer this instance type: skypool knows its accelerator, or it has none."""
     if _catalog.needs_grid_driver(offer.instance_type) and not account.base:
         return False
     return offer.accelerator is not None or offer.quota == _catalog.PLAIN
 
 
 def _image(account: Account, region: str, name: str) -> str:
-    """Return the id of an image, which is named by that id or by an SSM parameter."""
+    """Return the id of an AMI. `name` is the id itself, or an SSM parameter. Raise ProviderError if it is missing."""
     if name.startswith("ami-"):
         return str(_requests.image(account.client(region), name)["ImageId"])
     return _requests.image_parameter(_api.ssm(account.profile, region), name)
@@ -283,7 +285,7 @@ def _order(need: Need) -> Order:
 
 
 def _quotas(account: Account) -> Iterator[Finding | _Failed]:
-    """Yield the limits of each quota in words. Limits of 0 are a failure only if all quotas have them."""
+    """Yield a finding about the limits of each quota. If all limits are 0, also yield a failure."""
     outcomes = at_once(partial(_limits_of, account), _catalog.QUOTAS)
     nothing = all(isinstance(each, tuple) and not any(each[1:]) for each in outcomes)
     for quota, outcome in zip(_catalog.QUOTAS, outcomes, strict=True):
@@ -302,7 +304,7 @@ def _quotas(account: Account) -> Iterator[Finding | _Failed]:
 
 
 def _limits_of(account: Account, quota: _catalog.Quota) -> tuple[str, float, float]:
-    """Return (all limits of a quota in words, its limit on demand, its largest spot limit). Limits are in vCPUs."""
+    """Return (text with all limits of a quota, its limit on demand, its largest limit for spot), in vCPUs."""
     quotas = _api.service_quotas(account.profile, account.region)
     on_demand = _requests.quota(quotas, quota.on_demand)
     codes = list(dict.fromkeys(code for each in quota.spot for code in each.codes))
@@ -334,12 +336,12 @@ def _sold(account: Account) -> Iterator[Finding | _Failed]:
 
 
 def _types(account: Account, region: str) -> set[str]:
-    """Return the names of the types that a region sells, of the families with accelerators."""
+    """Return the names of the instance types that a region sells, in the families with accelerators."""
     return set(_requests.types_in_region(account.client(region), _catalog.accelerated()))
 
 
 def _images(account: Account, types: Mapping[str, Iterable[str]]) -> Iterator[Finding | _Failed]:
-    """Yield a finding for each image that these types, a dict from region to names, start from: good if it exists."""
+    """Yield a finding for each image from which the types start: does it exist? `types`: names by region."""
     pairs = [(region, name) for region, names in types.items() for name in _catalog.images_of(names, account.base)]
     missing: dict[str, list[str]] = {name: [] for _, name in pairs}
     outcomes = at_once(lambda pair: _image(account, *pair), pairs)
@@ -359,12 +361,12 @@ def _images(account: Account, types: Mapping[str, Iterable[str]]) -> Iterator[Fi
 
 
 def _counted(regions: Sequence[str]) -> str:
-    """Return the name of the region if there is one, or else a text such as "3 regions"."""
+    """Return the region's name if there is only one, or else a text such as "3 regions"."""
     return regions[0] if len(regions) == 1 else f"{len(regions)} regions"
 
 
 def _drift(sold: set[str], regions: int, *, complete: bool) -> Finding:
-    """Return the finding that compares AWS's types with skypool's tables. `complete` means: all regions were asked."""
+    """Return a finding that compares AWS's types with skypool's tables. `complete`: all regions were asked."""
     known = _catalog.known_types()
     text = f"AWS sells {len(sold)} in {regions} {'region' if regions == 1 else 'regions'}"
     new, gone = _short(sold - known, sold), _short(known - sold, known) if complete else ""
@@ -376,7 +378,7 @@ def _drift(sold: set[str], regions: int, *, complete: bool) -> Finding:
 
 
 def _short(names: set[str], among: set[str]) -> str:
-    """Return names of types as text. A family such as "p5" replaces its types if `among` has no others of it."""
+    """Return names of types as text. A family such as "p5" stands for its types if `among` has no other of it."""
     families: dict[str, list[str]] = {}
     for name in sorted(names):
         families.setdefault(name.partition(".")[0], []).append(name)
@@ -413,7 +415,7 @@ def _extras(account: Account) -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class _Impossible:
-    """A launch that EC2 must refuse with the error `code`, in a text that has `named`, which does not exist."""
+    """A launch that EC2 must refuse: with the error `code`, and a text that names `named`, which does not exist."""
 
     what: str
     request: _requests.InstanceRequest
@@ -437,7 +439,7 @@ def refusals(account: Account) -> Iterator[Finding]:
 
 
 def _impossible(account: Account) -> list[_Impossible]:
-    """Return launches that EC2 must refuse: of the smallest machine, each with one thing that does not exist."""
+    """Return launches of the smallest machine that EC2 must refuse. In each, one thing does not exist."""
     ec2 = account.client(account.region)
     offers = [offer for (_, market), offer in _smallest(account, ec2) if market == "on-demand"]
     if not offers:
@@ -471,7 +473,7 @@ def _impossible(account: Account) -> list[_Impossible]:
 
 
 def _refused(account: Account, launch: _Impossible) -> Iterator[Finding]:
-    """Send a launch that EC2 must refuse, and yield EC2's answer. Raises ProviderError if it was not as expected."""
+    """Send a launch that EC2 must refuse, and yield a finding. Raise ProviderError if the answer is not as expected."""
     try:
         made = _requests.run_instances(account.client(account.region), launch.request)
     except ProviderError as e:

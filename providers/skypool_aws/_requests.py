@@ -53,13 +53,13 @@ NOT_KNOWN_YET = (
     "InvalidKeyPair.NotFound",
     "InvalidPlacementGroup.Unknown",
 )
-"""EC2's error codes for a launch whose key pair or group was just made and is not found yet."""
+"""EC2's error codes for a launch if EC2 does not find the key pair or group yet, which was just made."""
 
 NOT_RUNNING_YET = "IncorrectInstanceState"
 """EC2's error code if an instance that does not run yet is given an Elastic IP address."""
 
 SOME_GONE = ("InvalidInstanceID.NotFound", "UnauthorizedOperation")
-"""EC2's error codes for a request about several instances, of which some may have ended or are not listed yet."""
+"""EC2's error codes for a request about several instances if some have ended, or if EC2 does not list them yet."""
 
 _TAGGED: Mapping[Market, Sequence[ResourceTypeType]] = {
     "on-demand": ("instance", "volume", "network-interface"),
@@ -71,10 +71,10 @@ _ADDRESS_IN_USE = "InvalidIPAddress.InUse"
 """EC2's error code for the release of an Elastic IP address that a network interface has."""
 
 _RELEASING = 20.0
-"""Seconds within which EC2 must not list an Elastic IP address any more that was released."""
+"""Seconds to wait until EC2 no longer lists an Elastic IP address that was released."""
 
 _STATES_THERE = ("pending", "running", "shutting-down", "stopping", "stopped")
-"""States of an instance that costs money or may do so again: all but "terminated"."""
+"""States of an instance that has not ended, so that it costs money or may do so again: all but "terminated"."""
 
 TRIAL_NAME = "skypool-check"
 """The name of the resources in dry runs (requests that AWS checks and does not execute)."""
@@ -142,9 +142,10 @@ def types_in_region(ec2: EC2Client, patterns: Sequence[str]) -> list[str]:
 
 
 def spot_prices(ec2: EC2Client, types: Sequence[str]) -> list[SpotPriceTypeDef]:
-    """Return the current spot prices in the client's region, one record for each pair of instance type and zone.
+    """Return the current spot prices of these instance types, one record for each pair of type and zone.
 
-    A pair without a spot price has no record. The field "SpotPrice" of a record is text, in USD per hour.
+    The zones are those of the client's region. A pair without a spot price has no record. The field "SpotPrice" of a
+    record is text, in USD per hour.
     """
     pages = ec2.get_paginator("describe_spot_price_history").paginate(
         InstanceTypes=cast("Sequence[InstanceTypeType]", types),
@@ -265,7 +266,7 @@ def import_key_pair(ec2: EC2Client, name: str, public_key: str, tags: Mapping[st
 
 
 def create_placement_group(ec2: EC2Client, name: str, tags: Mapping[str, str]) -> None:
-    """Make a cluster placement group, whose instances are placed close together. Does nothing if it exists."""
+    """Make a cluster placement group, whose instances are placed close together. Do nothing if it exists already."""
     with accepted("InvalidPlacementGroup.Duplicate"):
         ec2.create_placement_group(
             GroupName=name,
@@ -337,7 +338,7 @@ def allow_each_other(ec2: EC2Client, group: str, seconds: float) -> None:
 
 
 def _allow(authorize: Callable[[], object], seconds: float) -> None:
-    """Add a rule, unless it exists, by calling `authorize`. Repeat for `seconds` while EC2 does not find the group."""
+    """Call `authorize` to add a rule, if it is missing. Repeat for `seconds` while EC2 does not find the group."""
 
     def attempt() -> None:
         with accepted("InvalidPermission.Duplicate"):
@@ -358,14 +359,13 @@ class InstanceRequest:
         disk_gb: the size of the root disk in GiB.
         user_data: the configuration for cloud-init.
         tags: the tags of everything that the request makes.
-        efa: where EFAs go, as pairs (network card, device on the card); empty for none. (0, 0) is the primary
-            interface.
+        efa: a pair (network card, device on the card) for each EFA; empty for none. (0, 0) is the primary interface.
         placement_group: the name of the placement group; "" for none.
         tenancy: "default", or "dedicated" for hardware that only this account uses.
         prepaid: True if `reservation` is a capacity block, which was paid for when it was bought.
         reservation: the id of a capacity reservation; "" for none.
-        max_usd_per_hour: the highest spot price for one instance; None means the on-demand price, which is AWS's own
-            limit. Ignored for on-demand instances.
+        max_usd_per_hour: the highest spot price to pay for one instance; None means the on-demand price, which is AWS's
+            default. Ignored for on-demand instances.
     """
 
     token: str
@@ -390,7 +390,7 @@ class InstanceRequest:
 
     @property
     def has_several_interfaces(self) -> bool:
-        """True if each instance gets several network interfaces, and so no public address at its launch."""
+        """True if each instance gets several network interfaces. EC2 then gives it no public address at its launch."""
         return any(place != (0, 0) for place in self.efa)
 
 
@@ -409,7 +409,7 @@ def run_instances(ec2: EC2Client, request: InstanceRequest) -> list[InstanceType
 
 
 def _run_parameters(request: InstanceRequest) -> RunInstancesRequestTypeDef:
-    """Return the parameters of RunInstances for a request. An empty key name or security group is left out."""
+    """Return a request as parameters of EC2's RunInstances. An empty key name or security group is left out."""
     root_disk: BlockDeviceMappingTypeDef = {
         "DeviceName": request.root_device,
         "Ebs": {"VolumeType": "gp3", "VolumeSize": request.disk_gb, "DeleteOnTermination": True},
@@ -443,7 +443,7 @@ def _run_parameters(request: InstanceRequest) -> RunInstancesRequestTypeDef:
 
 
 def _interfaces(request: InstanceRequest) -> list[InstanceNetworkInterfaceSpecificationTypeDef]:
-    """Return the network interfaces of RunInstances, the primary one first. Only this one carries IP traffic."""
+    """Return the network interfaces for RunInstances. The first is the primary one, which alone carries IP traffic."""
     primary = _interface(request, "efa" if (0, 0) in request.efa else "interface", card=0, device=0)
     others = [_interface(request, "efa-only", card, device) for card, device in request.efa if (card, device) != (0, 0)]
     # with several interfaces, EC2 refuses a public address at the launch, and never assigns one by itself:
@@ -457,7 +457,7 @@ def _interfaces(request: InstanceRequest) -> list[InstanceNetworkInterfaceSpecif
 def _interface(
     request: InstanceRequest, kind: str, card: int, device: int
 ) -> InstanceNetworkInterfaceSpecificationTypeDef:
-    """Return one network interface of RunInstances: an "efa", an "efa-only" without IP traffic, or an "interface"."""
+    """Return one network interface for RunInstances. `kind`: "efa", "efa-only" (no IP traffic), or "interface"."""
     interface: InstanceNetworkInterfaceSpecificationTypeDef = {
         "NetworkCardIndex": card,
         "DeviceIndex": device,
@@ -471,7 +471,7 @@ def _interface(
 
 
 def _market_options(request: InstanceRequest) -> InstanceMarketOptionsRequestTypeDef:
-    """Return the options of RunInstances that say how the instances are paid for; an empty dict for on demand."""
+    """Return the options of RunInstances for a spot instance or a capacity block; an empty dict for on demand."""
     if request.market == "spot":
         options: InstanceMarketOptionsRequestTypeDef = {
             "MarketType": "spot",
@@ -582,7 +582,8 @@ def remove(ec2: EC2Client, kind: str, id: str, seconds: float) -> None:
     because it has no tags. So EC2 is asked after such a refusal whether the resource exists.
 
     Args:
-        kind, id: as in `Resource`.
+        kind: "key-pair", "security-group", "placement-group", "elastic-ip" or "volume".
+        id: the id of the resource. For a key pair and a placement group, it is the name.
         seconds: for how long to repeat the request while instances that are ending still use the resource.
 
     Raises:
@@ -623,7 +624,7 @@ def remove(ec2: EC2Client, kind: str, id: str, seconds: float) -> None:
 
 
 def _exists(ec2: EC2Client, kind: str, id: str) -> bool:
-    """Return True if EC2 lists a resource, whose kind and id are those of `Resource`."""
+    """Return True if EC2 lists the resource of this kind, such as "volume", with this id or name."""
 
     def by(name: str) -> list[FilterTypeDef]:
         return [{"Name": name, "Values": [id]}]

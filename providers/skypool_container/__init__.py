@@ -4,8 +4,13 @@ The containers run on this machine, or on the machine that the program `docker` 
 containers cost nothing. A container ends itself when its agent has ended, when no client connected for 15 minutes, and
 at the pool's deadline. The agent is the process that runs calls.
 
-"The container program" is docker or podman. In arguments, `program` is the list of its words, such as ("podman",
-"--remote").
+Words of this package:
+
+- node: a machine of a pool; here, a container. Its node number is its number in the pool.
+- offer, order: what this driver can start, and the request to start containers of an offer (`skypool.model`).
+- container program: `docker` or `podman`. In arguments, `program` has the words that start it, such as ("podman",
+  "--remote").
+- settings: the arguments of `Container`.
 """
 
 from __future__ import annotations
@@ -45,7 +50,7 @@ from skypool.wire.transport import Exec
 _PROGRAMS = (("docker",), ("podman",))
 """Container programs to look for if the settings name none. The first one that works is used."""
 _HOME = "/tmp/skypool"
-"""skypool's folder in a container: every user may write to /tmp."""
+"""skypool's folder in a container. It is below /tmp, because every user may write there."""
 _PATIENCE = 30.0
 """Maximum seconds for a run of the container program, unless the run starts a container."""
 _PULL = 1800.0
@@ -58,7 +63,7 @@ _starting = threading.Lock()
 """Held while a container is started, so that two containers do not get the same GPU."""
 _SIZE = re.compile(r"\d+(\.\d+)?[bkmgBKMG]?")
 _WORD = re.compile(r"[^\s-]\S*")
-"""A text without blanks that does not begin with "-". So the container program does not take the text as an option."""
+"""Matches a text without blanks that does not begin with "-", so that the container program takes it for no option."""
 
 
 @settings.settings_named
@@ -160,7 +165,7 @@ class Container:
 
         Without the setting `gpus`, there is one offer without accelerators. With `gpus`, there is one offer for each
         kind of accelerator of this machine, or one without accelerators if this machine has none. GPUs that are in use
-        count, too. The container program is run once, to see that the program works.
+        count, too. The container program is run once, to test whether it works.
 
         Args:
             need: the requirements of each node, of which only the base image is used.
@@ -277,7 +282,7 @@ class Container:
     # --- the program -----------------------------------------------------------------------------------------
 
     def _program(self) -> tuple[str, ...]:
-        """Return the setting `runtime`, or else the first of docker and podman that works. Runs each one as a test."""
+        """Return the words of the setting `runtime`, or of the first of docker and podman that works in a test run."""
         asked = (self.runtime,) if isinstance(self.runtime, str) else tuple(self.runtime or ())
         errors: list[SkypoolError] = []
         for program in (asked,) if asked else _PROGRAMS:
@@ -340,7 +345,7 @@ class Container:
         )
 
     def _limits(self, program: tuple[str, ...], gpus: Sequence[str]) -> Iterable[str]:
-        """Yield the container program's options for the settings, and for `gpus`: ids of GPUs, ["all"] or []."""
+        """Yield the container program's options for the settings and the GPUs. `gpus` has ids, ["all"], or nothing."""
         options = {
             "cpus": self.cpus,
             "memory": self.memory,
@@ -364,7 +369,7 @@ class Container:
             yield f'--gpus="device={",".join(gpus)}"'  # CSV, so it needs the quotes
 
     def _gpus(self, program: tuple[str, ...], asked: Accelerator | None) -> list[str]:
-        """Return ids of NVIDIA GPUs that no container of skypool uses, or ["all"] or [] if `gpus` says so."""
+        """Return ids of free NVIDIA GPUs for one container. With the setting "all", return ["all"]; with None, []."""
         if not isinstance(self.gpus, int):
             return [self.gpus] if self.gpus else []
         used: set[str] = set()
@@ -390,7 +395,7 @@ class Container:
         return [self._instance(program, each) for each in records]
 
     def _ids(self, program: tuple[str, ...], *filters: str) -> list[str]:
-        """Return the ids of the containers, running or not, that match the filters, which are options of `ps`."""
+        """Return the ids of the containers, running or not, that `ps` lists with these options, such as filters."""
         listed = _run([*program, "ps", "-aq", "--no-trunc", *filters], _PATIENCE)
         if listed.returncode != 0:
             raise _trouble(program, listed.stderr)
@@ -417,14 +422,14 @@ def _are_words(value: object) -> bool:
 
 
 def _fits(device: Device, asked: Accelerator | None) -> bool:
-    """Return True if a device may be one of the accelerators that were asked for. None accepts any device."""
+    """Return True if a device may be of the kind of accelerator `asked`. None accepts any device."""
     if asked is None:
         return True
     return device.accelerator is not None and asked.could_be(device.accelerator)
 
 
 def _run(argv: Sequence[str], patience: float) -> subprocess.CompletedProcess[str]:
-    """Run the container program, and return its exit status and output. A status other than 0 does not raise."""
+    """Run the container program for at most `patience` seconds. Return its output and exit status, even if not 0."""
     try:
         return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=patience)
     except FileNotFoundError as e:
@@ -464,7 +469,7 @@ _SAID: tuple[tuple[str, type[SkypoolError], str], ...] = (
 
 
 def _trouble(program: tuple[str, ...], said: str, image: str = "") -> SkypoolError:
-    """Return the error, with advice, for the error output of the container program, which should have run `image`."""
+    """Return the error for what the container program printed. `image` is the image to start; "" if none was."""
     words = said.strip()
     kind, advice = next(
         ((kind, advice) for pattern, kind, advice in _SAID if re.search(pattern, words, re.IGNORECASE | re.DOTALL)),

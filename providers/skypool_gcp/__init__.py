@@ -15,11 +15,15 @@ Words of this package:
 
 - slice: a group of TPU hosts that are rented, billed and ended together.
 - reservation: capacity that the project reserved before.
-- pool: a group of machines that a user rented together.
+- pool: a group of machines that a user rented together. A node is one of them; its node number is its number there.
+- run of a pool: the time from its start to its end. A run may have several orders.
+- need, offer, order: the requirements of a node, a machine type or slice with zone, market and price, and the request
+  to rent machines for nodes (`skypool.model`). Market: "on-demand" or "spot".
+- finding: the result of one check. Leftover: another resource of a pool than a machine, such as a disk.
+- lease: the time for which a machine lives on without hearing from its client.
 - recording: a file into which skypool writes requests and replies, if the user has switched that on.
-- In arguments: `what` is a request in words, for error messages. `said` are the tags of a resource, decoded.
-
-Need, offer, order and the other words of drivers are explained in `skypool.model`.
+- settings: the arguments of `GCP`.
+- In arguments: `what` is a request in words, for error messages. `said` are the tags of a resource, as a dict.
 """
 
 from __future__ import annotations
@@ -314,7 +318,7 @@ class GCP:
         )
 
     def _of_both(self, do: Callable[[Tpu], Iterable[T] | None]) -> list[T]:
-        """Call a function for `tpu` and `groups`, which together know all machines, and return all its results."""
+        """Call a function with the parts `tpu` and `groups`, which together list all machines. Join its results."""
 
         def is_disabled(error: Exception) -> bool:
             return getattr(error, "code", "") in _api.DISABLED
@@ -328,7 +332,7 @@ class GCP:
 
     @property
     def _apis(self) -> list[Compute | Tpu]:
-        """New objects for the parts of the driver that rent machines: `compute`, `tpu` and `groups`, in this order."""
+        """New objects of the three parts that rent machines: `compute`, `tpu` and `groups`, in this order."""
         from skypool_gcp.compute import Compute
 
         listing = self._listing
@@ -336,7 +340,7 @@ class GCP:
 
     @property
     def _listing(self) -> list[Tpu]:
-        """New objects for `tpu` and `groups`, which list machines. `groups` lists all machines of Compute Engine."""
+        """New objects of the parts that list machines: `tpu`, and `groups` for all machines of Compute Engine."""
         from skypool_gcp.groups import Groups
         from skypool_gcp.tpu import Tpu
 
@@ -355,7 +359,7 @@ class GCP:
         return [Tpu(settings), Groups(settings)]
 
     def _of(self, api: str) -> Compute | Tpu:
-        """Return a new object for the part with this name, which is in `detail["api"]` of its offers and machines."""
+        """Return a new object of the part with this name, which its offers and machines have in `detail["api"]`."""
         return next(each for each in self._apis if each.api == api)
 
 

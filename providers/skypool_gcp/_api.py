@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class Paged(Protocol):
-    """The type of one page of a list. For type checkers only."""
+    """The type of a page of a list, which names the next page. For type checkers only."""
 
     @property
     def next_page_token(self) -> str: ...
@@ -155,7 +155,7 @@ SHAPES: dict[str, Shape] = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of the Google Cloud driver after they were checked. See `skypool_gcp.GCP` for their meaning."""
+    """The settings of the Google Cloud driver after they were checked: the arguments of `skypool_gcp.GCP`."""
 
     project: str | None
     zones: tuple[str, ...] | None
@@ -184,7 +184,7 @@ class Settings:
         return project
 
     def _billed(self) -> str:
-        """Return the id of the project that pays, as `billed` does, but without keeping it out of recordings."""
+        """Return the id of the project that pays. The caller must keep the id out of recordings."""
         if self.project:
             return self.project
         for variable in _PROJECT_VARIABLES:
@@ -207,9 +207,10 @@ class Settings:
 
 
 def refuse_ipv6(ssh_from: str | Sequence[str] | None) -> None:
-    """Refuse IPv6 addresses in the setting `ssh_from`, which is not checked yet: machines have IPv4 addresses only.
+    """Check that the setting `ssh_from` has no IPv6 addresses, because machines have IPv4 addresses only.
 
-    Compute Engine gives an interface an IPv4 address only, unless `stackType` says more, which skypool never sets:
+    `ssh_from` is the value that the user gave, which need not have been checked otherwise. Compute Engine gives an
+    interface an IPv4 address only, unless `stackType` says more, which skypool never sets:
     https://docs.cloud.google.com/compute/docs/reference/rest/v1/instances (discovery document of 2026-11-06).
 
     Raises:
@@ -289,7 +290,7 @@ def _anonymous() -> Credentials:
 
 
 def _environment() -> Hashable:
-    """Return the key of cached credentials, which changes with Google's variables and the credentials file."""
+    """Return a value that changes if Google's environment variables or its credentials file change: a cache key."""
     folder = os.environ.get("CLOUDSDK_CONFIG") or "~/.config/gcloud"
     usual = f"{folder}/application_default_credentials.json"
     return surroundings(("GOOGLE_", "CLOUDSDK_"), {"GOOGLE_APPLICATION_CREDENTIALS": usual})
@@ -297,7 +298,7 @@ def _environment() -> Hashable:
 
 @lru_cache(maxsize=16)
 def _default(environment: Hashable) -> tuple[Credentials, str | None]:
-    """Return the Application Default Credentials and their project. Cached by `environment`: this takes seconds."""
+    """Return the Application Default Credentials and their project. Cached by `environment`, as this takes seconds."""
     found: tuple[Credentials, str | None] = call("to log in", lambda: auth.default(scopes=[SCOPE]))
     return followed(found[0]), found[1]
 
@@ -326,8 +327,8 @@ def call(what: str, do: Callable[[], T], **names: str) -> T:
 def pages(what: str, ask: Callable[[], Iterable[Page]], **names: str) -> WholeList[Page]:
     """Return all pages of a list, as Google's SDK requests them one after the other.
 
-    All pages are fetched before the function returns, so that every error of the SDK is translated to an error of
-    skypool. The SDK itself would go on for ever if a page names itself as the next one.
+    All pages are fetched before the function returns, so that every error of the SDK becomes an error of skypool. A
+    page that names an earlier page as the next one is an error, too, because the SDK would then go on for ever.
 
     Args:
         ask: Sends the request for the first page. It returns an iterator of the SDK, which requests further pages.
@@ -352,17 +353,17 @@ def pages(what: str, ask: Callable[[], Iterable[Page]], **names: str) -> WholeLi
 
 
 _tokens: WeakKeyDictionary[Credentials, str | None] = WeakKeyDictionary()
-"""A dict from credentials to the access token that they had when `_note_tokens` last looked."""
+"""A dict from credentials to the last access token that `_note_tokens` saw. A new token means a request for one."""
 
 
 def followed(credentials: Credentials) -> Credentials:
-    """Return the same credentials, and note them, so that recordings say when the SDK requests a token for them."""
+    """Return the credentials unchanged. From now on, recordings say when the SDK requests a token for them."""
     _tokens[credentials] = credentials.token
     return credentials
 
 
 def _note_tokens() -> None:
-    """Note in the recording, if one is on, that the SDK has requested new access tokens, and hide them in it."""
+    """If a recording is on, write into it that the SDK has requested new access tokens, and keep them out of it."""
     recorder = recording.current()
     if recorder is None:
         return
@@ -384,7 +385,11 @@ def error_of(error: BaseException, what: str, **names: str) -> ProviderError:
     """Return, without raising it, skypool's error for an error of Google's SDK.
 
     The table errors.csv of this package maps the code and the text of the SDK's error to a class. If no row of the
-    table fits, the class is ProviderError. `what` and `names` are as in `call`.
+    table fits, the class is ProviderError.
+
+    Args:
+        what: The request in words, for the error's message.
+        names: Values that the error's message may mention, such as `project`, the id of the project.
     """
     if isinstance(error, exceptions.GoogleAPICallError):
         code, text = _refusal(error)
@@ -394,7 +399,9 @@ def error_of(error: BaseException, what: str, **names: str) -> ProviderError:
 
 
 def unless_disabled(do: Callable[[], object], note: str) -> object:
-    """Call a function and return its result, or `note` if the API is not enabled or the result is None.
+    """Call `do`, which sends a request, and return its result.
+
+    If the API is not enabled for the project, or the result is None, return `note` instead.
 
     Raises:
         ProviderError: The request failed for another reason.
@@ -404,7 +411,7 @@ def unless_disabled(do: Callable[[], object], note: str) -> object:
 
 
 def _refusal(error: exceptions.GoogleAPICallError) -> tuple[str, str]:
-    """Return the code and the text of an error of an API. A code that errors.csv has comes before others."""
+    """Return (code, text) of an error of an API. If it has several codes, take the first one that errors.csv has."""
     codes = [each.get("reason", "") for each in error.errors or () if isinstance(each, Mapping)]
     codes.append(getattr(error, "reason", None) or "")
     codes.extend(_class_names(error))
@@ -499,7 +506,7 @@ def _joined(labels: Mapping[str, str], key: str) -> str:
 
 
 def _escaped(found: re.Match[str]) -> str:
-    """Return the escape for a matched character that labels do not allow: "_" and two hex digits for each byte."""
+    """Return the escape for a character that labels do not allow: "_" and two hex digits for each UTF-8 byte."""
     return "".join(f"_{byte:02x}" for byte in found[0].encode())
 
 

@@ -18,7 +18,9 @@ from skypool_gcp import _api
 
 
 def recorded(create_channel: Callable[..., grpc.Channel], service: str) -> Callable[..., grpc.Channel]:
-    """Return a function that makes gRPC channels which write into recordings, for a transport's argument `channel`.
+    """Return a function that makes gRPC channels which write their requests and replies into recordings.
+
+    The function is for the argument `channel` of a transport, which is the part of Google's SDK that sends requests.
 
     Args:
         create_channel: The transport's own function that makes channels.
@@ -32,7 +34,7 @@ def recorded(create_channel: Callable[..., grpc.Channel], service: str) -> Calla
 
 
 class _Recorded(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc,unused-ignore]  # gRPC has no types
-    """An interceptor that writes each request and its reply into the recording, if one is on."""
+    """An object through which a gRPC channel sends each request. It writes request and reply into a recording."""
 
     def __init__(self, service: str) -> None:
         self._service = service
@@ -40,7 +42,7 @@ class _Recorded(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc,unused-i
     def intercept_unary_unary(
         self, continuation: Callable[[Any, Any], Any], client_call_details: Any, request: Any
     ) -> Any:
-        """Send a request, and return the call. While a recording is on, this waits for the reply."""
+        """Send a request, and return gRPC's call object. While a recording is on, wait for the reply, and record it."""
         recorder = recording.current()
         if recorder is None:
             return continuation(client_call_details, request)
@@ -72,7 +74,7 @@ def _exchange(service: str, method: str, request: Any, call: Any, sent: datetime
 
 
 def _text(message: Any) -> str:
-    """Return a message of gRPC as JSON; as {"text": …} if it contains a type that the SDK does not know."""
+    """Return a message of gRPC as JSON text. If that is impossible, because of a type unknown here: {"text": …}."""
     if isinstance(message, proto.Message):
         message = type(message).pb(message)
     try:

@@ -3,7 +3,8 @@
 Words of this package:
 
 - agent: the process on a node that runs calls. It starts at the first connection.
-- keeper: a node's first process, below which all others run.
+- keeper: a node's first process. All other processes of the node are its descendants.
+- offer, order: what this machine can run, and the request to start nodes on an offer (`skypool.model`).
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ class Local:
     def offers(self, need: Need) -> Iterable[Offer]:
         """Return one offer, at the price 0, for each needed accelerator that this machine has in the needed number.
 
-        If this machine has none of them, or the need names none, there is one offer with the machine's first kind of
-        accelerator, if any. So the list is never empty.
+        If the need names no accelerators, or this machine has none of those, there is one offer: with the machine's
+        first kind of accelerator, or without accelerators if the machine has none. So the list is never empty.
 
         Raises:
             UsageError: the interpreter of the setting `python` does not exist.
@@ -92,10 +93,10 @@ class Local:
         return found or [Offer(provider=self.name, instance_type="this-machine", accelerator=next(iter(here), None))]
 
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
-        """Create a folder for each node number of the order, and return the nodes in this sequence. Starts no process.
+        """Create a folder for each node number of the order, and return the nodes in the order of the numbers.
 
-        A node's agent starts at the first connection. Nodes that an earlier launch of the same order created are
-        reused. If there are too few accelerators for all nodes, all nodes of the order are ended.
+        No process is started: a node's agent starts at the first connection. Nodes that an earlier launch of the same
+        order created are reused. If there are too few accelerators for all nodes, all nodes of the order are ended.
 
         Raises:
             CapacityError: too few accelerators are free, because other nodes of the same pool use them. Nodes of other
@@ -124,7 +125,7 @@ class Local:
         return self._instance(folder, about)
 
     def _devices(self, offer: Offer, order: Order) -> dict[str, Any]:
-        """Return the devices of one more node ("devices") and their division into slots ("slots"), or {} for none."""
+        """Choose devices for one more node. Return {"devices": …, "slots": …}, or {} if the node needs no devices."""
         asked = offer.accelerator
         if not order.need.accelerators or asked is None or asked.kind == "cpu":
             return {}
@@ -236,7 +237,7 @@ def _is_usable(runtime: str) -> bool:
 
 
 def _end(folder: Path) -> bool:
-    """End a node's processes and remove its folder. Return True if no process is left, and the node is not listed."""
+    """End a node's processes and remove its folder. Return True if no process is left and the node is not listed."""
     try:
         private.check(folder, _INSTEAD)
         _wait_for_starters(folder)
@@ -263,7 +264,7 @@ def _end(folder: Path) -> bool:
 
 
 def _wait_for_starters(folder: Path) -> None:
-    """Wait up to 10 s until no process holds the file "lock" in the folder, as each does while it starts an agent."""
+    """Wait up to 10 s until no process is starting an agent for the node. Such a process holds the folder's "lock"."""
     with open(private.opened(folder / "lock", os.O_RDWR | os.O_CREAT), "r+") as lock:
         until = time.monotonic() + _PATIENCE
         while time.monotonic() < until:
@@ -274,7 +275,7 @@ def _wait_for_starters(folder: Path) -> None:
 
 
 def _keeper(folder: Path) -> int | None:
-    """Return the process id of a node's keeper, or None if it has ended, even if another process has this id now."""
+    """Return the process id of a node's keeper; None if the keeper has ended, even if its id is in use again."""
     try:
         about = json.loads(private.read(folder / "keeper.json"))
         pid, began = int(about["pid"]), int(about["started"])
@@ -284,7 +285,7 @@ def _keeper(folder: Path) -> int | None:
 
 
 def _below(keeper: int) -> dict[int, int]:
-    """Return the start times of all processes below a keeper, by process id."""
+    """Return a dict from process id to start time for all descendants of a keeper."""
     found = {}
     for pid in descendants(keeper):
         with contextlib.suppress(OSError):
@@ -307,7 +308,7 @@ def _gone(folder: Path, keeper: int, patience: float) -> bool:
 
 
 def _kill(pid: int, number: int, is_it: Callable[[], bool]) -> None:
-    """Send a signal to a process if `is_it` returns True. A pidfd keeps the signal from later processes with its id."""
+    """Send a signal to a process if `is_it` says that `pid` is the right one. A new process with this id gets none."""
     with contextlib.suppress(OSError):
         held = os.pidfd_open(pid)
         try:

@@ -18,6 +18,12 @@ Words of this package:
   cloud or a country of the community cloud; "" is any.
 - flavor: one of RunPod's series of CPU instances, such as "cpu3c". CPU pod: a pod without GPUs.
 - runtime: the software family of an accelerator, such as "cuda", "rocm" or "none".
+- record: an object in an answer of RunPod, as parsed JSON.
+- market: "on-demand" or "spot".
+- need, offer, order: the requirements of a node, a kind of pod with its price, and the request to rent pods for nodes
+  of a pool (`skypool.model`). A node is a rented machine of a pool; its node number is its number there.
+- token: the text that names an order, by which a repeated order is recognized.
+- settings: the arguments of `RunPod`.
 - In arguments, `what` says what a request is for, such as "to rent a pod", for error messages.
 """
 
@@ -47,7 +53,7 @@ _SHAPES: Mapping[str, settings.Shape] = {
     "min_cuda": (r"\d+\.\d+", "'12.8'", False),
     "volume": ("[A-Za-z0-9_-]+", "'agv6w2qcg7'", False),
 }
-"""The required forms of the driver's settings."""
+"""A dict from setting to (regular expression of its values, examples for messages, True if a list is allowed)."""
 
 _PULLING = 1200.0
 """Seconds that a pod may need until its image is pulled and its ssh port can be reached from outside."""
@@ -56,16 +62,16 @@ _LAG = 6.0
 """Seconds after the creation of a pod during which RunPod's lists may lack the pod."""
 
 _BOOT = 600.0
-"""Seconds for the boot that are added to the order's lifetime in the time at which RunPod itself ends a pod.
+"""Seconds that are added to the order's lifetime for the boot. After this time, RunPod itself ends a pod.
 
-Only a pod that the GraphQL API creates has such a time.
+Only a pod that the GraphQL API creates has such a limit.
 """
 
 _LOOK = 4.0
 """Maximum age in seconds of the list of pods in which `access` looks for an address."""
 
 _RENEWING = 20.0
-"""Maximum age in seconds of the list of pods from which `renew` takes their present names."""
+"""Maximum age in seconds of the list of pods from which `renew` takes the present names of pods."""
 
 _NO_GPU = "NVIDIA NoSuchGPU 0GB"
 """An id that no GPU type has, for requests that RunPod must refuse."""
@@ -75,13 +81,13 @@ _NO_PLACE = "XX-NONE-1"
 
 _NAMES_GPU = "NoSuchGPU|gpu[ ._]?(type|id)"
 _NAMES_PLACE = rf"{_NO_PLACE}|data ?cent(er|re)"
-"""Regular expressions of texts that name an unknown GPU type or data centre."""
+"""Regular expressions: `_NAMES_GPU` for texts that name an unknown GPU type, `_NAMES_PLACE` for a data centre."""
 
 _VAGUE = ("create-400", "SUPPLY_CONSTRAINT", "200")
 """Codes of refusals that may mean an unknown GPU type or data centre, or no stock.
 
-RunPod does not document its answers for these. 400 means both a broken rule and no stock. 200 is the HTTP
-status of an error of the GraphQL API without a code.
+RunPod does not document its answers to such requests. "create-400" stands for the HTTP status 400, which means either a
+broken rule or no stock. "200" is the HTTP status of an error of the GraphQL API without a code.
 """
 
 _TOLERANCE = 1.01
@@ -145,9 +151,9 @@ class RunPod(Regional):
     def offers(self, need: Need) -> Iterable[Offer]:
         """Return offers of pods with the needed GPUs, in each allowed cloud and place.
 
-        If the need has no GPUs, return offers of pods with CPUs only, which exist only in the secure cloud and on
-        demand. Types that are out of stock are among the offers, marked as not available. The list is empty if nothing
-        fits. Spot pods are among the offers only with the setting `graphql`.
+        If the need has no GPUs, the offers are of CPU pods, which exist only in the secure cloud and on demand. Types
+        that are out of stock are among the offers, marked as not available. Spot pods are among the offers only with
+        the setting `graphql`. The list is empty if nothing fits.
 
         Args:
             need: the requirements of each node.
@@ -183,7 +189,7 @@ class RunPod(Regional):
         return everywhere(lambda ask: ask(), asks)
 
     def _check_gpus(self, need: Need) -> None:
-        """Raise UsageError if only the setting `graphql`, which is off, could find the needed pods with GPUs."""
+        """Raise UsageError if the needed pods with GPUs can be found only with the setting `graphql`, and it is off."""
         if self.graphql:
             return
         because = "which works until RunPod retires its GraphQL API in early 2027"
@@ -198,12 +204,12 @@ class RunPod(Regional):
             )
 
     def _gpu_offers(self, need: Need, size: Size, places: Sequence[str]) -> Iterable[Offer]:
-        """Return the on-demand offers of pods with GPUs of one size in these data centres ("" for any)."""
+        """Return the on-demand offers of GPU pods of one size in these data centres ("" for any). Sends a request."""
         _, cuda = self._image(need, size.runtime)
         return _catalog.gpu_offers(need, size, places, self._api().gpus(size.count, cuda))
 
     def _cpu_questions(self, need: Need, places: Sequence[str]) -> list[Callable[[], Iterable[Offer]]]:
-        """Return a function for each flavor with a sufficient size. It asks for the stock, and returns the offers."""
+        """Return a function for each flavor that has a sufficient size. It requests the flavor's stock and offers."""
         api = self._api()
 
         def sold(size: Size) -> Iterable[Offer]:
@@ -212,7 +218,7 @@ class RunPod(Regional):
         return [partial(sold, size) for size in _catalog.cpu_sizes(need, api.cpus())]
 
     def _stock(self, need: Need, size: Size, cloud: str, place: str, markets: Sequence[Market]) -> Iterable[Offer]:
-        """Return the GraphQL API's offers of pods with GPUs of one size in one place, on these markets."""
+        """Return the offers of pods with GPUs of one size in one place, on these markets, from the GraphQL API."""
         _, cuda = self._image(need, size.runtime)
         ids = _catalog.known_ids(need)
         told = self._api().graphql(
@@ -302,16 +308,16 @@ class RunPod(Regional):
     def renew(self, pool: str, until: datetime) -> None:
         """Write a new expiry time into the names of the pool's pods.
 
-        RunPod allows about 60 requests a minute. So a pod keeps its name if the name's expiry time is not later than
-        `until`, and more than half as far away as `until`.
+        RunPod allows about 60 requests a minute, so not every pod is renamed. A pod keeps its name if the expiry time
+        in it lies in the second half of the time from now to `until`.
 
         Args:
             pool: name of the pool.
             until: the new expiry time.
 
         Raises:
-            ProviderError: the pods could not be listed, or one pod could not be renamed. ErrorGroup if several pods
-                could not be renamed, for different reasons.
+            ProviderError: the pods could not be listed, or one pod could not be renamed.
+            ErrorGroup: several pods could not be renamed, for different reasons.
         """
         now = datetime.now(UTC)
         fresh = now + (until - now) / 2
@@ -398,18 +404,18 @@ class RunPod(Regional):
         return Bill(usd, "RunPod's records of each hour, for GPUs, CPUs and disks")
 
     def _settled_places(self) -> str:
-        """Return the places that the settings allow, as text. Raises UsageError if one does not exist."""
+        """Return the places that the settings allow, as text. Raise UsageError if a place does not exist."""
         places = self._places(Need())
         return ", ".join(place or f"any in the {cloud} cloud" for cloud, several in places.items() for place in several)
 
     def _gpus(self) -> Finding:
-        """Return a finding, without a title, about the GPU types that RunPod sells."""
+        """Return a finding, without a title, that says how many of RunPod's GPU types skypool knows."""
         ids = [each["id"] for each in self._api().gpus(1, None) if each["secure"] or each["community"]]
         unknown = _catalog.unknown(ids)
         return preflight.hardware(len(ids) - len(unknown), unknown)
 
     def _account(self) -> str:
-        """Return a line about the account: its pods and their cost, or with `graphql` its balance and spending."""
+        """Return a line of text about the account: the cost of its pods, or with `graphql` its balance and spending."""
         if not self.graphql:
             pods = self._api().pods()
             usd = sum(each["cost"] for each in pods)
@@ -427,7 +433,7 @@ class RunPod(Regional):
         return f"account {name} has {balance:.2f} USD left and spends {spends:.2f} USD per hour ({most})"
 
     def _image(self, need: Need, runtime: str) -> tuple[str, str | None]:
-        """Return the container's image, and the CUDA version that the machine's driver must support (None for any)."""
+        """Return (image of the container, CUDA version that the driver must support). The version is None for any."""
         own = need.bases.get(self.name) or self.image
         if own:
             return own, self.min_cuda if runtime == "cuda" else None
@@ -436,7 +442,7 @@ class RunPod(Regional):
         return image.format(python=python), cuda and (self.min_cuda or cuda)
 
     def _places(self, need: Need) -> dict[str, list[str]]:
-        """Return the allowed places of each cloud: [""] means any place, and [] that the cloud is not allowed."""
+        """Return a dict from cloud to its allowed places. [""] means any place; [] means that no place is allowed."""
         clouds = _catalog.CLOUDS[self.cloud]
         found: dict[str, list[str]] = {"secure": [], "community": []}
         if not (self.volume or self.region or need.regions):
@@ -489,7 +495,7 @@ class RunPod(Regional):
         return made
 
     def _new(self, record: _api.Record, order: Order, node: int, what: str) -> Instance:
-        """Return a pod that was just created. If its name is not the requested one, end it, and raise ProviderError."""
+        """Return the instance of a new pod. If it did not get the requested name, end it, and raise ProviderError."""
         for each in _catalog.pods([record], order.pool, "*"):
             if each.token == order.token and each.node == node:
                 return each
@@ -500,7 +506,7 @@ class RunPod(Regional):
         raise _api.REFUSALS.error(what, "name", f"RunPod named the new pod {odd.id} {record['name']!r}")
 
     def _differs(self, pod: Instance, offer: Offer) -> str:
-        """Return how a pod differs from its offer, such as "is in US-TX-3, but EU-RO-1 was asked for", or ""."""
+        """Return how a pod's price or data centre differs from its offer, as text for an error; "" if it does not."""
         usd, place = pod.detail["price"], pod.detail["place"]
         if usd > offer.usd_per_hour * _TOLERANCE:  # 0 for a pod that does not run
             return f"costs {usd:.4f} USD per hour, but {offer.usd_per_hour:.4f} was offered"
@@ -509,7 +515,7 @@ class RunPod(Regional):
         return ""
 
     def _creation(self, offer: Offer, order: Order, node: int, what: str) -> Callable[[], _api.Record]:
-        """Return a function that creates one pod, and returns its record in the form of the API REST v2."""
+        """Return a function that creates the pod of a node by either API. It returns a record as of the REST v2."""
         image, cuda = self._image(order.need, offer.accelerator.runtime if offer.accelerator else "none")
         end = f"url={shlex.quote(_api.base())}\n{(files('skypool_runpod') / 'end.sh').read_text('utf-8')}"
         start = _requests.Start(
@@ -549,7 +555,7 @@ class RunPod(Regional):
         return ()  # RunPod creates nothing but pods
 
     def _terminate(self, region: str, instances: Mapping[str, Instance]) -> dict[str, str]:
-        """Ask RunPod to end pods, without waiting. Return those still there: a dict from id to reason ("" for none)."""
+        """Ask RunPod to end pods, without waiting. Return a dict from each pod still there to the reason, or ""."""
         api = self._api()
         outcomes = retry.at_once(api.delete, instances)
         left: dict[str, str] = {}

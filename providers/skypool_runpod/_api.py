@@ -34,7 +34,7 @@ Record = Mapping[str, Any]
 """An object in an answer of RunPod."""
 
 _UNREAD: tuple[float, WholeList[Record]] = (-float("inf"), WholeList())
-"""A list of pods that was never read: the time on the monotonic clock, and the records."""
+"""The value of `Api._pods` if the list of pods must be read: (time of reading by `time.monotonic()`, records)."""
 
 _INVALID = "422"
 """The error code for a request whose body is not valid. RunPod's text names the fields."""
@@ -43,12 +43,12 @@ _GONE = "404"
 """The error code for a pod that does not exist."""
 
 _SENT = ("value", "input")
-"""Names of fields with what was sent, in the list of what is wrong with a request."""
+"""Fields in RunPod's list of what is wrong with a request that repeat what was sent."""
 
 _RENAMES = {"PATCH *": 1.0}
-"""Minimum pause in seconds between two requests that rename pods. The key is a pattern of the HTTP method and path.
+"""A dict from a pattern of HTTP method and path to the minimum pause in seconds between two such requests.
 
-The pause leaves other requests their share of the 60 that RunPod allows in a minute.
+The only entry is for requests that rename pods. The pause leaves room for other requests: RunPod allows 60 a minute.
 """
 
 
@@ -106,8 +106,9 @@ class Api:
         """Return the records of all pods of the account, except members of clusters.
 
         Args:
-            age: maximum age in seconds of an earlier list that is returned again. RunPod allows about 60 requests a
-                minute, so callers that ask often should accept a list that others have just read.
+            age: maximum age of the list in seconds. If this client read a list so recently, it returns that list. With
+                0, a new list is requested. RunPod allows about 60 requests a minute, so callers that ask often should
+                accept an earlier list.
         """
         with self._lock:
             listed, found = self._pods
@@ -127,14 +128,16 @@ class Api:
         """Create a pod, and return its record.
 
         A request that may have created a pod is not repeated, because RunPod cannot recognize a repetition. But for the
-        start command there are two fields, "args" and "cmd", of which RunPod may know only one. If it refuses the field
-        in a request, the request is sent once more with the other. Later pods begin with the field that was accepted.
+        start command there are two fields, "args" and "cmd", of which RunPod may know only one. If RunPod refuses the
+        one that was sent, the request is sent once more with the other. This client then uses that one for later pods,
+        too.
 
-        The errors for the HTTP statuses 400 and 403 have the codes "create-400" and "create-403". These statuses mean
-        something else here than for other requests: RunPod has no such pod now, or the account may not rent it.
+        The errors for the HTTP statuses 400 and 403 have the codes "create-400" and "create-403", because here these
+        statuses have another meaning than usual: RunPod has no such pod now, or the account may not rent it.
 
         Args:
-            body: the body of the request, without the start command, which `start` has.
+            body: the body of the request, without the start command.
+            start: has the start command.
         """
         field = self._start_field
         try:
@@ -150,7 +153,7 @@ class Api:
         return made
 
     def _create(self, body: Mapping[str, object], what: str) -> Any:
-        """Send one request to create a pod. Errors for the HTTP statuses 400 and 403 get codes of their own."""
+        """Send one request to create a pod. The errors for HTTP status 400 and 403 have the code "create-STATUS"."""
         try:
             return self._rest.once("POST", "/v2/pods", what=what, json=body)
         except ProviderError as e:
@@ -159,7 +162,7 @@ class Api:
             raise
 
     def created(self, id: str) -> None:
-        """Note that a pod was created now, for `age`, and make the next call of `pods` read the list again."""
+        """Note that a pod was created now. The method `age` uses the time. The next call of `pods` reads a new list."""
         with self._lock:
             self._created[id] = time.monotonic()
             self._pods = _UNREAD
@@ -170,7 +173,7 @@ class Api:
             return time.monotonic() - self._created.get(id, -float("inf"))
 
     def delete(self, id: str) -> bool:
-        """Ask RunPod to end a pod. Return False if RunPod knows no such pod."""
+        """Ask RunPod to end a pod, without waiting. Return False if RunPod knows no such pod, else True."""
         try:
             self._rest.ask("DELETE", f"/v2/pods/{id}", what=f"to end {id}")
             self._forget_list()
@@ -190,12 +193,12 @@ class Api:
         self._forget_list()
 
     def _forget_list(self) -> None:
-        """Make the next call of `pods` read the list again, because it has changed."""
+        """Forget the list of pods, so that the next call of `pods` reads a new one."""
         with self._lock:
             self._pods = _UNREAD
 
     def gpus(self, count: int, cuda: str | None) -> list[Record]:
-        """Return the GPU types with their prices and their stock in the secure cloud.
+        """Return the records of the GPU types, with their prices and their stock in the secure cloud.
 
         Args:
             count: number of GPUs of one pod. The stock is that of such pods.
@@ -207,10 +210,11 @@ class Api:
         return self._list("/v2/catalog/gpus", "gpus", "to list GPU types", stock)
 
     def cpus(self, vcpus: int | None = None) -> list[Record]:
-        """Return the flavors with their prices.
+        """Return the records of the flavors, with their prices.
 
         Args:
-            vcpus: number of vCPUs for which the records have the stock, too. None for records without the stock.
+            vcpus: number of vCPUs of a CPU pod. The records then have the stock of such pods, too. None for records
+                without the stock.
         """
         stock: dict[str, str | int] | None = None
         if vcpus is not None:
@@ -232,10 +236,12 @@ class Api:
         return str(headers["Date"])
 
     def billed(self, id: str, since: datetime) -> float | None:
-        """Return what RunPod has billed for a pod until now, in USD. None if RunPod has no record of the pod's costs.
+        """Return what RunPod has billed for a pod until now, in USD; None if RunPod has no record of the pod's costs.
 
         Args:
-            since: a time before the pod was created. RunPod's records are for full hours: that of `since` counts, too.
+            id: id of the pod.
+            since: a time before the pod was created. RunPod has a record for each full hour. The hour of `since` counts
+                in full.
         """
         hour = since.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
         span: dict[str, str | int] = {"podId": id, "startTime": tags.stamp(hour), "bucketSize": "hour"}
@@ -243,7 +249,7 @@ class Api:
         return sum(float(each["totalAmount"]) for each in found) if found else None
 
     def _list(self, path: str, field: str, what: str, params: rest.Params | None = None) -> WholeList[Record]:
-        """Return the items of all pages of a list. A missing page raises ProviderError with the code "incomplete"."""
+        """Return the items of all pages of a list. Raise ProviderError ("incomplete") if a page is missing."""
         # Lists of pods have pages since autumn 2026, the newest pod first. `limit` is left out, because RunPod's older
         # servers refuse it.
         return self._rest.ask_all(path, field, what=what, params=params, next="pagination.nextCursor", token="cursor")
@@ -251,14 +257,14 @@ class Api:
     # --- GraphQL ---------------------------------------------------------------------------------------------
 
     def graphql(self, query: str, what: str, /, **variables: Any) -> Record:
-        """Send a GraphQL query that is safe to repeat, and return the data of the answer."""
+        """Send a GraphQL query that is safe to repeat, with these variables, and return the data of the answer."""
         return patiently(partial(self.graphql_once, query, what, **variables), rest.PATIENCE)
 
     def graphql_once(self, query: str, what: str, /, **variables: Any) -> Record:
-        """Send a GraphQL query once, and return the data of the answer. Use it to create a pod.
+        """Send a GraphQL query with these variables once, and return the data of the answer. Use it to create a pod.
 
-        NoAnswer is also raised if the answer is unclear: neither data nor a refusal, or both a pod and an error. The
-        query may have taken effect then.
+        NoAnswer is also raised if the answer is unclear: it has neither data nor a refusal, or both a pod and an error.
+        The query may have taken effect then.
         """
         answer = self._rest.once("POST", "/graphql", what=what, json={"query": query, "variables": variables})
         if not isinstance(answer, Mapping):
@@ -296,7 +302,7 @@ def _said(status: int, body: Any) -> tuple[str, str]:
 
 
 def _listed(wrong: Iterable[Any]) -> str:
-    """Return what is wrong with a request as text. Values that were sent are left out: errors.csv searches the text."""
+    """Return RunPod's list of what is wrong with a request as text. Leave out what was sent, which could mislead."""
     return "; ".join(
         json.dumps({name: told for name, told in each.items() if name not in _SENT})
         if isinstance(each, Mapping)

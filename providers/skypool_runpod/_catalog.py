@@ -27,20 +27,20 @@ CLOUDS: Mapping[str, Sequence[str]] = {
     "community": ("community",),
     "any": ("secure", "community"),
 }
-"""A dict from values of the setting `cloud` to clouds of RunPod."""
+"""A dict from a value of the setting `cloud` to the clouds of RunPod that it allows."""
 
 IMAGES: Mapping[str, tuple[str, str | None]] = {
     "cuda": ("runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404", "12.8"),
     "rocm": ("runpod/pytorch:2.4.0-py3.10-rocm6.1.0-ubuntu22.04", None),
     "none": ("python:{python}-slim", None),
 }
-"""The default container image of each software family, and the lowest CUDA version that the image needs.
+"""A dict from runtime to (default container image, lowest CUDA version that the image needs).
 
 "{python}" stands for the client's Python version, such as "3.12". The CUDA version is None if the image needs no CUDA.
 """
 
 _DISK_GB = {"cuda": 50, "rocm": 100, "none": 20}
-"""A dict from software family to the smallest size of a container's disk, in GB. Images for GPUs are larger."""
+"""A dict from runtime to the smallest size of a container's disk, in GB. Images for GPUs need more space."""
 
 _DISK_USD = 0.10
 """Price of one GB of a container's disk for a month, in USD."""
@@ -54,7 +54,7 @@ https://docs.runpod.io/flash/configuration/cpu-types (read 2026-11-23).
 """
 
 _USUAL_DISK_PER_VCPU = 10
-"""Largest disk of CPU pods of other flavors, in GB for each vCPU."""
+"""Largest disk of CPU pods, in GB for each vCPU, for flavors that `_DISK_PER_VCPU` lacks."""
 
 _LONGEST_NAME = 191
 """Maximum length of a pod's name, in characters. RunPod does not document its limit."""
@@ -63,7 +63,7 @@ _NAME = re.compile(r"skypool/([a-z0-9-]+)/([A-Za-z0-9@._-]+)/([a-z0-9-]{1,64})/(
 """Matches the name of a pod that skypool made."""
 
 _NAME_TAGS = (tags.POOL, tags.OWNER, tags.TOKEN, tags.NODES, tags.UNTIL)
-"""Keys of the values in a pod's name, in the order of the values. Other providers store these values in tags."""
+"""The tags that the values in a pod's name stand for, in the order of the values. Other drivers use real tags."""
 
 _LEAST_BILLED = 0.0
 """Minimum number of seconds billed: none. Pods are billed by the second, for computing and storage:
@@ -79,10 +79,10 @@ _GRAPHQL_PRICES: Mapping[Market, tuple[str, str]] = {
     "on-demand": ("on_demand", "Price"),
     "spot": ("spot", "SpotPrice"),
 }
-"""Where a GPU type's record of the GraphQL API has its prices, by market.
+"""A dict from market to the two fields of the GraphQL API in which a GPU type has its prices on this market.
 
 The first value is the field with the current price. The second value is the end of the name of the field with the list
-price, which begins with the cloud: "Price" stands for "securePrice" and "communityPrice".
+price. The name begins with the cloud: "Price" stands for "securePrice" and "communityPrice".
 """
 
 
@@ -109,10 +109,15 @@ class Size:
 class Detail(TypedDict):
     """The driver's own data in `Offer.detail`, from which `launch` builds the request.
 
-    `gpu` is the id of the GPU type, and `count` the number of GPUs. They are "" and 0 for a CPU pod. `flavor` and
-    `vcpus` are for CPU pods, otherwise "" and 0. `price` is in USD per hour for one GPU, or for the whole CPU pod,
-    without the disk. A spot pod bids `price` for each GPU. `disk` is in GB. `graphql` is True if the pod must be
-    created by the GraphQL API.
+    Attributes:
+        gpu: id of the GPU type; "" for a CPU pod.
+        count: number of GPUs; 0 for a CPU pod.
+        flavor: flavor of a CPU pod; "" for a pod with GPUs.
+        vcpus: number of vCPUs of a CPU pod; 0 for a pod with GPUs.
+        price: price in USD per hour without the disk, for one GPU or for the whole CPU pod. A spot pod bids this price
+            for each GPU.
+        disk: size of the container's disk in GB.
+        graphql: True if the pod must be created by the GraphQL API.
     """
 
     gpu: str
@@ -128,9 +133,9 @@ class Detail(TypedDict):
 
 
 def gpu_sizes(need: Need) -> list[Size]:
-    """Return the sizes of pods for each pair of GPU count and runtime in a need, sorted.
+    """Return the sizes of GPU pods that a need asks for: one for each pair of GPU count and runtime in it, sorted.
 
-    The minimum vCPUs and memory of the need, in GB, are rounded up.
+    The minimum vCPUs and memory of the need are rounded up to whole numbers.
     """
     asked = sorted({(each.count, each.runtime) for each in need.accelerators if each.kind != "cpu"})
     vcpus, memory = math.ceil(need.vcpus), math.ceil(need.memory_gib)
@@ -140,8 +145,8 @@ def gpu_sizes(need: Need) -> list[Size]:
 def cpu_sizes(need: Need, flavors: Iterable[Mapping[str, Any]]) -> Iterator[Size]:
     """Yield the smallest sufficient size of each flavor, from RunPod's records of the flavors.
 
-    The number of vCPUs is a power of two. Memory and the largest possible disk grow with this number. A flavor without
-    a sufficient size is left out.
+    The number of vCPUs is a power of two, and decides the memory and the largest possible disk. A flavor without a
+    sufficient size is left out.
     """
     disk = disk_gb(need, "none")
     for flavor in flavors:
@@ -162,9 +167,10 @@ def disk_gb(need: Need, runtime: str) -> int:
 
 
 def known_ids(need: Need) -> list[str] | None:
-    """Return the ids of RunPod's GPU types that have an accelerator of the need.
+    """Return the ids of RunPod's GPU types whose accelerator the need names.
 
-    Returns None, which selects all types, if skypool does not know RunPod's name for one of these accelerators.
+    Returns None if skypool does not know RunPod's name for one of the need's accelerators. All types must then be
+    searched.
     """
     names = {each.name for each in need.accelerators}
     known = meanings("runpod")
@@ -183,8 +189,9 @@ def gpu_offers(need: Need, size: Size, places: Sequence[str], types: Iterable[Ma
     are types of which no machine has the needed number. A type that is out of stock is marked as not available.
 
     Args:
-        size: the size for which the API was asked.
+        size: the size whose stock and prices the records have.
         places: data centres; "" for any.
+        types: the records of GPU types.
     """
     for each in types:
         has = _accelerator(need, size, each["id"])
@@ -196,7 +203,10 @@ def gpu_offers(need: Need, size: Size, places: Sequence[str], types: Iterable[Ma
 
 
 def any_offer(types: Iterable[Mapping[str, Any]]) -> Iterator[Offer]:
-    """Yield an offer of one GPU, in any data centre, for each GPU type that skypool knows, in stock or not."""
+    """Yield an offer of a pod with one GPU, in any data centre, for each GPU type that skypool knows.
+
+    Types that are out of stock are included, marked as not available.
+    """
     for each in types:
         has = sold("runpod", each["id"], [(each["id"], 1)])
         if has is not None and each["secure"] and each["price"]["secure"]:
@@ -205,7 +215,7 @@ def any_offer(types: Iterable[Mapping[str, Any]]) -> Iterator[Offer]:
 
 
 def unknown(ids: Iterable[str]) -> list[str]:
-    """Return those ids of GPU types that skypool cannot offer, because it does not know the GPU."""
+    """Return those of RunPod's ids of GPU types whose GPU skypool does not know, so that it cannot offer them."""
     return [id for id in ids if sold("runpod", id, [(id, 1)]) is None]
 
 
@@ -213,8 +223,9 @@ def cpu_offers(need: Need, size: Size, places: Sequence[str], types: Iterable[Ma
     """Yield the offers of one size of CPU pods, one for each place, from records of the API REST v2.
 
     Args:
-        size: the size for which the API was asked. Records of other flavors are ignored.
+        size: the size whose stock the records have. Records of other flavors are ignored.
         places: data centres; "" for any.
+        types: the records of flavors.
     """
     for each in types:
         price = each["price"]["securePerVcpu"]
@@ -232,9 +243,10 @@ def graphql_offers(
     among the needed accelerators are left out.
 
     Args:
-        size: the size for which the API was asked.
+        size: the size whose stock and prices the records have.
         cloud: "secure" or "community".
         place: a data centre or country; "" for any.
+        types: the records of GPU types.
     """
     for each in types:
         has = _accelerator(need, size, each["id"])
@@ -279,7 +291,7 @@ def _offer(
     market: Market = "on-demand",
     now: Mapping[str, Any] | None = None,
 ) -> Offer:
-    """Return an offer. `price` (USD per hour) is for one GPU, or for the whole CPU pod. `now` is GraphQL's record."""
+    """Return an offer. `price` is in USD per hour, for one GPU or the whole CPU pod. `now`: lowest price and stock."""
     disk = disk_gb(need, size.runtime)
     told = now or {}
     detail: Detail = {

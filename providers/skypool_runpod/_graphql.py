@@ -59,7 +59,7 @@ class Machines(TypedDict, total=False):
 
 
 class LowestPrice(Machines, total=False):
-    """The input of the query's field `lowestPrice`: the machines whose lowest price and stock are asked for."""
+    """The input of the field `lowestPrice` in the query `STOCK`: the machines whose price and stock are asked for."""
 
     secureCloud: bool
 
@@ -91,7 +91,7 @@ class Deploy(Machines, total=False):
 
 
 def lowest_price(size: Size, cloud: str, place: str, cuda: str | None) -> LowestPrice:
-    """Return the input of the query's field `lowestPrice` for pods of one size in one place.
+    """Return the input of the field `lowestPrice` in the query `STOCK`, for pods of one size in one place.
 
     Args:
         cloud: "secure" or "community".
@@ -115,7 +115,9 @@ def deploy(
     """Return the input of the mutation that creates one pod with GPUs.
 
     Args:
-        size: the minimum of vCPUs and memory. The offer, not the size, has the number of GPUs.
+        offer: the offer, which has the kind and number of GPUs, the place, and the bid for a spot pod.
+        size: the minimum of vCPUs and memory.
+        start: name, image and boot script of the container.
         cuda: CUDA version that the machine's driver must support; None for any.
         volume: id of a network volume to mount; None for none.
         last: when RunPod ends the pod, whatever happens in the pod; None for never.
@@ -144,12 +146,12 @@ def deploy(
 
 
 def record(pod: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the GraphQL API's record of a new pod in the form of the API REST v2."""
+    """Convert the GraphQL API's record of a new pod to the form that records of the API REST v2 have."""
     return {"id": pod["id"], "name": pod["name"], "status": "PROVISIONING", "cost": pod.get("costPerHr")}
 
 
 def _choose(asked: Machines, size: Size, cloud: str, place: str, cuda: str | None) -> None:
-    """Add the fields by which machines are chosen to the input `asked`, in place."""
+    """Set the fields of `asked`, an input of the GraphQL API, by which machines are chosen."""
     asked["gpuCount"] = size.count
     asked["supportPublicIp"] = True
     if place and cloud == "secure":

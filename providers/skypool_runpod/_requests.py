@@ -33,6 +33,8 @@ class Start:
     """The name, image and boot script of a container, from which the requests of both of RunPod's APIs are built.
 
     Attributes:
+        name: name of the pod.
+        image: image of the container.
         script: the boot script, packed as one line.
     """
 
@@ -64,8 +66,9 @@ class Start:
         """Return the part of the request that has the start command, in one of the forms that RunPod may take.
 
         Args:
-            field: "args" is the field of RunPod's document of 2026-08-20. Programs that others wrote since
-                (read 2026-11-26) send "cmd" instead, a list of words. RunPod may give these to the image's entry point.
+            field: name of the field to use. RunPod's document of 2026-08-20 has "args". Programs that others have
+                written since (read 2026-11-26) send "cmd", a list of words. RunPod may give these words to the image's
+                entry point.
         """
         if field == "cmd":
             return {"cmd": ["sh", "-c", userdata.UNPACK]}
@@ -73,7 +76,10 @@ class Start:
 
 
 class Gpu(TypedDict):
-    """The GPUs of a pod: type and number. The driver of the pod's machine must support `minCudaVersion`."""
+    """The GPUs of a pod: the id of their type, and their number.
+
+    The driver of the pod's machine must support the CUDA version `minCudaVersion`.
+    """
 
     id: str
     count: int

@@ -5,9 +5,13 @@ on the host. A node's folder there is `pools/<pool>.<node>`. Software that image
 
 Words of this package:
 
-- host: a machine of the user. Its label is its name in messages.
+- host: a machine of the user. Its label is its name in messages, such as "user@name:port".
+- node: a machine of a pool; here, a host that serves the pool. Its node number is its number in the pool.
+- agent: the process on a node that runs calls. It starts at the first connection.
+- offer, order: a group of hosts with the same accelerator, and the request to use some of them (`skypool.model`).
 - inventory: a TOML file that describes hosts.
 - claim: a folder on a host that reserves the host for one node.
+- settings: the arguments of `SSH`.
 """
 
 from __future__ import annotations
@@ -43,16 +47,16 @@ _END = 20.0
 """Seconds that a host has to end a node."""
 
 _AGAIN = (1.0, 2.0, 2.0, 2.0)
-"""Pauses in seconds before each new attempt at hosts that an earlier launch of the same pool still uses."""
+"""Pauses in seconds before each new attempt to claim hosts that an earlier launch of the same pool still uses."""
 
 _DROPPED = (0.3, 0.6, 1.2, 2.4, 4.8, 0.0)
-"""Pauses in seconds after each attempt to ask a host that drops connections. The last pause is 0."""
+"""Pauses in seconds after each attempt to ask a host that drops connections; 0 after the last attempt."""
 
 _CONNECT = 6
 """Seconds that a host has to accept a connection."""
 
 _BOOTING = 10
-"""Seconds for which connecting to a host that does not answer is repeated.
+"""Seconds for which a connection to a node's host is tried again if the host does not answer.
 
 The time is short because the host answered at launch.
 """
@@ -121,9 +125,10 @@ class SSH:
     def offers(self, need: Need) -> Iterable[Offer]:
         """Return one offer, at the price 0, for each kind of accelerator among the hosts. The offer names its hosts.
 
-        If the need has accelerators, hosts without a given accelerator are asked by ssh which one they have, for up to
-        45 s. Hosts that do not answer are left out, and the reasons are in the offer's `detail`. If the need has no
-        accelerators, no host is asked, and hosts without a given accelerator are offered without one.
+        The accelerator of a host is the one that the settings or the inventory give. If the need has accelerators, all
+        other hosts are asked by ssh which accelerator they have, for up to 45 s. Hosts that do not answer are left out,
+        and the reasons are in the offer's `detail`. If the need has no accelerators, no host is asked, and hosts whose
+        accelerator is not given are offered without one.
 
         Args:
             need: the requirements of each node. Offers that do not meet the need may be among the result.
@@ -153,7 +158,7 @@ class SSH:
         return [self._offer(accelerator, labels, left_out) for accelerator, labels in groups.items()]
 
     def _offer(self, accelerator: Accelerator | None, labels: list[str], left_out: dict[str, str]) -> Offer:
-        """Return an offer of hosts with the same accelerator. `left_out` has the reason for each unusable host."""
+        """Return an offer of hosts with the same accelerator. `left_out` is a dict from unusable host to reason."""
         name = labels[0]
         if len(labels) > 1:
             name = f"{name} and {len(labels) - 1} more"
@@ -167,18 +172,18 @@ class SSH:
     def launch(self, offer: Offer, order: Order) -> list[Instance]:
         """Claim one of the offer's hosts for each node of the order, by creating a folder on that host.
 
-        No process is left running on the hosts: a node's agent starts at the first connection. Hosts that this order
-        has claimed before are found again. Hosts that an earlier launch of the same pool still uses are asked again for
-        7 s. If there are not enough free hosts, the claims of this launch are released.
+        No process is left running on the hosts: a node's agent starts at the first connection. Hosts that an earlier
+        launch of the same order claimed are returned again. Hosts that another order of the same pool still uses are
+        asked again for 7 s. If there are not enough free hosts, the claims of this launch are released.
 
         Returns:
             the nodes as instances with the state "starting", sorted by node number.
 
         Raises:
-            CapacityError: too few hosts are free. The message says why each of the other hosts cannot be used.
+            CapacityError: too few hosts are free. The message says for each other host why it cannot be used.
             HostKeyMismatch: a host showed another key than the known one. No further host is tried.
-            SkypoolError: too few hosts are free, and the only host that is not free could not be asked. The error of
-                this host is raised.
+            SkypoolError: too few hosts are free, and only one host cannot be used: it could not be asked. The error is
+                that of this host.
             StillRunning: a claim could not be released.
         """
         hosts = [host for host in self._all() if host.label in offer.detail["hosts"]]
@@ -213,7 +218,7 @@ class SSH:
         return sorted(taken, key=lambda instance: instance.node)
 
     def _take(self, order: Order, nodes: Mapping[Host, int]) -> dict[Host, _Answer]:
-        """Ask each host, in parallel for up to 20 s, to serve a node. A host that accepts answers "@taken"."""
+        """Ask each host, in parallel for up to 20 s, to serve its node in `nodes`. "@taken" in the answer means yes."""
         me = f"{getpass.getuser()}@{host_name()}"
         questions = {host: ("take", order.pool, str(node), order.token, me) for host, node in nodes.items()}
         return self._ask(questions, _LOOK)
@@ -345,7 +350,7 @@ class SSH:
         return _once(hosts)
 
     def _transport(self, host: Host) -> tuple[transport.SSH, str]:
-        """Return how to run commands on a host, and a notice if its key is trusted only because it came first."""
+        """Return how to run commands on a host, and a notice if its key is trusted only because none was known."""
         bare = transport.SSH(
             host.name,
             user=host.user or self.user or "",
@@ -360,7 +365,7 @@ class SSH:
         return host_keys.believed(bare, host.label, self.strict)
 
     def _ask(self, questions: Mapping[Host, Sequence[str]], patience: float) -> dict[Host, _Answer]:
-        """Run a shell function on each host, in parallel without threads, and return each host's output or error."""
+        """Run a shell function (name, arguments) on each host, in parallel. Return each host's output or error."""
         answers: dict[Host, _Answer] = {}
         until = time.monotonic() + patience
         # an SSH server may drop some of many simultaneous connections: these hosts are asked again
@@ -386,7 +391,7 @@ class SSH:
 
 
 def _busy(answer: list[str]) -> str:
-    """Return the reason why a host did not accept a node: the pool that it serves, and that pool's owner."""
+    """Return a text from a host's refusal to serve a node: which pool the host serves, and whose pool that is."""
     for line in answer:
         words = line.split(" ", 4)
         if len(words) == 5 and words[0] == "@busy":
@@ -396,7 +401,7 @@ def _busy(answer: list[str]) -> str:
 
 
 def _none_left(order: Order, why: dict[str, str | SkypoolError]) -> SkypoolError:
-    """Return the error for too few free hosts: a HostKeyMismatch, the only host's error, or a list of all reasons."""
+    """Return the error for too few free hosts. `why` is a dict from each host that cannot be used to the reason."""
     for error in why.values():
         if isinstance(error, HostKeyMismatch):
             return error
@@ -410,7 +415,7 @@ def _none_left(order: Order, why: dict[str, str | SkypoolError]) -> SkypoolError
 
 
 def _once(hosts: list[Host]) -> list[Host]:
-    """Return the given list. Raises UsageError if two hosts have the same name, user and port."""
+    """Return the given list unchanged. Raise UsageError if two hosts in it have the same name, user and port."""
     labels = [host.label for host in hosts]
     for label in labels:
         if labels.count(label) > 1:

@@ -29,13 +29,13 @@ from skypool.wire.transport import SSH, Errand, Trouble, missing_key
 _WRITTEN = re.compile(r"(?:(?P<user>[^@\s]+)@)?(?:\[(?P<v6>[0-9a-fA-F:.%\w]+)\]|(?P<name>[^@:\s]+))(?::(?P<port>\d+))?")
 _NAME = re.compile(r"[^\s@/-][^\s@/]*")
 _WORD = re.compile(r"[^\n-][^\n]*")
-"""A valid argument for `ssh`: a single line that does not begin with "-"."""
+"""Matches a valid argument for `ssh`: a single line that does not begin with "-"."""
 _KEY = re.compile(r"[a-z][\w@.-]+ [A-Za-z0-9+/]+=*")
 
 _SSH_FAILED = 255
 """The exit status of `ssh` if `ssh` itself failed, and not the remote command."""
 _BEGUN = "@begun"
-"""The first line that the script of `ask` prints on a host. Earlier lines come from start files of the shell there."""
+"""The first line that skypool's script prints on a host. Lines before it come from start files of the host's shell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ def _known(where: str, table: Mapping[str, Any], words: Sequence[str]) -> None:
 
 @cache
 def _script() -> str:
-    """Return the shell functions that can run on a host: those of host.sh, `closed`, which they call, and `devices`."""
+    """Return the source of the shell functions that `ask` can run on a host: those of host.sh, and `devices`."""
     questions = (files("skypool_ssh") / "host.sh").read_text("utf-8")
     return f"{private.CLOSED}\n{questions}\ndevices() {{\n{elsewhere.question()}\n}}"
 
@@ -182,13 +182,14 @@ def ask(ssh: SSH, label: str, words: Sequence[str]) -> Callable[[float], list[st
     """Start a shell function on a host by ssh, and return a Python function that waits for the answer.
 
     Args:
+        ssh: how to run commands on the host.
         label: the host's name in messages.
         words: the name of the shell function (one of host.sh, or `devices`), and its arguments.
 
     Returns:
-        a function `answer(until)`, to be called once, which blocks and returns the lines that the host printed. `until`
-            is a time of `time.monotonic()`, at which the ssh process is killed. The function raises a ConnectionLost, a
-            HostKeyMismatch or a LoginRefused if there is no answer.
+        a function `answer(until)`, to be called once. It blocks, and returns the lines that the shell function printed.
+            At the time `until`, as `time.monotonic()` counts, the ssh process is killed. If there is no answer, the
+            function raises ConnectionLost, HostKeyMismatch or LoginRefused.
     """
     text = f"{_script()}\necho {_BEGUN}\n{shlex.join(words)}\n"
     asked = Errand(ssh.argv(bundle.STAGE), bundle.staged(text))
@@ -203,7 +204,7 @@ class Dropped(ConnectionLost):
 
 
 def _answer(asked: Errand, ssh: SSH, label: str, until: float) -> list[str]:
-    """Wait for the answer of `ask`, without the lines of the shell's start files. Dropped means: ask again."""
+    """Wait until the time `until` (`time.monotonic()`) for what `ask` started, and return the lines of the answer."""
     try:
         status, out, said = asked.result(until)
     except TimeoutError as e:

@@ -9,7 +9,12 @@ Words of this package:
 - instance: a container on a machine. Its label is a text in which skypool stores the pool, the node number and more.
 - bid: the price that a user offers for a spot machine, for each hour and without the disk.
 - proxy: Vast.ai's ssh server, by which an instance without a port of its own is reached.
+- lease: the time for which an instance lives on without hearing from its client.
 - guard: the process in an instance that destroys it at the end of the lease.
+- need, offer, order: the requirements of a node, a machine for rent with its price, and the request to rent a machine
+  for a node (`skypool.model`). A node is a rented machine of a pool.
+- market: "on-demand" or "spot".
+- settings: the arguments of `VastAI`.
 """
 
 from __future__ import annotations
@@ -33,7 +38,7 @@ from skypool.model import Access, Bill, Finding, Instance, Market, Need, Offer, 
 from skypool_vastai import _api, _catalog, _requests
 
 _LAG = 6.0
-"""Seconds for which an instance is looked for after the reply to its create request was lost."""
+"""Seconds for which a new instance is looked for in lists if the reply to its create request was lost."""
 
 _YOUNG = 60.0
 """Age in seconds up to which Vast.ai's list of instances may lack an instance."""
@@ -42,7 +47,7 @@ _SHARED = 3.0
 """Maximum age in seconds of a list of instances that is used to look up an address."""
 
 _MAPPING = 60.0
-"""Seconds for which a running instance may have no port yet."""
+"""Seconds that an instance may take, after it runs, until a port of its machine is mapped to its SSH server."""
 
 _KEYING = 420.0
 """Seconds for which an SSH server that Vast.ai starts may show another host key than the pool's."""
@@ -51,7 +56,7 @@ _WAYS = ("any", "direct", "proxy")
 """Values of the setting `ssh`."""
 
 _SETTINGS = {"ssh": ("any|direct|proxy", "'any', 'direct' or 'proxy'", False)}
-"""A dict from setting to (regular expression of the values, examples, True if a list is allowed)."""
+"""A dict from setting to (regular expression of its values, examples for messages, True if a list is allowed)."""
 
 _IMAGE = f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
 """Default Docker image: Python of the client's version."""
@@ -70,8 +75,10 @@ _IMPOSSIBLE: tuple[tuple[str, Market, dict[str, object], tuple[type[ProviderErro
     ("a bid for a machine that does not exist", "spot", {"ask": _NO_ASK}, (OfferGone,), _NAMES_ASK),
     ("a bid below the lowest one", "spot", {"price": _NO_BID}, (errors.CapacityError, ProviderError), r"\bbid|price"),
 )
-"""Requests that Vast.ai must refuse: what is impossible, the market, the changed detail of an offer, the classes of the
-error, and a regular expression for its text.
+"""Requests that Vast.ai must refuse.
+
+Each has a text that says what is impossible, the market, the values that replace those in an offer's `detail`, the
+classes of the expected error, and a regular expression that must match in the error's text.
 """
 
 _CUT = (
@@ -81,7 +88,7 @@ _CUT = (
 """The warning for a search that has more results than Vast.ai returns."""
 
 _UNUSABLE = ("broken", "offline", "pending", "unmapped")
-"""Error codes (see errors.csv) that mean a fault of the machine."""
+"""Codes of errors that are the machine's fault. The file errors.csv of this package explains the codes."""
 
 
 @settings.settings_named
@@ -181,8 +188,8 @@ class VastAI:
         """Rent the machine of an offer, for the first node of the order. An offer is a single machine.
 
         Does not wait until the machine runs. If the same order has created instances before, these are found by their
-        labels and returned, and nothing is rented. But instances of the order that are ending do not count, and their
-        destruction is requested.
+        labels and returned, and nothing is rented. Instances of the order that are ending do not count: their
+        destruction is requested again.
 
         Returns:
             a list of the one new instance, or of the instances found.
@@ -212,10 +219,10 @@ class VastAI:
     def access(self, instance: Instance) -> Access:
         """Return how to reach an instance by ssh: at the machine's own port, or through Vast.ai's proxy.
 
-        Waits up to `loading` (900) seconds until the image is pulled, and then up to a minute for the port.
+        Waits up to `loading` (900) seconds until the image is pulled, and then up to a minute until the port is mapped.
 
         Raises:
-            ProviderError: the instance will never get an address, or has got none in time.
+            ProviderError: the instance has ended or failed, so that it gets no address, or it has got none in time.
         """
         mapped = partial(retry.patiently, partial(self._address, instance), _MAPPING, "unmapped")
         host, port = retry.patiently(mapped, self.loading, "pending")
@@ -346,7 +353,7 @@ class VastAI:
         raise self._account.error("to rent anything", "402", text)
 
     def _gpus(self) -> Finding:
-        """Return a finding, without a title, about the names of the GPUs that are for rent now."""
+        """Return a finding, without a title, that says how many GPU types for rent now skypool knows."""
         names: dict[bool, set[str]] = {True: set(), False: set()}
         for each in self.offers(Need()):
             name, _, count = each.instance_type.rpartition("x")
@@ -359,7 +366,7 @@ class VastAI:
         return ", ".join(f"{id}: {why}" for id, why in blocklist.known(self.name).items()) or "none"
 
     def _ids(self, ids: Sequence[str]) -> set[str]:
-        """Return the ids of all instances of the account, also of those that no pool created."""
+        """Return the ids of all instances of the account. Check `ids` one by one if the list had several pages."""
         account = self._account
         listed = account.instances()
         there = {str(each["id"]) for each in listed}
@@ -369,7 +376,7 @@ class VastAI:
         return there
 
     def _ordered(self, order: Order) -> list[Instance]:
-        """Return the instances of an order, without those that are ending: their destruction is requested again."""
+        """Return the instances that an order has created. Those that are ending are left out, and destroyed again."""
         kept = []
         for each in self.instances(pool=order.pool):
             if each.token != order.token or each.node not in order.nodes:
@@ -421,13 +428,13 @@ class VastAI:
         return instances[0]
 
     def _made(self, order: Order, error: ProviderError) -> Instance:
-        """Return the instance that an order created, although its request failed. Raises `error` if there is none."""
+        """Return the instance that an order created although its request raised `error`. If there is none, raise it."""
         if found := self._ordered(order):
             return found[0]
         raise error
 
     def _address(self, instance: Instance) -> tuple[str, int]:
-        """Return host and port of an SSH server. A ProviderError with the code "pending" or "unmapped" is temporary."""
+        """Return (host, port) of an SSH server. A ProviderError with code "pending" or "unmapped" means: not yet."""
         records = self._account.instances(_SHARED)
         record = next((each for each in records if str(each["id"]) == instance.id), None)
         if record:
@@ -446,7 +453,7 @@ def _is_young(instance: Instance) -> bool:
 
 
 def _is_its_own_fault(instance: Instance, why: Exception) -> bool:
-    """Return True if an instance failed because of a fault of its machine. The end of a spot machine is no fault."""
+    """Return True if the error `why` of an instance is its machine's fault. The end of a spot machine is no fault."""
     if getattr(why, "step", "") in ("health", "nvidia"):
         return True
     if isinstance(why, errors.CapacityError):

@@ -28,7 +28,7 @@ PACE: dict[str, float] = {
     "GET /api/v?/instances/*": 2.0,
     "PUT /api/v0/instances/*": 1.0,
 }
-"""A dict from kind of request to the minimum seconds between two requests of this kind."""
+"""A dict from a pattern of HTTP method and path to the minimum seconds between two requests that match it."""
 
 _PAGE = 25
 """Number of instances in one page of Vast.ai's list of instances."""
@@ -67,7 +67,7 @@ class Account:
     def instances(self, age: float = 0.0) -> WholeList[dict[str, Any]]:
         """Return all instances of the account as Vast.ai's records, from a list that is at most `age` seconds old.
 
-        Threads wait for each other. Do not change the result, because threads share it.
+        One thread requests the list; other threads wait for it. Do not change the result, because threads share it.
 
         Args:
             age: maximum age of the list in seconds. With 0, a new list is always requested, unless another thread
@@ -98,7 +98,7 @@ class Account:
         return str(headers["Date"])
 
     def charges(self, since: datetime, until: datetime) -> dict[str, float]:
-        """Return a dict from the id of an instance to what it has cost in US dollars. Requests one page after another.
+        """Return a dict from the id of each instance of the account to what it has cost in US dollars.
 
         Args:
             since: instances that had ended on an earlier day are left out.
@@ -152,7 +152,7 @@ class Account:
 def account(key: str | None) -> Account:
     """Return the client of Vast.ai's API for an API key. Sends no request, so a wrong key is noticed later.
 
-    The same key gives the same client. $VAST_URL can name another address of the API.
+    The same key gives the same client. The environment variable $VAST_URL can name another address of the API.
 
     Args:
         key: the API key; None or "" for the key in $VAST_API_KEY, or else in the file that Vast.ai's own tools write.
@@ -175,19 +175,20 @@ _account = lru_cache(maxsize=64)(Account)
 
 
 def _refuses(body: Any) -> bool:
-    """Return True if a body is a refusal despite a successful status: no JSON object, or `"success": false`."""
+    """Return True if an answer with a successful status is a refusal: no JSON object, or with "success": false."""
     return not isinstance(body, Mapping) or body.get("success") is False
 
 
 def said(status: int, body: Any) -> tuple[str, str]:
-    """Return the code and the text of a refusal.
+    """Return the pair (code, text) of a refusal.
 
-    The code is Vast.ai's own code, the entry "error", if that is more exact than the HTTP status. Otherwise it is the
-    entry "code" of the body, or else the HTTP status. A refused request for a new instance may still have created the
-    instance. The text then ends with "(new_contract 123)", where 123 is the instance's id.
+    The code is the entry "error" of the body, which is Vast.ai's own code, if that is more exact than the HTTP status.
+    Otherwise it is the entry "code" of the body, or else the HTTP status. A refused request for a new instance may
+    still have created the instance. The text then ends with "(new_contract 123)", where 123 is the instance's id.
 
     Args:
-        body: the body of the reply, parsed if it is JSON. If it is no JSON object, a successful status counts as 502.
+        status: the HTTP status. If it means success, but the body is no JSON object, 502 is used instead.
+        body: the body of the reply, parsed if it is JSON.
     """
     if not isinstance(body, Mapping):
         return rest.said(status if status >= 300 else 502, body)
@@ -202,7 +203,7 @@ def said(status: int, body: Any) -> tuple[str, str]:
 
 
 def _tells_enough(status: int, error: str) -> bool:
-    """Return True if the HTTP status is more exact than Vast.ai's own code."""
+    """Return True if the HTTP status of a refusal says more exactly than Vast.ai's own code `error` what is wrong."""
     if status >= 500:
         return True
     return status in (401, 402, 403, 429) and "quota" not in error

@@ -31,10 +31,10 @@ _LABEL = re.compile(r"skypool pool=(\S+) owner=(\S+) token=([a-z0-9-]+) rank=(\d
 """Pattern of the label of an instance that a pool created."""
 
 _LABEL_TAGS = (tags.POOL, tags.OWNER, tags.TOKEN, tags.NODES, tags.UNTIL)
-"""Keys of the values in a label, in the order of the values. Other providers store these values in tags."""
+"""The tags that the values in a label stand for, in the order of the values. Vast.ai itself has no tags."""
 
 _BROKEN = re.compile("Error response from daemon|OCI runtime")
-"""Pattern of texts in the field `status_msg` that mean that Docker failed on the machine."""
+"""Matches a text in the field `status_msg` of an instance if Docker failed on the machine."""
 
 
 def offer(
@@ -49,9 +49,10 @@ def offer(
     Args:
         market: the market that was searched. For "spot", the price is `bid` times the current minimum bid, plus the
             price of the disk.
-        disk_gb: disk size in GB with which the search was made.
+        disk_gb: disk size in GB for which the search was made, and which the price includes.
+        bid: the driver's setting `bid`, a factor.
         ssh: the driver's setting `ssh`. With "proxy", or if the machine has no port of its own, the proxy is used.
-        traffic_gb: GB that the machine is assumed to receive and to send.
+        traffic_gb: GB that the machine is assumed to receive, and GB that it is assumed to send.
     """
     has = None
     if record["gpu_ram"]:
@@ -102,7 +103,9 @@ def offer(
 
 
 def traffic_usd(record: Mapping[str, Any], in_gb: float, out_gb: float) -> float:
-    """Return what the traffic of a machine costs, in US dollars. A price that Vast.ai does not list counts as 0.
+    """Return what it costs in US dollars if a machine receives `in_gb` GB and sends `out_gb` GB.
+
+    A price that the machine's record lacks counts as 0.
 
     Vast.ai charges each byte, in both directions, also the download of the image. The host sets the prices:
     https://vast.ai/docs/billing/billing (read 2026-11-26 in a stored copy).
@@ -134,7 +137,9 @@ def accelerator(name: str, mib: float, count: int) -> Accelerator | None:
 
 
 def ours(records: Iterable[Mapping[str, Any]], pool: str | None) -> Iterator[Instance]:
-    """Yield the instances of this user's pools, or of one pool. Instances are found by their labels.
+    """Yield the instances of this user's pools, or of one pool, from Vast.ai's records of instances.
+
+    Instances are found by their labels.
 
     Args:
         pool: name of a pool, for only the instances of this pool that were rented from this computer. None means all
@@ -178,7 +183,7 @@ def state(record: Mapping[str, Any]) -> Literal["starting", "running", "ending"]
 
 
 def trouble(record: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the reason why an instance has no address, as an error code and a text.
+    """Return the reason why an instance has no address yet or any more, as an error code and a text.
 
     The codes are "broken" (Docker failed), "outbid", "pending" (the instance still starts) and "unmapped" (the instance
     runs, but has no port). For any other reason, the code is Vast.ai's status of the instance. An empty record gives
@@ -198,7 +203,7 @@ def trouble(record: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def address(record: Mapping[str, Any], proxied: bool) -> tuple[str, int] | None:
-    """Return the host and the port of an instance's SSH server.
+    """Return the pair (host, port) of an instance's SSH server.
 
     Returns None if the instance does not run, or if the host or the port is not known yet.
 

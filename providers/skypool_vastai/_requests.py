@@ -24,7 +24,7 @@ MOST_OFFERS = 512
 """Maximum number of offers that one search returns."""
 
 _NO_TMUX = "touch ~/.no_auto_tmux"
-"""Shell command that stops Vast.ai's image setup from starting tmux at each login."""
+"""Shell command after which a login to an instance does not start tmux, as Vast.ai's setup does by default."""
 
 _RENTAL_TYPES: dict[Market, Literal["on-demand", "bid"]] = {"on-demand": "on-demand", "spot": "bid"}
 """A dict from market to Vast.ai's name of the market."""
@@ -87,6 +87,8 @@ def search(
     Returns None if the need has accelerators and Vast.ai has none of them.
 
     Args:
+        need: the requirements of a node.
+        market: the market to search, "on-demand" or "spot".
         disk_gb: disk size in GB that the machine must have and that the price includes.
         min_reliability: minimum reliability of the machine, from 0 to 1.
         verified: True for only machines that Vast.ai has tested.
@@ -140,6 +142,7 @@ def create(offer: Offer, order: Order, *, image: str, base: str) -> Create:
     spot market, the body contains the offer's bid.
 
     Args:
+        image: Docker image of the container.
         base: address of the API, where the container requests its own end.
     """
     end = f"base={shlex.quote(base)}\n{(files('skypool_vastai') / 'end.sh').read_text('utf-8')}"

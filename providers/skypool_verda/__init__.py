@@ -7,7 +7,19 @@ end its own cost: only the client or `skypool gc` can. The deletion of a machine
 names the disk.
 
 A machine's tags hold facts such as the pool and the node number. SSH keys, scripts and volumes cannot have tags, so
-their names hold these facts. The record of a machine is Verda's description of it.
+their names hold these facts.
+
+Words of this package:
+
+- instance, machine: a virtual machine at Verda. Its record is Verda's description of it, as parsed JSON.
+- volume: a disk at Verda.
+- location: a place of Verda's data centres, such as "FIN-01".
+- market: "on-demand" or "spot".
+- lease: the time for which a machine is needed. A renewal of the lease writes a later end into the machine's tags.
+- need, offer, order: the requirements of a node, a machine type with its price, and the request to rent machines for
+  nodes of a pool (`skypool.model`). A node is a rented machine of a pool; its node number is its number there.
+- token: the text that names an order, by which a repeated order is recognized.
+- settings: the arguments of `Verda`.
 """
 
 from __future__ import annotations
@@ -32,13 +44,13 @@ _HERE = "Verda"
 """The only region of this driver. Verda's locations, such as "FIN-01", do not count as regions here."""
 
 _LOCATIONS = ("FIN-01", "FIN-02", "FIN-03", "ICE-01")
-"""Locations known when this was written, to suggest the right spelling of a wrong one."""
+"""Locations known when this was written. Error messages suggest the most similar one for a misspelt location."""
 
 _SETTINGS = {
     "location": (r"[A-Z]{3}-\d\d", "'FIN-01'", True),
     "image": (r"[\w.-]+", "'ubuntu-24.04'", False),
 }
-"""A dict from setting to (regular expression of the values, example, True if a list is allowed)."""
+"""A dict from setting to (regular expression of its values, example for messages, True if a list is allowed)."""
 
 _ORDERED = 10.0
 """Seconds within which Verda finds a machine for an accepted order, or reports that it has none."""
@@ -67,12 +79,13 @@ _STATES: dict[str, Literal["starting", "running"]] = {
     "unknown": "starting",
     "running": "running",
 }
-"""A dict from Verda's status to the state of a machine that starts or runs. Machines with other statuses are ending
-or gone.
+"""A dict from Verda's status to the state of a machine that starts or runs.
+
+Machines with another status are ending or have ended.
 """
 
 _NEW = frozenset({"new", "ordered"})
-"""Statuses of an order that may still fail for lack of a machine."""
+"""Statuses of a new machine for which Verda may still report that it has none."""
 
 _GONE = frozenset({"discontinued", "notfound", "no_capacity", "deleted"})
 """Statuses of a machine that no longer exists and costs nothing."""
@@ -81,16 +94,16 @@ _PATHS = {"ssh-key": "/ssh-keys", "script": "/scripts", "volume": "/volumes"}
 """A dict from kind of resource to API path, for resources other than instances."""
 
 _BUILT_IN = frozenset({"NVMe_Local_Storage", "NVMe_OS_Cluster"})
-"""Types of volumes that are built into an instance's host."""
+"""Types of volumes that are built into the computer on which an instance runs."""
 
 _KEPT = (
     "volume {name!r} of {size} GB on {instance} was not created by a pool: it is detached and kept, and Verda bills it "
     "until you delete it at https://console.verda.com (volume {id})"
 )
-"""Warning about an attached volume that no pool created."""
+"""The warning, at the end of a machine, about an attached volume that no pool created and that is kept."""
 
 _SETTLED = timedelta(minutes=10)
-"""Time after which Verda has charged what a machine used. Verda charges for ten minutes in advance."""
+"""Time from the end of a machine until the balance shows all of its cost. Verda charges for ten minutes in advance."""
 
 _IMPOSSIBLE: tuple[tuple[str, _requests.Changes, tuple[type[ProviderError], ...], str], ...] = (
     (
@@ -107,14 +120,15 @@ _IMPOSSIBLE: tuple[tuple[str, _requests.Changes, tuple[type[ProviderError], ...]
     ),
     ("an unknown location", {"location_code": "XXX-99"}, (ProviderError, CapacityError), "XXX-99|location"),
 )
-"""Requests that Verda must refuse: what is impossible, the changed field, the classes of the error, and a regular
-expression for its text.
+"""Requests that Verda must refuse.
 
-Verda's words for an unknown image are known from reports of users, those for a type and a location are not.
+Each has a text that says what is impossible, the field of the request that is changed, the classes of the expected
+error, and a regular expression that must match in the error's text. Verda's words for an unknown image are known from
+reports of users. Those for an unknown type or location are not.
 """
 
 _END = "a machine that is switched off is still billed: after its client was killed, `skypool gc --yes` ends the cost"
-"""Text of the finding of `check` that says how machines end."""
+"""The text of the finding in `Verda.check` that says what ends the cost of a machine."""
 
 
 @settings.settings_named
@@ -170,9 +184,9 @@ class Verda(Regional):
         """Create the missing machines of an order, one after the other, and return one for each node, in order.
 
         Machines that an earlier launch of the same order created are reused. If Verda refuses a machine, no further
-        machine is created, and only the machines of the nodes before it are returned. Verda may also accept a request
-        although no machine is free. This counts as a refusal if Verda reports the lack within 10 s. Machines that are
-        not returned are ended.
+        machine is created, and only the machines of the earlier nodes are returned. Verda may also accept a request
+        although no machine is free. This counts as a refusal if Verda reports it within 10 s. Machines that are not
+        returned are ended.
 
         Args:
             offer: the machine type, location and market, as `offers` returned them.
@@ -237,7 +251,8 @@ class Verda(Regional):
             until: the new end of the lease.
 
         Raises:
-            ProviderError: the tag of a machine could not be written. ErrorGroup if several could not.
+            ProviderError: the tag of one machine could not be written.
+            ErrorGroup: the tags of several machines could not be written.
         """
         each_done(partial(self._renew, until), self.instances(pool=pool), "not all tags could be renewed")
 
@@ -313,11 +328,11 @@ class Verda(Regional):
         return self._api.ask("GET", path, **given)
 
     def _list(self, path: str, params: Params | None = None) -> list[Any]:
-        """Return a list from Verda's API, which has no pages: an answer that says that the list goes on is an error."""
+        """Return a list from Verda's API, which has no pages. Raise ProviderError if the list may be incomplete."""
         return self._api.ask_all(path, params=params)
 
     def _drop(self, path: str, **given: Any) -> None:
-        """Delete a resource, if it exists. Repeat this for a minute while its present state makes Verda refuse."""
+        """Delete a resource, if it exists. Repeat for a minute while Verda refuses because of the resource's state."""
         delete = partial(self._api.ask, "DELETE", path, **given)
         quietly(lambda: retry.patiently(delete, _TIDYING, "forbidden_action"))
 
@@ -325,11 +340,11 @@ class Verda(Regional):
         return [_HERE]
 
     def _locations(self, patterns: Sequence[str] = ()) -> list[str]:
-        """Return the locations of the settings that match a pattern such as "FIN-*", in upper or lower case."""
+        """Return the allowed locations that match a pattern such as "FIN-*" in any case; without patterns, all."""
         return chosen([each["code"] for each in self._list("/locations")], self.location or (), patterns)
 
     def _stock(self, market: Market, locations: Sequence[str]) -> dict[str, list[str]]:
-        """Return the instance types that are in stock now, by location, without locations that Verda does not list."""
+        """Return a dict from location, of those given, to the instance types that are in stock there on a market."""
         spot = "true" if market == "spot" else "false"
         got = self._list("/instance-availability", params={"is_spot": spot})
         return {each["location_code"]: each["availabilities"] for each in got if each["location_code"] in locations}
@@ -344,7 +359,7 @@ class Verda(Regional):
         raise REFUSALS.error("to rent anything", "insufficient_funds", text)
 
     def _images(self) -> str:
-        """Return the images for machines with accelerators, as text. Raises UsageError if one does not exist."""
+        """Return the images that machines with accelerators start from, as text. Raise UsageError if one is missing."""
         there = {str(each["image_type"]) for each in self._list("/images")}
         if self.image is not None and self.image not in there:
             raise UsageError(f"Verda has no image {self.image!r}; choose one of {', '.join(sorted(there))}")
@@ -361,7 +376,7 @@ class Verda(Regional):
         return ", ".join(f"{name} ({len(types)} types)" for name, types in chosen_for.items())
 
     def _gpus(self) -> Finding:
-        """Return a finding, without a title, about the GPUs of Verda's instance types."""
+        """Return a finding, without a title, that says how many of Verda's GPUs skypool knows."""
         records = self._list("/instance-types", params={"currency": "usd"})
         names: dict[bool, set[str]] = {True: set(), False: set()}
         for each in records:
@@ -377,7 +392,7 @@ class Verda(Regional):
     # --- create ----------------------------------------------------------------------------------------------
 
     def _deploy_request(self, offer: Offer, order: Order) -> _requests.Deploy:
-        """Return the request fields that an order's machines share. Create their SSH key and script if missing."""
+        """Return the fields that the create requests of an order share. Create the SSH key and script if missing."""
         if not offer.detail["image"]:
             raise UsageError(
                 f"Verda has no Ubuntu image for {offer.instance_type}: name another image with Verda(image=…)"
@@ -393,7 +408,7 @@ class Verda(Regional):
         )
 
     def _thing(self, kind: str, name: Label, **told: str) -> str:
-        """Return the id of the "ssh-key" or "script" with this pool and token. Create it, from `told`, if missing."""
+        """Return the id of the "ssh-key" or "script" that `name` stands for. Create it from `told` if it is missing."""
         for each in self._list(_PATHS[kind]):
             found = _api.label(each["name"], name.pool)
             if found and found.token == name.token:
@@ -401,7 +416,7 @@ class Verda(Regional):
         return _api.made(self._api, _PATHS[kind], f"a {kind}", {**told, "name": str(name)})
 
     def _made(self, order: Order, node: int, common: _requests.Deploy) -> Instance:
-        """Create the machine of one node with a request that is sent once. Does not wait until the machine runs."""
+        """Create the machine of one node by one request. If the reply is lost, look for the machine for up to 6 s."""
         said = {key: text[: _api.LONGEST] for key, text in tags.tags(replace(order, nodes=(node,))).items()}
         request = _requests.deploy_node(common, hostname=f"{order.pool}-{node}", said=said)
 
@@ -422,7 +437,7 @@ class Verda(Regional):
         return tags.instance(self.name, id_, said, 0, "starting", {"tags": said}, region=_HERE)
 
     def _refused(self, made: Mapping[int, Instance]) -> dict[int, ProviderError]:
-        """Wait up to 10 s until Verda has found or refused the machines. Return the errors of refused ones by node."""
+        """Wait up to 10 s until Verda has found or refused each machine. Return a dict from refused node to error."""
         statuses: dict[int, str] = {}
 
         def look() -> bool:
@@ -437,7 +452,7 @@ class Verda(Regional):
     # --- find and end ----------------------------------------------------------------------------------------
 
     def _found(self, region: str, pool: str | None) -> Iterator[Instance]:
-        """Yield machines of this user's pools, or of one. A machine that neither starts nor runs is "ending"."""
+        """Yield the machines of a pool, or of all pools of this user. One that neither starts nor runs is "ending"."""
         for record in self._list("/instances"):
             said = tags.read(record.get("tags") or (), "key", "value")
             if not tags.ours(said, pool, _api.LONGEST) or record["status"] in _GONE:
@@ -447,7 +462,7 @@ class Verda(Regional):
             yield tags.instance(self.name, record["id"], latest, 0, state, {"tags": said}, region=_HERE)
 
     def _address(self, instance: Instance) -> str:
-        """Return a machine's public address. Wait up to 15 minutes for it, and then raise ProviderError."""
+        """Return a machine's public address. Raise ProviderError if it gets none within 15 minutes."""
 
         def look() -> str:
             record = self._ask(f"/instances/{instance.id}", what=f"to show {instance.id}")
@@ -476,7 +491,7 @@ class Verda(Regional):
         return list(left)
 
     def _terminate_one(self, id_: str, record: Mapping[str, Any]) -> None:
-        """Ask Verda to delete a machine, its boot disk and the volumes of pools. Warn of each volume that is kept."""
+        """Ask Verda to delete a machine, its boot disk and its volumes of pools. Warn of volumes that are kept."""
         boot_disk = {record["os_volume_id"]} if record.get("os_volume_id") else set()
         attached = set(record.get("volume_ids") or ()) - boot_disk
         volumes = [each for each in self._list("/volumes") if each["id"] in attached] if attached else []
@@ -493,7 +508,7 @@ class Verda(Regional):
                 tracebacks.warn(_KEPT.format(**volume, instance=id_))
 
     def _renew(self, until: datetime, instance: Instance) -> None:
-        """Write the end of the lease into the unused one of two tags, then remove the other: one tag always exists."""
+        """Write the end of the lease into the unused one of two tags, then remove the other. One always exists."""
         path = f"/instances/{instance.id}/tags"
         said = instance.detail["tags"]
         there = sorted((key for key in _UNTILS if key in said), key=lambda key: str(said[key]))
@@ -507,7 +522,7 @@ class Verda(Regional):
             self._drop(f"{path}/{latest}")
 
     def _left(self, region: str, pool: str | None) -> Iterator[Leftover]:
-        """Yield SSH keys, scripts and volumes of one pool or of all, except volumes of machines that still exist."""
+        """Yield the SSH keys, scripts and volumes of one pool, or of all. Volumes of existing machines are left out."""
         living = {each["id"] for each in self._list("/instances") if each["status"] not in _GONE}
         until = {each.pool: each.until for each in self.instances(pool=pool)}
         for kind, path in (*_PATHS.items(), ("volume", "/volumes/trash")):
@@ -528,5 +543,5 @@ class Verda(Regional):
 
 
 def _unfit(instance: Instance, status: str) -> ProviderError:
-    """Return the error for a machine that is unusable because of its status, which decides the error's class."""
+    """Return the error for a machine that cannot be used because of its status, which decides the error's class."""
     return REFUSALS.error(f"to keep machine {instance.id}", status, f"the machine's status is {status}")

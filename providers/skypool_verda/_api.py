@@ -31,13 +31,19 @@ LONGEST = 127
 """Maximum length of a tag's value at Verda, in characters."""
 
 _SHOWN = 200
-"""Number of characters of a malformed answer that an error shows."""
+"""The most characters of an answer that an error shows if the answer is not the id that was expected."""
 
 _LABEL = re.compile(r"skypool_([a-z0-9-]+)_([a-z0-9-]+)_(\d{4}-\d\d-\d\dT\d{6}Z|)_([A-Za-z0-9@._-]+)")
-"""Pattern of the name of a resource that a pool created: pool, token, end of the lease (without colons) and owner."""
+"""Matches the name of a resource that a pool created. Its groups are pool, token, end of the lease, and owner.
+
+The end of the lease has no colons, or is "".
+"""
 
 _NOTHING_TO_DO = re.compile(r"invalid \w+ id|can't discontinue a|already exists", re.IGNORECASE)
-"""Texts of refusals that are ignored: the resource does not exist or exists already, or a machine cannot end now."""
+"""Matches texts of refusals that `quietly` ignores.
+
+They say that a resource does not exist, or exists already, or that a machine cannot end in its present state.
+"""
 
 T = TypeVar("T")
 
@@ -69,6 +75,7 @@ def made(account: Rest, path: str, what: str, told: Mapping[str, Any]) -> str:
     """Create a resource with a single request that is not repeated, and return the resource's id.
 
     Args:
+        account: client of Verda's API.
         path: path in the API, such as "/instances".
         what: name of the resource, for error messages.
         told: body of the request.
@@ -106,7 +113,9 @@ class Label:
     """The values in the name of a volume, an SSH key or a script at Verda. `str(label)` is the name.
 
     Attributes:
-        token: token of the order. An SSH key, which all orders of a pool share, has the token of the pool's run.
+        pool: name of the pool.
+        token: token of the order. An SSH key, which all orders of a pool share, has the beginning of the tokens that
+            these orders have in common.
         until: end of the lease, or None if there is none.
         owner: user who created the resource, as user@host.
     """
@@ -125,6 +134,7 @@ def label(name: str, pool: str | None) -> Label | None:
     """Return the values in the name of a resource, or None if no pool of this user has written the name.
 
     Args:
+        name: name of the resource at Verda.
         pool: name of a pool that was started from this computer; a resource of another pool gives None. If `pool` is
             None, all pools of this user are accepted.
     """

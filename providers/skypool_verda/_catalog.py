@@ -16,7 +16,9 @@ from skypool.errors import ProviderError
 from skypool.model import Arch, Market, Need, Offer
 
 _IMAGE = re.compile(r"ubuntu-(\d\d\.\d\d)(?:-cuda-(\d+)\.(\d+))?(-open)?(-docker)?")
-"""Pattern of an Ubuntu image's name: release, CUDA version, open driver, Docker."""
+"""Matches an Ubuntu image's name. The groups are release, CUDA version in two parts, "-open" for NVIDIA's open driver,
+and "-docker".
+"""
 
 _PLAIN_DISK_GB = 50
 """Minimum disk of a machine without a GPU, in GB."""
@@ -34,8 +36,8 @@ _CLOSED_DRIVERS_ONLY = ("V100",)
 """Accelerators that NVIDIA's open driver does not support."""
 
 _LEAST_BILLED = 0.0
-"""Minimum number of seconds billed: none. Verda charges the balance for ten minutes in advance. In the next billing
-period, Verda returns the money for the time that a deleted instance did not use. So only the time used is a cost.
+"""Minimum number of seconds billed: there is none. Verda charges the balance for ten minutes in advance. In the next
+billing period, Verda returns the money for the time that a deleted instance did not use. So only the time used costs.
 https://docs.verda.com/welcome-to-verda/pricing-and-billing, as third parties quoted it in September 2026 (2026-11-22).
 """
 
@@ -52,6 +54,9 @@ def offers(
     The price includes the disk.
 
     Args:
+        record: Verda's record of the instance type.
+        stock: what is in stock: a dict from market to a dict from location to names of instance types.
+        need: the requirements of a node, of which the disk size is used.
         usd_per_gb_month: price of the disk in USD for one GB and month.
         base_image: name of the image to start from; "" takes an image that fits the type.
 
@@ -118,6 +123,8 @@ def accelerator(record: Mapping[str, Any]) -> Accelerator | None:
 
 def image(names: Iterable[str], has: Accelerator | None) -> str:
     """Return the name of the most suitable Ubuntu image, or "" if none of the names is an Ubuntu image.
+
+    `has` is the accelerator of the machine, None for a machine without one.
 
     For a machine with a GPU, images with a driver are preferred. For other machines, images without a driver are
     preferred. Then Ubuntu 24.04 and the newest CUDA version are preferred.

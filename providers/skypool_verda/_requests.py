@@ -39,7 +39,7 @@ class Deploy(TypedDict):
 
 
 class Changes(TypedDict, total=False):
-    """Fields of `Deploy` that take impossible values, for requests that Verda must refuse."""
+    """The fields of a `Deploy` that are replaced by impossible values, for requests that Verda must refuse."""
 
     instance_type: str
     image: str
@@ -89,7 +89,7 @@ def deploy(offer: Offer, order: Order, *, name: str, ssh_key_id: str, script_id:
 
 
 def changed(common: Deploy, changes: Changes) -> Deploy:
-    """Return a copy of a request in which some fields have other values."""
+    """Return a copy of the request `common` in which the fields in `changes` have the values given there."""
     return {**common, **changes}
 
 
@@ -98,16 +98,22 @@ def deploy_node(common: Deploy, *, hostname: str, said: Mapping[str, str]) -> De
 
     Args:
         common: the part of the request that all instances of the order share. This dict is not changed.
+        hostname: host name of the instance.
         said: tags of the instance.
     """
     return {**common, "hostname": hostname, "tags": tags.pairs(said, "key", "value")}
 
 
 def delete(id_: str, *, disks: Collection[str], built_in: Collection[str]) -> Delete:
-    """Return the body of the request that ends an instance with its `disks`, and with those `built_in` its host.
+    """Return the body of the request that ends an instance and deletes volumes with it.
 
-    The disks are deleted permanently if none is built into the host. Otherwise all of them are moved to Verda's trash.
-    Without any disks, `volume_ids` is None.
+    The volumes are deleted permanently if none is built in. Otherwise all of them are moved to Verda's trash. Without
+    any volumes, `volume_ids` is None.
+
+    Args:
+        id_: id of the instance.
+        disks: ids of the instance's own volumes to delete.
+        built_in: ids of attached volumes that are built into the computer on which the instance runs.
     """
     return {
         "id": [id_],

@@ -22,7 +22,10 @@ Words of this package:
 - profile: a kind of partition, such as NVIDIA's "2g.10gb", or "1of4" for a quarter of a card.
 - TPU slice: a number of TPU chips that are wired together and sold as one unit, such as "v5p-8".
 - form factor: how a device is built, such as "SXM" or "PCIe".
-- dialect: a source of names, such as a cloud or a tool.
+- variant: a model with one memory size in one form factor.
+- spelling: a text that names an accelerator, such as "8x H100". A spelling is squashed if it is in lower case, without
+  spaces, tabs, dashes, underscores and dots.
+- dialect: a source of names, such as a cloud or a tool. "aws-type", for example, has AWS's names of machine types.
 - alias: another name of an accelerator, such as a cloud's.
 - Flyte: a workflow tool, whose constants are accepted as names.
 """

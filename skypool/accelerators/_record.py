@@ -24,15 +24,21 @@ class _Field:
 
 
 def field(*, default: Any = _MISSING, default_factory: Callable[[], Any] | None = None, compare: bool = True) -> Any:
-    """Return the description of a field for a class body, as `dataclasses.field` does."""
+    """Return the description of a field, to be assigned to the field in a class body, as `dataclasses.field` does.
+
+    Args:
+        default: default value of the field.
+        default_factory: function without arguments that makes the default value.
+        compare: True if `==` and `hash` use the field.
+    """
     return _Field(default, default_factory, compare)
 
 
 def dataclass(*, frozen: bool, slots: bool, repr: bool = True) -> Callable[[type], type]:
     """Return a class decorator that works as `dataclasses.dataclass(frozen=True, slots=True)` does.
 
-    Only the features that the catalogue needs are supported. The decorator returns a new class; the decorated class is
-    not changed. `repr` = False keeps the class's own `__repr__`.
+    Only the features that the catalogue needs are supported, so `frozen` and `slots` must be True. The decorator
+    returns a new class; the decorated class is not changed. `repr` = False keeps the class's own `__repr__`.
     """
     assert frozen
     assert slots
@@ -58,7 +64,7 @@ def dataclass(*, frozen: bool, slots: bool, repr: bool = True) -> Callable[[type
 
 
 def _init(fields: dict[str, _Field]) -> Any:
-    """Return a compiled constructor for a class with these fields. At its end it calls `__post_init__`, if any."""
+    """Return an `__init__` for a class with these fields. At its end it calls `__post_init__` if the class has one."""
     scope: dict[str, Any] = {"_set": object.__setattr__, "_missing": _MISSING}
     arguments, lines = [], []
     for name, each in fields.items():
@@ -117,7 +123,7 @@ def _refuse(self: Any, name: str, *_value: object) -> None:
 
 
 class _Late:
-    """Descriptor that makes `__dataclass_fields__` and `__dataclass_params__` at the first access to either."""
+    """Descriptor for `__dataclass_fields__` and `__dataclass_params__`, which makes both when one is first read."""
 
     def __init__(self, fields: dict[str, _Field]) -> None:
         self.fields = fields
@@ -146,7 +152,10 @@ class _Late:
 
 
 def memo(function: Any) -> Any:
-    """Cache the results of a function, as `functools.cache` does. Arguments must be positional and hashable."""
+    """Return a function that caches the results of `function`, as `functools.cache` does.
+
+    Its arguments must be positional and hashable.
+    """
     kept: dict[tuple[Any, ...], Any] = {}
 
     def look(*arguments: Any) -> Any:

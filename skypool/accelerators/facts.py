@@ -59,7 +59,15 @@ class Metadata:
 class Variant:
     """One row of the catalogue: a model with one memory size in one form factor.
 
-    `form_factor` is "" for hardware that has none, such as TPUs. `Accelerator` describes the other fields.
+    Attributes:
+        name: name of the model, such as "A100".
+        memory_gb: nominal memory of one device in GB.
+        form_factor: form factor, such as "SXM"; "" for hardware that has none, such as TPUs.
+        vendor: the vendor in lower case, such as "nvidia".
+        kind: kind of device, such as "gpu" or "tpu".
+        architecture: the vendor's name of the architecture, such as "Hopper".
+        compute_capability: NVIDIA's compute capability, such as "9.0"; None for other vendors.
+        metadata: further facts, such as the memory bandwidth.
     """
 
     name: str

@@ -90,7 +90,7 @@ class Model(_Typed[M, F]):
 
 
 class SliceModel:
-    """The factory of one TPU slice, by Google's name of its type. Calling it returns an `Accelerator`."""
+    """The factory of one type of TPU slice, such as `TPUv5p_8`. Calling it returns an `Accelerator`."""
 
     __slots__ = ("type",)
 
@@ -131,7 +131,7 @@ def _gigabytes(name: str, memory: object) -> float:
 def attribute_of(profile: str) -> str:
     """Return the attribute name of a partition's profile: "1g.24gb+me.all" becomes `partition_1g_24gb_me_all`.
 
-    "-me" becomes "_no_me": "1g.24gb-me" becomes `partition_1g_24gb_no_me`. The profile is not checked.
+    A "-me" at the end becomes "_no_me": "1g.24gb-me" becomes `partition_1g_24gb_no_me`. The profile is not checked.
     """
     return "partition_" + profile.replace("-me", "_no_me").replace("+", "_").replace(".", "_")
 
@@ -180,7 +180,10 @@ def factory(name: str) -> Model[str, str] | SliceModel | None:
 
 
 def factories() -> tuple[str, ...]:
-    """Return the names of all factories: models, then TPU slices, then constants of Flyte, without registered names."""
+    """Return the names of all factories: first models, then TPU slices, then constants of Flyte.
+
+    Names that were added with `register` are not included.
+    """
     from skypool.accelerators import tables
 
     return *tables.rows_by_name(), *tables.slice_types(), *FLYTE

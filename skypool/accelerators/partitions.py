@@ -18,9 +18,13 @@ from skypool.errors import UsageError
 
 
 def find(name: str, memories: Sequence[float], profile: str) -> tuple[float, Partition]:
-    """Return the first size in `memories` with which the model `name` has the profile, and the profile's `Partition`.
+    """Look for a partition profile on the cards of a model, and return (memory of the card in GB, `Partition`).
 
-    The sizes are in GB; there must be at least one. Case and surrounding spaces of the profile do not matter.
+    Args:
+        name: name of the model, such as "A100".
+        memories: memory sizes of the model in GB, at least one. They are tried in this order, and the first one whose
+            card has the profile is returned.
+        profile: profile, such as "2g.10gb". Case and surrounding spaces do not matter.
 
     Raises:
         UsageError: no card has the profile. The message lists the profiles of the card with the first memory size.
@@ -44,9 +48,10 @@ def _refusal(name: str, memory: float, profile: str) -> str:
 
 
 def fits(name: str, memory: float, wanted: Iterable[str]) -> bool:
-    """Return True if one card can hold all `wanted` profiles at the same time, one for each partition.
+    """Return True if one card can be divided into partitions with all the `wanted` profiles at the same time.
 
-    `memory` is that of the card in GB. Raises UsageError if the card lacks one of the profiles.
+    `name` is the card's model, and `memory` the card's memory in GB. `wanted` has one profile for each partition.
+    UsageError is raised if the card lacks one of the profiles.
     """
     parts = [find(name, [memory], profile)[1] for profile in wanted]
     return not parts or _sums_fit(parts)

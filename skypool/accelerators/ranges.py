@@ -37,10 +37,10 @@ def gigabytes(text: str) -> float | None:
 
 
 def memory_bound(text: str) -> Callable[[float], bool]:
-    """Return a function that tests a number of GB against a bound such as ">=80GB", "<24GB" or "80GB".
+    """Return a function that returns True for a number of GB within a bound such as ">=80GB", "<24GB" or "80GB".
 
-    A size without an operator must be equal. The operators are >=, <=, ==, =, !=, > and <. UsageError is raised for a
-    bound that cannot be read.
+    The operators are >=, <=, ==, =, !=, > and <. A bound without an operator accepts only an equal size. UsageError is
+    raised for a bound that cannot be read.
     """
     found = _BOUND.fullmatch(text) if isinstance(text, str) else None
     size = gigabytes(found[2]) if found else None
@@ -51,10 +51,11 @@ def memory_bound(text: str) -> Callable[[float], bool]:
 
 
 def capability_bound(text: str) -> Callable[[str | None], bool]:
-    """Return a function that tests a compute capability against a bound such as ">=8.0" or "9.0".
+    """Return a function that returns True for a compute capability within a bound such as ">=8.0" or "9.0".
 
-    Versions are compared as numbers, so "10.3" is above "9.0". The function returns False for None and for text that is
-    no version. UsageError is raised for a bound that cannot be read.
+    The operators are >=, <=, ==, =, !=, > and <. A bound without an operator accepts only an equal capability.
+    Capabilities are compared as versions, so "10.3" is above "9.0". The returned function returns False for None and
+    for text that is no version. UsageError is raised for a bound that cannot be read.
     """
     found = _BOUND.fullmatch(text) if isinstance(text, str) else None
     limit = _version(found[2]) if found else None

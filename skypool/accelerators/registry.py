@@ -131,7 +131,10 @@ def register(
 
 
 def unregister(name: str) -> None:
-    """Remove a registered name, if it is registered. Case, spaces, dashes, underscores and dots in it do not matter."""
+    """Remove a name that `register` added. Does nothing if the name is not registered.
+
+    Case, spaces, dashes, underscores and dots in the name do not matter.
+    """
     _entries.pop(squashed(name), None)
 
 
@@ -172,9 +175,9 @@ def _called(make: Callable[[], object]) -> Accelerator:
 def look_up(spelling: str) -> Accelerator | None:
     """Return the registered accelerator that a spelling names: "xpu", "xpu:4" or "4x xpu".
 
-    The first call with an unknown name also registers the names that installed packages add. Returns None if no
-    registered name matches, or if the count is not between 1 and 9999. UsageError is raised if a registered function
-    did not return an `Accelerator`, or if the accelerator takes no count.
+    Returns None if no registered name matches, or if the count is not between 1 and 9999. The first call with an
+    unknown name also registers the names that installed packages add. UsageError is raised if a registered function
+    did not return an `Accelerator`, or if the accelerator takes no other count.
     """
     text, _, count = spelling.strip().partition(":")
     if not count and (words := text.split("x", 1)) and words[0].strip().isdigit() and len(words) == 2:
@@ -199,12 +202,15 @@ def names() -> tuple[str, ...]:
 
 
 def device_classes() -> dict[str, type]:
-    """Return the registered classes of devices by accelerator name. Call `names` first to load installed packages."""
+    """Return a dict from accelerator name to the class of devices that was registered with this name.
+
+    Classes from installed packages are missing until a function such as `names` has loaded these packages.
+    """
     return {entry.name: entry.devices for entry in _entries.values() if entry.devices is not None}
 
 
 def _load_packages() -> None:
-    """Register the names that installed packages add, once. Warn about a package that fails to load."""
+    """Register the names that installed packages add. Only the first call does so. Warn of a package that fails."""
     global _loaded
     if _loaded:
         return

@@ -49,7 +49,7 @@ def _pairs(key: str) -> set[str]:
 
 @cache
 def _names() -> dict[str, str]:
-    """Return the names to suggest (models, with and without memory sizes, and TPU slices), by the `squashed` names."""
+    """Return a dict from squashed name to name, for all models, with and without memory sizes, and all TPU slices."""
     found = {squashed(name): name for name in tables.rows_by_name()}
     for name, group in tables.rows_by_name().items():
         sizes = dict.fromkeys(row["memory_gb"] for row in group)

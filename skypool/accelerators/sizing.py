@@ -54,23 +54,24 @@ GUIDE: tuple[tuple[float, str, str], ...] = (
     (70e9, "A100-80GB", "H100:2"),
     (float("inf"), "H100:4", "H100:8"),
 )
-"""A rule of thumb, as rows of: largest number of parameters, smallest accelerator worth trying, a better accelerator.
+"""A rule of thumb that names two accelerators for each size of model.
 
-The rule leaves more memory for batches and contexts than the arithmetic of this module does.
+A row has the largest number of parameters for which it counts, the smallest accelerator worth trying, and a better
+one. The rule leaves more memory for batches and contexts than the arithmetic of this module does.
 """
 
 LADDER: tuple[str, ...] = (
     "T4", "L4", "A10G", "A100-40GB", "L40S", "A100-80GB", "H100", "L40S:2", "H200", "H100:2", "A100-80GB:2", "MI300X",
     "A100-80GB:4", "H100:4", "H200:4", "A100-80GB:8", "H100:8", "H200:8", "B200:8", "MI300X:8",
 )  # fmt: skip
-"""Further accelerators to suggest, besides those of `GUIDE`: the ones that most clouds have."""
+"""The accelerators that `suggest` tries in addition to those of the table `GUIDE`. Most clouds have them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Memory that one copy of the model needs on all its devices together, in 10**9 bytes.
+    """Memory that one copy of a model needs on all its devices together, in GB of 10**9 bytes.
 
-    Gradients and optimizer need 0 for inference. The activations of inference include the cache of keys and values.
+    For inference, `gradients_gb` and `optimizer_gb` are 0, and `activations_gb` includes the cache of keys and values.
     """
 
     weights_gb: float
@@ -80,7 +81,7 @@ class Needs:
 
     @property
     def total_gb(self) -> float:
-        """Return the memory for everything together, in 10**9 bytes."""
+        """The sum of the four parts, in GB of 10**9 bytes."""
         return self.weights_gb + self.gradients_gb + self.optimizer_gb + self.activations_gb
 
 
@@ -92,9 +93,9 @@ class Suggestion:
         accelerator: the devices of one node.
         nodes: number of nodes that together hold the model.
         role: "minimum" for the smallest suggestion, "better" for the recommended larger one, "also" for the others.
-        precision: number format of the weights.
+        precision: number format of the weights, such as "bf16".
         needs: memory that the model needs in that precision.
-        why: the arithmetic of `needs` as a line of text.
+        why: a line of text that adds up the parts of `needs` and compares the sum with the devices' memory.
     """
 
     accelerator: Accelerator
@@ -121,10 +122,10 @@ def suggest(
 ) -> tuple[Suggestion, ...]:
     """Return accelerators to rent for a model, with the calculation of the memory that the model needs.
 
-    Accelerators with enough memory are suggested in rising order of memory. The table `GUIDE` is a rule of thumb that
-    names two accelerators for each size of model. For inference and lora without a given precision, these two come
-    first, if the model fits on them. If the model fits on no single node, several nodes with 8 cards each are
-    suggested.
+    Accelerators with enough memory are suggested in rising order of memory. But the table `GUIDE`, a rule of thumb,
+    names two accelerators for each size of model. For the workloads "inference" and "lora" without a given precision,
+    these two come first, if the model fits on them. If the model fits on no single node, several nodes with 8 cards
+    each are suggested.
 
     Args:
         parameters: number of parameters, such as 13e9 or "13B".
@@ -184,7 +185,7 @@ class _Shape:
     sequence: int
     batch: int
     split: bool = False
-    """True if the devices of a node share the activations of one sequence, as in tensor parallelism."""
+    """True if the devices of a node share one set of activations, as in tensor parallelism; False for a set each."""
 
 
 def _check(parameters: float, workload: str, precision: str | None, sequence: int, batch: int) -> None:
@@ -208,7 +209,7 @@ def _check(parameters: float, workload: str, precision: str | None, sequence: in
 
 
 def _candidates(first: list[str], workload: str) -> list[str]:
-    """Return the accelerators to try: `first`, then those of `LADDER` with at least the memory of `first[0]`."""
+    """Return names of accelerators to try: `first`, then those of `LADDER` with at least the memory of `first[0]`."""
     rising = sorted(LADDER, key=lambda name: (parse(name).total_memory_gb, parse(name).count))
     if first:
         floor = parse(first[0]).total_memory_gb
@@ -229,10 +230,15 @@ def needs(
     batch: int = 1,
     devices: int = 1,
 ) -> Needs:
-    """Return the memory that a model needs on `devices` devices together.
+    """Return the memory that a model needs on all its devices together.
 
-    In training, each device holds its own activations of `batch` sequences. For inference, the number of devices has no
-    effect. `precision` is a key of `BYTES`, and `sequence` is the number of tokens in one sequence.
+    Args:
+        parameters: number of parameters.
+        workload: "inference", "lora", "full-finetune" or "pretrain".
+        precision: number format of the weights: "fp32", "bf16", "fp16", "fp8", "int8" or "int4".
+        sequence: tokens in one sequence.
+        batch: sequences at the same time: on each device in training, over all devices in inference.
+        devices: number of devices. In training, each one holds activations of its own. Not used for inference.
     """
     each, size = BYTES[precision], parameters / 1e9
     width, depth = dimensions(parameters)
@@ -250,7 +256,10 @@ def needs(
 
 
 def dimensions(parameters: float) -> tuple[float, float]:
-    """Return width h and depth L of a transformer with N parameters, unrounded: N = 12 L h² with h = 128 L."""
+    """Return the usual width h and depth L (number of layers) of a transformer with N parameters, not rounded.
+
+    The formula is N = 12 L h² with h = 128 L.
+    """
     depth = (parameters / (12 * 128**2)) ** (1 / 3)
     return 128 * depth, depth
 
@@ -268,7 +277,7 @@ def _needs(card: Accelerator, nodes: int, shape: _Shape, precision: str) -> Need
 
 
 def _fit(card: Accelerator, nodes: int, shape: _Shape, precisions: tuple[str, ...]) -> Suggestion | None:
-    """Return a suggestion for the first precision in which the model fits into the memory of the nodes, or None."""
+    """Return a suggestion in the first of `precisions` in which the model fits on `nodes` nodes; None if in none."""
     for precision in precisions:
         if precision == "fp8" and not _computes_fp8(card):
             continue
@@ -313,7 +322,7 @@ def _why(shape: _Shape, card: Accelerator, nodes: int, precision: str, total: Ne
 
 
 def _ranked(found: list[Suggestion], better: str | None) -> list[Suggestion]:
-    """Return the suggestions with roles: the first is "minimum", and `better`, or else the second, is "better"."""
+    """Set the roles: "minimum" for the first, "better" for the accelerator `better` (None: the second), else "also"."""
     ranked = []
     for place, each in enumerate(found):
         is_better = str(each.accelerator) == better if better else place == 1

@@ -69,10 +69,10 @@ def _generation(text: str) -> str | None:
 
 @cache
 def spellings() -> dict[str, Slice]:
-    """Return every TPU slice by every spelling of it. Keys are the spellings `squashed`, such as "v5litepod16".
+    """Return a dict from each spelling of a TPU slice to the `Slice`. The spellings are squashed: "v5litepod16".
 
-    Spellings of one slice are v5litepod-16, v5e-16, tpu-v5e-16 and TPUv5e_16. The dict is cached: callers must not
-    change it.
+    A slice has several spellings, such as v5litepod-16, v5e-16, tpu-v5e-16 and TPUv5e_16. The dict is cached: callers
+    must not change it.
     """
     found: dict[str, Slice] = {}
     names = tables.tpu_names()

@@ -36,18 +36,19 @@ _PREFIXES = (
     "nvidia", "tesla", "geforce", "amd", "instinct", "radeon",
     "aws", "google", "cloud", "intel", "habana", "standard", "grid", "ml",
 )  # fmt: skip
-"""Words that may stand before a name without changing it: "standard" is Azure's, "ml" is SageMaker's."""
+"""Words before a name that do not change its meaning. "standard" comes from Azure, and "ml" from SageMaker."""
 _NOISE = ("blackwell", "generation", "edition", "gpu", "server", "workstation")
-"""Words that NVIDIA's software adds to the name of a card. The words are removed one by one until the name is known."""
+"""Words that NVIDIA's software adds to a card's name. They are removed one after the other until the name is known."""
 _LEADING_COUNT = re.compile(r"(\d{1,4})\s*[x×*]\s*(?=\D)", re.IGNORECASE)
 _TRAILING_COUNT = re.compile(r"\s*:\s*(\d{1,4})(?=\s*(?:$|@))|\s+[x×]\s*(\d{1,4})$", re.IGNORECASE)
 _ATTACHED_COUNT = re.compile(r"(.+?)[x×](\d{1,4})", re.IGNORECASE)
-"""A name with a count attached: "H100x8"."""
+"""Matches a name with a count attached, such as "H100x8"."""
 _SLURM = re.compile(r"(?:gres[:/])?gpu:", re.IGNORECASE)
-"""The prefix in Slurm's notation: "gpu:a100:4", "gres/gpu:a100:4"."""
+"""Matches the prefix in Slurm's notation: "gpu:" in "gpu:a100:4", "gres/gpu:" in "gres/gpu:a100:4"."""
 _LABEL = re.compile(r"(.+?)(?:[- ]MIG[- ](\d+g\.\d+gb[\w.+]*))?(?:-SHARED)?", re.IGNORECASE)
-"""A product label of Kubernetes, such as "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb" or "Tesla-T4-SHARED". Also the name of a
-partition in CUDA and at RunPod, such as "NVIDIA H100 80GB HBM3 MIG 1g.10gb".
+"""Matches a product label of Kubernetes, such as "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb" or "Tesla-T4-SHARED".
+
+It also matches the name of a partition in CUDA and at RunPod, such as "NVIDIA H100 80GB HBM3 MIG 1g.10gb".
 """
 _MEMORY = re.compile(r"\s*@\s*([\d.]{1,9}\s*[GT]i?B?)\s*", re.IGNORECASE)
 
@@ -132,7 +133,7 @@ def parse_all(spellings: Spelling | Iterable[Spelling]) -> tuple[Accelerator, ..
 
 @lru_cache(maxsize=4096)
 def _in_catalogue(spelling: str, dialect: str | None) -> Accelerator | None:
-    """Return the accelerator of the catalogue that a spelling names; None if it is unknown or impossible."""
+    """Return the accelerator that a spelling names; None if the name, or its memory, count or partition, is unknown."""
     if len(spelling) > LONGEST:
         return None
     text = spelling.strip()
@@ -155,7 +156,7 @@ def _in_catalogue(spelling: str, dialect: str | None) -> Accelerator | None:
 
 
 def _taken(pattern: re.Pattern[str], text: str) -> tuple[str | None, str]:
-    """Return what the first non-empty group of `pattern` matched, or None, and the text without the whole match."""
+    """Cut the first match of `pattern` from a text. Return its non-empty group, None for no match, and what is left."""
     if not (found := pattern.search(text)):
         return None, text
     return next(group for group in found.groups() if group), text[: found.start()] + text[found.end() :]
@@ -174,7 +175,7 @@ def _relabelled(text: str) -> str:
 
 
 def _attached(text: str, dialect: str | None) -> tuple[str | None, str]:
-    """Return the count and the name of a text such as "H100x8": ("8", "H100"); (None, text) without a clear count."""
+    """Return ("8", "H100") for "H100x8"; (None, text) without a count, or if "x" may belong to the name: "MI250x4"."""
     found = _ATTACHED_COUNT.fullmatch(text)
     if found is None or _named(f"{found[1]}x", dialect):  # "MI250x4" may mean MI250 or MI250X
         return None, text
@@ -228,7 +229,7 @@ def _labelled(label: str) -> Accelerator | None:
 
 
 def _of_family(text: str) -> Accelerator | None:
-    """Return the accelerators of a cloud's machine type, if a pattern in families.csv matches the type's name."""
+    """Return the accelerators of a cloud's machine type; None if no pattern in families.csv matches the type's name."""
     name = text.strip().removeprefix("Standard_").removeprefix("standard_")
     if name[:1].casefold() not in "ngtlza":  # the first letters of all patterns
         return None
@@ -279,7 +280,7 @@ def _direct(key: str) -> Accelerator | None:
 
 @cache
 def _names() -> dict[str, tuple[str, float | None, str | None]]:
-    """Return (name, memory in GB or None, form factor or None) for every `squashed` spelling of a model."""
+    """Return a dict from each squashed spelling of a model to (name, memory in GB, form factor), None if not given."""
     found: dict[str, tuple[str, float | None, str | None]] = {}
     for name, group in tables.rows_by_name().items():
         plain = squashed(name)
@@ -309,20 +310,24 @@ def dialects() -> tuple[str, ...]:
 
 @cache
 def meanings(dialect: str) -> dict[str, Accelerator]:
-    """Return the accelerator for every name that one dialect defines. The dict is empty for an unknown dialect.
+    """Return a dict from every name that one dialect defines to the accelerator. It is empty for an unknown dialect.
 
-    The names of "aws-type", for example, are the machine types of AWS. The dict is cached: callers must not change it.
+    The names of the dialect "aws-type", for example, are the machine types of AWS. The dict is cached: callers must not
+    change it.
     """
     rows = [row for row in tables.rows("aliases.csv") if row["source"] == dialect]
     return {row["alias"]: parse(row["means"]) for row in rows}
 
 
 def sold(provider: str, kind: str, devices: Iterable[tuple[str, int]]) -> Accelerator | None:
-    """Return the accelerator that a provider's machine type has, or None if no name is known.
+    """Return the accelerator of a provider's machine type, with its count; None if skypool knows none of the names.
 
-    If the name of the machine type is known, that name decides. Otherwise the first known name of the `devices`, which
-    are pairs (name, count), gives the result with its count. All names are the provider's, and `provider` is the name
-    of its dialect.
+    If the name of the machine type is known, it decides. Otherwise the first known name of a device decides.
+
+    Args:
+        provider: dialect of the provider, such as "aws".
+        kind: the provider's name of the machine type.
+        devices: pairs of the provider's name of a device and the number of such devices in the machine.
     """
     if found := meanings(f"{provider}-type").get(kind):
         return found
@@ -341,7 +346,7 @@ def _dialects() -> dict[tuple[str, str], str]:
 
 @cache
 def _aliases() -> dict[str, str]:
-    """Return the spelling by each `squashed` alias. If sources differ, the one that aliases.csv lists first decides."""
+    """Return a dict from squashed alias to spelling. If dialects differ, the first one in aliases.csv decides."""
     found: dict[str, str] = {}
     for row in tables.rows("aliases.csv"):
         found.setdefault(squashed(row["alias"]), row["means"])
@@ -349,7 +354,7 @@ def _aliases() -> dict[str, str]:
 
 
 def _family(key: str) -> str | None:
-    """Return the spelling for a machine type that an alias with a star, such as "NV*_V710_v5", matches, or None."""
+    """Return the spelling for the name of a machine type that an alias with "*" matches; None if no such alias does."""
     for start, end, means in _families():
         if key.startswith(start) and key.endswith(end) and key[len(start) : -len(end)].isalnum():
             return means

@@ -73,7 +73,10 @@ def _number(text: str) -> float | None:
 
 @cache
 def rows_by_name() -> dict[str, tuple[Row, ...]]:
-    """Return the catalogue's rows by model name. The first row of a model is what the name alone stands for."""
+    """Return a dict from model name to the model's rows of the catalogue.
+
+    The first row of a model is the variant that the name alone stands for.
+    """
     found: dict[str, list[Row]] = {}
     for row in rows("accelerators.csv"):
         found.setdefault(row["name"], []).append(row)
@@ -82,7 +85,7 @@ def rows_by_name() -> dict[str, tuple[Row, ...]]:
 
 @cache
 def variants(name: str) -> tuple[Variant, ...]:
-    """Return the variants of a model; () for an unknown name. The first is what the name alone stands for."""
+    """Return the variants of a model; () for an unknown name. The first is the one that the name alone stands for."""
     return tuple(_variant(row) for row in rows_of(name))
 
 
@@ -121,7 +124,10 @@ def _metadata(row: Row) -> Metadata:
 
 @cache
 def partition_cards() -> dict[tuple[str, float], tuple[str, ...]]:
-    """Return the names that partitions.csv uses for each card that can be partitioned, by (model, memory in GB)."""
+    """Return a dict from (model, memory in GB) to the names of this card in partitions.csv.
+
+    Only cards that can be partitioned are in the dict. Some have several names, each with further partitions.
+    """
     found: dict[tuple[str, float], list[str]] = {}
     for row in rows("partition_cards.csv"):
         for model in row["models"].split():
@@ -132,9 +138,10 @@ def partition_cards() -> dict[tuple[str, float], tuple[str, ...]]:
 
 @cache
 def profiles(name: str, memory_gb: float) -> dict[str, Partition]:
-    """Return the partitions of a card by their profile, such as "1g.10gb". Empty if none are on record.
+    """Return a dict from profile, such as "1g.10gb", to `Partition`, for one card. It is empty if none are on record.
 
-    NVIDIA's profiles come first, from the smallest to the largest, and then fractions such as "1of4".
+    `name` is the card's model. NVIDIA's profiles come first, from the smallest to the largest, and then fractions such
+    as "1of4".
     """
     cards = partition_cards().get((name, memory_gb), ())
     return {row["profile"]: _partition(row) for row in rows("partitions.csv") if row["card"] in cards}
@@ -160,7 +167,7 @@ def _partition(row: Row) -> Partition:
 
 
 def _placements(text: str) -> tuple[tuple[int, int], ...]:
-    """Return positions as (first memory slice, size): "0,2,4:2" gives three of size 2, and "0-6:1" seven of size 1."""
+    """Return positions as (first memory slice, size): "0,2:1" gives (0, 1), (2, 1); "0-1:2" gives (0, 2), (1, 2)."""
     if not text:
         return ()
     starts, _, size = text.partition(":")
@@ -171,14 +178,14 @@ def _placements(text: str) -> tuple[tuple[int, int], ...]:
 
 @cache
 def slices() -> dict[str, Slice]:
-    """Return every TPU slice by Google's name, such as "v5litepod-16"."""
+    """Return a dict from Google's name of a TPU slice, such as "v5litepod-16", to the `Slice`, for every slice."""
     generations = {row["generation"]: row for row in rows("tpu_generations.csv")}
     return {row["type"]: _slice(row, generations[row["generation"]]) for row in rows("tpu_slices.csv")}
 
 
 @cache
 def slice_types() -> dict[str, str]:
-    """Return Google's name of every TPU slice by its name in this package: {"TPUv5e_16": "v5litepod-16"}."""
+    """Return a dict from this package's name of a TPU slice to Google's: {"TPUv5e_16": "v5litepod-16", …}."""
     names = tpu_names()
     return {
         f"{names[row['generation']]}_{row['type'].partition('-')[2]}": row["type"] for row in rows("tpu_slices.csv")
@@ -186,7 +193,7 @@ def slice_types() -> dict[str, str]:
 
 
 def tpu_names() -> dict[str, str]:
-    """Return the catalogue's name of the chip by TPU generation: {"v5e": "TPUv5e"}."""
+    """Return a dict from TPU generation to the catalogue's name of the chip: {"v5e": "TPUv5e", …}."""
     return {row["generation"]: row["name"] for row in rows("tpu_generations.csv")}
 
 

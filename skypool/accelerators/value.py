@@ -229,9 +229,11 @@ class Accelerator:
         return self == other or self > other
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return what `pickle` stores: all fields of a custom accelerator, otherwise name, partition, count and origin.
+        """Return what `pickle` stores of this accelerator.
 
-        A process that unpickles the latter takes all other facts from its own catalogue.
+        For a custom accelerator, these are all fields. Otherwise they are those that name an entry of the catalogue,
+        such as the model, the partition and the count. The process that unpickles takes all other facts from its own
+        catalogue.
         """
         if self.origin == "custom":
             return Accelerator, tuple(getattr(self, name) for name in Accelerator.__slots__)
@@ -262,7 +264,7 @@ class Accelerator:
         return f"{made}.partition({self.part.profile!r}{count})" if self.part else made
 
     def to_json(self) -> str:
-        """Return all fields as the text of one JSON object, and the string that `str()` returns as "spelling"."""
+        """Return the text of a JSON object with all fields. Its entry "spelling" is the string that `str()` returns."""
         import json  # both are imported late, as few programs need them
         from dataclasses import asdict
 
@@ -310,8 +312,8 @@ def _from_fields(given: dict[str, Any]) -> Accelerator:
 def build(name: str, memory_gb: float | None = None, form_factor: str | None = None, count: int = 1) -> Accelerator:
     """Return `count` devices of a catalogue model, in the first variant that has the given memory and form factor.
 
-    None accepts any memory or form factor. If several form factors exist for that memory and none is given, the form
-    factor of the result is None.
+    None for `memory_gb` or `form_factor` accepts any. If no form factor is given, and the memory size exists in
+    several, the form factor of the result is None.
 
     Raises:
         UsageError: no variant has this memory and form factor (the message lists those that exist), the name is
@@ -355,13 +357,15 @@ def _no_variant(name: str, every: Iterable[Variant], memory: float | None, form:
 
 
 def as_reported(card: Accelerator, memory_mib: float) -> Accelerator | None:
-    """Return the variant of a card's model whose nominal memory is nearest to the memory that a tool reports, in MiB.
+    """Return the variant of a card's model whose nominal memory is nearest to the memory that a tool reports.
 
-    Tools usually report less than the nominal memory, because error correction and firmware take some of it. There is
-    no upper limit for the reported memory.
+    Tools usually report less than the nominal memory, because error correction and firmware take some of it. Returns
+    None if the reported memory is below 80 % of the nearest nominal size. There is no upper limit. A card that is not
+    in the catalogue is returned unchanged.
 
-    Returns None if the reported memory is below 80 % of the nearest nominal size. A card that is not in the catalogue
-    is returned unchanged.
+    Args:
+        card: an accelerator of the model, in any variant.
+        memory_mib: the memory that the tool reports, in MiB.
     """
     gib = memory_mib / 1024 * _DIES.get(card.name, 1)
     forms = (None, card.form_factor) if card.form_factor else ()
@@ -377,14 +381,17 @@ def as_reported(card: Accelerator, memory_mib: float) -> Accelerator | None:
 _LEAST_REPORTED = 0.8
 """Smallest accepted share of the nominal memory that a tool reports. The lowest share seen is 0.87, of a GB300."""
 _DIES = {"MI250": 2, "MI250X": 2}
-"""Dies per card, for the cards whose dies (chips in one package) ROCm reports as separate devices.
+"""A dict from card to the number of its dies (chips in one package), for cards whose dies ROCm reports as devices.
 
 Each die is reported with its share of the card's memory.
 """
 
 
 def build_slice(kind: Slice) -> Accelerator:
-    """Return the accelerator that stands for all chips of one TPU slice. Its `memory_gb` is the memory of one chip."""
+    """Return the accelerator that stands for all chips of the TPU slice `kind`.
+
+    Its `count` is the number of chips, and its `memory_gb` the memory of one chip.
+    """
     chip = build(tables.tpu_names()[kind.generation])
     return _changed(chip, count=kind.chips, slice=kind, label=kind.type)
 
@@ -392,7 +399,7 @@ def build_slice(kind: Slice) -> Accelerator:
 def _revive(
     of: str | tuple[str, float, str | None], profile: str | None, count: int, origin: Origin, label: str
 ) -> Accelerator:
-    """Return the accelerator that `pickle` stored as these values. All other facts come from the catalogue."""
+    """Return the catalogue's accelerator for the values that `__reduce__` stored. `pickle` calls this."""
     if isinstance(of, str):  # the type of a TPU slice
         return _changed(build_slice(tables.slices()[of]), label=label)
     card = _changed(build(*of), origin=origin, label=label)  # `of` is (model, memory in GB, form factor)

@@ -32,6 +32,10 @@ The words of this package:
 - notice: the provider's announcement that it takes the machine back. Interruption: that it does so.
 - lease: how long the node may live after the last sign of life from its client.
 - doomed call: a call that is being stopped, and whose outcome will be an error of the agent.
+- stream: the items that a generator call sends. Credit: the client's message that it has taken items, so that the call
+  may send more. Iterator argument: an iterator of the client, whose items a call takes one by one.
+- linger time: how long the node may live without work. Grace: how long a call may go on after it was asked to stop.
+- agent's clock: a monotonic time in seconds, which leaves out pauses of the whole node, such as of a suspended machine.
 
 In the agent's process:
 

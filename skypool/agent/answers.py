@@ -36,9 +36,9 @@ class Answers:
         self._unacknowledged = unacknowledged
 
     def fail(self, id_: int, error: BaseException) -> None:
-        """End the call with this id: send an error to the client, which raises it. Raises nothing here.
+        """End the call with this id: remove it from the queue, and send the client `error` as its outcome.
 
-        The error is sent even if the queue does not have the call.
+        The client raises the error; this method raises nothing. The error is sent even if the queue lacks the call.
         """
         call = self._queue.calls.get(id_)
         header: dict[str, Any] = {"id": id_, "ok": False, "seconds": 0}
@@ -51,11 +51,14 @@ class Answers:
         self._unacknowledged.add(id_, 0, [encode(Kind.OUTCOME, header, total), *buffers])
 
     def stopped(self, call: NodeCall, printed: str = "", said: str = "") -> None:
-        """Send the client an error for a call that the agent has made to end, for the reason in `call.doomed`.
+        """End a call that the agent has stopped, for the reason in `call.doomed`.
 
-        The error is a CallTimeout for "timeout", a ConnectionLost for "stopped", otherwise a SkypoolError that says
-        that the call was cancelled. It gets notes with `printed`, the end of the call's captured output, and `said`,
-        the exception that the call raised when its time was over. Each may be "", for no note.
+        The client gets a CallTimeout for "timeout", a ConnectionLost for "stopped" (its worker was frozen), and for
+        other reasons a SkypoolError that says that the call was cancelled.
+
+        Args:
+            printed: the end of the call's captured output, for a note of the error; "" for no note.
+            said: the exception that the call raised when its time was over, for another note; "" for no note.
         """
         error: SkypoolError
         if call.doomed == "timeout":
@@ -80,7 +83,10 @@ class Answers:
         self.fail(call.id, error)
 
     def broken(self, call: NodeCall, fault: str) -> None:
-        """End a call whose worker was killed because its data caused `fault`, an error in the agent."""
+        """End a call whose worker the agent has killed. The client gets a WorkerDied error.
+
+        `fault` is the text of the error that data of this worker has caused in the agent.
+        """
         error = WorkerDied(
             call.name,
             signal=signal.SIGKILL,
@@ -91,7 +97,10 @@ class Answers:
         self.fail(call.id, error)
 
     def unable(self, call: NodeCall, why: str) -> None:
-        """End a call for which no worker can be started here, for the reason `why`. It was taken from the queue."""
+        """End a call for which no worker can be started on this node. The client gets a SkypoolError that says `why`.
+
+        The call must have been taken off the list of waiting calls before.
+        """
         error = SkypoolError(
             f"{call.name} cannot run on node {self._node}, because no worker process can be started there: {why}; an "
             "earlier call may have left too many processes, or have changed the machine"
@@ -99,10 +108,10 @@ class Answers:
         self.fail(call.id, error)
 
     def died(self, slot: Slot, call: NodeCall, status: int) -> None:
-        """End a call whose worker died while it ran, with a WorkerDied error.
+        """End a call whose worker died while it ran the call. The client gets a WorkerDied error.
 
-        The error has the worker's signal or exit code from its wait `status`, and the end of what the call printed. For
-        SIGKILL it also says that the machine may have run out of memory.
+        `status` is the worker's wait status, as from `os.waitpid`. The error has the signal or exit code from it, and
+        the end of what the call printed. For SIGKILL it also says that the machine may have run out of memory.
         """
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         hint = ""
@@ -123,7 +132,7 @@ class Answers:
 
 
 def _last_seen(call: NodeCall) -> str:
-    """Return what a call was doing when it was asked to stop, or ""; close the files that hold this."""
+    """Return what a call was doing when it was asked to stop, "" if unknown. Close the files with its stacks."""
     was = stacks.short(call.mark) if call.mark is not None else ""
     if not was and call.programs:
         # the call runs a program: show its Python processes, or else the program's command and state

@@ -20,7 +20,7 @@ from skypool.errors import protocol_violation
 from skypool.wire.frames import TOGETHER, Buffer, Frame, Kind, encode
 
 LARGEST_END = 4 << 10
-"""The greatest size in bytes of one outcome in shared memory. Larger ones are sent by themselves."""
+"""The greatest size in bytes of one outcome in shared memory. A larger outcome is sent in a packet of its own."""
 ROOM = 64 << 10
 """The number of bytes of outcomes that shared memory holds."""
 _ID = struct.Struct("Q")
@@ -38,19 +38,23 @@ _IN_ORDER = os.uname().machine == "x86_64"
 class Batch:
     """Several calls that arrived in one frame of kind CALLS, whose bytes are copied.
 
-    The agent handles the batch like one call until one of these calls is needed alone (see `single`). Calls of a batch
-    have no large arguments, send no items and have not been asked to stop.
+    The agent handles the batch like one call. If it needs one of these calls alone, for example to stop it, `single`
+    makes a record of that call. Calls of a batch have no large arguments, send no items and have not been asked to
+    stop.
 
     Attributes:
         packet: the bytes of the frame, as received.
-        fn: the key by which the node stores the function.
+        ids: the ids of the calls, in order.
+        name: the name of the function that all the calls run.
+        fn: the key by which the node stores that function.
+        kind: the kind of slot that the calls need: MAIN or CPU.
         timeout: seconds that each call may run; None for no limit.
         silent: True if output of the calls is not sent to the client.
-        offered: True if the batch is in a queue of the workers, or a worker has taken it.
+        offered: True if the batch was put into the socket from which workers take calls. A worker may have taken it.
 
     Raises:
         ProtocolError: the frame's ids or lengths are not valid, it has no calls or more than `TOGETHER` (512), or its
-            calls need workers of their own.
+            calls are services or processes of gangs, which cannot be batched.
     """
 
     # The same for all batches; see `NodeCall`.
@@ -101,9 +105,9 @@ class Batch:
             call.offered = offered
 
     def single(self, id_: int) -> NodeCall:
-        """Return a new record of one call of this batch, as if the call had arrived alone.
+        """Return a new record of the call with this id, as if the call had arrived alone and not in this batch.
 
-        The call's id stays in `ids`. When `offered` of the batch is set later, `offered` of the record is set, too.
+        The id stays in `ids`. When `offered` of the batch is set later, `offered` of the record is set, too.
         """
         index = self.ids.index(id_)
         length = self._lengths[index]
@@ -149,11 +153,14 @@ class SharedBatch:
         self._limit = ROOM
 
     def leave(self) -> set[int]:
-        """Return the file descriptors that the worker must leave open. Closes nothing."""
+        """Return the file descriptors that a new worker must leave open when it closes all others. Closes nothing."""
         return {self._claims, self._claim}
 
     def keep(self) -> None:
-        """Close the writing end of the pipe, which only the worker needs. Called in the agent, once, after the fork."""
+        """Keep only the agent's end of the pipe: close the writing end, which only the worker needs.
+
+        Called in the agent, once, after the fork.
+        """
         os.close(self._claim)
 
     def close(self) -> None:
@@ -163,7 +170,7 @@ class SharedBatch:
     # --- in the worker ---------------------------------------------------------------------------------------
 
     def hold(self, ids: list[int]) -> None:
-        """Write at most 512 ids of a batch's calls, in order, to the pipe for calls that have not begun.
+        """Write the ids of a new batch's calls, at most 512, in order to the pipe of calls that have not begun.
 
         Called in the worker. The pipe must be empty: each call of the previous batch was claimed or taken back.
         """
@@ -172,7 +179,7 @@ class SharedBatch:
     def claim(self) -> bool:
         """Claim the next call of the batch, by reading its id from a pipe. Does not wait.
 
-        Called in the worker. Returns False if no id is left, for example because the agent has taken back the rest.
+        Called in the worker. Returns False if no id is left: all calls of the batch were claimed or taken back.
         """
         try:
             return bool(os.read(self._claims, _ID.size))
@@ -180,9 +187,10 @@ class SharedBatch:
             return False
 
     def end(self, end: bytes) -> bool:
-        """Write an outcome of at most `ROOM` bytes, as `frames.end_of` makes it. Called in the worker.
+        """Write the outcome of a call to the shared memory. Called in the worker.
 
-        Returns False, and writes nothing, if the agent has not yet read enough of the earlier ones.
+        `end` is the outcome as `frames.end_of` encodes it, at most `ROOM` (64 Ki) bytes. Returns False, and writes
+        nothing, if there is no room because the agent has not yet read enough of the earlier outcomes.
         """
         written = self._written + len(end)
         if written > self._limit:
@@ -213,13 +221,15 @@ class SharedBatch:
         return []
 
     def ended(self, asked: bool = True) -> bytes:
-        """Return outcomes that the worker has written, each once; b"" if there are none. Called in the agent.
+        """Return the outcomes that the worker has written since the last call; b"" if there are none.
 
-        `asked` is False if the worker may be writing at this moment, because it has neither asked for this nor died.
-        Some processors may then show the new count before they show the outcomes. On these, outcomes that are new
-        since the last look are left for the next one.
+        Called in the agent. `frames.ends_in` splits the result into outcomes, or raises ProtocolError if a damaged
+        worker has written an impossible count.
 
-        `frames.ends_in` splits the result. It refuses the result if a damaged worker has written an impossible count.
+        Args:
+            asked: True if the worker has asked the agent to read, or has died. False if the worker may be writing at
+                this moment. Some processors may then show the new count before they show the outcomes. On these, the
+                outcomes that have been written since the last call are left for the next call.
         """
         written = self._numbers[_WRITTEN]
         if not (asked or _IN_ORDER):
@@ -235,8 +245,9 @@ class SharedBatch:
 
 
 def frame_of_ends(body: bytes) -> list[Buffer]:
-    """Return the OUTCOMES frame that sends outcomes, as `SharedBatch.ended` returns them, to the client.
+    """Return the OUTCOMES frame that sends outcomes of batched calls to the client.
 
-    The frame is two buffers, to be written one after the other. The second is `body` itself.
+    `body` is what `SharedBatch.ended` has returned. The frame is two buffers, to be written one after the other. The
+    second is `body` itself.
     """
     return [encode(Kind.OUTCOMES, {}, len(body)), body]

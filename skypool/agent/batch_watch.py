@@ -17,7 +17,7 @@ class BatchWatch:
     """Watcher that takes calls back from a worker if they wait behind a slow call of their batch.
 
     While `alert` is True, a call may be waiting behind another one, and the agent calls `look` every `LOOK` (0.005)
-    seconds. `hear` handles the packets and outcomes that a slot's worker has sent.
+    seconds. `look` calls `hear(slot)` to handle the packets and outcomes that the worker of a slot has sent.
     """
 
     def __init__(self, slots: Slots, queue: CallQueue, hear: Callable[[Slot], None]) -> None:
@@ -32,9 +32,10 @@ class BatchWatch:
         self._any = self.alert = True
 
     def ended(self) -> None:
-        """Note that a call has ended and was removed from the queue, and set `alert` accordingly.
+        """Note that a call has ended and was removed from the queue.
 
-        It becomes True if other calls remain, and a batch has arrived since the node last had no calls.
+        Sets `alert` to True if other calls remain and a batch has arrived since the node last had no calls, otherwise
+        to False.
         """
         self._any = self.alert = self._any and bool(self._queue.calls)
 
@@ -45,8 +46,8 @@ class BatchWatch:
         slow as soon as a second check finds it still running. The calls that wait behind a slow call are queued again,
         so that other workers can run them.
 
-        Sets `alert` to True if another check is needed. Does nothing within `LOOK` seconds of the last check. `now` is
-        the agent's clock, in seconds.
+        Sets `alert` to True if another check is needed, otherwise to False. Does nothing within `LOOK` (0.005) seconds
+        of the last check. `now` is the time of the agent's clock, in seconds.
         """
         if now - self._looked < LOOK:
             return

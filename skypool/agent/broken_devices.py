@@ -17,15 +17,15 @@ from typing import Any
 from skypool.wire.error_text import text_of
 
 _LIBRARIES = ("torch", "jaxlib", "cupy", "numba.cuda", "tensorflow", "pycuda")
-"""Modules that use such devices. Without one of them, nothing is looked for."""
+"""Modules that use CUDA or ROCm devices. If a worker has loaded none of them, nothing is checked."""
 _TYPES = frozenset({"AcceleratorError", "CUDARuntimeError", "CUDADriverError", "CudaAPIError"})
-"""The names of exceptions that these libraries raise for errors of a device, of torch, CuPy and Numba."""
+"""The names of exceptions that torch, CuPy and Numba raise for errors of a device."""
 _WORDS = re.compile(
     r"CUDA (?:kernel |driver )?error|HIP error|CUDA_ERROR_|cudaError|hipError|CUDNN_STATUS|CUBLAS_STATUS"
 )
-"""What other errors of a device say: those of torch before 2.8, and of JAX, TensorFlow and PyCUDA."""
+"""Parts of the messages of device errors that torch before 2.8, JAX, TensorFlow and PyCUDA raise."""
 _NOT_READY = 600
-"""The status of a context whose kernels still run."""
+"""The status, from `cuStreamQuery`, of a context whose kernels still run."""
 _FINE = frozenset({0, 3, 4, _NOT_READY})
 """The statuses of contexts that are not broken; 3 and 4 are those of a driver that is not initialized, or no longer."""
 _LOOK = 0.0005
@@ -38,7 +38,7 @@ def is_in_use() -> bool:
 
 
 def is_at_fault(error: BaseException) -> bool:
-    """Return True if an exception, or one that led to it, seems to be an error of a device."""
+    """Return True if a device seems to be at fault: an exception, or one that led to it, looks like its error."""
     return any(type(each).__name__ in _TYPES or _WORDS.search(text_of(each)) for each in _chain(error))
 
 
@@ -82,7 +82,7 @@ class Contexts:
             time.sleep(_LOOK)
 
     def _statuses(self) -> list[int]:
-        """Return the status of each context of this process, as the driver has it."""
+        """Return the status of each device's context in this process; [] if the driver is not loaded or initialised."""
         if self._driver is None:
             try:
                 self._driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOW | os.RTLD_NOLOAD)

@@ -13,7 +13,7 @@ from skypool.agent.value_storage import Blob
 
 @dataclass(slots=True, eq=False)
 class NodeCall:
-    """The agent's record of one call that waits or runs on this node.
+    """The agent's record of one call that waits or runs on this node. Times are those of the agent's clock, in seconds.
 
     Attributes:
         packet: the frame of the call, as it was received.
@@ -24,21 +24,23 @@ class NodeCall:
         streams: True if the call sends items of a generator.
         kind: the kind of slot that the call needs: MAIN, CPU, GANG or SERVICE.
         busy: True if the call counts as work, for which the node lives on. Most services do not count.
-        offered: True if the call is in a queue of the workers, or a worker has taken it.
-        again: True if the call was queued again after workers could take it, so that two may have its arguments.
+        offered: True if the call was put into the socket from which workers take calls. A worker may have taken it.
+        again: True if the call was queued again after workers could take it, so that two workers may have its
+            arguments.
         doomed: why the agent ends the call: "cancel", "timeout", "stopped" (its worker was frozen, for example by
             SIGSTOP) or "unable" (no worker can be started). "" if the call may go on.
         grace: seconds that the call has to end after it was asked to, before its worker is killed. Until the call is
             cancelled, this is its option `grace`; None if that was not given.
-        mark: where the worker writes what it is doing before it is asked to stop; None if it need not write this.
-        programs: what the programs that the call had started were doing at that time.
-        stop_at: the time at which the call is asked to stop even if `mark` and `programs` are not written yet.
-        missing: the time at which a worker died, if since then no worker is known to have the call; else None.
+        mark: the place where the worker writes its stack, before the call is asked to stop; None if it writes none.
+        programs: the same for the programs that the call has started.
+        stop_at: the time at which the call is asked to stop even if these stacks are not written yet.
+        missing: the time at which a worker died that may have had the call; None if none has, or if another worker is
+            known to have the call since.
         printed: number of bytes of the call's output that were sent.
         dropped: number of bytes of the call's output beyond the limit, which were not sent.
-        ends: the last bytes that were not sent, by the number of the file descriptor: 1 for stdout, 2 for stderr.
+        ends: the last of the dropped bytes, by the number of the file descriptor: 1 for stdout, 2 for stderr.
         pulls: how many items the worker has asked for, by the number of the iterator argument.
-        given: how many of these items the worker was given.
+        given: how many of these items were passed to the worker, by the same number.
     """
 
     id: int

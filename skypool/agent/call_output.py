@@ -33,7 +33,7 @@ class CallOutput:
         """Handle output that a worker or its children wrote directly to file descriptor 1 or 2.
 
         Reads at most 64 KiB, and does not wait. The function of the running call is added to `apart`, so that its later
-        calls are not batched. When the output has ended, the event loop no longer watches it.
+        calls are not batched. When the worker has closed its end of the pipe, the event loop no longer watches it.
         """
         with contextlib.suppress(BlockingIOError):
             data = os.read(slot.outputs[fd], 64 << 10)
@@ -48,10 +48,10 @@ class CallOutput:
     def add(self, slot: Slot, id_: int, fd: int, data: bytes) -> None:
         """Send a call's output to the client, up to two limits, and keep the last bytes of the output in the slot.
 
-        The limits are 10 MiB for each call that is no service, and 4 MiB of all calls' output that the client has not
-        acknowledged. Bytes beyond the limits are dropped, and counted in `call.dropped`. After that, all output is
-        dropped until there is room for 2 MiB. So gaps are few, and `end_gap` reports each one. Output of a silent call
-        is not sent, but its last bytes are kept.
+        One limit is 10 MiB for each call, except services. The other is 4 MiB for the output of all calls together
+        that the client has not acknowledged yet. Bytes beyond the limits are dropped, and counted in `call.dropped`.
+        After that, all output of the call is dropped until there is room for 2 MiB. So gaps are few, and `end_gap`
+        reports each one. Output of a silent call is not sent, but its last bytes are kept.
 
         `id_` is 0 if no call was running, and `fd` is 1 for stdout or 2 for stderr.
         """
@@ -78,10 +78,10 @@ class CallOutput:
             self._client.unacknowledged.add_output(_header(slot, id_, fd), data)
 
     def end_gap(self, slot: Slot, call: NodeCall) -> None:
-        """Tell the client that output of a call was dropped, if any was, and send it the last of the dropped bytes.
+        """Tell the client how much output of a call was dropped, and send it the last of the dropped bytes.
 
-        First a message on stderr says how many bytes stay dropped. Then follow the last bytes that were dropped of
-        stdout and of stderr, at most `TAIL` (4096) each. `call.dropped` becomes 0.
+        Does nothing if no output was dropped. First a message on stderr says how many bytes stay dropped. Then follow
+        the last bytes that were dropped of stdout and of stderr, at most `TAIL` (4096) each. `call.dropped` becomes 0.
         """
         if call.dropped:
             lasts = {fd: _last_lines(end) for fd, end in sorted(call.ends.items())}
@@ -97,7 +97,7 @@ class CallOutput:
     def tail(slot: Slot, call: NodeCall) -> str:
         """Return the end of a call's output, decoded from its last `TAIL` (4096) bytes; "" if another call has printed.
 
-        With `output="capture"`, it is taken from the file of the capture.
+        For a call with `output="capture"`, it is taken from the file in memory that has the captured output.
         """
         if printed := captured(slot.printed, TAIL):
             return printed
@@ -105,13 +105,13 @@ class CallOutput:
 
     @staticmethod
     def last_line(slot: Slot) -> str:
-        """Return why workers of a slot end at once: the last line printed while no call ran, or a general reason."""
+        """Return why workers of a slot end right after their start: their last line of output, or a general text."""
         text = slot.tail.decode("utf-8", "replace") if not slot.tail_of else ""
         return (text.strip().splitlines() or ["its processes end at once"])[-1]
 
 
 def _shortened(call: NodeCall, fd: int, data: bytes, room: int) -> bytes:
-    """Return the lines of a call's output for which there is room, and note what is dropped after them."""
+    """Return the lines of `data` that fit into `room` bytes. Count the others as dropped, and keep the last bytes."""
     stop = data.rfind(b"\n", 0, room) + 1
     call.dropped += len(data) - stop
     _append(call.ends.setdefault(fd, bytearray()), data[stop:])

@@ -31,12 +31,16 @@ class _Lane:
 class CallQueue:
     """Queue and record of all calls of this node that have not ended.
 
-    This object puts waiting calls into the sockets that workers read, and takes back calls that have not begun. `kept`
-    takes over the memory of arguments that are no longer needed.
+    This object puts waiting calls into the sockets that workers read, and takes back calls that have not begun.
+
+    Args:
+        watch: `watch(fd, events, callback)` makes the agent's loop call `callback` when these epoll events occur on the
+            file descriptor `fd`. With events 0, the loop stops watching `fd`.
+        kept: takes over the memory of large arguments that are no longer needed.
 
     Attributes:
         calls: the calls by id. Calls of a batch have the `Batch` as their value until one of them is needed by itself.
-        suspects: calls by id that `Stops.look` checks: they must stop, or may be lost with a worker that died.
+        suspects: calls by id that `Stops.look` checks, because they must stop, or may be lost with a worker that died.
     """
 
     def __init__(self, slots: Slots, watch: Callable[[int, int, Callable[[], None]], None], kept: SpareMemory) -> None:
@@ -79,8 +83,10 @@ class CallQueue:
     def forget(self, id_: int, done: bool = False) -> None:
         """Remove a call that has ended, or was given back to the client, together with its arguments.
 
-        Ignores unknown ids. Other calls of its batch stay. A call that waits for a worker must first be taken off the
-        list of waiting calls. `done` is True if the worker no longer uses the arguments. Then their memory is kept for
+        Ignores unknown ids. Other calls of the same batch stay. A call that waits for a worker must first be taken off
+        the list of waiting calls.
+
+        `done` is True if the worker no longer uses the arguments. The memory of large arguments is then kept for
         another value, unless two workers may have had it. Otherwise the memory is released.
         """
         call = self.calls.pop(id_, None)
@@ -101,7 +107,7 @@ class CallQueue:
             self._pump(lane)
 
     def _pump(self, lane: _Lane) -> None:
-        """Move waiting calls of one lane into its socket, in order. The loop calls this again when it has room."""
+        """Move waiting calls of one lane into its socket, in order. If it is full, the loop calls this again later."""
         while lane.waiting:
             call = lane.waiting[0]
             try:
@@ -121,7 +127,10 @@ class CallQueue:
             self._watch(lane.queue.end.fileno(), 0, self.pump)
 
     def mend(self) -> None:
-        """Replace each queue whose socket a call has shut. Its workers end, and their successors use the new queue."""
+        """Replace each worker queue that a call has broken by shutting its socket.
+
+        The calls in it wait again. The workers of the old queue end, and those that replace them use the new one.
+        """
         for kind, lane in enumerate(self._lanes):
             if lane.queue.is_broken:
                 self._take_back(lane)
@@ -131,7 +140,7 @@ class CallQueue:
                 lane.queue = self._slots.queues[kind] = WorkerQueue()
 
     def lacks_workers(self) -> bool:
-        """Return True if one more CPU worker would have a call to run. A batch counts as one call.
+        """Return True if CPU workers are lacking: one more would have a call to run. A batch counts as one call.
 
         Returns False if every CPU slot has a worker, or if the node has no CPU slots.
         """
@@ -163,7 +172,7 @@ class CallQueue:
             self._take_back(lane)
 
     def _take_back(self, lane: _Lane) -> None:
-        """Move the calls of a lane that no worker has taken to its front, and close file descriptors sent with them."""
+        """Put calls of a lane that no worker has taken back to its front. Close the file descriptors sent with them."""
         back: list[int] = []
         for f, fds in lane.queue.take_back():
             for fd in fds:
@@ -181,8 +190,9 @@ class CallQueue:
     def give_back(self, n: int, kind: int) -> list[int]:
         """Remove up to `n` calls that have not begun from the end of the queue. Return their ids, the last call first.
 
-        The client can then send these calls to other nodes. If fewer than `n` wait in the agent, more are taken back
-        from the workers' socket and from batches. Afterwards, the caller must call `pump`.
+        The client can then send these calls to other nodes. `kind` is the kind of slot that they need, MAIN or CPU. If
+        fewer than `n` wait in the agent, more are taken back from the workers' socket and from batches. Afterwards, the
+        caller must call `pump`.
         """
         lane = self._lanes[kind]
         calls = self._apart(lane)
@@ -199,7 +209,7 @@ class CallQueue:
         return back
 
     def doomed(self) -> list[NodeCall]:
-        """Remove from the queue, and return, the calls that must stop (see `NodeCall.doomed`) and have not begun.
+        """Return the doomed calls that have not begun, and remove them from the queue of waiting calls.
 
         They stay in `calls`. All other calls that have not begun are taken back from the workers and wait for `pump`.
         """
@@ -213,6 +223,6 @@ class CallQueue:
         return doomed
 
     def _apart(self, lane: _Lane) -> list[NodeCall]:
-        """Return the calls of a lane in order, each with its own record, without changing the lane."""
+        """Return the waiting calls of a lane in order, those of batches as single calls. The lane does not change."""
         ids = (id_ for call in lane.waiting for id_ in (call.ids if isinstance(call, Batch) else [call.id]))
         return [call for id_ in ids if (call := self.get(id_)) is not None]

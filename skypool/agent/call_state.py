@@ -1,7 +1,7 @@
-"""Puts back what a call has changed in its worker, so that the next call finds what the first one found.
+"""Puts back what a call has changed in its worker, so that each call finds the state that the first call found.
 
-Modules and their globals stay, and so do environment variables, threads and open files: calls may share them. What
-cannot be put back makes a new process replace the worker.
+Modules and their globals stay, and so do environment variables, threads and open files: calls may share them. If
+something cannot be put back, a new process replaces the worker.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _NOT_NEEDED = ("__main__", "__mp_main__")
 
 
 class CallState:
-    """State that every call must find in its worker: the worker's state when this object is made.
+    """State that every call must find in its worker: the process's state at the time when this object is made.
 
-    Make it in the main thread, before the first call.
+    Make the object in the main thread, before the first call. Afterwards, `restore` puts this state back.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class CallState:
         self._modules = tuple(needed.values())
 
     def _noting(self, change: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that does what `change` does, and notes that something may have to be put back."""
+        """Return a function that calls `change`, and notes that something may have to be put back."""
 
         @functools.wraps(change)
         def noting(*args: Any, **kwargs: Any) -> Any:
@@ -94,8 +94,9 @@ class CallState:
         """Put back what calls have changed. Return True if they had changed anything. Takes about 50 microseconds.
 
         Raises:
-            OSError: something cannot be put back, so that the next call needs a new process: a limit, a file descriptor
-                below 3, the user or the priority of the process, or the folder of calls, which may have been removed.
+            OSError: something cannot be put back, so that the next call needs a new process: a resource limit, a file
+                descriptor below 3, the user or the priority of the process, or the current folder, which may have been
+                removed.
         """
         self._is_changed = False
         changes = [
@@ -136,7 +137,7 @@ class CallState:
         return changed
 
     def _restore_modules(self) -> bool:
-        """Put the first modules back into `sys.modules`, and remove entries that are None, which block imports."""
+        """Put modules that the worker had at first back into `sys.modules`. Remove entries that are None from it."""
         changed = not all(map(operator.is_, map(sys.modules.get, self._names), self._modules))
         if changed:
             sys.modules.update(zip(self._names, self._modules, strict=True))

@@ -7,20 +7,24 @@ import os
 import sys
 
 PRINTED = "what the call printed:\n"
-"""The beginning of an error's note with the text that a call with `output="capture"` has printed."""
+"""The beginning of the note that shows, in an error, what a call with `output="capture"` has printed."""
 LONGEST = 64 << 10
-"""The error of a call that did not end in time has at most this many bytes of what the call printed, the last ones."""
+"""The most bytes of captured output in the error of a call that did not end in time. The last bytes are shown."""
 
 
 class Capture:
     """Capture of what a call and its child processes print, in a file in memory that the agent can read, too.
 
     So the agent has the output of a call that does not end by itself. The file is empty while nothing is captured.
-    `out` and `err` are the values of `sys.stdout` and `sys.stderr` to restore at the end.
+
+    Args:
+        fd: the file descriptor of the file in memory.
+        out: the value to which `sys.stdout` is set when a capture ends.
+        err: the same for `sys.stderr`.
 
     Attributes:
-        last: the end of the last capture, at most `LONGEST` (64 Ki) bytes, if it has ended; "" otherwise. The worker
-            empties it before each call.
+        last: what the last capture that has ended contains: at most its last `LONGEST` (64 Ki) bytes, as text. The
+            worker sets it to "" before each call.
     """
 
     def __init__(self, fd: int, out: io.TextIOBase, err: io.TextIOBase) -> None:
@@ -54,9 +58,9 @@ class Capture:
 
 
 def captured(fd: int, most: int = LONGEST) -> str:
-    """Return the last `most` bytes or less of what the file `fd` of a capture has now; "" if nothing is captured.
+    """Return the end of what a running call has printed so far; "" if its output is not captured or empty.
 
-    Called in the agent.
+    Called in the agent. `fd` is the file in memory that a `Capture` writes. At most its last `most` bytes are read.
     """
     size = os.fstat(fd).st_size
     return os.pread(fd, most, max(0, size - most)).decode("utf-8", "replace") if size else ""

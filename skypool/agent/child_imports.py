@@ -1,10 +1,10 @@
 """Lets Python processes that calls start import the modules of the client, as their parents do.
 
-It also lets them say what they are doing: see `stacks`.
+It also makes them write their stacks when `skypool stack` asks for that.
 
 Such a process runs this file as its `sitecustomize`, because the environment of calls names its folder in PYTHONPATH.
-It imports only the standard library. A module that is found nowhere is asked for at a Unix socket of the agent. The
-answer is the folder in which the module is.
+The file imports only the standard library. If Python finds a module nowhere, the process asks the agent for it at a
+Unix socket. The answer is the folder in which the module is.
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ _PATIENCE = 90.0
 
 
 def ask(place: str, name: str) -> str | None:
-    """Return the folder of a module, as the agent of the node's folder `place` says; None if it has none or is gone."""
+    """Ask the agent in which folder the module `name` is, and wait for the answer.
+
+    `place` is the node's folder, which contains the agent's socket. Returns None if the client has no such module, or
+    if the agent is gone or does not answer within 90 seconds.
+    """
     import json
     import socket
 
@@ -57,7 +61,7 @@ def ask(place: str, name: str) -> str | None:
 
 
 class _Finder:
-    """Finder that asks the agent for the modules `names`; None for all modules. `place` is the node's folder."""
+    """Finder that asks the agent for modules: those in `names`, or all if it is None. `place`: the node's folder."""
 
     def __init__(self, place: str, names: Collection[str] | None = None) -> None:
         self._place = place
@@ -65,7 +69,7 @@ class _Finder:
         self._asked: set[str] = set()
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
-        """Return the spec of a module of the client; None if it has none."""
+        """Return the spec of a module that the client has; None if it has no such module."""
         top = name.partition(".")[0]
         if top in self._asked or not self._wants(top, name):
             return None
@@ -100,7 +104,7 @@ def install(place: str, first: Collection[str]) -> None:
 
 
 def write_stacks() -> None:
-    """Let this process write the stacks of its threads when it gets a signal, as a worker does: see `stacks`."""
+    """Make this process write the stacks of its threads to a file in memory whenever it gets `stacks.SIGNAL`."""
     import _signal  # type: ignore[import-not-found]  # parts of the interpreter, which are quick to import
     import _thread
     import faulthandler
@@ -112,7 +116,7 @@ def write_stacks() -> None:
 
 
 def _become_sitecustomize() -> None:
-    """Install the finders, and run the `sitecustomize` that this one hides."""
+    """Install the finders. Then run another `sitecustomize`, if there is one, which Python has not found first."""
     try:
         write_stacks()
     except (OSError, ImportError, AttributeError) as e:

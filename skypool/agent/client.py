@@ -24,17 +24,18 @@ from skypool.wire.frames import Buffer, Frame, Kind, frame, header_of, long_fram
 OUTPUT_WINDOW = 4 << 20
 """The number of bytes of output that may wait for the client's acknowledgement. More output is dropped."""
 _BREATH = 0.01
-"""Seconds that the agent waits when it cannot accept a connection, because the loop reports it again at once."""
+"""Seconds that the agent waits after it could not accept a connection. The loop reports that connection again."""
 Watch = Callable[[int, int, Callable[[], None]], None]
 
 
 class Client:
-    """The agent's view of its client. A node has at most one client, which may leave and come back.
+    """The agent's end of the connection to its client. A node has one client at a time, which may leave and come back.
 
     Args:
         listener: the Unix socket at which holders hand over the file descriptors of a client.
-        watch: registers a callback with the agent's loop, as for `Slots`.
-        liveness: seconds of silence after which another client may take the node.
+        watch: `watch(fd, events, callback)` makes the agent's loop call `callback` when these epoll events occur on the
+            file descriptor `fd`. With events 0, the loop stops watching `fd`.
+        liveness: seconds for which the present client must be silent before another client may take the node.
         clock: the agent's clock, which measures that silence.
         on_frame: called with every frame of the accepted client, except its first one, the HELLO.
         may_take: called before another client than the first one takes the node over. Returns "" if that client may
@@ -46,6 +47,7 @@ class Client:
         kept: takes over the memory of large values that the client has received, for later values.
 
     Attributes:
+        unacknowledged: what was sent to the client and must arrive; it is sent again after a reconnection.
         session: the id of the client that was accepted last; "" before the first one.
         epoch: how many clients with different ids were accepted. Each takes the node over from the one before.
         heard: the time of the client's last sign of life, by the agent's clock; at first, the time of the start.
@@ -83,7 +85,7 @@ class Client:
         watch(listener.fileno(), select.EPOLLIN, self._on_holder)
 
     def _on_holder(self) -> None:
-        """Accept a holder with the file descriptors of its client. Disconnect one without them, or of another user."""
+        """Accept a holder, and take its client's file descriptors. Disconnect one without them, or of another user."""
         try:
             holder, _ = self._listener.accept()
         except OSError as e:  # this process has too many open files, or the holder is gone
@@ -181,7 +183,7 @@ class Client:
         self._drop(connection)
 
     def _drop(self, connection: Connection) -> None:
-        """Close a connection and its holder's socket, if open. Call `on_gone` if it was the accepted client's."""
+        """Close a connection, if open, and its holder's socket. Call `on_gone` if it was the accepted client's."""
         holder = self._holders.pop(connection, None)
         if holder is None:
             return
@@ -194,7 +196,7 @@ class Client:
     def leave(self) -> None:
         """Close the connection of the accepted client, which has said that it leaves. Another client may come at once.
 
-        What waits to be sent to it is dropped.
+        Frames that wait to be sent to it are dropped.
         """
         if self._current is not None:
             self._drop(self._current)

@@ -13,7 +13,7 @@ from skypool.errors import ProtocolError
 from skypool.wire.frames import CHUNK, Buffer, Decoder, Frame, Kind, encode
 
 _GATHER = 256
-"""The number of buffers that are written with one system call."""
+"""The most buffers that are written with one system call."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,8 +41,11 @@ class Connection:
     Small frames are sent before pieces of large values, so small frames need not wait. Frames about the same call stay
     in order: the outcome of a generator call must not arrive before its last item.
 
-    `source` and `sink` may be the same. They are made non-blocking, and `close` closes them. `watch(fd, events)` tells
-    the agent's loop which epoll events to wait for.
+    Args:
+        source: the file descriptor from which frames are read.
+        sink: the file descriptor to which frames are written. It may be `source`. Both are made non-blocking here, and
+            closed by `close`.
+        watch: `watch(fd, events)` tells the agent's loop which epoll events to wait for; 0 for none.
     """
 
     def __init__(self, source: int, sink: int, watch: Callable[[int, int], None]) -> None:
@@ -84,9 +87,10 @@ class Connection:
         return self._decoder.advance(n)
 
     def send(self, buffers: list[Buffer], call: int = 0) -> None:
-        """Queue a small frame, which a later `flush` writes. `call` is the id of its call, or 0 if it is about none.
+        """Queue a small frame, which a later `flush` writes.
 
-        The frame is written after queued large values of the same call.
+        `call` is the id of the call that the frame is about; 0 if it is about none. The frame is written after the
+        large values of the same call that are queued already.
         """
         if call in self._held_up:
             self.send_large(Large(call, "", None, 0, buffers))
@@ -94,9 +98,9 @@ class Connection:
             self._small.extend(buffers)
 
     def send_large(self, large: Large) -> None:
-        """Queue a large value, which a later `flush` writes in pieces, as far as the worker has filled it.
+        """Queue a large value, which later calls of `flush` write in pieces, as far as the worker has written it.
 
-        After the last piece comes the frame that refers to it.
+        After the last piece, the frame that refers to the value is written.
         """
         self._large.append(large)
         self._held_up[large.call] += 1
@@ -104,7 +108,7 @@ class Connection:
     def abandon(self, large: Large) -> None:
         """Stop sending a large value, if it is being sent, so that its file descriptor can be closed.
 
-        The rest of a piece that is partly sent is copied and still sent later.
+        If a piece of it was sent in part, the remaining bytes of that piece are copied, and sent later.
         """
         if large in self._large:
             self._let_go(large)
@@ -113,7 +117,7 @@ class Connection:
                 self._rest[index] = os.pread(part[0], part[2], part[1])
 
     def _let_go(self, large: Large) -> None:
-        """Remove a large value from the queue. Small frames of its call then wait only for the call's other values."""
+        """Remove a large value from the queue, so that small frames of its call no longer wait for it."""
         self._large.remove(large)
         self._offsets.pop(large, None)
         self._held_up[large.call] -= 1
@@ -152,7 +156,7 @@ class Connection:
             self._watch(self.sink, select.EPOLLOUT if self._full else 0)
 
     def _write_small(self) -> None:
-        """Write up to `_GATHER` buffers at once, and queue the rest. Raises BlockingIOError if there is no room now."""
+        """Write up to `_GATHER` small buffers with one system call. Raises BlockingIOError if there is no room now."""
         if len(self._small) == 1:
             self._rest.append(self._small.popleft())
             self._write_rest()
@@ -177,7 +181,7 @@ class Connection:
                 written = 0
 
     def _next_piece(self) -> bool:
-        """Queue the next piece of the first large value that has bytes ready. Return False if none has."""
+        """Queue the next piece of the first large value of which more can be sent. Return False if there is none."""
         for large in self._large:
             blob = large.blob
             offset = self._offsets.get(large, 0)
@@ -195,7 +199,7 @@ class Connection:
         return False
 
     def _write_rest(self) -> None:
-        """Write more of a buffer or piece that was written in part. Raises BlockingIOError if there is no room now."""
+        """Write the buffer or piece that is next, or what is left of it. Raises BlockingIOError if there is no room."""
         first = self._rest[0]
         if isinstance(first, list):
             fd, at, length = first
@@ -223,4 +227,4 @@ class Connection:
 
 
 def _nothing(fd: int, events: int) -> None:
-    """Do nothing: the `watch` of a closed connection."""
+    """Do nothing. This function takes the place of `watch` in a closed connection."""

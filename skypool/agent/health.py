@@ -19,14 +19,16 @@ from skypool.wire.handshake import NodeHealth
 SWITCH = "SKYPOOL_SAMPLES"
 """The environment variable that switches measurements off on a machine, by the value "off".
 
-With "on", devices of a rehearsal are measured, too, for tests with a library of their own in the driver's place.
+By default, the invented devices of SKYPOOL_DEVICES are not measured. With the value "on" they are, for tests that put a
+library of their own in the driver's place.
 """
 
 
 def describe(devices: Sequence[Device]) -> NodeHealth:
-    """Return the state of this machine: its devices, the version of their driver, and its address.
+    """Return the state of this machine, which has these devices: the version of their driver, and its address.
 
-    `refreshed` adds free disk space and clock. The driver's version is "" unless nvidia-smi reports it for NVIDIA GPUs.
+    Free disk space and clock are missing; `refreshed` adds them. The driver's version is "" unless nvidia-smi reports
+    it for NVIDIA GPUs.
     """
     driver = ""
     if any(device.kind == "cuda" for device in devices):

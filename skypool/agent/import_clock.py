@@ -14,10 +14,10 @@ _NAME = "_find_and_load"
 
 
 class ImportClock:
-    """Clock that runs while the main thread imports a module, with all modules that the module imports in turn.
+    """Clock that measures each import of the main thread. Modules that a module imports in turn belong to its import.
 
-    Creating this object changes nothing; `install` does. A module that is loaded already costs nothing. `on_begin` is
-    called before an import, and `on_end` after it, with the seconds that it took.
+    Creating this object changes nothing; `install` does. `on_begin` is called before an import, and `on_end` after it,
+    with the seconds that it took. The import of a module that is loaded already is not measured, and takes no longer.
     """
 
     def __init__(self, on_begin: Callable[[], None], on_end: Callable[[float], None]) -> None:

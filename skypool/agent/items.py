@@ -1,4 +1,7 @@
-"""Passes items between the client and calls: items of a call's iterator arguments, and credit for its stream."""
+"""Passes items of iterator arguments from the client to calls, and credit for the items that calls send.
+
+Credit is the client's message that it has taken items of a generator call, so that the call may send more.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +26,13 @@ class Items:
         self._answers = answers
 
     def on_credit(self, f: Frame) -> None:
-        """Forget the items of a stream that the client has taken, and tell the call's worker."""
+        """Forget the items of a generator call that the client has taken, as a CREDIT says, and tell the worker."""
         credit = credit_in(f)
         self._client.unacknowledged.consumed(credit.id, credit.seq)
         self._pass_on(credit.id, f)
 
     def on_item(self, f: Frame) -> None:
-        """Pass an item of a call's iterator argument to the worker that waits for it. Drop it if no worker does."""
+        """Pass an item of a call's iterator argument to the worker that waits for it. If none waits, drop the item."""
         id_, arg, n = item_in(f)
         call = self._queue.get(id_)
         if call is not None and call.pulls.get(arg) == n and call.given.get(arg, 0) < n:
@@ -39,7 +42,7 @@ class Items:
             self._arrivals.discard(f)
 
     def _pass_on(self, id_: int, f: Frame) -> None:
-        """Give a frame to the worker that runs its call. Drop the frame if no worker does."""
+        """Give a frame to the worker that runs its call. If no worker runs it, drop the frame."""
         slot = self._slots.running(id_)
         if slot is None or id_ not in self._queue.calls:
             self._arrivals.discard(f)

@@ -13,11 +13,11 @@ import sys
 import time
 
 _EVERY = 5.0
-"""Least seconds between two extensions of the lease in the guard's file. For a lease below 100 s it is shorter."""
+"""The least time in seconds between two writes to the guard's file; a twentieth of the lease if that is less."""
 _GUARD_LOOKS = 5.0
-"""Most seconds between two times that the guard reads its file. For a lease below 100 s they are fewer."""
+"""The most time in seconds between two times that the guard reads its file. It is less for a lease below 100 s."""
 _GUARD_READS = 2.0
-"""Seconds that one reading may take."""
+"""Seconds that the guard may take to read its file once."""
 _WIDTH = 31
 """The number of characters that each write to the guard's file has. Each write overwrites the one before."""
 
@@ -25,9 +25,12 @@ _WIDTH = 31
 class Lease:
     """The time until which the node may live: `lease` seconds after the client's last frame, or an earlier limit.
 
-    `lifetime` is a limit in seconds from now; None for no limit. A client that leaves can say for how long the
-    node stays (`stay`). That time then counts instead of the lease. `guard` is the path of the guard's file; "" for
-    none.
+    A client that leaves can say for how long the node stays (`stay`). That time then counts instead of the lease.
+
+    Args:
+        lease: seconds that the node lives without a frame from its client.
+        lifetime: seconds from now after which the node ends in any case; None for no limit.
+        guard: the path of the guard's file; "" for none.
     """
 
     def __init__(self, lease: float, lifetime: float | None, guard: str) -> None:
@@ -43,14 +46,15 @@ class Lease:
         self._trouble = ""
 
     def allow(self, seconds: float) -> None:
-        """Limit the life of the node to `seconds` from now, for example because the budget is nearly spent.
+        """Allow the node to live for at most `seconds` from now, for example because the budget is nearly spent.
 
-        Another call replaces this limit, even by a later one. The other limits stay. Takes effect at the next `renew`.
+        Another call replaces this limit, even by a later time. The lease, the lifetime and the linger time still hold.
+        Takes effect at the next `renew`.
         """
         self._allowed = time.monotonic() + seconds
 
     def linger(self, left: float, full: float) -> None:
-        """Let the node end itself `left` seconds from now, but not before `full` seconds after its last work.
+        """Let the node end itself after `full` seconds without work. `left` is how many of them are left now.
 
         The client asks for this again and again, because it alone knows of work on other nodes. The last call counts.
         """
@@ -67,14 +71,17 @@ class Lease:
         self._idle_end = max(self._idle_end, time.monotonic() + self._linger)
 
     def stay(self, seconds: float) -> None:
-        """Let the node live for so many seconds from now without a client, whatever the lease and `linger` say."""
+        """Let the node live for so many seconds from now without a client.
+
+        The lease and the linger time do not count then. The lifetime and the limit of `allow` still hold.
+        """
         self._stays = time.monotonic() + seconds
 
     def take(self, heard: float) -> str:
-        """Let a new client have the node, and ask the guard for more time. Return "", or why the client cannot have it.
+        """Let a new client take the node: ask the guard for more time, and forget what `linger` and `stay` have set.
 
-        The client cannot have the node if the guard's file cannot be written, or if the guard is about to end the
-        machine and may not read the file any more. Otherwise what a former client said with `linger` and `stay` is
+        Returns "", or a text that says why the client cannot have the node. This is so if the guard's file cannot be
+        written, or if the guard is about to end the machine and may not read the file any more. Then nothing is
         forgotten. `heard` is the time of the new client's first frame, in seconds of `time.monotonic()`.
         """
         left = self._granted - time.monotonic()
@@ -97,10 +104,13 @@ class Lease:
         counts instead of lease and `linger`. `heard` is the time of the client's last sign of life. Both times are in
         seconds of `time.monotonic()`.
 
-        The guard's file gets the seconds that are left. It is written if the client was heard since the last write.
-        This happens at most every `_EVERY` (5) seconds, or more often for a lease below 100 s. It is also written if
-        the deadline has become more than a second earlier. While the node stays without a client, it is written as if
-        the client was heard: the guard grants at most one lease each time.
+        The guard's file gets the seconds that are left. It is written at once if the deadline has become more than a
+        second earlier. Otherwise it is written at most every `_EVERY` (5) seconds, or more often for a lease below
+        100 s, in these cases:
+
+        - The client was heard since the last write.
+        - The node works on without its client, so that the linger time ends more than a second later.
+        - The node stays without a client. The guard grants at most one lease each time, so it must be asked again.
         """
         end = min(heard + self._lease, self._idle_end) if self._stays is None else self._stays
         deadline = min(end, self._end, self._allowed)

@@ -1,6 +1,7 @@
-"""Finds what a call has left in its worker: child processes, which it ends, or an initialised process group.
+"""Finds what a call has left in its worker: child processes, or a process group of torch.distributed or JAX.
 
-If there is something, a new process replaces the worker. `skypool.agent.slots` then kills what is left.
+The child processes are ended here. If a call has left something, a new process replaces the worker. Then
+`skypool.agent.slots` kills the processes that are still there.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _TO_VANISH = 2.0
 _LOOK = 0.002
 """Seconds between two checks if processes have ended."""
 _STARTING = 0.05
-"""Seconds in which a process that was just started gets a command line."""
+"""Seconds to wait for the command line of a process that was just started."""
 _HELPERS = (TRACKER, b"multiprocessing.forkserver import main", b"torch_shm_manager", b"torch/_inductor/compile_worker")
 """Parts of the command lines of processes that libraries keep for later calls, and that do no work of their own.
 
@@ -50,8 +51,9 @@ def _is_initialized(library: str) -> bool:
 def end_processes() -> bool:
     """End all processes that this worker's calls have started and left, also those in sessions of their own.
 
-    They get SIGTERM, and SIGKILL a second later. Returns when they are gone. The helpers that libraries keep for later
-    calls stay. The executor that loky keeps ends, and makes new processes when it is used again.
+    They get SIGTERM, and SIGKILL a second later. Returns when they are gone, or 2 s after SIGKILL. Helper processes
+    that libraries keep for later calls stay. The executor that loky, a library of joblib, keeps for later calls ends
+    too, but makes new processes when it is used again.
 
     Returns True if other processes than loky's were ended: objects in this process may still refer to them.
     """

@@ -30,7 +30,7 @@ def take(size: int) -> bytes:
 
 
 def save(archive: str, size: int) -> None:
-    """Read `size` bytes from stdin, waiting for them, and save them as `archive`. Nobody sees an incomplete file."""
+    """Read `size` bytes from stdin, and save them as the file `archive`, which appears only when it is complete."""
     part = f"{archive}.{os.getpid()}"
     with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
         file.write(take(size))
@@ -38,12 +38,12 @@ def save(archive: str, size: int) -> None:
 
 
 def is_private(about: os.stat_result) -> bool:
-    """Return True if this user alone can change a folder or file. Only then may its contents be run."""
+    """Return True if only this user can change a folder or file, so that code in it may be run."""
     return about.st_uid == os.geteuid() and not about.st_mode & 0o022
 
 
 def enter(folder: str) -> None:
-    """Make this folder the current one. End the program if another user can change it."""
+    """Make this folder the current one. If another user can change it, end the program with a message instead."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     if not is_private(os.fstat(fd)):
         sys.exit(f"skypool does not use the folder {folder}: other users of this machine can change it; remove it")

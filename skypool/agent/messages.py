@@ -16,21 +16,25 @@ from skypool.wire.frames import Frame
 
 
 class Ack(NamedTuple):
-    """Calls whose outcomes have arrived, and the number of the last output that has arrived."""
+    """The client's message about what it has received.
+
+    `calls` has the ids of calls whose outcomes have arrived. `output` is the number of the last OUTPUT frame that has
+    arrived; 0 for none.
+    """
 
     calls: list[int]
     output: int
 
 
 class Credit(NamedTuple):
-    """Number of the last item of a call's stream that the client has taken."""
+    """The client's message that it has taken the items of the generator call `id` up to number `seq`, from 1."""
 
     id: int
     seq: int
 
 
 class Item(NamedTuple):
-    """Item number `n` of a call's iterator argument `arg`."""
+    """The client's answer to a `Pull`: item number `n`, from 1, of iterator argument number `arg` of the call `id`."""
 
     id: int
     arg: int
@@ -38,42 +42,53 @@ class Item(NamedTuple):
 
 
 class Pull(NamedTuple):
-    """Request of a worker for the next item of an iterator argument."""
+    """Request of a worker for the next item of iterator argument number `arg` of the call `id`."""
 
     id: int
     arg: int
 
 
 class Ping(NamedTuple):
-    """Check of the connection. `left` limits the node's life in seconds; `linger` is as for `Lease.linger`."""
+    """The client's regular sign of life, which asks for a status report.
+
+    The node may live for at most `left` seconds from now; None for no new limit. `linger` is (seconds left now, all
+    seconds) of the time without work after which the node ends itself; None if the client does not say.
+    """
 
     left: float | None
     linger: tuple[float, float] | None
 
 
 class Cancel(NamedTuple):
-    """Request to stop a call, which then has `grace` seconds to end."""
+    """The client's request to stop the call `id`, which then has `grace` seconds to end."""
 
     id: int
     grace: float
 
 
 class Recall(NamedTuple):
-    """Request to give back up to `n` calls. `on_cpu` chooses those that wait for CPU slots."""
+    """The client's request to give back up to `n` calls that have not begun.
+
+    `on_cpu` is True for calls that wait for CPU slots, and False for those that wait for MAIN slots.
+    """
 
     n: int
     on_cpu: bool
 
 
 class Notice(NamedTuple):
-    """Calls of gangs that lose a machine, and the time of its end in seconds since 1970."""
+    """The client's message that gangs lose a machine other than this one.
+
+    `calls` has the ids of the calls of these gangs on this node. `at` is the time at which the provider takes the
+    machine back, in seconds since 1970.
+    """
 
     calls: set[int]
     at: float
 
 
 class Output(NamedTuple):
-    """Output that a call has printed to the file descriptor `fd`."""
+    """Output that the call `id` has printed to the file descriptor `fd`, 1 or 2. The id is 0 if no call was running."""
 
     id: int
     fd: int
@@ -81,7 +96,10 @@ class Output(NamedTuple):
 
 
 class Yielded(NamedTuple):
-    """Items of a stream up to number `seq`. `is_large` is True if their value was announced before."""
+    """Items that the generator call `id` has sent, the last of them with number `seq`, from 1.
+
+    `is_large` is True if they are one item that is a large value, about which a `Written` has come before.
+    """
 
     id: int
     seq: int
@@ -89,7 +107,10 @@ class Yielded(NamedTuple):
 
 
 class Written(NamedTuple):
-    """The first `at` bytes of a large value are written; `size` is its length, and `seq` as for `Unacknowledged`."""
+    """A worker's message that it has written the first `at` of the `size` bytes of a large value of the call `id`.
+
+    `seq` is 0 if the value is the outcome of the call, otherwise the number of the generator's item.
+    """
 
     id: int
     seq: int
@@ -98,17 +119,26 @@ class Written(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """Request of a worker, as for `Store.fetch`."""
+    """Request of a worker for something that the agent keeps or can get.
+
+    `what` is "function", "object", "module" or "memory". `key` names the function or object, is "NAME VERSION" for a
+    module, or the number of bytes for memory.
+    """
 
     what: str
     key: str
 
 
 class Outcome(NamedTuple):
-    """Outcome of one call.
+    """Outcome of one call, as its worker has sent it.
 
-    `done` is True if the memory of the arguments is no longer used. `late` is the seconds that the call took, if its
-    worker found it late. `printed` and `said` are then the end of its captured output and the exception that it raised.
+    Attributes:
+        id: the id of the call.
+        is_large: True if the outcome is a large value, about which a `Written` has come before.
+        done: True if the worker no longer uses the memory of the call's arguments.
+        late: the seconds that the call took, if its worker found that it exceeded its timeout; otherwise None.
+        printed: if `late` is set, the end of the call's captured output.
+        said: if `late` is set, the exception that the call raised, as text.
     """
 
     id: int
@@ -120,7 +150,10 @@ class Outcome(NamedTuple):
 
 
 def call_in(f: Frame, kind: int) -> NodeCall:
-    """Return the record of a call for a slot of this kind, without the name and large arguments."""
+    """Return the agent's record of the call in a CALL frame. `kind` is the kind of slot that the call needs.
+
+    The record has no name of the function, and no large arguments yet: the caller sets them.
+    """
     h = f.header
     get = h.get
     return NodeCall(
@@ -139,17 +172,17 @@ def call_in(f: Frame, kind: int) -> NodeCall:
 
 
 def is_large(f: Frame) -> bool:
-    """Return True if the value of a frame was sent in advance."""
+    """Return True if a frame refers to a large value, which was sent in pieces before the frame."""
     return "blob" in f.header
 
 
 def wants_no_devices(f: Frame) -> bool:
-    """Return True if a call asks for no devices."""
+    """Return True if the call in a CALL frame asks for no devices."""
     return f.header.get("devices") == 0
 
 
 def member_in(f: Frame) -> Member | None:
-    """Return the process of a gang that runs a call; None for a call of another kind."""
+    """Return which process of a gang the call in a CALL frame is for; None if the call is not of a gang."""
     return Member.from_header(f.header) if "gang" in f.header else None
 
 
@@ -170,7 +203,10 @@ def pull_in(f: Frame) -> Pull:
 
 
 def linger_in(header: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return the value of "linger" in the header of a PING or HELLO; None if it is missing."""
+    """Return "linger" from the header of a PING or HELLO: seconds without work after which the node ends itself.
+
+    The result is (seconds that are left now, seconds in full); None if "linger" is missing.
+    """
     said = header.get("linger")
     if said is None:
         return None
@@ -187,19 +223,19 @@ def cancel_in(f: Frame) -> Cancel:
 
 
 def dropped_in(f: Frame) -> str:
-    """Return the key of the object that a DROP names."""
+    """Return the key of the `pool.put()` object that the client no longer needs, from a DROP frame."""
     key: str = f.header["key"]
     return key
 
 
 def id_in(f: Frame) -> int:
-    """Return the id of the call that a worker gives back with RECALLED."""
+    """Return the id of the call that a worker gives back, unbegun, with a RECALLED packet."""
     id_: int = f.header["id"]
     return id_
 
 
 def ids_in(f: Frame) -> list[int]:
-    """Return the ids of the calls that a frame with one call, or with several, is about."""
+    """Return the ids of the calls in a CALL frame (one call) or a CALLS frame (a batch)."""
     return list(f.header["ids"]) if "ids" in f.header else [f.header["id"]]
 
 
@@ -212,7 +248,7 @@ def notice_in(f: Frame) -> Notice:
 
 
 def stay_in(f: Frame) -> float | None:
-    """Return for how many seconds a BYE lets the node stay; None if the node must end."""
+    """Return for how many seconds the node may live on after the client's BYE; None if the node must end now."""
     return float(f.header["stay"]) if "stay" in f.header else None
 
 

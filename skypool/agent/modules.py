@@ -51,10 +51,11 @@ class FoundPackage:
     """Answer of the client about a module or package.
 
     Attributes:
-        folder: the folder on this node in which the module is; None if the client has no such module.
+        folder: the folder on this node in which the module is; None if the client cannot send such a module.
         version: a hash of the module's files.
         left_out: the paths of files that were too large to be sent.
-        why: what the client knows about a module that is not the user's own.
+        why: if `folder` is None, a word that says why, and details after a space: "installed" (not the user's own),
+            "made" (it has no file), "full" (the node's disk) or "much" (the client sends no more). "" if unknown.
     """
 
     folder: str | None
@@ -66,8 +67,9 @@ class FoundPackage:
 class ScriptModule(ModuleType):
     """Module `__main__` of a worker, which has the globals of the client's script.
 
-    It says that it has no file, although functions of the script may read `__file__`. Otherwise multiprocessing would
-    run the script in the children that it starts. Only `inspect` gets the file's name, to show the text of classes.
+    Its attribute `__file__` is missing for all code except `inspect`, which needs the name to show the text of classes.
+    With the attribute, multiprocessing would run the script in the children that it starts. Functions of the script can
+    still read the global variable `__file__`.
     """
 
     @property
@@ -84,7 +86,8 @@ class ScriptModule(ModuleType):
 class UserModules:
     """Import hook for the user's own modules, which the client sends. It has no effect before `install` is called.
 
-    `fetch` asks the client for a module or package by name and version, and waits for the answer.
+    `fetch(name, version)` asks the client for a module or package, and waits for the answer. The version is a hash, or
+    "" for any. `folder` is the node's folder.
     """
 
     def __init__(self, fetch: Callable[[str, str], FoundPackage], folder: str) -> None:
@@ -100,7 +103,8 @@ class UserModules:
         """Add the import hook to this process: two finders in `sys.meta_path`.
 
         The first finder comes before all others, and finds modules known to be the user's own. The other comes last,
-        for modules that nothing else finds. Processes that calls start get a hook through their environment.
+        for modules that nothing else finds. Environment variables make processes that calls start install such finders,
+        too.
 
         Also makes multiprocessing send functions and classes of the client's script by value.
         """
@@ -120,9 +124,12 @@ class UserModules:
     def learn(self, about: Mapping[str, Any]) -> bool:
         """Note what the client says about the user's own modules. It says this together with each function.
 
-        `about` has "modules", the version of each loaded module or package, and "first", the names of others that come
-        before installed ones. "numpy" is the version of numpy, if it is loaded. Returns False if a module that was
-        imported here has changed: only a new process can import it again.
+        Returns False if a module that was imported here has changed: only a new process can import it again.
+
+        Args:
+            about: a dict. "modules" has the version of each of the user's modules and packages that the client has
+                loaded, by name. "first" has names of other modules that take precedence over installed ones. "numpy"
+                is the client's version of numpy, if it has loaded numpy.
         """
         self._known.update(about["modules"])
         self._first = self._first | frozenset(about["first"])
@@ -147,9 +154,10 @@ class UserModules:
         return name in self._known or name in self._first
 
     def provide(self, name: str) -> bool:
-        """Put a module or package of the user's own into a folder on `sys.path`. Waits for the client's answer.
+        """Get a module or package of the user's own from the client, and put its folder on `sys.path`.
 
-        Returns False if it is there already, or if the client has no such module. `name` has no dot.
+        Waits for the client's answer. `name` has no dot. Returns False if the module is there already, or if the client
+        cannot send it.
         """
         if name in self._found:
             return False
@@ -183,7 +191,7 @@ class UserModules:
         return self._numpys("numpy.") if "numpy" in text_of(error) else ""
 
     def _code_left_out(self, name: str) -> str:
-        """Return the path of a compiled file that was not sent, of the package of the module `name`; "" if none."""
+        """Return the path of a compiled file that was not sent and belongs to the package of module `name`; else ""."""
         found = self._found.get(name.partition(".")[0])
         return next((path for path in found.left_out if path.endswith(".so")), "") if found else ""
 
@@ -194,7 +202,7 @@ class UserModules:
         return (_ADVICE + text).format(name, rest)
 
     def _numpys(self, name: str) -> str:
-        """Return a sentence with both versions of numpy, if they explain why the module `name` is missing; else ""."""
+        """Return a sentence with numpy's versions on client and node if they explain why `name` is missing; else ""."""
         numpy = sys.modules.get("numpy")
         if not name.startswith("numpy.") or numpy is None or not self._numpy:
             return ""
@@ -207,7 +215,7 @@ class UserModules:
 
 
 def take_source(file: str, data: bytes) -> None:
-    """Let tracebacks and `inspect` show the lines of a file whose compressed text has arrived."""
+    """Let tracebacks and `inspect` show the lines of a file of the client. `data` is its text, compressed by zlib."""
     text = zlib.decompress(data).decode("utf-8", "surrogatepass")
     # without a time, Python does not compare it with a file of that name here
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
@@ -222,7 +230,7 @@ def send_script_by_value() -> None:
 
 
 def _by_value(_: ForkingPickler, thing: Any) -> Any:
-    """Return the reduce value of a function or class of the client's script; NotImplemented for other objects."""
+    """Return what pickle stores to send a function or class of the script by value; NotImplemented for others."""
     if isinstance(thing, (types.FunctionType, type, *NAMED)) and getattr(thing, "__module__", "") in SCRIPT:
         return _loaded, (pickled(thing),)
     return NotImplemented

@@ -35,11 +35,11 @@ _FIRST = 1.0
 _PATIENCE = 10.0
 """Seconds without a reading after which the sampler counts as hung, and is killed."""
 _PATIENCE_WITH_TOOLS = 120.0
-"""As `_PATIENCE`, on a node whose devices are read by vendors' tools, which have a time limit of their own."""
+"""The value of `_PATIENCE` on a node whose devices are read by vendors' tools, which have a time limit of their own."""
 _PAUSE = 1.0
 """Seconds until a sampler that ended or hung is started again. Each later pause is twice as long."""
 _LONGEST_PAUSE = 60.0
-"""The longest pause in seconds."""
+"""The longest pause in seconds until a sampler is started again."""
 _KEPT = 600
 """The most samples that are kept while no client takes them."""
 _AT_ONCE = 16
@@ -47,11 +47,14 @@ _AT_ONCE = 16
 _MOST_BYTES = MAX_HEADER - (256 << 10)
 """The most bytes that the samples of one status report have together. The rest of the report is short."""
 _MOST_SPARE = JSON_SPARE - (64 << 10)
-"""The most bytes that these samples take of `JSON_SPARE`: about 9 samples of 8 devices and 8 calls."""
+"""The most bytes of `JSON_SPARE`, the memory that a header may take beyond its length, for a report's samples.
+
+They suffice for about 9 samples of 8 devices and 8 calls.
+"""
 _AGAIN = 30
 """The number of samples that are sent again on a new connection, because they may have been lost with the old one."""
 _LINE = 1 << 20
-"""The bytes after which a line of the sampler counts as a failure."""
+"""The most bytes of a line that the sampler prints. A longer line counts as a failure."""
 _CALLS = 32
 """The most calls that one sample describes."""
 _PROGRAM = """import os, sys
@@ -71,8 +74,14 @@ Running = Callable[[], Iterable[tuple[int, str, int, int, float]]]
 class Monitor:
     """Monitor of one node. Making the object starts and reads nothing; `tick` does.
 
-    Without `devices`, no sampler is started. `folder` is the folder in which calls run. `on_news` is called when the
-    devices were read for the first time, and when a driver has reported an error.
+    Args:
+        devices: the devices to measure. Without any, no sampler is started.
+        folder: the folder in which calls run.
+        watch: `watch(fd, events, callback)` makes the agent's loop call `callback` when these epoll events occur on the
+            file descriptor `fd`. With events 0, the loop stops watching `fd`.
+        running: returns (call id, function name, slot, process id, seconds so far) for each running call.
+        on_news: called when the devices were read for the first time, when a driver has reported an error, and when
+            devices are lost or can no longer be read.
     """
 
     def __init__(
@@ -114,7 +123,7 @@ class Monitor:
     def tick(self, now: float) -> None:
         """Start the sampler if there are devices, kill it if it hangs, and take a sample if it is time to.
 
-        `now` is the agent's clock, in seconds, without pauses of the whole node.
+        `now` is the time of the agent's clock, in seconds. It does not count pauses of the whole node.
         """
         self._now = now
         if self._next is None:
@@ -129,9 +138,10 @@ class Monitor:
             self._measure()
 
     def taken(self) -> list[dict[str, Any]]:
-        """Return the oldest samples that were not sent yet, as values for JSON.
+        """Return the oldest samples that were not sent yet, as values for JSON. From now on they count as sent.
 
-        At most `_AT_ONCE` are returned, and they fit into one frame: a client gives up a node whose frame is too large.
+        At most `_AT_ONCE` (16) are returned, and only as many as fit into one frame: a client gives up a node whose
+        frame is too large.
         """
         if self._made == self._sent:
             return []
@@ -142,10 +152,10 @@ class Monitor:
         return [said for _, said in found]
 
     def rewind(self) -> None:
-        """Have `taken` return the last `_AGAIN` samples again, which may have been lost with an earlier connection.
+        """Have `taken` return the last `_AGAIN` (30) samples again, because an earlier connection may have lost them.
 
-        The client drops samples that it has, but remembers only its last ones. So two calls in a row go back no further
-        than one.
+        Two calls in a row go back no further than one. The client drops samples that it has already, but recognises
+        only the last ones.
         """
         self._sent = min(self._sent, max(0, self._most_sent - _AGAIN))
 

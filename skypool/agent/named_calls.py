@@ -1,4 +1,4 @@
-"""Remembers what the client needs to know of calls until it has acknowledged their outcomes."""
+"""Remembers the names and kinds of calls until the client has acknowledged their outcomes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Collection, Iterable
 
 
 class NamedCalls:
-    """Calls without an acknowledged outcome, by the name of their function.
+    """Calls whose outcomes the client has not acknowledged, also those that have ended.
 
-    `names` has the names by id. `generators` and `services` have the ids of these kinds of calls, also of ended ones.
+    Attributes:
+        names: the name of each call's function, by the id of the call.
+        generators: the ids of those calls that are generators.
+        services: the ids of those calls that are services.
     """
 
     def __init__(self) -> None:
@@ -24,7 +27,7 @@ class NamedCalls:
             self.names.pop(id_, None)
 
     def acknowledge(self, ids: list[int]) -> Collection[int]:
-        """Forget calls whose outcomes the client has. Return the ids of the generators among them."""
+        """Forget the calls with these ids, as the client has their outcomes. Return the generators among the ids."""
         self.forget(ids)
         ended = self.generators.intersection(ids)
         self.generators -= ended
@@ -32,13 +35,13 @@ class NamedCalls:
         return ended
 
     def keep_only(self, ids: Iterable[int]) -> None:
-        """Forget all calls but these."""
+        """Keep only the calls with these ids, and forget all others."""
         self.names = {id_: self.names[id_] for id_ in ids if id_ in self.names}
         self.generators &= self.names.keys()
         self.services &= self.names.keys()
 
     def by_name(self) -> dict[str, list[int]]:
-        """Return the ids by the name of the function."""
+        """Return a dict from the name of a function to the ids of its calls."""
         found: dict[str, list[int]] = {}
         for id_, name in self.names.items():
             found.setdefault(name, []).append(id_)

@@ -54,18 +54,19 @@ _TO_VANISH = 2.0
 _PAUSE = 0.1
 """Seconds until a worker that died before its first call is replaced again. Each later pause is twice as long."""
 _LONGEST_PAUSE = 5.0
-"""The longest such pause in seconds."""
+"""The longest pause in seconds until such a worker is replaced again."""
 _UNABLE = 10.0
-"""Seconds after which calls fail for which no worker can be started."""
+"""Seconds for which starting a worker is tried in vain before the calls that wait for it fail."""
 _PACKETS_AT_ONCE = 64
-"""The number of packets of one worker that are handled before those of other workers."""
+"""The most packets of one worker that are handled before those of other workers get their turn."""
 _OUTCOME = Kind.OUTCOME
 
 
 class Agent:
     """Event loop in one thread that takes a client's calls and has workers run them.
 
-    Creating an Agent starts nothing; `run` does. Clients connect at the Unix socket `listener`.
+    Creating an Agent starts nothing; `run` does. Clients connect at the Unix socket `listener`. `page` is the memory
+    that the agent shares with its workers and the keeper.
     """
 
     def __init__(self, plan: NodePlan, listener: socket.socket, page: SharedPage) -> None:
@@ -176,7 +177,7 @@ class Agent:
         return not self._vacant
 
     def _watch(self, fd: int, events: int, callback: Callable[[], None]) -> None:
-        """Have the loop call `callback` on these epoll events of `fd`, instead of earlier ones. 0 stops watching it."""
+        """Have the loop call `callback` on these epoll events of `fd`, instead of what was set before. 0 for never."""
         known = fd in self._callbacks
         if not events:
             if known:
@@ -191,7 +192,7 @@ class Agent:
             self._poll.register(fd, events)
 
     def _read_clock(self) -> float:
-        """Return the agent's clock in seconds. Note any new pause of the whole node for the calls that ran then."""
+        """Return the time of the agent's clock. If the whole node was paused, note that for the calls that ran then."""
         now = self._clock()
         pause = self._clock.paused - self._noted_pauses
         self._noted_pauses = self._clock.paused
@@ -205,7 +206,7 @@ class Agent:
         return now
 
     def _tick(self, now: float) -> None:
-        """Renew the lease, and check what no file descriptor reports. `now` is the agent's clock, in seconds."""
+        """Renew the lease, and check what no file descriptor reports. `now` is the time of the agent's clock."""
         self._renew()
         self._lookout.tick(now)
         self._status.measure(now)
@@ -228,7 +229,7 @@ class Agent:
             self._fill(now)
 
     def _renew(self) -> None:
-        """Set the deadline at which everything on the node ends. Pauses of the whole node do not use up the lease."""
+        """Renew the deadline at which everything on the node ends. Pauses of the whole node do not use up the lease."""
         if self._lease.lingers and self._status.works():
             self._lease.worked()
         self.page.deadline = self._lease.renew(self._client.heard + self._clock.paused)
@@ -353,7 +354,7 @@ class Agent:
             self._queue.add(call)
 
     def _begin_own(self, call: NodeCall, member: Member | None, on_cpu: bool) -> None:
-        """Start the worker of only this service (`member` is None) or process of a gang. A failure ends the call."""
+        """Start a worker that runs only this call: a process of a gang, or a service if `member` is None."""
         self._queue.add_begun(call)
         slot = None
         try:
@@ -414,12 +415,12 @@ class Agent:
         self._slots.find_outputs()
 
     def _on_packets(self, slot: Slot) -> None:
-        """Handle up to `_PACKETS_AT_ONCE` packets of a worker. The rest is left for the loop's next turn."""
+        """Handle up to `_PACKETS_AT_ONCE` packets of a worker. Further ones are left for the loop's next turn."""
         if self._read_packets(slot):
             self._batch_watch.alert = True
 
     def _hear(self, slot: Slot) -> None:
-        """Handle packets of a worker as the event loop does: an error kills the worker instead of being raised."""
+        """Handle packets of a worker. An error kills the worker and is not raised, as in the event loop."""
         try:
             self._on_packets(slot)
         except Exception as e:  # noqa: BLE001 - one worker must not end the agent
@@ -489,7 +490,7 @@ class Agent:
             self._unacknowledged.add(id_, 0, [packet], outcome.is_large)
 
     def _is_late(self, slot: Slot, id_: int, seconds: float) -> bool:
-        """Return True if a call of so many seconds exceeded its timeout, without pauses of the whole node."""
+        """Return True if a call that took `seconds`, less the pauses of the whole node, exceeded its timeout."""
         limit = self._calls[id_].timeout
         return limit is not None and seconds - slot.paused_during(id_) > limit
 
@@ -505,7 +506,7 @@ class Agent:
         self._batch_watch.ended()
 
     def _end(self, slot: Slot, id_: int, done: bool = False) -> None:
-        """Forget a call that has ended, and call off the planned kill of its worker. `done`: see `CallQueue.forget`."""
+        """Forget a call that has ended, and call off a kill of its worker. `done`: its arguments are no longer used."""
         call = self._calls[id_]
         if isinstance(call, NodeCall) and call.dropped:
             self._call_output.end_gap(slot, call)
@@ -546,7 +547,7 @@ class Agent:
     # --- the end of workers ----------------------------------------------------------------------------------
 
     def _contain(self, error: Exception, slot: Slot | None) -> None:
-        """Log an error of the agent's own code, and kill the worker to blame. If `slot` is None, raise the error."""
+        """Log an error that a worker's data has caused in the agent, and kill that worker. Without `slot`, raise it."""
         if slot is None:
             raise error
         traceback.print_exception(error)
@@ -573,7 +574,7 @@ class Agent:
                     self._forget(slot, status)
 
     def _forget(self, slot: Slot, status: int) -> None:
-        """Forget a dead worker with this wait status, and start a new one unless its slot was made for one call."""
+        """Answer for the call of a dead worker, and start a new worker unless the slot was made for one call."""
         for hear in (self._hear_last_packets, self._hear_last_output, self._hear_last_ends):
             try:
                 hear(slot)
@@ -658,7 +659,7 @@ class Agent:
                 self._give_up(slot.kind, why)
 
     def _give_up(self, kind: int, why: str) -> None:
-        """End all calls for a kind of slot with the error `why`, unless some slot of this kind has a worker."""
+        """End all calls for a kind of slot with the error `why`, unless a slot of this kind has a worker that works."""
         if any(each.kind == kind and not each.failures for each in self._slots.all):
             return
         for id_ in list(self._calls):

@@ -37,8 +37,10 @@ class Lookout:
     nothing; `tick` starts the program.
 
     Args:
-        source: the source of the Python program, as in `Access.watch`; "" for none.
-        watch: registers a callback with the agent's loop, as for `Slots`.
+        source: the text of the Python program, which prints the time of the interruption, in seconds since 1970, as
+            soon as it is announced; "" if the driver has no such program.
+        watch: `watch(fd, events, callback)` makes the agent's loop call `callback` when these epoll events occur on the
+            file descriptor `fd`. With events 0, the loop stops watching `fd`.
         on_notice: called once, with the time at which the provider takes the machine back, in seconds since 1970.
     """
 
@@ -57,10 +59,10 @@ class Lookout:
         self._next = 0.0
 
     def tick(self, now: float) -> None:
-        """Start the driver's program if it is not running and the pause is over. `now` is the agent's clock.
+        """Start the driver's program if it is not running and the pause since its last start is over.
 
-        Pauses between two starts are at least 1 s, and double up to 60 s. Does nothing if there is no program, or after
-        a notice has been reported.
+        `now` is the time of the agent's clock, in seconds. Pauses between two starts are at least 1 s, and double up to
+        60 s. Does nothing if there is no program, or after a notice has been reported.
         """
         if self._source and self._child is None and now >= self._next:
             self._next = now + self._pause
@@ -128,8 +130,13 @@ class Herald:
     """Notifier in a worker: it calls the callbacks `on_interruption` of the user's calls, in another thread.
 
     When a notice arrives, the running call's callback is called once. If a call begins after that, its callback is
-    called at once. For a process of a gang, notices for machines of the gang's other processes count, too. End of file
-    on the pipe `fd` means that `page` has the time of the interruption, or that the agent has died.
+    called at once. For a process of a gang, notices for machines of the gang's other processes count, too.
+
+    Args:
+        fd: the read end of a pipe. End of file means that `page` has the time of the interruption, or that the agent
+            has died.
+        page: the memory that the agent and its workers share.
+        slot: the number of the worker's slot.
     """
 
     def __init__(self, fd: int, page: SharedPage, slot: int = 0) -> None:
@@ -151,7 +158,8 @@ class Herald:
     def attend(self, attended: Attended) -> Callable[..., Any]:
         """Note that a call begins, and return its function, which the caller must call. Does not wait.
 
-        After a notice, another thread calls `on_interruption` of the call at once.
+        `attended` has this function and the callback `on_interruption`. When there is a notice, or at once if it has
+        come before, another thread calls the callback.
         """
         with self._changed:
             self._untold = attended

@@ -23,8 +23,8 @@ A line that is sent by itself has left the process before the next one is printe
 class OutputStream(io.TextIOBase):
     """The `sys.stdout` or `sys.stderr` of a worker. Threads may share it.
 
-    `fd` is 1 for stdout, 2 for stderr; bytes written to `buffer` go to it. `send` is called with `fd` and a piece of
-    encoded text, from any thread.
+    `fd` is 1 for stdout, 2 for stderr. Bytes that are written to the attribute `buffer` go directly to this file
+    descriptor. `send(fd, data)` is called with each piece of encoded text, from any thread.
     """
 
     def __init__(self, fd: int, send: Callable[[int, bytes], None]) -> None:
@@ -118,7 +118,7 @@ class OutputStream(io.TextIOBase):
         self._flooded.set()
 
     def _flush_often(self, flooded: threading.Event) -> None:
-        """Send the waiting text when `flooded` is set, at most every 20 ms, until another event has taken its place."""
+        """Send the waiting text each time that `flooded` is set, at most every 20 ms. Runs in a thread of its own."""
         while self._flooded is flooded:
             flooded.wait()
             time.sleep(0.02)

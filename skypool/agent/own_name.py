@@ -16,7 +16,7 @@ from skypool.devices.network import found, interface
 
 HOSTS = "/etc/hosts"
 MARK = "# skypool:"
-"""The mark of lines that were added to the hosts file, and the start of lines that were commented out."""
+"""The text that marks lines added to the hosts file, and with which commented-out lines begin."""
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 """Environment variables that name the network interface for Gloo, NCCL and TensorPipe.
 
@@ -77,6 +77,7 @@ def shadow(address: str, peers: Mapping[str, str]) -> bool:
     True if the name then resolves to `address`, and to no other.
 
     Args:
+        address: the address at which other nodes reach this machine; "" if unknown, and then nothing is done.
         peers: the addresses of other machines by their names. This machine's own names, and names that its hosts file
             has already, are ignored. Upper and lower case are the same.
     """
@@ -113,7 +114,8 @@ def mended(text: str, address: str, name: str) -> str:
     """Return the text of a hosts file in which `name` has `address` and no loopback address. No file is written.
 
     Lines that give the name a loopback address become comments. Their other names keep the loopback address, except
-    those that begin with the name and a dot: these get `address`, too. So does the first label of the name.
+    those that begin with the name and a dot. These names, and the part of `name` before its first dot, get `address`,
+    too.
     """
     names = {name, name.partition(".")[0]}
     lines: list[str] = []
@@ -140,7 +142,7 @@ def _is_loopback(words: Collection[str]) -> bool:
 
 
 def _read() -> str:
-    """Return the text of the hosts file. Bytes that are not UTF-8, as in old comments, become surrogates."""
+    """Return the text of the hosts file. Bytes that are not UTF-8, as in old comments, become lone surrogates."""
     with open(HOSTS, encoding="utf-8", errors="surrogateescape") as file:
         return file.read()
 

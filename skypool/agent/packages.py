@@ -1,7 +1,7 @@
 """Keeps the user's own modules and packages on a node, as folders with all their files, and asks the client for them.
 
-Workers ask through their sockets. Other processes of calls, such as children that `multiprocessing` has started, ask at
-a Unix socket: see `child_imports`.
+Workers ask the agent through their sockets. Children, which are other processes that calls have started, such as those
+of `multiprocessing`, ask the agent at a Unix socket by the program `child_imports`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _MOST_CHILDREN = 200
 _BREATH = 0.01
 """Seconds that the agent waits when it cannot accept a connection."""
 _LONGEST = 1000
-"""The most bytes of a question at the socket."""
+"""The most bytes of a child's question at the socket, which is the name of a module."""
 _PATIENCE = 60.0
 """Seconds after which a process that waits at the socket is told that there is no such module."""
 _MISSED = 5.0
-"""Seconds for which the client is not asked again for a module that it does not have, by processes at the socket."""
+"""Seconds for which the client is not asked again, on behalf of children, for a module that it does not have."""
 Answer = dict[str, Any]
 Tell = Callable[[Answer], None]
 Wanted = tuple[str, str]
@@ -41,7 +41,11 @@ Wanted = tuple[str, str]
 class Packages:
     """The user's own packages on a node, each with all its files in a folder of its own.
 
-    `ask` sends a frame to the client, and `watch` registers a callback with the event loop.
+    Args:
+        folder: the node's folder.
+        ask: `ask(kind, header)` sends a frame to the client.
+        watch: `watch(fd, events, callback)` makes the agent's loop call `callback` when these epoll events occur on the
+            file descriptor `fd`. With events 0, the loop stops watching `fd`.
     """
 
     def __init__(
@@ -60,7 +64,7 @@ class Packages:
         self._listener = self._listen(folder)
 
     def _listen(self, folder: str) -> socket.socket | None:
-        """Open the socket at which children ask, and write the program by which they ask. None if the disk is full."""
+        """Open the socket at which children ask, and write their program `child_imports`. Return None if that fails."""
         place = os.path.join(folder, "children")
         try:
             os.makedirs(place, 0o700, exist_ok=True)
@@ -116,7 +120,7 @@ class Packages:
         child.close()
 
     def tick(self) -> None:
-        """Tell children that have waited for long that there is no such module."""
+        """Tell children that have waited for `_PATIENCE` (60) seconds that there is no such module."""
         if self._children:
             now = time.monotonic()
             for child, since in list(self._children.values()):
@@ -129,8 +133,12 @@ class Packages:
     def want(self, name: str, version: str, tell: Tell) -> None:
         """Ask the client for a package, unless it is here already. Call `tell` with the answer when it has come.
 
-        The answer has "found", and either "folder" (the folder with the package) or "why" (what the client knows of
-        it). `version` is "" for whichever version the client has.
+        Args:
+            name: the name of the module or package.
+            version: the hash of its files; "" for whichever version the client has.
+            tell: called with a dict. If its "found" is True, "folder" is the folder with the package, "hash" its
+                version, and "left_out" has the paths of files that were too large to be sent. Otherwise "why" says
+                what the client knows of the module.
         """
         wanted = name, version
         folder = os.path.join(self._folder, version)
@@ -150,8 +158,8 @@ class Packages:
     def on_module(self, f: Frame) -> None:
         """Store files of a package that the client has sent. When it is complete, tell the processes that wait for it.
 
-        If the disk is full, they are told that there is no such module, and why. Raises ProtocolError if the files do
-        not match their hashes, or if nobody asked for them.
+        If the disk is full, these processes are told that there is no such module, and why. Raises ProtocolError if a
+        file does not match its hash, or if the version of the package is not a hash.
         """
         h = f.header
         if "file" in h:

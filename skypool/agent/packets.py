@@ -1,4 +1,4 @@
-"""Converts file descriptors to and from the control data of packets on Unix sockets."""
+"""Converts file descriptors to and from the control data with which packets on Unix sockets carry them."""
 
 from __future__ import annotations
 

@@ -14,11 +14,11 @@ from skypool.wire.handshake import AgentConfig, NodeHealth, SlotPlan
 GANG_PROCESSES = 128
 """The most processes of gangs that a node runs at once."""
 GANG_ROWS = 2 * GANG_PROCESSES
-"""The number of slots for them. There are more than processes, because a process may still be ending after its call."""
+"""The most slots that gangs and services have at once. A process may still be ending when the next one needs a slot."""
 
 
 _CHOSEN_BY_INDEX = {"cuda", "rocm"}
-"""The kinds of devices of which programs choose one by its index among those that they see."""
+"""The kinds of devices of which a program chooses one by its index among the devices that it sees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,12 @@ class NodePlan:
     """Configuration and slots of one node, from which its agent starts.
 
     Attributes:
+        config: what the client has configured.
         health: the state of the machine as the keeper found it, without free disk and clock.
         slots: the slots that share out the devices; on a node without devices, all slots.
         cpu_slots: the number of additional slots without devices; 0 on a node without devices.
         env: variables that are added to the environment of the agent and its workers.
-        umask: the umask of calls. The agent has one of its own, which keeps others from its files.
+        umask: the umask of calls. The agent itself has a stricter umask, which keeps other users from its files.
     """
 
     config: AgentConfig
@@ -46,7 +47,7 @@ class NodePlan:
         return len(self.slots) + self.cpu_slots + GANG_ROWS
 
     def shares(self, count: int) -> tuple[SlotPlan, ...]:
-        """Return what each of `count` processes of a gang gets of this node's devices, by the number of the process.
+        """Return the shares of this node's devices that `count` processes of a gang get, in the order of the processes.
 
         The devices are split as among `count` slots. Without devices, each share is empty. Returns () if `count` is 0.
         """
@@ -74,7 +75,9 @@ def plan_slots(
     devices are not split, the result is one slot with all devices. Its variables do not select devices.
 
     Args:
-        given: as `slots` for `share`; or a tuple of slots, which is returned as it is.
+        given: a tuple of slots is returned as it is. Otherwise the number of slots; "per-device" for one slot for each
+            device; None for one slot with all devices. Without devices, "per-device" and None mean one slot for each
+            CPU.
         hosts: how many hosts the TPU slice of this node has; 1 if it is not part of a larger slice.
     """
     if isinstance(given, tuple):

@@ -20,7 +20,7 @@ TRACKER = b"resource_tracker import main"
 _TO_VANISH = 2.0
 """Seconds after which a killed process counts as one that cannot be killed."""
 _TO_CLEAN = 1.0
-"""Seconds in which a resource tracker of `multiprocessing` may remove what the others have left."""
+"""Seconds in which a resource tracker may remove semaphores and shared memory that other processes have left."""
 
 
 def call_it(what: str) -> None:
@@ -65,7 +65,7 @@ def started(pid: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Process:
-    """Running process, as /proc/PID/stat describes it. `group` is its process group."""
+    """Running process, as /proc/PID/stat describes it: its pid, the pid of its parent, and its process group."""
 
     pid: int
     parent: int
@@ -180,9 +180,9 @@ def kill_group(group: int) -> None:
 
 
 def adopt_orphans() -> bool:
-    """Make this process the parent of all its descendants whose own parent dies. Return False if the system refuses.
+    """Make this process the parent of each of its descendants whose own parent dies, so that it can reap them.
 
-    Processes that it forks later do not inherit this.
+    Returns False if the system refuses. Processes that it forks later do not inherit this.
     """
     import ctypes
 
@@ -203,8 +203,9 @@ class Orphans:
     def end(self, workers: Collection[int]) -> bool:
         """Kill and reap the orphans. Return True if none is left. Does not wait. `workers` has the pids of the workers.
 
-        Two kinds of orphans may be left when True is returned. Resource trackers have a second to end by themselves.
-        A process that is there two seconds after it was first seen waits for a device, or is another user's.
+        Two kinds of orphans are ignored for the result. Resource trackers get a second to end by themselves before they
+        are killed. Processes that are still there two seconds after they were first seen cannot be killed: they wait
+        for a device, or belong to another user.
         """
         is_clean = True
         seen: dict[int, float] = {}

@@ -81,7 +81,8 @@ class SharedPage:
     def begin(self, slot: int, call: int, now: float) -> None:
         """Note that the worker of `slot` has taken `call`; 0 for a new worker, which has taken no call.
 
-        The call's duration counts from `now`, unless `run` changes that. An earlier request by `give_up` is removed.
+        The call's duration counts from `now`, in seconds of `time.monotonic()`, unless `run` changes that. An earlier
+        request by `give_up` is removed.
         """
         at = _WIDTH * (slot + 1)
         self._whole[at + _GIVEN_UP] = 0
@@ -89,7 +90,10 @@ class SharedPage:
         self._whole[at + _CALL] = call
 
     def run(self, slot: int, now: float) -> None:
-        """Set the time from which the duration of the call on `slot` counts, when its arguments are loaded."""
+        """Let the duration of the call on `slot` count from `now`, when its arguments are loaded, and not from earlier.
+
+        `now` is in seconds of `time.monotonic()`.
+        """
         self._real[_WIDTH * (slot + 1) + _TIME] = now
 
     def running(self, slot: int) -> tuple[int, float]:
@@ -120,7 +124,7 @@ class SharedPage:
     def notify(self, slot: int, at: float) -> None:
         """Note the time at which another machine of the gang on `slot` is taken back; 0.0 for a new worker.
 
-        The worker is not told here.
+        `at` is in seconds since 1970. This only writes the number, and does not wake the worker.
         """
         self._real[_WIDTH * (slot + 1) + _NOTICE] = at
 
@@ -135,7 +139,8 @@ class SharedPage:
     def announced(self, slot: int) -> float:
         """Return the earliest time at which a machine that the call on `slot` needs is taken back; 0.0 for none.
 
-        Such a machine is this node itself or, for a process of a gang, the machine of another process.
+        Such a machine is this node itself or, for a process of a gang, the machine of another process. The time is in
+        seconds since 1970.
         """
         times = self._real[_INTERRUPTION], self._real[_WIDTH * (slot + 1) + _NOTICE]
         return min(times) or max(times)

@@ -1,4 +1,4 @@
-"""Lets the stop of a call wait while the worker's own code must not be interrupted."""
+"""Delays the exception that stops a call while the worker's own code must not be interrupted."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Closed(Cancelled, GeneratorExit):
 
 
 class Shield:
-    """Context manager for code that holds a lock: a stop of the call is raised at the end of the block, not inside.
+    """Context manager for code that holds a lock: the exception that stops the call is raised only after the block.
 
-    `cancelled` is the class of the exception. Without this, `threading.Condition` may keep its lock for ever, if a
-    signal handler raises an exception at the wrong moment. The block must not wait for anything that a stopped call no
-    longer gets.
+    Otherwise `threading.Condition` may keep its lock for ever, if a signal handler raises the exception at the wrong
+    moment. The block must not wait for anything that a stopped call no longer gets. The attribute `cancelled` is the
+    class of the exception.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,10 @@ class Shield:
         self._is_due = False
 
     def stop(self) -> None:
-        """Raise Cancelled, or let the end of the block raise it. Called by the handler of SIGTERM."""
+        """Stop the call: raise Cancelled now, or at the end of the block if one is running.
+
+        Called by the handler of SIGTERM.
+        """
         if not self._is_up:
             raise self.cancelled
         self._is_due = True

@@ -70,33 +70,39 @@ SERVICE_MARK = "SKYPOOL_SERVICE"
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """Slot of a node, and the worker that fills it now.
+    """Slot of a node, and the worker that fills it now. Times are those of the agent's clock, in seconds.
 
     Attributes:
+        number: the number of the slot on the node, from 0, and of its part of the shared page.
+        kind: MAIN, CPU, GANG or SERVICE.
         env: environment variables of the slot's worker.
         member: the process of a gang that the slot was made for; None for other slots.
         on_cpu: True for a process of a gang or a service that asks for no devices.
         label: the text before each output line of a process of a gang, if others of the gang run on this node; or "".
         own_devices: for a process of a gang that sees all devices of the node: the names of its own, such as "cuda 0".
             None for slots whose workers see only their own devices.
-        notice: the write end of a pipe. Closing it tells a process of a gang of a notice; -1 if there is none.
+        notice: the write end of a pipe; -1 if there is none. The process of a gang or a service has the other end, and
+            looks for a notice when this end is closed.
+        pid: the pid of the worker.
+        pidfd: a file descriptor that stands for the worker, and reports its death to the event loop.
         channel: the packet socket to the worker.
         outputs: a dict from the worker's file descriptors 1 and 2 to the read ends of the pipes that they write to.
         waiting: packets for which the worker's socket had no room, in order. Each is (buffers, file descriptors, True
             if these file descriptors are closed after sending).
-        printed: a file descriptor of the memory in which a call with `output="capture"` has what it prints.
-        batch: what the worker and the agent share about batches.
-        ended: outcomes of batches that were not sent to the client yet.
+        printed: the file in memory, as a file descriptor, that has what a call with `output="capture"` prints.
+        batch: the pipe and the memory that the worker and the agent share for batches.
+        ended: encoded outcomes of batched calls that were not sent to the client yet.
         answer: the outcome of a service, kept until all its processes are gone. A tuple (packet, True if a large value
             was sent before it, True if the worker no longer uses the arguments); None for other calls.
         tail: the last bytes that the call `tail_of` printed.
         tail_of: the id of the call that printed last; 0 if no call was running then.
-        seen: the id of the call that the agent's last check saw, and the time of the first check that saw it.
+        seen: the id of the call that ran here at the last check of batches, and the time of the first check that saw
+            it.
         kill_at: the time at which the worker is killed, if it was asked to stop a call; None otherwise.
         wake_at: if `kill_at` is set, the time at which the worker is woken next.
         wake_pause: seconds between that wake and the one after it.
         silent_since: the time at which the process was first found frozen, for example by SIGSTOP; None if it is not.
-        paused: the id of a call, and the seconds for which the whole node was stopped while that call ran.
+        paused: the id of a call, and the seconds in all for which the whole node was stopped while that call ran.
         fault: the error of the agent's own code for which the worker was killed; "" if there was none.
         failures: the number of workers in a row that died before they took a call, or that could not be started.
         failing_since: the time of the first of these failures; 0.0 if there are none.
@@ -164,7 +170,8 @@ class WorkerQueue:
     def offer(self, buffers: list[Buffer], fds: list[int]) -> None:
         """Put the packet of a call or a batch into the queue without waiting. The next free worker takes it.
 
-        The file descriptors stay open here. Raises BlockingIOError if the queue is full.
+        The file descriptors `fds` are sent with the packet, and stay open here. Raises BlockingIOError if the queue is
+        full.
         """
         _send(self.end, buffers, fds)
 
@@ -207,6 +214,8 @@ class Slots:
     Creating this object starts no worker (see `start`), and increases this process's limit of open files.
 
     Args:
+        page: the memory that the agent shares with its workers and the keeper.
+        clock: the agent's clock.
         watch: `watch(fd, events, callback)` makes the agent's loop call `callback` when these epoll events occur on the
             file descriptor `fd`. With events 0, the loop stops watching `fd`.
 
@@ -214,7 +223,7 @@ class Slots:
         counts: the number of slots of each kind on the node: [MAIN slots] or [MAIN slots, CPU slots].
         queues: a `WorkerQueue` for each of these kinds, in the same order.
         all: the slots that have a worker, those that get one when the agent starts, and slots made for one call.
-        output_files: the files from which the output of workers is read, as `find_outputs` found them.
+        output_files: the file descriptors from which the output of workers is read, as `find_outputs` found them.
     """
 
     def __init__(
@@ -361,7 +370,7 @@ class Slots:
             self._watch(read_end, select.EPOLLIN, partial(on_output, slot, fd))
 
     def _fork(self, slot: Slot, call: NodeCall | None, opened: contextlib.ExitStack) -> None:
-        """Fork the worker of a slot, and describe it in the slot. `opened` gets what to close if this fails."""
+        """Fork the worker of a slot, and set the slot's attributes. `opened` gets what must be closed if this fails."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         opened.callback(ours.close)
         opened.callback(theirs.close)
@@ -607,15 +616,20 @@ class Slots:
         """Interrupt the system call in which a worker may wait, so that Python runs its signal handlers.
 
         Python runs the handler of SIGTERM in the main thread, between two instructions. If the signal arrives just
-        before that thread begins to wait, or in another thread, the handler would run only after the wait. If Python
-        has ignored what the handler raised, the worker raises it again. Later wakes come after longer pauses.
+        before that thread begins to wait, or in another thread, the handler would run only after the wait.
+
+        If Python has ignored the exception that the handler raised, as in `__del__`, the worker raises it again. Each
+        call sets the time of the next one, after a pause twice as long.
         """
         self.signal(slot, signal.SIGURG)
         slot.wake_at += slot.wake_pause
         slot.wake_pause *= 2
 
     def end_processes_of(self, calls: Collection[int]) -> None:
-        """Kill the processes of gangs that ran these calls, which have ended. A failed process waits to be killed."""
+        """Kill the processes of gangs that ran these calls, which have ended.
+
+        A process whose call has failed waits up to five seconds for this.
+        """
         if len(self.all) > self._lasting:
             for slot in self.all:
                 if slot.kind == GANG and self.page.running(slot.number)[0] in calls:
@@ -649,7 +663,7 @@ class Slots:
 
     @property
     def has_orphans(self) -> bool:
-        """True if the last look found processes that a dead worker has left."""
+        """True if the last call of `end_orphans` found processes that a dead worker has left."""
         return self._orphans.are_some
 
     def close(self, slot: Slot) -> None:
@@ -664,7 +678,7 @@ class Slots:
         _end_notice(slot)
 
     def of_file(self, fd: int) -> Slot | None:
-        """Return the slot whose worker the agent watches by this file descriptor; None if there is none."""
+        """Return the slot to whose worker this watched file descriptor belongs: socket, output or pidfd; else None."""
         for slot in self.all:
             if fd in (slot.pidfd, slot.channel.fileno(), *slot.outputs.values()):
                 return slot
@@ -702,7 +716,7 @@ def too_many_processes() -> UsageError:
 
 
 def _end_notice(slot: Slot) -> None:
-    """Close the pipe whose end makes a process of a gang look for a notice. Does nothing if it is closed already."""
+    """Close the slot's pipe, so that its process looks for a notice. Does nothing if it is closed already."""
     if slot.notice >= 0:
         os.close(slot.notice)
         slot.notice = -1
@@ -714,7 +728,7 @@ def _close(fds: list[int]) -> None:
 
 
 def _nothing() -> None:
-    """Do nothing: the callback when the watching of a file descriptor is stopped."""
+    """Do nothing. `watch` gets this callback when it is to stop watching a file descriptor."""
 
 
 def _send(to: socket.socket, buffers: list[Buffer], fds: list[int]) -> None:

@@ -30,7 +30,7 @@ SIGNAL = signal.SIGRTMIN + 9
 _NAME = "skypool-stack-"
 """The name of the file in memory, before the id of the process's main thread."""
 _MOST = 1 << 20
-"""Bytes in the file after which it is emptied."""
+"""The size in bytes from which the file is emptied before the next stack is written to it."""
 _FRAME = re.compile(r'^  File "(.*)", line (\S+) in (.*)$', re.MULTILINE)
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+).*:$", re.MULTILINE)
 _SPIED = re.compile(r"^    (\S.*?) \((.*):(\d+)\)$")
@@ -39,7 +39,7 @@ _WORKER = "/skypool/agent/worker.py"
 _PROGRAM = "/skypool/calls/program.py"
 """The end of the path of the module with which a call runs a program, as `sky.cmd` does."""
 _WAITING = "_next_call"
-"""The function of that module that waits for the next call."""
+"""The function of the module `worker` that waits for the next call."""
 _WRITING = 1.0
 """Seconds in which a process must have written its stack. Native code that may not be interrupted takes longer."""
 _FIRST = 64
@@ -47,7 +47,7 @@ _FIRST = 64
 _COMMAND = 200
 """The most characters of a program's command in an error."""
 _STILL = 0.02
-"""Seconds in which nothing more is written when a stack is complete."""
+"""Seconds without further text after which a stack counts as complete."""
 WAITS_FOR_PROGRAM = "waits for its program"
 """The state of a worker, or a process of a gang, that has started a program, as for `sky.cmd`."""
 _RANK = "skypool-rank-"
@@ -61,8 +61,15 @@ _INSTALLING = 120.0
 class Mark:
     """Place in the file into which a worker writes its stacks. The stack that it writes next begins there.
 
-    A long file is emptied first. This object closes the file descriptor `fd`. `main` is the id of the worker's main
-    thread. `file` is the file's inode number: a worker and the processes that it forks write into one file.
+    A file of more than 1 MiB is emptied first.
+
+    Args:
+        fd: the file descriptor of the file. This object closes it.
+        main: the id of the worker's main thread.
+
+    Attributes:
+        file: the file's inode number. A worker and the processes that it forks write into one file.
+        start: the position of the place in the file, in bytes.
     """
 
     def __init__(self, fd: int, main: int) -> None:
@@ -75,14 +82,14 @@ class Mark:
         self.start = self._seen = found.st_size
 
     def is_written(self) -> bool:
-        """Return True if a stack was written, and nothing more since the last call of this method."""
+        """Return True if a stack was written, and the file has not grown since the last call of this method."""
         size = os.fstat(self.fd).st_size
         is_same = size == self._seen
         self._seen = size
         return is_same and size > self.start
 
     def text(self) -> str:
-        """Return at most `_MOST` bytes written since this object was made, in the format of `faulthandler`."""
+        """Return what was written since this object was made, at most 1 MiB, in the format of `faulthandler`."""
         return os.pread(self.fd, _MOST, self.start).decode("utf-8", "replace")
 
     def close(self) -> None:
@@ -98,7 +105,13 @@ class ProgramMark:
     """Record of what a program that a call has started, such as "python train.py", is doing now.
 
     Making this object asks the program's process to write its stack, and does not wait. `asked` has the inode numbers
-    of the files into which others are writing; see `ask`. The number of this process's file is added.
+    of files into which other processes are writing now: a process with such a file is not asked. The number of this
+    process's file is added to `asked`.
+
+    Attributes:
+        command: the command line of the process, at most 200 characters.
+        state: what the kernel says about the process, such as "sleeps in do_wait".
+        mark: the place where it writes its stack; None if it writes none.
     """
 
     def __init__(self, pid: int, asked: set[int]) -> None:
@@ -129,8 +142,9 @@ def register() -> None:
 def ask(pid: int, asked: Collection[int] = ()) -> Mark | None:
     """Ask a worker, or a process that a call has started, to write its stack. Does not wait.
 
-    Returns None, and sends no signal, if the process does not expect it, has closed the file, or uses a file of
-    `asked`. These are the inode numbers of files into which other processes are writing now.
+    Returns the place in the file where the stack will be. Returns None, and sends no signal, if the process has no
+    handler for the signal, has closed the file, or writes into a file of `asked`. These are the inode numbers of files
+    into which other processes are writing now.
     """
     found = _file_of(pid)
     if found is None or not _catches(pid):
@@ -176,7 +190,8 @@ def threads_of(text: str, main: int) -> list[list[str]]:
 
     Each stack is a list of lines such as 'File "train.py", line 12 in step', the innermost first. Lines of skypool that
     run the call are left out, and so are threads that have no other lines. So the result is [] for a worker that waits
-    for a call. If the text has several dumps, because an answer came late, the last one counts.
+    for a call. `main` is the id of the main thread. If the text has several stacks of a thread, because an earlier
+    request was answered late, the last one counts.
     """
     starts = list(_THREAD.finditer(text))
     found: dict[str, tuple[bool, list[str]]] = {}
@@ -209,7 +224,7 @@ def short(mark: Mark, most: int = 6) -> str:
 
 
 def kernel_state(pid: int) -> str:
-    """Return what a process does according to the kernel, in words such as "sleeps in do_wait"."""
+    """Return what a process is doing according to the kernel, in words such as "sleeps in do_wait"."""
     state = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1]
     words = {"R": "runs", "S": "sleeps", "D": "waits for a device", "T": "is stopped", "t": "is traced"}
     where = _read(f"/proc/{pid}/wchan").strip()
@@ -226,9 +241,10 @@ def command(pid: int) -> str:
 
 
 def main(keeper: int, folder: str, native: bool) -> None:
-    """Print one line of JSON with what each process of a node does: a list of objects, waiting workers last.
+    """Print one line of JSON with what each process of a node is doing: a list of objects, waiting workers last.
 
-    `keeper` is the keeper's pid, and `folder` the node's folder. With `native`, also print native frames, by py-spy.
+    `keeper` is the keeper's pid, and `folder` the node's folder. With `native`, the objects also have the frames of
+    native code, which py-spy reads. If py-spy is missing, it is installed in the node's folder.
     """
     there = _below(keeper)
     stacks = _all_stacks(list(there))
@@ -353,7 +369,7 @@ def _is_python(pid: int) -> bool:
 
 
 def _dump(spy: list[str], pid: int, native: bool) -> tuple[str, str]:
-    """Return (what py-spy says about a process, ""), or ("", a sentence) that says why py-spy could not read it."""
+    """Return (the stacks of a process as py-spy prints them, ""), or ("", why py-spy could not read them)."""
     import shutil  # imported here, as it would delay the start of every node
 
     argv = [*spy, "dump", *(["--native"] if native else []), "--pid", str(pid)]
@@ -371,7 +387,7 @@ def _dump(spy: list[str], pid: int, native: bool) -> tuple[str, str]:
 
 
 def _spied(said: str) -> list[list[str]]:
-    """Return the stacks in a text of py-spy, in the form of `threads_of`."""
+    """Return the stacks in a text of py-spy, each as a list of lines such as 'File "train.py", line 12 in step'."""
     found: list[tuple[bool, list[str]]] = []
     for line in said.splitlines():
         if line.startswith("Thread "):

@@ -41,7 +41,7 @@ _MOST_WORDS = 3000
 _LOOK = 0.5
 """Seconds between two checks of the deadline by the keeper."""
 _TO_OBEY = 1.0
-"""Seconds that the agent has to end by itself when the keeper is told to end."""
+"""Seconds that the agent has to end by itself when a signal tells the keeper to end."""
 _TO_RENEW = 5.0
 """Seconds that the agent has after the deadline to end by itself or to move the deadline.
 
@@ -61,8 +61,9 @@ class _Log(io.TextIOBase):
 def connect(config: Mapping[str, Any], start: bool) -> NoReturn:
     """Find or start the agent, hand stdin and stdout to it, wait until it closes them, and end this process.
 
-    Before the handover, "ready" is printed, or "gone" if there is no agent. The exit status is 3 if there is no agent.
-    It is 70, with the error on stderr, if this process started the agent and the agent failed. Otherwise it is 0.
+    Before the handover, a line "ready" is printed. If there is no agent, the line is "gone", and this process ends with
+    status 3. If this process started the agent and the agent failed, the error is printed to stderr, and the status is
+    70. Otherwise it is 0.
 
     Args:
         config: an `AgentConfig` as JSON from the client. `config["folder"]` is the folder with the agent's socket. The
@@ -101,7 +102,7 @@ def connect(config: Mapping[str, Any], start: bool) -> NoReturn:
 
 
 def _find() -> socket.socket | None:
-    """Return a connection to the agent whose socket is in the current folder; None if there is none."""
+    """Return a connection to the agent whose socket is in the current folder; None if no agent listens there."""
     agent = socket.socket(socket.AF_UNIX)
     try:
         agent.connect(SOCKET)
@@ -115,7 +116,7 @@ def _find() -> socket.socket | None:
 
 
 def _start(config: AgentConfig, words: int) -> socket.socket:
-    """Start the keeper, and return a connection that the agent accepts when ready. `words` is for its last error."""
+    """Start keeper and agent, and return a connection to the agent. Its last error goes to the file `words`."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(SOCKET)
     listener = socket.socket(socket.AF_UNIX)
@@ -196,7 +197,7 @@ def _keep(config: AgentConfig, listener: socket.socket, words: int, umask: int) 
 
 
 def _plan(config: AgentConfig) -> NodePlan:
-    """Detect this machine's devices and state, and return the node's plan. May change the hosts file if rented."""
+    """Detect this machine's devices and state, and return the node's plan. May change a rented machine's hosts file."""
     from skypool import devices
     from skypool.agent import health, own_name
     from skypool.agent.plan import NodePlan, plan_slots
@@ -230,7 +231,7 @@ def _become_agent(plan: NodePlan, listener: socket.socket, page: SharedPage, wor
 
 
 def _watch(agent: int, page: SharedPage) -> str:
-    """Wait until the agent, a child of this process, ends. Return "wait status " and its status of `os.waitpid`."""
+    """Wait until the agent, a child process, ends; kill it after the deadline. Return "wait status N" for messages."""
     wanted = {signal.SIGCHLD, signal.SIGALRM, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
     signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
     signal.setitimer(signal.ITIMER_REAL, _LOOK, _LOOK)

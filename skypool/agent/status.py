@@ -55,9 +55,10 @@ class Status:
         return [id_ for slot in self._slots.all if (id_ := self._page.stalled(slot.number)) in self._calls]
 
     def measure(self, now: float) -> None:
-        """Let the monitor measure the node. Its modules take long to import, so it is made after the start.
+        """Let the monitor measure the node, if a measurement is due.
 
-        `now` is the agent's clock, in seconds.
+        The first calls make the monitor, because its modules take long to import and must not delay the node's start.
+        `now` is the time of the agent's clock, in seconds.
         """
         if self._measures_at is None:
             self._measures_at = now if self._measured else now + _UNMEASURED
@@ -69,7 +70,7 @@ class Status:
             self._monitor.tick(now)
 
     def resume(self) -> None:
-        """Repeat what may have been lost with an earlier connection: samples, and a notice."""
+        """Send again what may have been lost with an earlier connection: measurements, and a notice."""
         if self._monitor is not None:
             self._monitor.rewind()
         if self._page.interruption:
@@ -80,9 +81,10 @@ class Status:
         self._client.send(Kind.PONG, self._report())
 
     def interrupt(self, at: float) -> None:
-        """Tell workers and client of a notice; `at` in seconds since 1970.
+        """Tell the workers and the client of a notice that the provider takes the machine back.
 
-        Later PONGs repeat it, because this one may be lost.
+        `at` is the announced time, in seconds since 1970. Each later PONG contains the notice again, because the first
+        one may be lost.
         """
         self._slots.interrupt(at)
         self.send()

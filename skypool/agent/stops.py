@@ -16,9 +16,9 @@ from skypool.clock import RunningClock
 from skypool.wire.handshake import AgentConfig
 
 _WRITING = 0.5
-"""Seconds in which processes must have written what they are doing. Then the call is told to stop in any case."""
+"""Seconds in which processes must have written their stacks. After that, the call is told to stop in any case."""
 _PROGRAMS = 16
-"""The most processes that a call has started, and that are asked what they are doing."""
+"""The most processes started by a call that are asked to write their stacks before the call is stopped."""
 _LOST_AFTER = 5.0
 """Seconds after which a call is queued again if its worker died and nothing shows that the call has begun."""
 
@@ -27,8 +27,8 @@ class Stops:
     """The part of the agent that stops calls. It also queues calls again that were lost with a worker.
 
     A call that has not begun ends with an error at once. A running call is asked to stop. If it goes on for longer than
-    its grace period, its worker is killed, and the call ends with an error. `cancelling` is True if a call was
-    cancelled since the last `look`.
+    its grace period, its worker is killed, and the call ends with an error. The attribute `cancelling` is True if a
+    call was cancelled since the last `look`.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Stops:
                     self._slots.signal(slot, signal.SIGKILL)
 
     def _has_told(self, slot: Slot, call: NodeCall, now: float) -> bool:
-        """Return True if a call may be asked to stop now, and False if it must write first what it is doing."""
+        """Return True if a call may be asked to stop now, and False while its stacks are still being written."""
         # what it writes is for the error's message
         if call.doomed != "timeout" and slot.kind != GANG:
             return True
@@ -104,7 +104,8 @@ class Stops:
     def look_at_slot(self, slot: Slot, now: float) -> None:
         """Check one slot: stop a call that has run too long, and kill its worker if the call does not stop in time.
 
-        A worker that has been frozen for too long, for example by SIGSTOP, is killed, too. `now` is the agent's clock.
+        A worker that has been frozen for more than `liveness` seconds, for example by SIGSTOP, is killed, too. `now` is
+        the time of the agent's clock, in seconds.
         """
         if slot.kill_at is not None and now > slot.kill_at:
             self._slots.signal(slot, signal.SIGKILL)

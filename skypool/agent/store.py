@@ -18,7 +18,10 @@ Shelf = dict[str, tuple[dict[str, Any], bytes | Blob]]
 class Arrivals:
     """Large values that arrive from the client in pieces. Each piece is written to its storage at once.
 
-    `folder`, `memory` and `kept` are as for `value_storage.create_storage`.
+    Args:
+        folder: the folder for files of values that are too large for memory.
+        memory: the largest size in bytes of a value in memory; None for half of the available memory.
+        kept: memory of an earlier value, which is used again if it fits.
     """
 
     def __init__(self, folder: str, memory: int | None, kept: SpareMemory) -> None:
@@ -30,9 +33,9 @@ class Arrivals:
     def add(self, f: Frame) -> None:
         """Write one piece of a large value, a BLOB frame, to its storage. The first piece creates the storage.
 
-        If there is no room, nothing is raised: the pieces are dropped, and `take` returns a SpoolFull error. Raises
-        ProtocolError if the piece does not follow those before it or exceeds the value's size, or if the value is
-        empty.
+        If there is no room for the value, nothing is raised: the pieces are dropped, and `take` returns a SpoolFull
+        error later. Raises ProtocolError if the piece does not follow those before it or exceeds the value's size, or
+        if the value is empty.
         """
         key = f.header["key"]
         at = f.header["at"]
@@ -78,11 +81,18 @@ class Arrivals:
         return blob
 
     def take_of(self, f: Frame) -> Blob | SpoolFull | None:
-        """Take the value that a frame other than a call refers to, as `take` does; return None if it refers to none."""
+        """Remove and return the large value that a frame refers to; None if it refers to none.
+
+        The frame must not be a CALL. If there was no room for the value, a SpoolFull error is returned, not raised.
+        Raises ProtocolError if the value has not arrived completely.
+        """
         return self.take(f.header["key"]) if "blob" in f.header else None
 
     def discard(self, f: Frame) -> None:
-        """Forget the large value that a frame refers to, if any, and close its storage. Raises as `take` does."""
+        """Forget the large value that a frame refers to, if any, and close its storage.
+
+        Raises ProtocolError if the value has not arrived completely.
+        """
         if "blob" in f.header:
             # the key of a call's arguments is the call's id
             blob = self.take(f.header["key" if "key" in f.header else "id"])
@@ -103,7 +113,10 @@ class Arrivals:
 class Store:
     """Functions, `pool.put()` objects and user modules of a node, which its workers request.
 
-    `functions` and `objects` are dicts from key to (header of the frame that it came in, contents).
+    Attributes:
+        functions: the functions by key, each as (header of the frame in which it came, pickle).
+        objects: the `pool.put()` objects in the same form.
+        packages: the user's modules.
     """
 
     def __init__(
@@ -175,7 +188,7 @@ class Store:
     def fetch(self, slot: Slot, what: str, key: str) -> None:
         """Answer a worker's request at once, or later when the client has sent what the worker needs. Does not wait.
 
-        If a function or object is neither stored nor announced, the worker is told so at once. The answer about memory
+        If a function or object is neither stored nor announced, the worker is told so at once. The answer to "memory"
         has the file descriptor of the memory, or none if no suitable memory is kept.
 
         Args:

@@ -11,13 +11,13 @@ from skypool.wire import codec, exceptions
 from skypool.wire.frames import INLINE, Buffer, Frame, Kind
 
 _SHORT = 4096
-"""Text and bytes items of this length (in characters or bytes) or more are serialized one by one."""
+"""The length, in characters or bytes, from which items of type str and bytes are serialized one by one."""
 _ATOMS = frozenset({int, float, bool, str, bytes, type(None)})
 """Types of items that are pickled many at a time. Items of other types are serialized one by one."""
 
 
 class Channel(Protocol):
-    """The three methods of `WorkerChannel` that a `Sender` needs."""
+    """Connection of a worker to the agent, with the three methods of `WorkerChannel` that a `Sender` needs."""
 
     def send(self, kind: Kind, header: dict[str, Any], buffers: list[Buffer]) -> None: ...
     def receive(self, wanted: Callable[[Frame], bool]) -> tuple[Frame, list[int]]: ...
@@ -28,6 +28,8 @@ class Sender:
     """Sender of the items of one generator call, from its worker to the agent.
 
     Args:
+        channel: sends packets to the agent, and receives the client's credit.
+        call: the id of the call.
         name: the function's name, for messages.
         window: how many bytes of items may be sent before the client takes them. Beyond them, the generator waits.
         shield: keeps a stop of the call out of the code that holds a lock.
@@ -93,7 +95,7 @@ class Sender:
                 raise self._failure
 
     def _put(self, item: Any) -> None:
-        """Add an item to the next packet; a large item gets its own packet. Waits while packet or window is full."""
+        """Add an item to the next packet, or send it alone if it is large. Waits while the packet or window is full."""
         if type(item) in _ATOMS and (type(item) not in (str, bytes) or len(item) < _SHORT):
             entry = item
             size = 64 + (len(item) if type(item) in (str, bytes) else 0)
@@ -154,7 +156,7 @@ class Sender:
                 self._ready.notify()
 
     def _wait_for_room(self, size: int) -> None:
-        """Wait until `size` more bytes fit into the window. A larger item waits until all before it are taken."""
+        """Wait until `size` more bytes fit into the window, or until the client has taken all items that were sent."""
         if self._failure is not None:
             raise self._failure
         while self._underway and self._underway + self._size + size > self._window:

@@ -18,8 +18,8 @@ from skypool.wire.frames import Buffer, Kind, frame
 class Unacknowledged:
     """Outcomes, stream items and output that the client has not acknowledged.
 
-    If a client is connected (`connection` is not None), everything that is added is also sent at once. `kept` takes
-    over the memory of large values that were acknowledged.
+    Everything that is added is also sent at once, if a client is connected. `connection` is the connection to it, or
+    None. `kept` takes over the memory of large values that were acknowledged.
     """
 
     def __init__(self, kept: SpareMemory) -> None:
@@ -35,8 +35,10 @@ class Unacknowledged:
     def on_written(self, told: Written, fds: list[int], wanted: bool) -> None:
         """Note how much of a large value a worker has written, so that this part can be sent.
 
-        `told` is what the worker said. `fds` has the value's file descriptor in the first packet about it,
-        and is empty later. `wanted` is False if the agent itself has ended the call; `fds[0]` is then closed.
+        Args:
+            told: what the worker has said.
+            fds: the file descriptors that came with that: the value's in the first packet about it, later none.
+            wanted: False if the agent itself has ended the call. The file descriptor is then closed.
         """
         if fds and wanted:
             self.begin(told.id, told.seq, Blob(fds[0], told.size))
@@ -45,9 +47,10 @@ class Unacknowledged:
         self.written(told.id, told.at)
 
     def begin(self, call: int, seq: int, blob: Blob) -> None:
-        """Start to send a large value to the client while a worker is still writing it, as far as `written` says.
+        """Start to send a large value to the client while a worker is still writing it.
 
-        `seq` is 0 for an outcome, else the number of the stream item. This object closes the file of `blob` later.
+        Only the part that `written` has announced is sent. `seq` is 0 for an outcome, else the number of the stream
+        item. This object closes the file of `blob` later.
         """
         large = Large(call, call if seq == 0 else f"{call}:{seq}", blob, 0, None)
         self._begun[call] = (seq, large)
@@ -62,11 +65,14 @@ class Unacknowledged:
             self._begun[call][1].written = size
 
     def add(self, call: int, seq: int, buffers: list[Buffer], whole: bool = False) -> None:
-        """Keep and send an outcome or stream items of a call.
+        """Keep and send a frame with an outcome or stream items of a call.
 
-        `seq` is 0 for an outcome, else the number of the last item. `whole` is True if the frame refers to the large
-        value that `begin` got: it is sent after that value, or dropped if there is none. If `whole` is False, such a
-        value is dropped, because its worker will not finish it.
+        Args:
+            seq: 0 for an outcome, else the number of the last item.
+            buffers: the frame.
+            whole: True if the frame refers to the large value that `begin` got, which is complete now. The frame is
+                sent after that value, or dropped if there is none. If False, such a value is dropped, because its
+                worker will not finish it.
         """
         begun, large = self._begun.pop(call, (None, None))
         if large is not None and whole and begun == seq:
@@ -89,7 +95,7 @@ class Unacknowledged:
         os.close(large.blob.fd)
 
     def add_together(self, calls: list[int], buffers: list[Buffer]) -> None:
-        """Keep and send one frame with the outcomes of several calls, until the client acknowledges each."""
+        """Send one frame with the outcomes of these calls, and keep it until the client has acknowledged them all."""
         self._together.update(dict.fromkeys(calls, buffers))
         if self.connection is not None:
             self.connection.send(buffers)
@@ -155,7 +161,7 @@ class Unacknowledged:
     def knows(self, call: int) -> bool:
         """Return True if the outcome of a call was added here and the client has not acknowledged it.
 
-        Stream items, and a large value that is still being written, do not count.
+        Stream items do not count, and neither does a large value that is still being written.
         """
         return (call, 0) in self._frames or call in self._together
 

@@ -15,15 +15,15 @@ from skypool.errors import SpoolFull
 _SMALL = 16 << 20
 """The size in bytes up to which a value is kept in memory without checking how much is free."""
 WORTH_KEEPING = 4 << 20
-"""The size in bytes from which the memory of a value is kept for the next value."""
+"""The least size in bytes of a value whose memory is kept for the next value."""
 _KEPT = 256 << 20
-"""The size in bytes up to which the memory of a value is kept for the next value."""
+"""The greatest size in bytes of a value whose memory is kept for the next value."""
 _IDLE = 5.0
 """Seconds after which memory that is kept is given back to the system."""
 
 
 class Blob(NamedTuple):
-    """Large value of `size` bytes in the memory or file of the file descriptor `fd`."""
+    """Large value of `size` bytes in memory or in a file, to which the file descriptor `fd` refers."""
 
     fd: int
     size: int
@@ -43,8 +43,8 @@ class SpareMemory:
     def give(self, blob: Blob) -> None:
         """Take over the memory of a value. The caller must not use its file descriptor any more.
 
-        Memory that was kept before is given back. The value is closed, not kept, if it is a file, too small or too
-        large.
+        The memory is kept if it has 4 to 256 MiB, and takes the place of memory that was kept before. Otherwise, and if
+        the value is in a file, its file descriptor is closed.
         """
         size = os.fstat(blob.fd).st_size
         if not (WORTH_KEEPING <= size <= _KEPT and _in_memory(blob.fd)):
@@ -67,9 +67,10 @@ class SpareMemory:
         return fd
 
     def let_go(self, now: float = math.inf) -> None:
-        """Give the kept memory back to the system: at once, or with `now` only after `_IDLE` seconds.
+        """Give the kept memory back to the system, if there is any.
 
-        `now` is a time of `time.monotonic()`. Does nothing if no memory is kept.
+        With `now`, in seconds of `time.monotonic()`, do so only if the memory was kept for more than `_IDLE` (5)
+        seconds.
         """
         if self._fd is not None and now - self._since > _IDLE:
             os.close(self._fd)
@@ -90,8 +91,8 @@ def create_storage(
 ) -> int:
     """Return a file descriptor of memory or of an unnamed file in `folder`, with room for `size` bytes.
 
-    Memory is used if the value is small enough, else a file. The file position is 0. Raises SpoolFull if the folder's
-    disk has no room.
+    Memory is used for sizes up to `memory`, else a file. The file position is 0. Raises SpoolFull if the folder's disk
+    has no room.
 
     Args:
         memory: the largest size in bytes for memory. If None, half of the available memory, but at least 16 MiB.

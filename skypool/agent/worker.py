@@ -44,7 +44,7 @@ _SOME_ENDED: list[Buffer] = [encode(Kind.OUTCOMES, {})]
 _LINGERING = 5
 """The most seconds that a process of a gang waits, after it has failed, until the client knows its exception."""
 _UNTOLD = 16 << 10
-"""The number of bytes of outcomes in shared memory after which the agent is asked to read them, before it is full."""
+"""The bytes of outcomes at which the agent is asked to read them from the shared memory, which then has room left."""
 _LARGEST = LARGEST_END - len(end_of(0, True, 0, b""))
 """The greatest size in bytes of the serialized value or error of a batched call that is sent through shared memory."""
 LOADING = 60.0
@@ -53,30 +53,30 @@ LOADING = 60.0
 Imports by the function itself count towards these seconds, too.
 """
 _TEXT = 200
-"""The most characters of the text of an exception that came too late."""
+"""The most characters of an exception's text that the agent is told when the call exceeded its timeout."""
 _FORKING = 5e-5
-"""Seconds that a call takes at least if it starts a process."""
+"""The least seconds of a call that starts a process. After a shorter call, no child processes are looked for."""
 _ENDING = 5.0
-"""Seconds for the end of the processes that a call has left, which do not count towards the call's timeout."""
+"""Seconds in which processes that a call has left are ended. They do not count towards the call's timeout."""
 _BRIEF = 1e-3
-"""Seconds up to which a call is short: checking all that it may have changed would take too long."""
+"""The most seconds of a short call. Checking all that it may have changed would take too long in proportion."""
 _KERNELS = 5.0
-"""Seconds in which the kernels that a call has left must end before the next call begins."""
+"""Seconds that the next call waits at most for GPU kernels that the call before has left running."""
 _PAUSE = 2e-3
-"""After so many seconds without a call, the next call waits until all that short calls may have changed is checked."""
+"""Seconds without a call after which all that short calls may have changed is checked before the next call."""
 _MOMENT = 0.05
-"""Seconds after which all that a short call may have changed is checked again."""
+"""The most seconds, while short calls run, between two checks of all that they may have changed."""
 
 
 class _Small:
-    """Small value of `pool.put()`: its pickle, and the memory of its arrays."""
+    """Small value of `pool.put()`, kept serialized: its pickle, and the memory of its larger arrays."""
 
     def __init__(self, buffers: list[bytes]) -> None:
         self.buffers = buffers
 
 
 class _Function(NamedTuple):
-    """An unpickled function, the values of its globals, its name, and what messages call its value."""
+    """An unpickled function, the values of its globals (`view`), its name, and its result's name in messages."""
 
     run: Callable[..., Any] | runtime.Attended
     view: namespaces.View
@@ -85,7 +85,7 @@ class _Function(NamedTuple):
 
 
 class _Order:
-    """Options of a call, or of all calls of a batch, from the header of the packet. They are read once for a batch."""
+    """Options of a call, or of all calls of a batch, from the header of the packet in which they came."""
 
     __slots__ = ("captures", "fn", "is_fresh", "is_gang", "is_own", "stream", "timeout", "world")
 
@@ -104,10 +104,12 @@ class Worker:
     """Main loop of one worker, which runs calls for the agent.
 
     Args:
+        slot: the number of the worker's slot on the node.
         agent: the packet socket to and from the agent, for this worker only.
         queue: the packet socket in which calls wait. All workers with the same kind of slot share it.
-        batch: what this process and the agent share about the calls of a batch.
+        batch: the pipe and the memory that this process and the agent share for batches.
         herald: calls `on_interruption` of the running call when there is a notice.
+        page: the memory that shows the agent which worker runs which call.
         folder: the folder for values that are too large for memory.
         spool_memory: the size in bytes of the largest value kept in memory; None for half of the free memory.
         node_folder: the folder of skypool's files on this node.
@@ -171,9 +173,9 @@ class Worker:
         The process ends with status 0 in these cases:
 
         - The agent has ended, or a call was cancelled, or this is a child process that a call forked.
-        - A call needed a fresh process, or has left this one in a state that spoils later calls: without modules that
-          were there, with processes of its own, or with a broken CUDA context. It may also have failed and left an
-          initialised process group of a library. A new worker then replaces this one.
+        - A call needed a fresh process, or has left something that spoils later calls: changes that cannot be put back,
+          child processes, a broken CUDA context or, if it failed, an initialised process group of torch.distributed or
+          JAX. A new worker then replaces this one.
         """
         self._settle_in()
         while True:
@@ -196,7 +198,7 @@ class Worker:
                 os._exit(0)  # this process is worn out, or it is a child that the user's function forked
 
     def _linger(self) -> None:
-        """Keep this failed process of a gang as it is, for `_LINGERING` seconds or until the agent ends it."""
+        """Keep this process of a gang, which has failed, for `_LINGERING` seconds or until the agent is gone."""
         # The exception's frames keep the sockets of the function open. So the gang's other processes notice the failure
         # only after the client knows which process failed first.
         gone = select.poll()
@@ -247,7 +249,7 @@ class Worker:
         self._runs = False  # the call is the parent's
 
     def _on_import(self) -> None:
-        """Stop the clock of the call's timeout while its function imports a module, for `LOADING` seconds in all."""
+        """Stop the clock of the call's timeout while its function imports a module, for at most `LOADING` s in all."""
         if self._runs:
             self._page.run(self._slot, self._counts_from + self._uncounted)
 
@@ -312,11 +314,11 @@ class Worker:
         return list(split_buffers(memoryview(bytearray(packet.body)), lengths))
 
     def _let_go(self) -> bool:
-        """Return True if the call had large arguments, and neither an object nor a later forked child uses them."""
+        """Return True if the memory of the call's large arguments is free: no object or forked child uses it now."""
         return self._arguments is not None and self._arguments[0]() is None and self._arguments[1] == self._forks
 
     def _fetch_module(self, name: str, version: str) -> FoundPackage:
-        """Request a package of the user's own from the client, and wait for it. `version` is "" for any."""
+        """Request a package of the user's own from the client, and wait for the answer. `version` is "" for any."""
         # a child that the call has forked uses another socket, because the worker reads this one
         if os.getpid() != self._process:
             return FoundPackage(child_imports.ask(self._node_folder, name), version, (), "")
@@ -326,7 +328,7 @@ class Worker:
         return FoundPackage(header["folder"], header["hash"], tuple(header["left_out"]), "")
 
     def _object(self, key: str) -> Any:
-        """Return the value of `pool.put()` with this key. The first use fetches it. Raises KeyError or SpoolFull."""
+        """Return the `pool.put()` value with this key, fetched at its first use. Raises KeyError or SpoolFull."""
         if key not in self._objects:
             reply, fds = self._channel.fetch("object", key)
             if not reply.header.get("found"):
@@ -347,7 +349,7 @@ class Worker:
         return codec.loads([found.buffers[0], *map(bytearray, found.buffers[1:])]) if type(found) is _Small else found
 
     def _function(self, key: str, view: namespaces.View | None = None) -> _Function | None:
-        """Return the function of a key, fetched at its first use; None if only a new process can import its modules."""
+        """Return the function with this key, fetched at first use; None if a new process must import its modules."""
         # with `view`, it is unpickled again, with the values of its globals in that view
         if key not in self._functions or view is not None:
             reply, fds = self._channel.fetch("function", key)
@@ -398,7 +400,7 @@ class Worker:
             self._socket.sendmsg(_SOME_ENDED)
 
     def _serve(self, id_: int, order: _Order, packet: Frame, fds: list[int], part: Buffer | None = None) -> bool:
-        """Run one call and send its outcome. Return False in a child that the call forked. Raises Cancelled."""
+        """Run one call, send its outcome. Return False in a child that the call forked. Raise Cancelled on a stop."""
         is_own = order.is_own
         if order.is_fresh:
             self._worn = True
@@ -509,7 +511,7 @@ class Worker:
         return self._uses_devices and self._contexts.are_broken(_KERNELS)  # a kernel may fail after its call
 
     def _lateness(self, timeout: float) -> dict[str, Any]:
-        """Return what the outcome tells the agent about a call that exceeded its timeout; {} if it did not."""
+        """Return what the outcome's header tells the agent if the call exceeded its timeout; {} if it did not."""
         ran = time.monotonic() - self._counts_from
         if ran <= timeout:
             return {}
@@ -591,7 +593,7 @@ class Worker:
     def _answer(
         self, id_: int, ok: bool, buffers: list[Buffer], seconds: float, late: Mapping[str, Any] | None = None
     ) -> None:
-        """Send the outcome of a call in a packet of its own; SpoolFull if there is no room. `late`: see `_lateness`."""
+        """Send the outcome of a call in a packet of its own. `late` is added to its header if the call was too long."""
         if not late and len(buffers) == 1 and (size := len(buffers[0])) <= INLINE and self._arguments is None:
             # The usual header contains numbers only. Writing it by hand takes 0.3 µs, a serializer 2.5 µs (Python
             # 3.11).
@@ -611,7 +613,7 @@ class Worker:
             self._channel.send(Kind.OUTCOME, answer, buffers)
 
     def _pull(self, number: int) -> Any:
-        """Return the next item of iterator argument `number`. Raises StopIteration or what it raised on the client."""
+        """Return the next item of iterator argument `number`. Raises StopIteration, or the iterator's own exception."""
         self._channel.send(Kind.CREDIT, {"id": self._channel.call, "arg": number}, [])
         reply, fds = self._channel.receive(
             lambda f: f.kind == Kind.ITEM and f.header["id"] == self._channel.call and f.header["arg"] == number

@@ -17,7 +17,7 @@ from skypool.agent.packets import CLOEXEC, PACKET, SPACE, descriptors, rights
 from skypool.wire.frames import INLINE, Buffer, Frame, Kind, cut, encode, pad, parse_frame
 
 _STEP = 4 << 20
-"""The number of bytes of a large value that are written before the agent is told."""
+"""The number of bytes of a large value after which the agent is told how much of it is written."""
 _LOOK = 50
 """Milliseconds after which a waiting thread checks whether another thread has received its packet."""
 
@@ -25,8 +25,12 @@ _LOOK = 50
 class WorkerChannel:
     """A worker's end of its connection to the agent. Several threads may share it.
 
-    `folder` and `spool_memory` are as `folder` and `memory` for `value_storage.create_storage`. `on_drop` is called
-    with the key of a `pool.put()` value that must be forgotten.
+    Args:
+        slot: the number of the worker's slot on the node.
+        agent: the packet socket to the agent.
+        folder: the folder for files of values that are too large for memory.
+        spool_memory: the largest size in bytes of a value in memory; None for half of the available memory.
+        on_drop: called with the key of a `pool.put()` value that must be forgotten.
 
     Attributes:
         call: the id of the running call, 0 for none. Packets for other calls are dropped, except answers to `fetch`.
@@ -84,7 +88,7 @@ class WorkerChannel:
             os.close(fd)
 
     def _used_memory(self, size: int) -> int | None:
-        """Return a file descriptor of memory of an earlier value, for which the agent is asked; None if none fits."""
+        """Ask the agent for memory of an earlier value. Return its file descriptor; None if none fits `size` bytes."""
         if size < value_storage.WORTH_KEEPING:
             return None
         _, fds = self.fetch("memory", str(size))
@@ -139,7 +143,11 @@ class WorkerChannel:
         """Ask the agent for a function, object, module or memory. Wait for the answer: its packet and file descriptors.
 
         If the node lacks a function, object or module, the packet's header has `"found": False`. If it lacks memory,
-        there is no file descriptor. The process ends if the agent is gone. `what` and `key` are as for `Store.fetch`.
+        there is no file descriptor. The process ends if the agent is gone.
+
+        Args:
+            what: "function", "object", "module" or "memory" (of an earlier large value, to be used again).
+            key: the key of the function or object; "NAME VERSION" of the module; or the bytes of memory, as text.
         """
         self.send(Kind.FETCH, {"what": what, "key": key, "slot": self._slot}, [])
         return self.receive(lambda f: f.kind == Kind.FETCH and f.header["what"] == what and f.header["key"] == key)

@@ -8,7 +8,9 @@ Words that this package uses:
 - frame: one message to or from a node. Several small calls may share a frame.
 - under way: sent to a node and not ended.
 - leaving node: it gets no new calls, because it was retired, is unhealthy, or its provider takes the machine back.
-- gang: one call that runs as several processes. part: the piece of a call on several nodes that one node runs.
+- gang: one call that runs as several processes. Each process has a number, its rank.
+- part: one node's run of a call that runs on several nodes.
+- effect: a report to a caller or to the user that is decided under a lock, and made after the lock is released.
 - service: a call that takes no slot and runs until it is stopped.
 - former client: a process that had the same pool before this one.
 - engine: the thread that drives the pools.

@@ -138,7 +138,7 @@ def payload_of(
 
 
 def _blame(function: Remote, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PickleError:
-    """Return (do not raise) a PickleError about the first argument that cannot be pickled, or about all together."""
+    """Return (do not raise) a PickleError that names the first argument which cannot be pickled, if it can be found."""
     named: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
     for name, value in named:
         try:
@@ -153,7 +153,7 @@ def _blame(function: Remote, args: tuple[Any, ...], kwargs: dict[str, Any]) -> P
 
 
 def _parameter(function: Remote, name: int | str) -> str:
-    """Return the name of an argument's parameter, by its position (from 0) or name; "argument N" after the last."""
+    """Return the parameter of an argument, given by position (from 0) or name; "argument N" if it has no parameter."""
     if isinstance(name, str):
         return name
     names = list(signature(function.function).parameters)
@@ -167,7 +167,7 @@ def _is_stream(value: object) -> bool:
 
 
 def _swap(value: object, feeds: list[Iterator[Any]]) -> object:
-    """Return an `Upstream` for an iterator argument, and add the iterator to `feeds`. Return other arguments as is."""
+    """Return an `Upstream` for an iterator, which is added to `feeds`. Return other arguments unchanged."""
     if not _is_stream(value):
         return value
     feeds.append(cast("Iterator[Any]", value))

@@ -56,10 +56,7 @@ Ts = TypeVarTuple("Ts")
 
 
 class Runner(Protocol):
-    """A protocol for objects that run calls, such as a `ComputePool`. Operators such as `>>` use only these methods.
-
-    `ComputePool` describes them in full.
-    """
+    """A protocol for objects that run calls, such as a `ComputePool`. Operators such as `>>` use only these methods."""
 
     def run(self, call: Call[T]) -> T:
         """Run a call on one node, wait for it, and return its value. `call >> pool` does this."""
@@ -285,7 +282,7 @@ class ComputeFunction(Generic[P, T]):
 
 
 def _rebuild_function(id_: str | None, function: Callable[..., Any], *given: Any) -> ComputeFunction[..., Any]:
-    """Unpickle a `ComputeFunction`: the one with this id here, or a new one with default options."""
+    """Unpickle a `ComputeFunction`. Return the existing one with this id, or a new one with default options."""
     # `id_` is None unless a script defines the function at its top level; `given` is the bound object of a method
     found = None if id_ is None else identity.known(id_)
     if found is not None and (found.function is function or identity.is_own(found)):
@@ -310,7 +307,7 @@ def _undecorate(function: ComputeFunction[..., Any]) -> Callable[..., Any]:
 
 
 def _is_importable(function: ComputeFunction[..., Any]) -> bool:
-    """Return True if a node finds this function under its name in its module; False for copies by `with_options`."""
+    """Return True if a node finds this function by its module and name. False for copies that `with_options` made."""
     return _travels_by_name(function.function, function)
 
 
@@ -321,7 +318,7 @@ def _name_of(function: Callable[..., object]) -> str:
 
 
 def _travels_by_name(named: Any, thing: object = None) -> bool:
-    """Return True if a node gets `thing` (default: `named`) by importing the module and name of `named`."""
+    """Return True if only the module and name of `named` are sent, and a node finds `thing` there by importing it."""
     module = getattr(named, "__module__", None)
     name = getattr(named, "__qualname__", "<locals>")
     # a node cannot import what is defined in a script, a notebook or a function
@@ -349,7 +346,7 @@ _CONSTANT = (int, float, complex, str, bytes, bool, type(None), types.BuiltinFun
 
 
 def _is_bare(function: Callable[..., Any]) -> bool:
-    """Return True if a plain Python function captures nothing but defaults of its arguments that cannot change."""
+    """Return True for a plain Python function that captures no values, except defaults that cannot change."""
     if not isinstance(function, types.FunctionType) or function.__closure__ or function.__kwdefaults__:
         return False
     return all(type(each) in _CONSTANT for each in function.__defaults__ or ()) and not _names_globals(function)
@@ -386,7 +383,7 @@ def _captured(function: Callable[..., Any], depth: int = 0) -> tuple[object, ...
 
 
 def _captures(function: types.FunctionType) -> Iterator[tuple[object, object]]:
-    """Yield (name, value) of a function's closure variables, globals and defaults. Names may be indexes of defaults."""
+    """Yield (name or index, value) of a function's closure variables, globals, and defaults of its arguments."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield name, cell.cell_contents
@@ -504,7 +501,7 @@ def _check_stream(name: str, options: Options) -> None:
 
 
 def _decorate(function: Callable[P, T], options: Options, changes: NodesChanges) -> ComputeFunction[P, T]:
-    """Return a function as a `ComputeFunction`; a copy of one with `changes`. Raises UsageError for other objects."""
+    """Return a `ComputeFunction` of a function, or a changed copy of one. Raises UsageError for other objects."""
     if isinstance(function, (staticmethod, classmethod)):
         raise UsageError("put @staticmethod or @classmethod above @compute, not below it")
     if isinstance(function, ComputeFunction):
@@ -534,7 +531,7 @@ class Call(Generic[T_co]):
 
     Attributes:
         function, args, kwargs: the function, its positional arguments and its keyword arguments.
-        options: how the call runs; see `ComputeFunction`.
+        options: how the call runs: its timeout, its retries and the other options of `@compute`.
         sent: True once the call was sent or otherwise used. The call then gives no warning.
     """
 
@@ -617,7 +614,7 @@ class Call(Generic[T_co]):
 
         If the call's option `node` is a number or a list, only these nodes run it. For a generator function, return a
         list of `Stream` objects at once. When the call fails on one node, it is stopped on the others, and the
-        exception is raised. `ComputePool.run_all` says more, and lists the errors that the pool raises.
+        exception is raised. `ComputePool.run_all` lists the errors that the pool raises.
 
         Raises:
             UsageError: the right operand is not a pool.
@@ -723,7 +720,7 @@ def no_call(value: object, operator: str) -> UsageError:
 
 
 def _hint(value: object) -> str:
-    """Return advice on what to write instead of a value that is not a call, or "". Mark calls in it as sent."""
+    """Return advice on what to write instead of a value that is not a call, or "". Mark the calls in it as sent."""
     if isinstance(value, (list, tuple)) and value and all(isinstance(each, Call) for each in value):
         _mark_sent(*value)
         return "send several calls with sky.gather(*calls) >> pool"
@@ -737,7 +734,7 @@ def _hint(value: object) -> str:
 
 
 def _mark_sent(*calls: Call[Any] | Group[Any]) -> None:
-    """Mark calls as sent, so that they give no warning: the error that follows is enough."""
+    """Mark calls as sent, so that they give no warning in addition to the error that is raised next."""
     for each in calls:
         for call in each.calls if isinstance(each, Group) else (each,):
             call.sent = True
@@ -824,7 +821,9 @@ class Group(Generic[R_co]):
     def __await__(self) -> Generator[Any, None, R_co]:
         """Send all calls of the group to the innermost pool that was entered, and wait for the tuple of their values.
 
-        The event loop is not blocked meanwhile. `Call.__await__` says which pool that is.
+        The event loop is not blocked meanwhile. Each task has its own pools: those that it has entered, and those that
+        were entered where it was started. A thread that has entered none uses the pool of a `with` block elsewhere, if
+        there is exactly one.
 
         Raises:
             UsageError: no pool was entered, or the group was made with `stream=True`.
@@ -840,7 +839,7 @@ class Group(Generic[R_co]):
         raise UsageError(f"{self!r} @ pool is not possible: send each call of the group by itself, `call @ pool`")
 
     def __bool__(self) -> bool:
-        """Raise a UsageError, always, because a group has no truth value. See `Call.__bool__`."""
+        """Raise a UsageError, always, because a group has no truth value, which `if group:` would ask for."""
         raise UsageError(
             f"{self!r} have not run, so they have no truth value; send them with `>> pool`. If you wrote `a > b > c`, "
             "that means `a > b and b > c`: add parentheses"

@@ -24,12 +24,15 @@ class CallEvents:
         self._emit = emit
 
     def failed(self, pending: PendingCall, error: BaseException, node: int) -> None:
-        """Report that a call ended with an error. Do nothing for a service."""
+        """Report that a call ended with an error, on the node of this number. Do nothing for a service."""
         if not pending.service:
             self._emit(events.CallFailed(pool=self._pool, node=node, call=pending.name, error=error_text.told(error)))
 
     def retried(self, pending: PendingCall, error: BaseException, node: int, attempt: int) -> None:
-        """Report that a call runs again because of `error`."""
+        """Report that a call runs again, because its run on `node` ended with `error`.
+
+        `attempt` is the number of the run that begins, from 1.
+        """
         reason = error_text.cut(error_text.text_of(error))
         self._emit(events.CallRetried(pool=self._pool, node=node, call=pending.name, attempt=attempt, reason=reason))
 

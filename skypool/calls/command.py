@@ -29,8 +29,8 @@ def cmd(
     """Return a call that runs a program on a node (a rented machine): `sky.cmd("nvidia-smi", "-L") >> pool`.
 
     It is a call like any other: operators, options and services take it. What the program prints is the output of the
-    call. No shell is involved; for one, write `sky.cmd("bash", "-c", "a | b")`. Programs of the image's Python
-    environment, such as `torchrun`, are found by name. The stdin of the program is empty.
+    call. Its stdin is empty. No shell is involved; for one, write `sky.cmd("bash", "-c", "a | b")`. Programs in the
+    Python environment of the node's image, such as `torchrun`, are found by name.
 
     When the call is cancelled or exceeds its `timeout`, the program and its process group get SIGTERM. They get SIGKILL
     when the call's `grace` is over.

@@ -50,14 +50,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _STREAMS = 64
-"""The number of further generator calls that are noted before those that have ended are removed from the list."""
+"""The number of generator calls that are added to the list before those that have ended are removed from it."""
 
 _MOST_INHERITED = 10_000
 """The most calls of a former client that are taken over from a node that is not trusted. Each takes 2 KB of memory."""
 
 
 def _then_acts(method: Callable[Concatenate[Dispatch, P], T]) -> Callable[Concatenate[Dispatch, P], T]:
-    """Have a method of `Dispatch` call `act` at its end."""
+    """Decorate a method of `Dispatch`, so that it calls `act` at its end, also if it raises."""
 
     def work(self: Dispatch, /, *args: P.args, **kwargs: P.kwargs) -> T:
         try:
@@ -75,8 +75,8 @@ class Dispatch:
     Methods may be called from any thread. Only `drive` waits until a call ends.
 
     Args:
-        told: reports calls that failed for good, and runs that are repeated. It does not report processes of gangs, nor
-            calls that were cancelled or that the end of the pool has ended.
+        told: reports to the user which calls failed for good, and which run again. It does not report processes of
+            gangs, nor calls that were cancelled or that the end of the pool has ended.
         on_feed: called as (pending, arg, n) when a call asks for item `n` (from 1) of its iterator argument number
             `arg` (from 0).
         on_drained: called with the number of a leaving node that has no call left, maybe repeatedly. Must not block.
@@ -193,9 +193,11 @@ class Dispatch:
         return False
 
     def submit_spread(self, pending_calls: Sequence[PendingCall]) -> None:
-        """Send calls as `submit` does, but first one to each idle lane.
+        """Send calls: first one to each idle lane, then the others to the nodes with the most room.
 
-        So a map over idle nodes begins on all of them, even if its first calls end before the last are sent.
+        So a map over idle nodes begins on all of them, even if its first calls end before the last are sent. Calls for
+        which no node has room are queued. Raises PoolClosed if the pool has ended, and UsageError if a call names a
+        node that the pool does not have.
         """
         try:
             self._submit(pending_calls, spread=True)
@@ -204,7 +206,7 @@ class Dispatch:
 
     @_then_acts
     def submit_together(self, parts: Sequence[PendingCall]) -> bool:
-        """Send the parts of a call, each to its own node, as `submit` does, and return True.
+        """Send the parts of a call, each to its own node, and return True. Queue those whose node has no room.
 
         If one of these nodes gets no new calls, send nothing and return False. Raises PoolClosed if the pool has ended.
         """
@@ -215,7 +217,10 @@ class Dispatch:
             return True
 
     def act(self) -> None:
-        """Perform the effects that wait. Do nothing if this thread holds the lock; it calls this again after that."""
+        """Perform the effects that wait. Do nothing if this thread holds the lock.
+
+        A thread that holds the lock calls this method again when it has released the lock.
+        """
         self.effects.perform()
         if self._until_done:
             self._note_done()
@@ -236,7 +241,7 @@ class Dispatch:
 
     @_then_acts
     def coming(self, count: int) -> None:
-        """Set the number of nodes that are being rented or set up, for which gangs may wait."""
+        """Set the number of nodes that are being rented or set up. Gangs that need more nodes wait for them."""
         with self._lock:
             self._coming = count
             if self.gangs is not None:
@@ -244,7 +249,7 @@ class Dispatch:
 
     @_then_acts
     def expect(self, more: int) -> None:
-        """Add `more` to the number of nodes that may be rented soon, for which gangs may wait. It may be negative."""
+        """Add `more`, which may be negative, to the number of nodes that may be rented soon. Gangs wait for them."""
         with self._lock:
             self._expected += more
             if self.gangs is not None:
@@ -282,12 +287,12 @@ class Dispatch:
                 node_queue.note_idle()
 
     def _lose_shared(self, node: int, error: BaseException) -> None:
-        """End waiting calls that have no node left to run on, as `node` is gone or leaving now. `error` says why."""
+        """End waiting calls whose last possible node, `node`, is gone or leaving now. `error` says why it is."""
         for pending in self._waiting.take_orphans(self._staying):
             self._lost(pending, _lost_with_node(pending, node, error), begun=False)
 
     def _connect(self, pending: PendingCall) -> None:
-        """Let the caller's future or stream stop the call, and a stream ask for more items. Ignore a `ResultCell`."""
+        """Let the caller's future or stream stop the call, and a stream ask for more items."""
         if isinstance(pending.outlet, Items):
             if len(self._streams) >= self._most_streams:
                 self._streams = [each for each in self._streams if not each.ended]
@@ -319,7 +324,7 @@ class Dispatch:
     def close_streams(self, error: BaseException) -> list[PendingCall]:
         """Stop all generators that have not ended, and let the iteration of their items raise `error`. Do not wait.
 
-        Return the calls of these generators, without those that were closed before.
+        Return the calls of these generators. Generators whose stream was closed before are left out.
         """
         with self._lock:
             open_ = [each for each in self._streams if not each.ended]
@@ -348,10 +353,11 @@ class Dispatch:
 
     @_then_acts
     def inherit(self, node: int, welcome: Welcome, link: Link) -> list[CallFuture[object]]:
-        """Add a node on which calls of a former client, named in `welcome`, still run. Return futures of these calls.
+        """Add a node on which calls of a former client still run. Return futures of these calls.
 
-        Generators get no future, because nobody can read their items any more. Neither do services, which go on. Of a
-        node that is not trusted, at most 10,000 calls are taken over.
+        The node's first message, `welcome`, names the calls. Generators get no future, because nobody can read their
+        items any more. Services get none either; they go on. Of a node that is not trusted, at most 10,000 calls are
+        taken over.
         """
         most = None if link.reader is None else _MOST_INHERITED
         with self._lock:
@@ -390,8 +396,8 @@ class Dispatch:
     def resume(self, node: int, welcome: Welcome) -> None:
         """Send a reconnected node the messages that it may have missed, and then new calls. Ignore an unknown node.
 
-        Calls that the node does not know, as its `welcome` says, are sent again. If the node is leaving, they move to
-        other nodes or fail instead.
+        The node's first message, `welcome`, names the calls that it knows. All other calls that were sent to it are
+        sent again. If the node is leaving, they move to other nodes or fail instead.
         """
         with self._lock:
             node_queue = self.node_queues.get(node)
@@ -483,8 +489,9 @@ class Dispatch:
     def lose(self, node: int, error: BaseException, others: Sequence[int] = ()) -> None:
         """Remove a lost node and the `others` of its TPU slice. Their calls are moved to other nodes or fail.
 
-        The machines of a TPU slice are rented together and end together. A call that may have begun is moved only if it
-        has a retry left, or if the provider took the machine back. Unknown nodes are ignored.
+        The machines of a TPU slice are rented together and end together. `error` says why the node is lost; calls that
+        fail get an error that is made from it. A call that may have begun is moved only if it has a retry left, or if
+        the provider took the machine back. Unknown nodes are ignored.
         """
         with self._lock:
             gone = [self.node_queues.pop(each) for each in (node, *others) if each in self.node_queues]
@@ -504,7 +511,7 @@ class Dispatch:
             self.hand_out.hand_out_again()
 
     def _lost(self, pending: PendingCall, error: BaseException, text: str = "", *, begun: bool) -> None:
-        """Queue a call again whose run failed or whose node is lost. End the call if it cannot run again."""
+        """Queue a call again whose run failed or whose node is lost; if it cannot run again, end it with `error`."""
         # `begun`: the call may have begun. `text`: the error for records, "" for an error of skypool's own.
         if pending.settled:  # it was cancelled while it waited
             return
@@ -582,7 +589,8 @@ class Dispatch:
     def pressed(self) -> bool:
         """True if calls that any node may run are waiting, because no node has room.
 
-        Calls that wait for certain nodes do not count. A waiting gang counts if it needs more nodes than the pool has.
+        Calls that only certain nodes may run do not count. A waiting gang counts if it needs more nodes than the pool
+        has.
         """
         with self._lock:
             self._forget_stopped()
@@ -733,7 +741,7 @@ def _drop_stopped(queues: Iterable[deque[PendingCall]]) -> None:
 
 
 def _lost_with_node(pending: PendingCall, node: int, error: BaseException) -> BaseException:
-    """Return the error of a call lost with its node: a NodeInterrupted or NodeRetired itself, else a ConnectionLost."""
+    """Return a lost call's error: `error` itself if it is a NodeInterrupted or NodeRetired, else a ConnectionLost."""
     if isinstance(error, (NodeInterrupted, NodeRetired)):
         return error
     lost = ConnectionLost(f"{pending.name} was lost with node {node}: {error}", node)

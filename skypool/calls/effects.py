@@ -18,8 +18,8 @@ class Effects:
     """The effects of one pool's calls that are still to be performed. Any thread may use this object.
 
     Attributes:
-        ends: the ends of calls. They come before all others.
-        others: reports to the user.
+        ends: functions without arguments that end calls. They are called before those in `others`.
+        others: functions without arguments that report something to the user.
     """
 
     __slots__ = ("_lock", "ends", "others")
@@ -30,11 +30,17 @@ class Effects:
         self.others: deque[Callable[[], object]] = deque()
 
     def later(self, tell: Callable[[T], object]) -> Callable[[T], None]:
-        """Return a function that queues a call of `tell` with its argument. It may be called with the lock held."""
+        """Return a function that takes one argument, and has `perform` call `tell` with that argument later.
+
+        The returned function may be called with the lock held.
+        """
         return lambda what: self.others.append(partial(tell, what))
 
     def perform(self) -> None:
-        """Perform all effects that wait. Do nothing if this thread holds the lock; it calls this again after that."""
+        """Perform all effects that wait. Do nothing if this thread holds the lock.
+
+        A thread that holds the lock calls this method again when it has released the lock.
+        """
         while (self.ends or self.others) and not self._lock._is_owned():  # type: ignore[attr-defined]  # as threading.Condition asks
             try:
                 effect = (self.ends or self.others).popleft()

@@ -12,7 +12,10 @@ from skypool.errors import UsageError
 
 
 class Entry:
-    """A pool that was entered. Its `pool` is None once it was left, also in contexts that were copied before."""
+    """A pool that was entered. Its attribute `pool` becomes None when the pool is left.
+
+    A task or thread that was started inside the block shares this object, so it sees that, too.
+    """
 
     __slots__ = ("pool",)
 
@@ -27,9 +30,9 @@ _everywhere: list[Entry] = []
 
 
 def enter(pool: object, *, everywhere: bool) -> Entry:
-    """Note that a pool was entered, and return what `leave` takes.
+    """Note that a pool was entered, and return an entry to pass to `leave`.
 
-    `everywhere` is True for `with`, so that threads that are started in the block find the pool.
+    `everywhere` is True for `with`: threads that have entered no pool may then use this one.
     """
     entry = Entry(pool)
     _here.set((*(each for each in _here.get() if each.pool is not None), entry))

@@ -56,7 +56,7 @@ class Returned(NamedTuple):
 
 
 def _opened(raw: Returned, name: str) -> Any:
-    """Return the decoded value of a call. Raises PickleError or UntrustedResult, as `ResultCell.result` does."""
+    """Return the decoded value of a call. Raises PickleError or UntrustedResult if it cannot be decoded."""
     if raw.reader is not None:
         return raw.reader.value(raw.buffers, f"the result of {name}")
     try:
@@ -70,7 +70,7 @@ def _opened(raw: Returned, name: str) -> Any:
 
 
 def _remedy(error: Exception) -> str:
-    """Return what to do if a result cannot be unpickled here."""
+    """Return advice for an error message: what to do if a result cannot be unpickled here because of `error`."""
     numpy = sys.modules.get("numpy")
     if numpy is None and isinstance(error, ModuleNotFoundError) and str(error.name).startswith("numpy."):
         numpy = importlib.import_module("numpy")
@@ -103,8 +103,16 @@ class ResultCell(Generic[T]):
     def result(self, name: str, timeout: float | None = None) -> T:
         """Wait for the call, and return its value. Raise the exception that the call raised.
 
-        The value is decoded in this thread, each time. The errors are those of `CallFuture.result`, without
-        CancelledError.
+        The value is decoded in this thread, each time this method is called.
+
+        Args:
+            name: the name of the function, for messages.
+            timeout: seconds to wait; None waits without a limit.
+
+        Raises:
+            TimeoutError: the call has not ended within `timeout` seconds. The call keeps running.
+            PickleError: the value cannot be unpickled here.
+            UntrustedResult: the node is not trusted, and the value is more than plain data.
         """
         if self._end is None:
             self._waiter = threading.Event()
@@ -316,7 +324,7 @@ class CallFuture(Future[T]):
 
 
 class JoinedFuture(CallFuture[T]):
-    """A future of several calls, which is done when all of them have ended. Subclasses say what its value is.
+    """A future of several calls, which is done when all of them have ended. Subclasses define its value.
 
     Attributes:
         parts: the future of each call.
@@ -329,14 +337,31 @@ class JoinedFuture(CallFuture[T]):
         raise NotImplementedError
 
     def result(self, timeout: float | None = None) -> T:
-        """Wait for all calls, and return their values. `timeout` and the errors are those of `CallFuture.result`."""
+        """Wait for all calls, and return their values. If calls failed, raise the error of this future.
+
+        Args:
+            timeout: seconds to wait for all calls together; None waits without a limit.
+
+        Raises:
+            TimeoutError: some call has not ended within `timeout` seconds. The calls keep running.
+            CancelledError: this future was cancelled.
+            PickleError: a value cannot be unpickled here.
+            UntrustedResult: a node is not trusted, and its value is more than plain data.
+        """
         Future.result(self, timeout)
         return self._joined()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for all calls, and return the exception that `result` would raise, or None if it would return a value.
 
-        `timeout` and the errors are those of `CallFuture.exception`.
+        If a value cannot be decoded, the PickleError or UntrustedResult is returned, not raised.
+
+        Args:
+            timeout: seconds to wait for all calls together; None waits without a limit.
+
+        Raises:
+            TimeoutError: some call has not ended within `timeout` seconds. The calls keep running.
+            CancelledError: this future was cancelled.
         """
         error = Future.exception(self, timeout)
         if error is None:
@@ -349,7 +374,8 @@ class JoinedFuture(CallFuture[T]):
     def wait_stopped(self, timeout: float | None = None) -> bool:
         """Wait until the functions of all calls have stopped, including their `finally` and `with` blocks.
 
-        Return False if a function may still run after `timeout` seconds for all together. None waits without a limit.
+        Return True if all have stopped, and False if one may still run after `timeout` seconds. If `timeout` is None,
+        wait without a limit.
         """
         until = None if timeout is None else time.monotonic() + timeout
         for part in self.parts:
@@ -371,7 +397,7 @@ class Items(Generic[T]):
     Attributes:
         seen: the number of the last item that arrived, counted from 1; 0 before the first.
         taken: the number of the last item that was reported to the node as taken by the consumer; 0 before the first.
-        value: the return value of the generator once it is exhausted, None before.
+        value: the return value of the generator; None until the generator has returned and all items were taken.
     """
 
     def __init__(self, name: str, on_failed: Callable[[BaseException], None] | None = None) -> None:
@@ -416,12 +442,13 @@ class Items(Generic[T]):
         Args:
             seq: the number of the last item, counted from 1.
             single: True if the buffers are one item, False if they are a list of items.
-            buffers, reader: the encoded items, and what decodes them; see `Returned`. The consumer decodes them later.
+            buffers: the encoded item or list of items. The consumer decodes it later.
+            reader: decodes items of a node that is not trusted. None if the node is trusted; they are then unpickled.
             window: the bytes of items that the node may send before they are taken.
 
         Raises:
-            ProtocolError: far more bytes of items than `window` would wait here to be taken. If no items wait, those
-                that arrive may have any size.
+            ProtocolError: far more bytes than the `window` allows would wait here to be taken (8 times as many, plus
+                1 MiB). If no items wait, those that arrive may have any size.
         """
         if seq <= self.seen:
             return  # the node sent it again after a reconnection
@@ -467,7 +494,7 @@ class Items(Generic[T]):
             self._next_batch()
 
     def _acknowledge(self) -> None:
-        """Tell the node, once, the number of the last item that was taken, so that the generator may go on."""
+        """Tell the node the number of the last item that was taken, so that the generator may go on."""
         if self._seq > self.taken and self._credit is not None:
             self.taken = self._seq
             self._credit(self._seq)

@@ -79,13 +79,13 @@ _PORTS = 2
 _TAIL = 2000
 """The number of characters of a rank's output that are kept, to show them if the rank fails."""
 _MOST_HIDDEN = 10_000
-"""The most ids that are remembered of calls whose output is not shown. Output may come after a rank has ended."""
+"""The most ids of ended ranks that are remembered, to hide output of them that arrives after their end."""
 _MOST_STACKS = 8
 """The number of different stacks that an error about a timeout shows."""
 _TAIL_LINES = 10
 """The number of lines of a rank's output that an error shows."""
 _ASK_AGAIN = 1.0
-"""Seconds until a node that has failed to answer may be asked again."""
+"""Seconds until a node that did not answer the empty call may be asked again."""
 _PROBE_TIMEOUT = 60.0
 """The longest time in seconds that a node may take for the empty call before a run."""
 
@@ -93,8 +93,8 @@ _PROBE_TIMEOUT = 60.0
 class GangFuture(JoinedFuture[T]):
     """The future of a call that runs as a gang.
 
-    With `every`, its result is the list of values by rank. Otherwise, it is the value of rank 0, as for `call >> pool`.
-    `parts` has the futures of the ranks of the present run, by rank.
+    If `every` is True, its result is the list of values by rank, as for `call @ pool`. Otherwise, it is the value of
+    rank 0, as for `call >> pool`. The attribute `parts` has the futures of the ranks of the present run, by rank.
     """
 
     def __init__(self, name: str, every: bool, callbacks: Callbacks) -> None:
@@ -134,6 +134,9 @@ class _Call:
     """A call that runs as a gang, from its submission to its end.
 
     Attributes:
+        code, payload, options: the function, its pickled arguments, and the options of the call.
+        order: the nodes, processes and retries that the user has asked for.
+        timers: the running timers of the gang, by what they are for.
         pending: the calls of the present run, one for each rank.
         ends: the value or error of each rank that has ended, by rank.
         texts: the text of each of these errors, for records and notes.
@@ -141,7 +144,7 @@ class _Call:
         ports: the free ports of each node that has answered before this run.
         asked: the future of the latest empty call to each node, which asks if the node can run the gang.
         note: the note that was added to the error of the last failure.
-        whole: the call as the user and the tally see it; `NO_CALL` for a check of skypool's own.
+        whole: the call as it is counted for the user; `NO_CALL` for a check of skypool's own, which does not count.
         began: when the present run began, by `time.monotonic()`.
         notices: the times at which providers take machines of the present run back, by node, in seconds since 1970.
     """
@@ -165,7 +168,7 @@ class _Call:
 
     @property
     def rank_options(self) -> Options:
-        """The options of a single rank. Retries belong to the gang, not to its ranks."""
+        """The options with which the call of a single rank is sent: without retries, as the gang itself is retried."""
         return self.options.but({"retries": 0, "retry_on": (), "node": None})
 
 
@@ -301,26 +304,26 @@ class GangRunner:
     # --- what happens to nodes -------------------------------------------------------------------------------
 
     def node_up(self, node: int, devices: int) -> None:
-        """Note that a node can run gangs. `devices` is the number of its devices."""
+        """Note that a node can run gangs. `devices` is the number of its devices (accelerators)."""
         self._apply(NodeUp(node, devices))
 
     def node_leaving(self, node: int) -> None:
-        """Note that a node gets no new calls, because its machine is taken back or retired."""
+        """Note that a node gets no new calls, because it was retired, is unhealthy, or its machine is taken back."""
         self._apply(NodeLeaving(node))
 
     def node_gone(self, node: int) -> None:
-        """Note that a node is lost or was ended. The calls that ran there must have got their errors before."""
+        """Note that a node is lost or was ended. Call this only after the calls that ran there got their errors."""
         self._apply(NodeGone(node))
 
     def node_changed(self, node: int) -> None:
-        """Note that calls of a node have ended, or that its connection broke or is back. Cheap if no gang waits."""
+        """Note that calls of a node have ended, or that its connection broke or is back. Fast if no gang waits."""
         known = self._state.nodes.get(node)
         is_changed = known is not None and self._is_idle(node) != known.idle
         if is_changed and any(gang.phase in ("waiting", "asking") for gang in self._state.gangs.values()):
             self._apply()
 
     def coming(self, count: int) -> None:
-        """Note the number of nodes that are being rented or set up."""
+        """Note the number of nodes that are being rented or set up. Gangs that need more nodes wait for them."""
         with self._lock:
             if count != self._state.coming:
                 self._apply(Coming(count))
@@ -338,7 +341,7 @@ class GangRunner:
                         self._notify(call, other)
 
     def resumed(self, node: int) -> None:
-        """Repeat what the ranks on a node may have missed while the node was not connected."""
+        """Tell the ranks on a reconnected node again if a machine of their gang is taken back: they may not know."""
         with self._lock:
             for call in self._calls.values():
                 self._notify(call, node)
@@ -401,7 +404,7 @@ class GangRunner:
             self._perform(action)
 
     def _changed_node(self) -> tuple[int, bool] | None:
-        """Return (node, whether it is idle) for a node for which that has changed; None if there is none."""
+        """Return (node, is_idle) of a node that became idle or busy since the last event; None if there is none."""
         for number, node in self._state.nodes.items():
             idle = self._is_idle(number)
             if idle != node.idle:
@@ -409,7 +412,7 @@ class GangRunner:
         return None
 
     def _is_idle(self, node: int) -> bool:
-        """Return True if a node is connected and no call is under way in its first lane, whose slots gangs reserve."""
+        """Return True if a node is connected and has no call under way on the slots that gangs use (its first lane)."""
         node_queue = self._sender.node_queues.get(node)
         return node_queue is not None and node_queue.is_reachable and not node_queue.lanes[0].underway
 
@@ -616,7 +619,7 @@ class GangRunner:
                 self._apply(Fired(gang, timer))
 
     def _awaits_a_node(self, call: _Call) -> bool:
-        """Return True if a node with ranks of a gang is not connected: its loss may be why another rank failed."""
+        """Return True if a node of a gang is not connected. Its loss may be the reason why another rank failed."""
         # such a node reconnects or is given up within the pool's `liveness`
         left = {pending.at for pending in call.pending if not pending.ended}
         queues = self._sender.node_queues
@@ -686,7 +689,7 @@ class GangRunner:
         return error
 
     def _tell_failure(self, call: _Call, verdict: Verdict, again: bool) -> BaseException:
-        """Report the failure of a run. Return the first rank's error, with a note and `rank`, `node` and `others`."""
+        """Report the failure of a run. Return the error of the rank that failed first, with a note about the others."""
         run = verdict.run
         assert run is not None
         assert verdict.rank is not None
@@ -707,7 +710,7 @@ class GangRunner:
         return end
 
     def _note(self, call: _Call, run: Run, verdict: Verdict) -> str:
-        """Return the note for the error of a gang: the rank that failed first, the others, and its last output."""
+        """Return the note for a gang's error: the rank that failed first, its last output, and the other ranks."""
         assert verdict.rank is not None
         name = call.code.name
         first = _words(run.places[verdict.rank], self._devices(run.places[verdict.rank].node))
@@ -751,7 +754,7 @@ class GangRunner:
 
 
 def _how(end: BaseException | Returned, stopped: bool, has_timeout: bool) -> How:
-    """Return how the process of a rank ended. `stopped` is True if the gang stopped it, as when another rank failed."""
+    """Return how a rank's process ended. `stopped` is True if the gang stopped it, as after another rank's failure."""
     if isinstance(end, Returned):
         return "returned"
     if stopped:
@@ -766,7 +769,7 @@ def _how(end: BaseException | Returned, stopped: bool, has_timeout: bool) -> How
 
 
 def _stack_of(end: BaseException | Returned | None) -> str:
-    """Return what a process was doing when it was stopped, the innermost call first; "" if that is not known."""
+    """Return the stack of a process when it was stopped, the innermost call first; "" if it is not known."""
     notes = getattr(end, "__notes__", ())
     return next((note.removeprefix(STOPPED_IN) for note in notes if note.startswith(STOPPED_IN)), "")
 

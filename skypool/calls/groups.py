@@ -66,7 +66,10 @@ def _error_of(future: CallFuture[Any]) -> BaseException | None:
 
 
 def run_group(group: Group[R], send: Send) -> R:
-    """Run the calls of a group at the same time, as `group >> pool` does. Raises UsageError for other objects."""
+    """Run the calls of a group at the same time, as `group >> pool` does.
+
+    Return the tuple of their values, or an iterator for `stream=True`. Raises UsageError if `group` is not a group.
+    """
     futures = _sent(group, send, "run_group")
     if not group.stream:
         return cast(R, tuple(results_of(futures)))
@@ -86,7 +89,7 @@ def send_group(group: Group[R], send: Send, callbacks: Callbacks) -> GroupFuture
 
 
 def _sent(group: Group[Any], send: Send, method: str) -> list[CallFuture[Any]]:
-    """Send all calls of a group. If one cannot be sent, stop those before it, and raise. `method` is for messages."""
+    """Send all calls of a group. If one cannot be sent, stop those that were sent, and raise the error."""
     if not isinstance(group, Group):
         raise UsageError(f"{method}() takes a group of calls made by gather() or &, not {group!r:.80}")
     futures: list[CallFuture[Any]] = []

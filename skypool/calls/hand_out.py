@@ -34,7 +34,7 @@ class HandOut:
         self._looks = False  # True while `_look_for_stuck` is about to be called
 
     def idle_lanes(self, pending: PendingCall) -> int:
-        """Return the number of idle lanes that may run a call like this one. The call is not submitted."""
+        """Return the number of idle lanes that may run a call like this one. The call itself is not sent."""
         with self._lock:
             numbers = self._roster.staying if pending.node is None else self._roster.staying.intersection(pending.nodes)
             there = (self._roster.node_queues[node] for node in numbers)
@@ -45,7 +45,7 @@ class HandOut:
         """Send waiting calls of a queue to which calls were just added, if a node has room.
 
         A single call is sent at once if a lane is idle. Other calls are sent if at least `queue.enough` of them wait.
-        With `spread`, each idle lane gets one call first.
+        If `spread` is True, each idle lane gets one call first.
         """
         while (spread or len(queue) == 1) and queue and (best := queue.best(queue[0])) and not best[1].underway:
             pending = queue.popleft()
@@ -55,7 +55,11 @@ class HandOut:
             self._hand_out(queue)
 
     def fill(self, node_queue: NodeQueue) -> None:
-        """Send a node as many waiting calls as it has room for. If it is leaving, call `_leave` instead."""
+        """Send a node as many waiting calls as it has room for.
+
+        If the node is leaving, send waiting calls to other nodes instead. If it then has no call left, call
+        `on_drained`.
+        """
         if node_queue.leaving:
             self._leave(node_queue)
             return
@@ -111,14 +115,14 @@ class HandOut:
         self.put_back.clear()
 
     def _leave(self, node_queue: NodeQueue) -> None:
-        """Send waiting calls to other nodes than this leaving one. If it has no call left, call `on_drained`."""
+        """Send waiting calls to nodes other than this leaving one. If this one has no call left, call `on_drained`."""
         for queue in self._waiting.queues:
             self._hand_out(queue)
         if node_queue.is_idle:
             self._on_drained(node_queue.node)
 
     def _recall_for(self, idle: NodeQueue, free: Lane) -> None:
-        """Ask a busier node to give back calls that it has not begun, for the idle lane `free`. They come later."""
+        """Ask a busier node to give back calls that it has not begun, so that the idle lane `free` can run them."""
         now = time.monotonic()
         busiest = None
         may_be_stuck = False
@@ -143,7 +147,7 @@ class HandOut:
             loop.call_soon_threadsafe(loop.call_later, STUCK, self._look_for_stuck)
 
     def _recall(self, node_queue: NodeQueue, lane: Lane, node: int, free: Lane) -> None:
-        """Ask a node to give back calls of a lane that another node may run on its idle lane `free`."""
+        """Ask a node to give back calls of a lane that the node of number `node` may run on its idle lane `free`."""
         movable = [pending for pending in lane.underway.values() if _may_move(pending, node, free)]
         spare = len(movable) - lane.slots
         if spare <= 0:
@@ -153,7 +157,7 @@ class HandOut:
         node_queue.recall(lane, max(1, min(spare // 2, free.room(movable[0].together))))
 
     def _look_for_stuck(self) -> None:
-        """Let idle nodes take over calls that wait behind a call which runs for longer than those before it."""
+        """Let idle nodes take over calls that wait on a node where no call has ended for a while (`STUCK` seconds)."""
         with self._lock:
             self._looks = False
             now = time.monotonic()

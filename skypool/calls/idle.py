@@ -1,7 +1,7 @@
 """`IdleTime`: sums up the time in which a node did no work. It does no I/O and reads no clock.
 
 A node is idle while no call runs on it. It is idle, too, while calls run but all of its devices are below 5 %
-utilisation. Readings of devices count for `FRESH` seconds. For a node whose devices are not measured, only calls count.
+utilisation. A reading of the devices counts for 15 s. For a node whose devices are not measured, only calls count.
 """
 
 from __future__ import annotations
@@ -33,18 +33,19 @@ class Idleness:
 
 
 class IdleTime:
-    """The idle time of one node. Times are in seconds since 1970. A time before the last one counts as the last one.
+    """The idle time of one node. Times are in seconds since 1970.
 
-    The dispatch holds its lock while it uses this object.
+    If a method gets an earlier time than the method before it, as after a correction of the clock, the time of the
+    method before is used. The dispatch holds its lock while it uses this object.
 
     Args:
         now: the time from which idle time is counted. No call runs then.
 
     Attributes:
         calls: True while a call runs.
-        since: the time since which the node has had no work (a call, or what `hold` notes); None while it has work.
-        worked: the time at which the last work ended; None before the first.
-        held: True while something other than calls counts as work.
+        held: True while something other than calls counts as work, such as a service with `busy=True`.
+        since: the time since which the node has had no work; None while it has work (`calls` or `held` is True).
+        worked: the time at which the last work ended; None if none has ended yet.
     """
 
     __slots__ = ("_at", "_began", "_low_until", "_seconds", "calls", "held", "since", "worked")
@@ -74,7 +75,7 @@ class IdleTime:
         self._change(now)
 
     def hold(self, now: float, held: bool) -> None:
-        """Note whether something other than calls, such as a service with `busy=True`, counts as work from now on."""
+        """Note whether other work than calls, such as a service with `busy=True`, occupies the node from now on."""
         self.held = held
         self._change(now)
 
@@ -87,7 +88,7 @@ class IdleTime:
         self._low_until = now + FRESH if low else -math.inf
 
     def until(self, now: float) -> Idleness:
-        """Return how long the node was idle until now."""
+        """Return how long the node was idle up to the time `now`."""
         self._advance(now)
         is_idle = self.since is not None or self._at < self._low_until
         return Idleness(self._began, self._at, self._seconds, is_idle, self.since)
@@ -102,7 +103,7 @@ class IdleTime:
             self.worked = self._at
 
     def _advance(self, now: float) -> None:
-        """Add the idle time since the last change, and let later changes count from now on."""
+        """Add the idle time between the last change and `now`. The next change counts from `now`."""
         if now <= self._at:
             return
         until = now if self.since is not None else min(now, self._low_until)

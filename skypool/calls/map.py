@@ -17,14 +17,14 @@ from skypool.link.readings import reading
 
 T = TypeVar("T")
 _GATHER = 0.001
-"""Seconds after which gathered calls are sent, even if they do not fill a frame yet."""
+"""Seconds after which calls that were collected for a frame are sent, even if the frame is not full."""
 
 
 class Map(Generic[T]):
     """A sender of the calls of one `pool.map`, which yields their results in order.
 
     Args:
-        nodes: the nodes that may run the calls: one, any of several, or any node of the pool (None).
+        nodes: the nodes that may run the calls: the number of one, a tuple of several, or None for any node.
         chunksize: the number of calls that are sent together. If None, it depends on how long the calls take.
         at_hand: True if the items can be read without blocking, as from a list. If False and `chunksize` is None, each
             call is sent alone.

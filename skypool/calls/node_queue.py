@@ -24,7 +24,7 @@ _AHEAD_SECONDS = 0.02
 _AHEAD_MOST = 1024
 """The most calls that are sent to a node ahead of the running calls. If the node is lost, all must be sent again."""
 STUCK = 0.005
-"""Seconds without the end of a call after which calls that wait on a node are taken over by another node."""
+"""If no call of a lane ends for this many seconds, other nodes may take over the calls that wait there."""
 _WORTH_SECONDS = 0.004
 """Seconds of work that must wait for each slot of a node before another node takes some of it over."""
 _TOGETHER_SECONDS = 0.002
@@ -51,9 +51,9 @@ class Lane:
         underway: the calls that were sent to the node and have not ended, by id.
         pinned: the waiting calls that must run on this node.
         seconds: the recent average time of a call here, in seconds; None before the first call has ended.
-        paces: the recent time of one call of a function, in seconds, by the function's key.
+        paces: the recent average time of a call of each function, in seconds, by the function's key.
         recalling: True while the node has not answered a request to give calls back.
-        moved: when a call ended last, or when the first one was sent to the idle lane, by `time.monotonic()`.
+        moved: the time by `time.monotonic()` at which a call ended last, or at which the idle lane got its first call.
         held: the number of the gang that the slots are reserved for; None if other calls may be sent.
     """
 
@@ -71,9 +71,9 @@ class Lane:
     def room(self, together: int | None = None) -> int:
         """Return how many more calls can be sent to the node now. The number may be negative.
 
-        Each slot has room for one call, or one frame of `together` calls if given. Short calls are sent ahead, so
-        that no slot is idle until the next message: about 20 ms of work for each slot, and at most 1024 calls. Calls
-        under way are subtracted. There is no room while the slots are reserved for a gang.
+        Each slot has room for one call. If `together` is given, it has room for one frame of that many calls. Short
+        calls are also sent ahead, so that no slot is idle until the next message: about 20 ms of work for each slot,
+        and at most 1024 calls. Calls under way are subtracted. The result is 0 while the slots are reserved for a gang.
         """
         if self.held is not None:
             return 0
@@ -87,10 +87,14 @@ class Lane:
         return len(self.underway) / self.slots
 
     def learn(self, key: str, seconds: float) -> None:
-        """Update the average time of the lane and that of the function with the time of a call in seconds.
+        """Update two averages with the time of a call that has ended: that of the lane, and that of the function.
 
-        Each average moves a fifth of the way to the new time. A function's average becomes the new time if that is
-        longer. For several calls that ended together, pass their mean time.
+        The lane's average moves a fifth of the way to the new time. So does the function's, but if the new time is
+        longer, it replaces the function's average.
+
+        Args:
+            key: the key of the function.
+            seconds: the time of the call. For several calls that ended together, their mean time.
         """
         self.moved = time.monotonic()
         self.seconds = seconds if self.seconds is None else 0.8 * self.seconds + 0.2 * seconds
@@ -109,20 +113,27 @@ class Lane:
 
     @property
     def spare(self) -> int:
-        """The number of calls that wait on the node for a slot of this lane; 0 or less if none does."""
+        """The number of calls under way beyond the slots of this lane: they wait on the node. 0 or less for none."""
         return len(self.underway) - self.slots
 
     def is_late(self, now: float) -> bool:
-        """Return True if idle nodes should take calls from here, as these are much work or wait behind a long call."""
+        """Return True if idle nodes should take over calls that wait here. `now` is of `time.monotonic()`.
+
+        They should if the calls that wait for a slot are much work, or if no call has ended here for 5 ms or ever.
+        """
         if self.seconds is None or now - self.moved >= STUCK:
             return True
         return self.spare * self.seconds >= _WORTH_SECONDS * self.slots
 
     def waits(self, waiting: int, first: PendingCall) -> bool:
-        """Return True if waiting calls (`first` comes first) should not be sent yet, as they do not fill a frame.
+        """Return True if waiting calls should not be sent yet, because they do not fill a frame.
 
         Calls wait only while the node has at least two calls under way for each slot. Calls of a `pool.map` with a
         `chunksize` do not wait if the node has room for all waiting calls.
+
+        Args:
+            waiting: the number of waiting calls.
+            first: the first of them.
         """
         if len(self.underway) < 2 * self.slots:
             return False
@@ -156,14 +167,20 @@ class Lane:
 
 
 def slowed(pace: float | None, seconds: float) -> float:
-    """Return a function's new average time after a call of `seconds`, as `Lane.learn` says. `pace` is the old one."""
+    """Return the new average time of a function after a call that took `seconds`.
+
+    The average moves a fifth of the way from the old one, `pace`, to the new time. If the new time is longer, or `pace`
+    is None, the result is the new time.
+    """
     return seconds if pace is None or seconds > pace else 0.8 * pace + 0.2 * seconds
 
 
 def frame_full(pending: PendingCall, pace: float | None) -> int:
-    """Return how many calls like this one may share a frame, as `Lane.frame_full` says.
+    """Return how many calls like this one may share a frame.
 
-    `pace` is the recent time of one call of its function, in seconds. If it is None (not known), the result is 1.
+    It is 1 for a call that never shares a frame. If `pool.map` was given a `chunksize`, it is that, but at most 512.
+    Otherwise it is the number of calls that a slot runs in about 2 ms, from 1 to 128. `pace` is the recent time of one
+    call of the function, in seconds; for None (not known), the result is 1.
     """
     if not pending.is_small:
         return 1
@@ -195,17 +212,17 @@ class NodeQueue:
         services: the services that run on the node, as the calls under way of a lane without slots. They are in none of
             `lanes`, so that they take no room from other calls.
         functions, objects: the keys of the functions and of the values of `pool.put` that the node has.
-        theirs: the keys of the values that a former client sent to the node.
+        theirs: the keys of the values that a former client sent to the node with `pool.put`.
         their_streams: the ids of the generators of a former client, whose items nobody can read any more.
         to_ack: the ids of calls whose results have arrived, but are not acknowledged yet.
         holds_memory: True if the node keeps the memory of a large result until it is acknowledged (in `to_ack`).
-        output_seen: the number of the last frame with printed text that was read.
+        output_seen: the number of the last frame with printed text of calls that was read.
         asked_back: the number of calls that the node was asked to give back and has not given back yet.
         strays: the number of frames over this connection about calls that the node does not run.
         resumed: False while the connection is broken, and until the messages that the node missed were sent again.
         leaving: True if the node gets no new calls. Calls that run there go on.
         retired: True if the node leaves because it was retired, and the provider does not take its machine back.
-        unhealthy: what is wrong with the node, if it leaves because of that; otherwise None.
+        unhealthy: an error that says what is wrong with the node, if it leaves because of that; otherwise None.
         address: the address at which other nodes reach this node; "" if it is not known.
         host: the name of its machine; "" if it is not known.
         stalled: the ids of calls of generators that wait until their items are taken.
@@ -236,12 +253,12 @@ class NodeQueue:
 
     @property
     def is_up(self) -> bool:
-        """True if calls can be sent to the node: it is connected, is not leaving, and lacks no earlier message."""
+        """True if calls can be sent to the node: it is not leaving, is connected, and got all earlier messages."""
         return self.is_reachable and not self.leaving
 
     @property
     def is_reachable(self) -> bool:
-        """True if the node is connected and lacks no earlier message. It may be leaving."""
+        """True if the node is connected and got all earlier messages. It may be leaving."""
         return self.resumed and self.link.is_up
 
     @property
@@ -252,7 +269,10 @@ class NodeQueue:
         return retired(self.node) if self.retired else taken_back(self.node)
 
     def lane(self, pending: PendingCall) -> Lane:
-        """Return the lane that may run a call: `services` for services, the last for CPU calls, else the first."""
+        """Return the lane that may run a call.
+
+        This is `services` for a service, the last of `lanes` for a call that needs no device, and otherwise the first.
+        """
         return self.services if pending.service else self.lanes[-1 if pending.options.on_cpu else 0]
 
     @property
@@ -276,9 +296,9 @@ class NodeQueue:
         return not any(lane.underway for lane in self.lanes)
 
     def note_idle(self) -> None:
-        """Note in `idle` whether calls, or services that count as work, run now.
+        """Update `idle`: note whether calls, or services that count as work, run now.
 
-        `send` notes that a call begins. This method is for all other changes.
+        Call this after each change of the calls under way except `send`, which updates `idle` itself.
         """
         services = self.services.underway
         held = bool(services) and any(each.busy for each in services.values())
@@ -359,7 +379,7 @@ class NodeQueue:
             self.link.send(out)
 
     def _send_one(self, pending: PendingCall, out: list[Buffer]) -> None:
-        """Add the frame of a call to `out`. If its arguments are large, empty `out` and send them in pieces first."""
+        """Add the frame of a call to `out`. If its arguments are large, send `out` and then the call in pieces."""
         padded, total = pad(pending.payload)
         head = _members_of(f'"id":{pending.id}', [len(b) for b in pending.payload], pending)
         if total <= INLINE:
@@ -387,7 +407,7 @@ class NodeQueue:
             self.link.send(out)
 
     def _give_function(self, pending: PendingCall, out: list[Buffer]) -> None:
-        """Add a call's function, after its source texts, to `out`, unless the node has the function already."""
+        """Add a call's function to `out`, after the scripts that it comes from, unless the node has it already."""
         if pending.code.key not in self.functions:
             for source in pending.code.sources:
                 if source.key not in self.functions:
@@ -405,7 +425,7 @@ class NodeQueue:
             self.link.send(out)
 
     def _give(self, kind: Kind, key: str, buffers: Sequence[Buffer], out: list[Buffer], **more: Any) -> None:
-        """Add the frame of a function or value to `out`. If large, announce it, empty `out`, and send it in pieces."""
+        """Add the frame of a function or value to `out`. If it is large, send `out` and then the value in pieces."""
         header = {"key": key, "lens": [len(b) for b in buffers], **more}
         padded, total = pad(buffers)
         if total <= INLINE // 2:
@@ -496,8 +516,8 @@ class NodeQueue:
     def acks(self, least: int = 32) -> list[Buffer]:
         """Return a frame that acknowledges the results and output that have arrived, and empty `to_ack`.
 
-        If fewer than `least` results have arrived, return [] and change nothing. One large result is always enough.
-        With `least=0`, a frame is always returned.
+        If fewer than `least` results have arrived since the last frame, and none of them is large, return [] and change
+        nothing. With `least=0`, a frame is always returned.
         """
         if len(self.to_ack) < (min(least, 1) if self.holds_memory else least):
             return []

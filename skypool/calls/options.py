@@ -82,17 +82,17 @@ class NodesChanges(OptionChanges, total=False):
 class Options:
     """The options of a call: how, where and for how long it runs. The constructor checks the values.
 
-    The arguments, their units and their defaults are described at `ComputeFunction`. Durations such as "5m" become
-    seconds. A single `retry_on` class becomes a tuple.
+    The arguments are the options of `@compute`, and each is also an attribute. Durations such as "5m" become seconds
+    there, and a single `retry_on` class becomes a tuple.
 
     Attributes:
         grace: seconds between SIGTERM and SIGKILL when the call is cancelled.
         own_grace: the option `grace` in seconds; None if it was not given. Then `grace` is `GRACE` (5), and a call that
             exceeds its timeout gets the `grace` of the pool.
         on_cpu: True if the call needs no device (`devices=0`). A node that has CPU slots runs the call on one of them.
-        is_broadcast: True if `node` is "all" or a sequence of numbers, so that the call is sent to each of these nodes.
+        is_broadcast: True if the option `node` is "all" or several numbers, so that each of these nodes gets the call.
         pinned: the number of the only node that may run the call; None if `node` is not a single number.
-        header: the options that the node needs, as JSON members for the header of a CALL frame, without braces.
+        header: the options that the node needs, as JSON members without braces, for the header of the call's frame.
 
     Raises:
         UsageError: a value is not valid.
@@ -242,6 +242,9 @@ def node_asked(node: object) -> NamedNodes:
 
 
 def no_such_node(pool: str, missing: Collection[int], there: Collection[int]) -> UsageError:
-    """Return (do not raise) a UsageError: `node=` names nodes that the pool does not have."""
+    """Return (do not raise) a UsageError: `node=` names nodes that the pool does not have.
+
+    `missing` has the numbers of these nodes, and `there` has those of the pool's nodes.
+    """
     names = ", ".join(map(str, sorted(missing)))
     return UsageError(f"pool {pool!r} has no node {names}; its nodes are {sorted(there)}")

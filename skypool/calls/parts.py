@@ -25,7 +25,7 @@ When a process is killed, its peers often report a broken connection some 10 to 
 """
 
 _STOPPING = 1.0
-"""Seconds that a stopped part may take, in addition to its `grace`, before the error is raised anyway."""
+"""If a stopped part still runs this many seconds after its `grace` is over, the call's error is raised anyway."""
 
 
 class FirstFailure:
@@ -35,6 +35,7 @@ class FirstFailure:
     that raised, because a death often makes the other parts raise. Otherwise the earliest error counts.
 
     Args:
+        name: the name of the function, for messages.
         nodes: the number of the node of each part.
         on_decided: called in a thread of its own with the error that was chosen.
     """
@@ -50,7 +51,7 @@ class FirstFailure:
         self._timer: threading.Timer | None = None
 
     def add(self, place: int, error: BaseException) -> None:
-        """Note that the part on node `nodes[place]` failed. The first error starts the time until the decision."""
+        """Note that the part on node `nodes[place]` failed. The decision comes half a second after the first error."""
         text = f"{type(error).__name__}: {text_of(error)}"  # without the lock, as this runs code of the user
         with self._lock:
             if self._chosen is not None:
@@ -162,7 +163,7 @@ class ListFuture(JoinedFuture[list[T]]):
         cancel_all(self.parts)
 
     def _finish(self) -> None:
-        """Finish this future with the error of the call, or mark it as returned: `result` decodes the values."""
+        """Finish this future: with the call's error, or without one. `result` decodes the values of the parts later."""
         if self._timer is not None:
             self._timer.cancel()
         error = self._failure.choose()

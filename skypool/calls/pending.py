@@ -71,7 +71,7 @@ class UserCall:
     """A call as the user sees it, of which several pending calls are parts: one for each node or process.
 
     Attributes:
-        left: the number of parts that have not ended.
+        left: the number of pending calls of it that have not ended.
         seconds: the wall time of the longest part that has ended; None if no part's time is known.
         node: the node of the part that failed, or of the last part; -1 for none.
         error: the text of the error of a part that failed; "" for none.
@@ -87,7 +87,7 @@ class UserCall:
 
 
 NO_CALL = UserCall("", 0)
-"""The `part_of` of pending calls that are not calls of the user, or that `GangRunner` counts together."""
+"""The `part_of` of pending calls that do not count by themselves: checks of skypool's own, and processes of gangs."""
 
 
 @dataclass(slots=True, eq=False)
@@ -98,12 +98,13 @@ class PendingCall:
 
     Attributes:
         payload: the pickled arguments.
-        outlet: the place where the caller gets the result or the items of a generator.
+        outlet: the object from which the caller gets the result, or the items of a generator.
         node: the number of the node that must run the call, or a tuple of the nodes that may run it; None for any node.
         world: the position of the call's node among the nodes that run the call, from 0, and the addresses of all these
             nodes. None if only one node runs the call.
         feeds: the iterators among the arguments. Their items are sent while the call runs.
-        gang: the number of the gang for which the call runs, as a process or to ask if a node is free. None for none.
+        gang: the number of the gang that the call belongs to, as one of its processes or as the empty call that asks if
+            a node is free. None if it belongs to none.
         member: the place of the call's process in the gang; None if the call is not a process of a gang.
         chunk: the most calls of the same function that may share a frame. None if their duration decides.
         service: True for a service of `pool.service`, or a test of its port. Such a call takes no slot. It is sent to
@@ -148,7 +149,7 @@ class PendingCall:
 
     @property
     def header(self) -> str:
-        """The options of the call as JSON members for the header of its CALL frame, without braces; "" for none.
+        """The options of the call as JSON members without braces, for the header of its frame; "" if there are none.
 
         For a generator, its window is included; for a call to several nodes, its `world`. The call's id, the function's
         key and the lengths of the buffers are left out.
@@ -187,7 +188,7 @@ class PendingCall:
         return self.options.retries - self.retried
 
     def bound(self, nodes: Container[int], begun: bool) -> str:
-        """Return the reason why none of these nodes can run the call again, or "" if one of them can.
+        """Return the reason why none of these nodes can run the call again. Return "" if one of them can.
 
         The number of retries that are left is not considered.
 

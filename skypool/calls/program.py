@@ -25,7 +25,7 @@ _TAIL = 4096
 _PIECE = 64 << 10
 """The most bytes of output that are passed on at a time."""
 _PATIENCE = 200
-"""Milliseconds between two checks if a program has ended whose stdout is still open in another process."""
+"""Milliseconds between two checks whether the program has ended. Another process may keep its stdout open."""
 _LOOK = 0.05
 """Seconds between two attempts to connect to a port."""
 
@@ -47,8 +47,19 @@ class Program:
     ) -> int:
         """Run the program, pass its output on as it comes, wait for its end, and return its exit status.
 
-        `cmd` describes the arguments, the status and the errors. When the call is stopped, the process group of this
-        worker, to which the program belongs, gets SIGTERM. The agent kills the group when the call's `grace` is over.
+        For a program that a signal ended, the status is the negative number of the signal. When the call is stopped,
+        the process group of this worker, to which the program belongs, gets SIGTERM. The agent kills the group when the
+        call's `grace` is over.
+
+        Args:
+            arguments: the arguments of the program.
+            env: variables that are added to the environment of the program.
+            cwd: the folder in which the program starts. None: that of this process.
+            check: True raises CommandFailed if the status is not 0.
+            expand: True replaces `$NAME` and `${NAME}` in the words of the command and in `cwd` by variables.
+
+        Raises:
+            CommandFailed: the program cannot be started, a variable is not set, or the status is not 0.
         """
         argv = [self.program, *arguments]
         environment = {"PYTHONUNBUFFERED": "1", **os.environ, **(env or {})}
@@ -114,7 +125,7 @@ def _pass_on(process: subprocess.Popen[bytes]) -> bytearray:
         poll.register(stream, select.POLLIN)
 
     def pass_on(patience: int) -> None:
-        """Pass on one piece of each stream that can be read within `patience` milliseconds."""
+        """Wait at most `patience` milliseconds for output, and pass on one piece of each stream that has some."""
         for end, _ in poll.poll(patience):
             data = os.read(end, _PIECE)
             if not data:
@@ -139,7 +150,7 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def _stop(process: subprocess.Popen[bytes], is_failure: bool) -> None:
-    """End the process of a stopped call, or kill it if this process has failed. Pass its output on until it ends."""
+    """End the program of a stopped call; kill it if passing its output on has failed. Wait for its end."""
     if is_failure:
         process.kill()
     elif os.getpgrp() == os.getpid():  # a worker; the agent kills the group when the call's `grace` is over

@@ -22,16 +22,16 @@ from skypool.wire import exceptions
 from skypool.wire.frames import Buffer, End
 
 Ended = list[tuple[PendingCall, BaseException | Returned]]
-"""Calls that have ended, each as (call, its value or exception).
-
-The dispatch wakes the callers after it has released its lock.
-"""
+"""Calls that have ended, each as (call, its value or exception). Their callers are woken later, without the lock."""
 
 
 class Failure(NamedTuple):
-    """An exception of a call, and facts about it. Finding these runs code of the user, so it is done without the lock.
+    """An exception of a call, and facts about it.
+
+    To find out these facts may run code of the user, so it is done without the lock.
 
     Attributes:
+        error: the exception.
         text: the exception's type and text, for records.
         is_retried: True if the call may run again after this exception, provided that a retry is left.
     """
@@ -108,9 +108,13 @@ class CallProgress:
     def on_ends(self, node_queue: NodeQueue, ends: Sequence[End], ended: Ended, errors: Errors) -> None:
         """Handle the results of calls that shared a frame.
 
-        Each call that has ended is added to `ended` with its value or exception, unless it may run again. The average
-        run time of the calls updates the averages of their node. A result of a call that the node does not run is
-        acknowledged and otherwise ignored. `errors` is what `errors_in` returned.
+        A call that raised and may run again is passed to `on_lost`. The average run time of the calls updates the
+        averages of their node. A result of a call that the node does not run is acknowledged and otherwise ignored.
+
+        Args:
+            ends: the results, each as (id, ok, seconds, encoded value or exception).
+            ended: each call that has ended and does not run again is added here, with its value or exception.
+            errors: the exceptions of the calls that raised, as `errors_in` returns them.
         """
         count = 0
         took = 0.0
@@ -141,7 +145,15 @@ class CallProgress:
     def on_outcome(
         self, node_queue: NodeQueue, said: Outcome, buffers: Sequence[Buffer], ended: Ended, errors: Errors
     ) -> None:
-        """Handle the result of one call, as `on_ends` handles several."""
+        """Handle the result of one call. If it raised and may run again, pass it to `on_lost`.
+
+        A result of a call that the node does not run is acknowledged and otherwise ignored.
+
+        Args:
+            said: the message of the node. `buffers` has the encoded value or exception.
+            ended: if the call does not run again, it is added here with its value or exception.
+            errors: the exceptions of the calls that raised, as `errors_in` returns them.
+        """
         node_queue.holds_memory |= said.large
         pending = node_queue.find(said.id)
         if pending is None:
@@ -185,7 +197,7 @@ class CallProgress:
 
 
 def _gone_iterator(pending: PendingCall, said: ItemWanted) -> tuple[dict[str, object], list[Buffer]]:
-    """Return the header and the body of the error for a call that asks for an item of a former client's iterator."""
+    """Return (header, body) of a frame with an error: the iterator asked for is gone with the former client."""
     error = SkypoolError(
         f"an iterator argument of {pending.name} was in the process that sent the call, and is gone with it: another "
         "process has taken the pool over"

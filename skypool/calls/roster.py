@@ -22,7 +22,7 @@ class Roster:
     """The nodes that run the calls of one pool. `Dispatch` adds and removes them. Any thread may call the methods.
 
     Attributes:
-        lock: the lock of the dispatch.
+        lock: the lock of the dispatch, the object that queues the calls.
         node_queues: the queue of each node, by the node's number.
         staying: the nodes that get new calls.
         idle: the idle time of each node, by its number. Nodes that are gone stay in it.
@@ -59,7 +59,7 @@ class Roster:
     def slots(self, *, on_cpu: bool) -> dict[int, int]:
         """Return how many calls each node runs at once, by its number. Leaving nodes are left out.
 
-        With `on_cpu`, these are calls that need no device, otherwise all other calls.
+        If `on_cpu` is True, count calls that need no device, otherwise all other calls.
         """
         with self.lock:
             there = {node: self.node_queues[node].lanes for node in sorted(self.staying)}
@@ -77,7 +77,10 @@ class Roster:
             return taken_back(node) if node_queue is None else node_queue.why_leaving
 
     def awaited(self, node: int) -> Collection[int]:
-        """Return a live view of the ids of the calls under way on a node; () for an unknown node. Takes no lock."""
+        """Return the ids of the calls under way on a node, as a view that changes with them. Takes no lock.
+
+        For an unknown node, return ().
+        """
         node_queue = self.node_queues.get(node)
         return () if node_queue is None else ChainMap(*(lane.underway for lane in node_queue.all_lanes))
 
@@ -101,7 +104,8 @@ class Roster:
     def occupants(self, nodes: Iterable[int], *, former: bool = False) -> str:
         """Return the calls under way on nodes as words, such as "train on nodes 0, 1"; "" for none.
 
-        For calls of a former client, the words say so, and how to stop them. With `former`, only those are included.
+        For calls of a former client, the words say so, and how to stop them. If `former` is True, only calls of a
+        former client are included.
         """
         found: dict[tuple[bool, str], set[int]] = {}
         with self.lock:

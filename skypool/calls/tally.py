@@ -30,11 +30,11 @@ Outcome = Literal["ok", "failed", "cancelled"]
 BOUNDS = tuple(round(step * 10.0**power, 6) for power in range(-4, 5) for step in (1, 2.5, 5))
 """The upper bounds of the buckets of the histogram of wall times, in seconds. A last bucket has all longer calls."""
 MOST_SLOWEST = 100
-"""The number of calls that succeeded and have records: the slowest ones."""
+"""The most records of succeeded calls that `take` returns: those of the slowest calls."""
 _COUNT_AT = 4096
 """The number of calls that are appended before they are counted."""
 _PARTS = 64
-"""The number of further parts that are noted before those that have ended are forgotten."""
+"""The number of parts that are added before those that have ended are removed."""
 _MOST_WAITING = 20_000
 """The most records of succeeded calls that wait for `take`. If there are more, the `MOST_SLOWEST` slowest ones stay."""
 _SECONDS: Callable[[Any], Any] = operator.itemgetter(3)
@@ -51,7 +51,8 @@ class EndedCall(NamedTuple):
     """The record of a call that has ended. A call that ran as several processes has one for each.
 
     Attributes:
-        node: -1 if no node ran it.
+        name: the name of the function.
+        node: the number of the node that ran the call; -1 if none did.
         ended: when its result arrived, in seconds since 1970.
         seconds: the wall time of the function, as the node measured it; None if unknown.
         outcome: "ok", "failed" or "cancelled".
@@ -71,7 +72,8 @@ class SlotUse(NamedTuple):
 
     Attributes:
         on_cpu: True for the CPU slots of a node that also has slots with devices.
-        busy: the number of slots that run something. A gang that runs has all of them.
+        slots: the number of slots.
+        busy: the number of slots that run something. While a gang runs on them, all are busy.
     """
 
     on_cpu: bool
@@ -85,7 +87,8 @@ class NodeCounts:
 
     Attributes:
         slots: the slots of the node by their kind; () for a node that runs no calls.
-        waiting: the number of calls that wait there for a slot, or that only this node may run.
+        running: the number of calls that run there.
+        waiting: the number of calls that wait there for a slot, or that wait and may run on this node only.
         done: the number of calls that have ended there.
         names: the names of a few functions that run there.
     """
@@ -102,8 +105,9 @@ class CallCounts:
     """The number of calls that have ended, and how long they ran.
 
     Attributes:
+        ok, failed: the number of calls that succeeded, and of those that ended with an error.
         cancelled: the number of calls that were cancelled, or that the end of the pool has ended.
-        retried: the number of runs that were repeated because they failed or lost their node.
+        retried: the number of runs after which a call ran again, because the run failed or lost its node.
         classes: the histogram of wall times: the number of calls in the bucket below each of `BOUNDS`, and of longer
             calls. Calls whose wall time is unknown are left out.
         seconds: the sum of the wall times.
@@ -126,7 +130,10 @@ class CallCounts:
 class PoolCounts:
     """The calls of a pool at one moment.
 
-    `nodes` has the calls of each node, by the node's number. Nodes that are gone have only `done`.
+    Attributes:
+        ended: the numbers of the calls that have ended.
+        running, waiting: the numbers of the calls that run, and of those that wait.
+        nodes: the calls of each node, by the node's number. For a node that is gone, only `done` is known.
     """
 
     ended: CallCounts = field(default_factory=CallCounts)
@@ -196,7 +203,10 @@ def _is_counted(pending: PendingCall) -> bool:
 
 
 class Parts:
-    """The unfinished pending calls whose `part_of` is not None, by the node that runs each."""
+    """The pending calls that are parts of a call of the user or of a gang, and have not ended.
+
+    They are grouped by the node that runs them. Their `part_of` is not None.
+    """
 
     def __init__(self) -> None:
         self._by_node: dict[int, list[PendingCall]] = {}  # with some that have ended
@@ -225,7 +235,7 @@ class Parts:
 class CallTally:
     """The tally of one pool's calls since its start.
 
-    `now`, `on`, `counts` and `take` may be called from any thread. The other methods are called with `lock` held.
+    `now`, `on`, `counts` and `take` may be called from any thread. The other methods must be called with `lock` held.
 
     Args:
         lock: the lock of the dispatch.
@@ -272,7 +282,7 @@ class CallTally:
         error: str | None,
         is_closed: bool = False,
     ) -> None:
-        """Note the end of a part. With the last part, its call ends too. The processes of a gang are not counted."""
+        """Note the end of a part. The end of the last part is the end of its call. Ignore the processes of gangs."""
         whole = pending.part_of
         if whole is None or whole is NO_CALL or pending.gang is not None:
             return
@@ -303,11 +313,12 @@ class CallTally:
         """Note that a call has ended.
 
         Args:
-            nodes: the numbers of the nodes that ran it, without those that were noted for its parts; -1 for none.
+            nodes: the numbers of the nodes that ran it, except nodes that were counted when its parts ended. -1 stands
+                for no node.
             seconds: its wall time; None if that is not known.
             error: the text of the error, from `text_of_error`; None if the call succeeded.
             stopped: True if it was cancelled.
-            node: the node of its record. If None, the first of `nodes`.
+            node: the number of the node that its record names. If None, the first of `nodes`.
         """
         self._done.update(each for each in nodes if each >= 0)
         node = next(iter(nodes), -1) if node is None else node
@@ -367,7 +378,7 @@ class CallTally:
         return CallCounts(self._ok, self._failed, self._cancelled, self._retried, tuple(self._classes), self._seconds)
 
     def take(self) -> list[EndedCall]:
-        """Return the records since the last `take`, and forget them. They are not ordered.
+        """Return the records of the calls that have ended since the last `take`, and forget them. They are not ordered.
 
         Of the calls that succeeded, only the `MOST_SLOWEST` (100) slowest ones have records.
         """
@@ -378,7 +389,7 @@ class CallTally:
         return [*unhappy, *itertools.starmap(EndedCall, heapq.nlargest(MOST_SLOWEST, kept, key=_SECONDS))]
 
     def _count(self) -> None:
-        """Count the calls that were appended, and move them to the records that wait for `take`."""
+        """Count the calls that `returned` has appended to a list, and keep their records for `take`."""
         new, self._new = self._new, []
         classes, done, least, kept = self._classes, self._done, self._least, self._kept
         total = 0.0

@@ -35,7 +35,10 @@ class Values:
                 node_queue.drop_object(key)
 
     def give(self, node_queue: NodeQueue) -> None:
-        """Send a node the values that it lacks. It frees those of this client that were dropped meanwhile."""
+        """Send a node, which has joined or reconnected, the values that it lacks.
+
+        Values of this client that were dropped while the node was away are freed there.
+        """
         for key in node_queue.objects - self._objects.keys() - node_queue.theirs:
             node_queue.drop_object(key)
         for key in self._objects:

@@ -23,8 +23,8 @@ class CallQueue(deque[PendingCall]):
     """Waiting calls that the same lanes may run, and these lanes by their load.
 
     Attributes:
-        enough: how many calls must wait before another search for a lane makes sense.
-        loads: the load of each lane that was offered, and its node.
+        enough: the number of waiting calls from which another search for a lane makes sense.
+        loads: (load, node) of each lane that may have room. The load is the calls under way for each slot.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,8 @@ class CallQueue(deque[PendingCall]):
     def offer(self, node_queue: NodeQueue, lane: Lane, load: float) -> None:
         """Note that a lane of this load may run calls of this queue, and may have room now.
 
-        When a lane gets more calls, it need not be offered again: `best` checks its load.
+        `load` is the number of calls under way for each slot. When a lane gets more calls, it need not be offered
+        again: `best` checks its load.
         """
         self.enough = 0.0
         known = self.loads.get(lane)
@@ -76,9 +77,9 @@ class CallQueue(deque[PendingCall]):
 
 
 class WaitingCalls:
-    """The calls of one pool that wait for a node: calls that any node may run, and calls that only some nodes may run.
+    """The calls of one pool that wait for a node and that more than one node may run.
 
-    Calls that must run on a single node wait in the `Lane` of that node instead. The dispatch holds its lock while it
+    Calls that must run on a certain node wait in the `Lane` of that node instead. The dispatch holds its lock while it
     uses this object. `len()` gives the number of calls, and iterating yields them without removing them.
 
     Args:
@@ -144,8 +145,8 @@ class WaitingCalls:
     def shared(self, nodes: tuple[int, ...], on_cpu: bool) -> CallQueue:
         """Return the queue of the calls that only these nodes may run. If there is no such queue, make an empty one.
 
-        `nodes` must be in ascending order. Those that the pool does not have are skipped. With `on_cpu`, it is the
-        queue of the calls that need no device, otherwise of the other calls.
+        `nodes` must be in ascending order. Those that the pool does not have are skipped. If `on_cpu` is True, return
+        the queue of the calls that need no device, otherwise that of the other calls.
         """
         queue = self._shared.get((nodes, on_cpu))
         if queue is None:
@@ -169,9 +170,9 @@ class WaitingCalls:
         self._shared_by = {lane: queues for lane, queues in left.items() if queues}
 
     def take_orphans(self, staying: Container[int]) -> list[PendingCall]:
-        """Remove and return the calls that name several nodes, none of which can take calls.
+        """Remove and return the calls that name several nodes of which none gets new calls.
 
-        `staying` has the nodes that can. Calls that any node may run are not removed.
+        `staying` has the numbers of the nodes that get new calls. Calls that any node may run are not removed.
         """
         orphans: list[PendingCall] = []
         for (nodes, _), queue in self._shared.items():

@@ -25,7 +25,7 @@ Providers = Annotated[
     list[str] | None, typer.Option("--provider", "-p", help="Ask only this provider (repeatable). Default: all.")
 ]
 _NOT_SET_UP = (UsageError, CredentialsError, ImportError)
-"""Types of errors that occur if this user has not set up a provider."""
+"""Types of errors that are raised if this user has not set up a provider."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -122,7 +122,7 @@ def _drivers_of(records: Sequence[Record]) -> list[Driver]:
 
 
 def _of_others(found: Sequence[Found], records: Sequence[Record]) -> list[Found]:
-    """Return all of `found` if `records` lack one of its machines, so that another client rented it; otherwise []."""
+    """Return `found` if another client rented one of its machines, which `records` lack then. Otherwise return []."""
     machines = [each.thing for each in found if isinstance(each.thing, Instance)]
     if all(any(record.has(each) for record in records) for each in machines):
         return []

@@ -90,7 +90,7 @@ def _time(text: str) -> float:
 
 
 def _kept(runs: list[Path], node: int | None, call: str | None, since: float, follow: bool) -> Iterator[LogLine | None]:
-    """Yield the lines in the files of runs of a pool. With `follow`, follow the last run: None means no line yet."""
+    """Yield the lines in the files of a pool's runs. With `follow`, wait for new ones; None: there is none yet."""
     for run in runs[:-1]:
         yield from reader.lines(reader.records(run), Assembler(node, call, since))
     session = runs[-1].name.rpartition("-")[2]
@@ -110,7 +110,7 @@ def _running(pool: str) -> str:
 
 
 def _live(pool: str, node: int | None, call: str | None, follow: bool) -> Iterator[LogLine | None]:
-    """Yield what a running pool that keeps no files prints from now on; None for no line yet."""
+    """Yield what a running pool without files prints from now on. None means that there is no new line yet."""
     with client.events(pool) as made:  # raises NoOwner if no process on this computer runs the pool
         if not follow:
             raise UsageError(
@@ -130,7 +130,7 @@ def _matching(found: Iterator[LogLine | None], pattern: re.Pattern[str] | None) 
 
 
 def _last(found: Iterator[LogLine | None], tail: int | None) -> Iterator[LogLine]:
-    """Yield the last `tail` lines (None: all) of those before the first None in `found`, and all lines after it."""
+    """Yield the last `tail` (None: all) of the old lines, before the first None in `found`, and all lines after it."""
     kept: deque[LogLine] = deque(maxlen=tail)
     is_following = False
     for line in found:

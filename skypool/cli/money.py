@@ -63,7 +63,8 @@ def ps(as_json: AsJson = False) -> None:
 def is_over(record: Record, now: float) -> bool:
     """Return True if a pool costs nothing, its client has left it, and its lease ended more than a minute before `now`.
 
-    The nodes of such a pool have ended themselves. A pool is not over while one of its orders has no answer.
+    The nodes of such a pool have ended themselves. A pool is not over while a provider has not answered a request to
+    rent machines for it. `now` is in seconds since 1970.
     """
     is_free = not record.intents and not any(each.usd_per_hour for each in record.lines)
     return is_free and record.state(now) == "left" and now > record.lasts + GRACE
@@ -76,7 +77,7 @@ _Seen = dict[str, Any] | SkypoolError
 
 
 def _seen(records: Sequence[Record]) -> dict[str, _Seen]:
-    """Ask the owners of these pools, all at the same time, for the state of the pools. Return answers by session."""
+    """Ask the owners of these pools for the pools' state, all at the same time. Return their answers by session."""
 
     def ask(record: Record) -> _Seen:
         try:
@@ -94,7 +95,7 @@ def _seen(records: Sequence[Record]) -> dict[str, _Seen]:
 
 
 def _seen_data(seen: _Seen | None) -> dict[str, object]:
-    """Return further fields of `skypool ps --json`: "answers" (True if the owner has answered) and "nodes"."""
+    """Return two fields for `skypool ps --json`: "answers" (True if the pool's owner has answered) and "nodes"."""
     return {"answers": isinstance(seen, dict), "nodes": list(_nodes(seen))}
 
 
@@ -129,8 +130,8 @@ def _pool_row(record: Record, now: float) -> list[str]:
 def explanations(record: Record, now: float) -> list[str]:
     """Return a line for each problem of a pool; [] if it has none. `now` is in seconds since 1970.
 
-    A problem is a client that is gone, an end that is not confirmed, an order to a provider without an answer, or an
-    error that ended the pool.
+    A problem is a client that is gone, an end that is not confirmed, a request to rent machines that a provider has not
+    answered, or an error that ended the pool.
     """
     said: list[str] = []
     if record.state(now) == "left":

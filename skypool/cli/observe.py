@@ -1,6 +1,6 @@
 """`skypool forward` and `skypool health`: look into a pool that runs in another terminal, by asking its owner.
 
-See `skypool.observers`.
+The package `skypool.observers` has the messages and connections for that.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def forward(
 
 
 def _forward(pool: str, port: int, node: int, host: str, here: int | None, socket: Path | None) -> client.Observation:
-    """Make a forward. If `here` is None, use `port` on this computer too, or any free port if that one is taken."""
+    """Forward a port. If `here` is None, use `port` on this computer, too, or a free port if that one is taken."""
     if socket is not None:
         return client.forward(pool, port, node, host, socket=os.path.abspath(socket.expanduser()))
     if here is None:

@@ -112,7 +112,7 @@ def _node(
     disk: str | None,
     arch: str | None,
 ) -> dict[str, Any]:
-    """Return the options as arguments of `skypool.plan`, which checks them. `said` is the value of --market or None."""
+    """Return the options of a command as arguments of `skypool.plan`, which checks them. `said` is that of --market."""
     if spot and said not in (None, "spot"):
         raise UsageError(f"--spot and --market {said} contradict each other; give only one of them")
     return {
@@ -137,7 +137,7 @@ def _nodes(text: str) -> int | tuple[int, int]:
 def _planned(
     names: list[str] | None, accelerators: list[str] | None, **terms: Any
 ) -> tuple[Plan, dict[str, Exception]]:
-    """Return the plan of the providers `names`, or of all set up; and by name why others were not asked."""
+    """Return a plan, and by name why a provider was not asked. Ask the providers `names`; without, all set-up ones."""
     drivers, left_out = registry.ready() if not names else ([registry.driver(name) for name in names], {})
     if not drivers:
         why = "; ".join(f"{name}: {error}" for name, error in left_out.items())

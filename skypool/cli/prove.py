@@ -167,7 +167,7 @@ def _confirm(yes: bool) -> None:
 
 
 def _compare(proof: Proof, file: Path, as_json: bool) -> None:
-    """Compare the bill for the machines of an earlier report with their receipts, and add the result to its file."""
+    """Compare the bill for an earlier report's machines with their receipts, and add the result to the report file."""
     try:
         earlier = from_json(file.read_text("utf-8"))
     except OSError as e:

@@ -67,7 +67,7 @@ def _text(command: list[str]) -> str:
 
 
 def _ports(said: list[str]) -> list[tuple[int, str, int]]:
-    """Return (port here, host, port of the node) for each text: "8888:80" (here, node), or "8888" for both."""
+    """Return (port here, host, port of the node) for each text: "8888:80" (here:node), or "8888" for the same port."""
     pairs = [each.partition(":") for each in said]
     ports = [(here, there or here) for here, _, there in pairs]
     if bad := [each for pair in ports for each in pair if not (each.isdecimal() and 0 < int(each) < 65536)]:

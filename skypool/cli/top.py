@@ -21,7 +21,7 @@ from skypool.rental.request import spelt
 _WIDE = 200
 """Number of columns in which tables are laid out if they are printed once."""
 _PATIENCE_ONCE = 2.0
-"""Seconds in which owners must answer if the tables are printed once."""
+"""Seconds in which the owners of pools must answer if the tables are printed once."""
 
 
 def add_to(app: typer.Typer) -> None:

@@ -18,7 +18,7 @@ from skypool.cli.top_lines import ORDERS, Order, details, ordered, pool_lines, s
 from skypool.cli.top_survey import PoolView, Survey
 
 _REDRAWN_EVERY = 0.5
-"""Seconds between two drawings. Owners are asked once a second."""
+"""Seconds between two drawings of the view. The owners of pools are asked once a second."""
 _CHOSEN = "> "
 _OTHERS = "  "
 
@@ -52,9 +52,11 @@ class Help(ModalScreen[None]):
 
 
 class Top(App[None]):
-    """The application: all pools of this user, with the nodes of the chosen one. It starts and stops `survey`.
+    """The application: all pools of this user, with the nodes of the chosen one.
 
-    If `alone` is True, it shows only the chosen pool at first, as `skypool top POOL` does.
+    Args:
+        survey: asks for the pools. The application starts and stops it.
+        alone: True shows only the chosen pool at first, as `skypool top POOL` does.
     """
 
     ENABLE_COMMAND_PALETTE = False
@@ -141,7 +143,7 @@ class Top(App[None]):
         self._draw_rows()
 
     def _draw_rows(self) -> None:
-        """Draw the row of each pool. The chosen one has a mark, because its colour alone may not be seen."""
+        """Draw the row of each pool. The chosen pool has a mark, because its colour alone may not be seen."""
         pools = self._pools
         width = self.size.width - len(_CHOSEN) - 1
         headings, lines = pool_lines(self._shown, time.time(), width)
@@ -195,7 +197,7 @@ class Top(App[None]):
         self.query_one("#details" if alone else "#pools").focus()
 
     def action_sort(self) -> None:
-        """Change to the next of the orders in `ORDERS`."""
+        """Sort the pools by the next criterion in `ORDERS`, such as "name"."""
         self._order = ORDERS[(ORDERS.index(self._order) + 1) % len(ORDERS)]
         self.draw()
 

@@ -17,13 +17,13 @@ from skypool.console.view import clock, costs, draw_pool
 
 Order = Literal["start", "name", "rate", "spent", "idle"]
 ORDERS: tuple[Order, ...] = ("start", "name", "rate", "spent", "idle")
-"""The orders of the pools, in which the key `s` goes through them. Amounts are ordered from the highest."""
+"""What the pools can be sorted by. The key `s` changes to the next one. Amounts are sorted from the highest."""
 _MOST_CALLS = 200
 """The most running calls of a pool that are listed."""
 _LONGEST_NAME = 40
 _SHORTEST_NAME = 8
 _GAP = 2
-"""Number of blanks between two columns. It is 1 if all columns of rank 0 do not fit otherwise."""
+"""Number of blanks between two columns. It is 1 if the columns of rank 0 would otherwise not fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ _COLUMNS = (
 
 
 def ordered(views: Sequence[PoolView], order: Order) -> list[PoolView]:
-    """Return the pools in an order. Pools whose amount is unknown come last."""
+    """Return the pools sorted by `order`, such as "name". Pools whose amount is unknown come last."""
     match order:
         case "start":
             return sorted(views, key=lambda view: view.record.started)
@@ -100,7 +100,7 @@ def ordered(views: Sequence[PoolView], order: Order) -> list[PoolView]:
 
 
 def summary(views: Sequence[PoolView], trouble: str = "") -> Text:
-    """Return the first line: the numbers of pools and nodes, rate and cost; or else `trouble`, if it is not ""."""
+    """Return the first line: `trouble` if it is not "", otherwise the numbers of pools and nodes, rate and cost."""
     text = _line("").append("skypool top", "bold")
     if trouble:
         return text.append(f"  {trouble}", "red")

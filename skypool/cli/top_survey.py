@@ -27,7 +27,7 @@ EVERY = 1.0
 _PATIENCE = 5.0
 """Seconds in which an owner must answer."""
 _OLD = 3.0
-"""Seconds after which an answer is marked as old."""
+"""Seconds after which an owner's answer is shown as old."""
 _MOST_ASKED = 64
 """The most owners that are asked at the same time."""
 
@@ -39,7 +39,7 @@ class Answer:
     Attributes:
         said: fields of the answer, as `skypool.observers.observed` makes them; None if the owner has not answered yet.
         at: when the answer came, in seconds since 1970.
-        trouble: why the newest question was not answered; "" if it was.
+        trouble: why the owner did not answer the newest question; "" if it did.
     """
 
     said: Mapping[str, Any] | None = None
@@ -87,7 +87,10 @@ class PoolView:
 
 
 def view_of(record: Record, answer: Answer, now: float) -> PoolView:
-    """Return what to show of a pool, from its record in the ledger and the last answer of its owner."""
+    """Return what to show of a pool, from its record in the ledger and the last answer of its owner.
+
+    `now` is in seconds since 1970.
+    """
     is_run = record.state(now) in ("live", "ending")
     receipt = record.receipt(now)
     from_ledger = PoolView(
@@ -193,9 +196,11 @@ def calls_of(picture: Picture) -> list[tuple[int, CallSample]]:
 
 
 class Survey:
-    """The pools of this user that run or have left machines, asked for again and again. Any thread may use it.
+    """A repeated look at the pools of this user that run or have left machines. Any thread may use it.
 
-    Only `pool` is looked at if it is not None. An owner must answer within `patience` seconds.
+    Args:
+        pool: the name of the only pool to look at; None for all.
+        patience: seconds in which the owner of a pool must answer.
     """
 
     def __init__(self, pool: str | None = None, patience: float = _PATIENCE) -> None:

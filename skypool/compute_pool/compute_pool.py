@@ -247,7 +247,7 @@ class ComputePool(ShownPool, CallSurface, Executor):
         return self
 
     def _begin(self) -> None:
-        """Make the engine, and wait until the pool is ready. If that fails or is interrupted, end all and raise."""
+        """Make the engine, and wait until the pool is ready. After an error or Ctrl-C, end everything and raise it."""
         from skypool import console  # imported here, as the others: nothing of it is needed before a pool starts
         from skypool.compute_pool.watches import watches_of
         from skypool.observers.observed import Observed
@@ -310,12 +310,12 @@ class ComputePool(ShownPool, CallSurface, Executor):
         return pool
 
     def _handed_over(self) -> Handover:
-        """Return what another process must know to own this pool without an account of a provider; see `_held`."""
+        """Return the data with which another process can own this pool without an account. It is passed to `_held`."""
         return Loop.shared().run(self._running(self._begun).takeover.handover())
 
     @classmethod
     def _held(cls, handover: Handover, **options: Unpack[PoolOptions]) -> ComputePool:
-        """Take over the nodes that another process hands over, and return the ready pool. Raises as `attach` does."""
+        """Take over the nodes that another process hands over, and return the pool when it is ready."""
         record = handover.record
         pool = cls(None, name=record.pool, **options)
         # it cannot grow or replace nodes; agents end its machines; its budget counts the last known prices
@@ -348,11 +348,11 @@ class ComputePool(ShownPool, CallSurface, Executor):
             self._end(engine)
 
     def _end(self, engine: PoolEngine) -> None:
-        """Stop an engine, and wait until its machines have ended. If interrupted, let a process end them."""
+        """Stop an engine, and wait until its machines have ended. If interrupted, let another process end them."""
         self._run_out(engine, engine.stop())
 
     def _run_out(self, engine: PoolEngine, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work`, a coroutine that stops or leaves the engine. If interrupted, let a process end the machines."""
+        """Run `work`, which stops or leaves the engine. If interrupted, let another process end the machines."""
         is_interrupted = False
         try:
             with tracebacks.heard_by(engine.rental.tell):
@@ -377,7 +377,10 @@ class ComputePool(ShownPool, CallSurface, Executor):
             hush()
 
     def __del__(self) -> None:
-        """Warn, and end a pool that nobody can use any more as soon as its calls have ended. This does not wait."""
+        """If the pool was started and not stopped, give a ResourceWarning, and end the pool when its calls have ended.
+
+        This does not wait.
+        """
         engine = getattr(self, "_engine", None)
         if engine is None or shutdown.is_over() or shutdown.is_elsewhere(engine):
             return
@@ -417,7 +420,7 @@ class ComputePool(ShownPool, CallSurface, Executor):
 
     @staticmethod
     def _await_calls(engine: PoolEngine) -> None:
-        """Close streams, as nobody may read them any more, and wait until all calls have ended."""
+        """Close the streams that were not read to their end, and wait until all calls have ended."""
         engine.call_ends.close_streams()
         while not engine.dispatch.wait_done(_LOOK_FOR_STREAMS):
             engine.call_ends.close_streams()
@@ -442,16 +445,19 @@ class ComputePool(ShownPool, CallSurface, Executor):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for the calls, then end the pool. If the `with` block raised, end the calls at once. See `shutdown`.
+        """Wait for the calls, then end the pool. If the `with` block raised, end the calls at once.
 
-        Streams that were not read to their end are closed. An exception of the block is not suppressed. With
-        `linger=`, the machines stay for that time, except after Ctrl-C and SystemExit.
+        Streams that were not read to their end are closed. An exception of the block is not suppressed. If the pool has
+        `linger=`, its machines stay for that time, except after Ctrl-C and SystemExit.
+
+        Raises:
+            StillRunning, ErrorGroup: the end of some machines is not confirmed, so they may still cost money.
         """
         self._left()
         self._leave(kind)
 
     def _left(self) -> None:
-        """Note that the block of this pool is left, so that `await call` no longer uses the pool."""
+        """Note that the `with` block of this pool was left, so that `await call` no longer uses the pool."""
         if self._entries:
             entered.leave(self._entries.pop())
 
@@ -511,7 +517,7 @@ class ComputePool(ShownPool, CallSurface, Executor):
             raise
 
     def _working(self) -> PoolEngine:
-        """Return the engine, after starting the pool if needed. Raises PoolClosed or the error that ended the pool."""
+        """Return the engine; start the pool first if needed. Raises PoolClosed, or the error that ended the pool."""
         if self._engine is None:
             self.start()
         engine = self._engine
@@ -530,7 +536,8 @@ class ComputePool(ShownPool, CallSurface, Executor):
 
     @property
     def _sender(self) -> CallSender:
-        """A new sender, as the pool must not refer to what refers to it: it ends when nothing else does."""
+        """A new object that sends calls to this pool."""
+        # it refers to the pool, so the pool must not keep it: a pool that nothing refers to ends
         return CallSender(self._working, self._terms.need.private_network, self._functions)
 
     def _narrowed(self, asked: NamedNodes, asker: object) -> NamedNodes:
@@ -587,8 +594,9 @@ class ComputePool(ShownPool, CallSurface, Executor):
         """Change the number of nodes of the pool, without waiting for new nodes. `wait_ready` waits for them.
 
         The pool then keeps the new number, as if it had been made with it. Missing nodes are rented like those at the
-        start, within the budget. Surplus nodes are retired as `retire` does: first those that are not ready yet, then
-        those with the fewest calls, and of these the ones with the highest numbers.
+        start, within the budget. Surplus nodes get no new calls, and end when their calls have ended (see `retire`).
+        Nodes that are not ready yet are chosen first, then those with the fewest calls, and of these the ones with the
+        highest numbers.
 
         If some nodes cannot be rented, the pool goes on with those that it has, and tells the user. Calling this again,
         also with the same number, tries again. A pool that was not started yet starts with the new number.
@@ -657,7 +665,7 @@ class ComputePool(ShownPool, CallSurface, Executor):
         Loop.shared().run(self._running(self._begun).sizing.wait_ready(n, left))
 
     def _running(self, engine: PoolEngine | None) -> PoolEngine:
-        """Return the engine of a pool that runs or starts; else raise PoolClosed or the error that ended the pool."""
+        """Return the engine of a pool that runs or starts. Raises PoolClosed, or the error that ended the pool."""
         if engine is not None and shutdown.is_elsewhere(engine):
             raise PoolClosed(f"pool {self.name!r} belongs to the process that this one was forked from")
         if (
@@ -675,8 +683,7 @@ class ComputePool(ShownPool, CallSurface, Executor):
     def __getitem__(self, key: int | slice | Sequence[int]) -> PoolView:
         """Return a view of some nodes: `pool[0]`, `pool[0:4]` or `pool[[0, 2]]`. Calls can be sent to the view.
 
-        The numbers are those of `pool.nodes`. Whether the pool has the nodes is checked when the view is used. See
-        `PoolView`.
+        The numbers are those of `pool.nodes`. Whether the pool has the nodes is checked when the view is used.
 
         Raises:
             UsageError: the key is not a number, a range or a list of numbers, or has a negative number.
@@ -686,7 +693,7 @@ class ComputePool(ShownPool, CallSurface, Executor):
     __iter__ = None  # otherwise Python would iterate over a pool by `__getitem__`, without an end
 
     def _node_numbers(self, named: Sequence[int] | None = None) -> tuple[int, ...]:
-        """Return the numbers of the named nodes, or of all that get calls, ascending. Starts the pool if needed."""
+        """Return the numbers of the named nodes (None: all that get calls), ascending. Start the pool if needed."""
         return tuple(self._working().dispatch.roster.nodes(named))
 
     def __repr__(self) -> str:

@@ -42,7 +42,7 @@ class ShownPool(ABC):
 
     @abstractmethod
     def _running(self, engine: PoolEngine | None) -> PoolEngine:
-        """Return the engine of a pool that runs or starts; else raise PoolClosed or the error that ended the pool."""
+        """Return the engine of a pool that runs or starts. Raises PoolClosed, or the error that ended the pool."""
 
     @property
     def phase(self) -> str:
@@ -82,8 +82,8 @@ class ShownPool(ABC):
         The dict is empty until `start` has returned, and after the pool was stopped.
 
         Args:
-            devices: 0 for calls that need no accelerator, as the option `devices` of `@compute`. They have slots of
-                their own on nodes with accelerators. Default None: for all other calls.
+            devices: 0 to count the calls that need no accelerator (`@compute(devices=0)`). On nodes with accelerators,
+                these calls have slots of their own. Default None: count all other calls.
         """
         return {} if self._engine is None else self._engine.dispatch.roster.slots(on_cpu=devices == 0)
 
@@ -135,8 +135,8 @@ class ShownPool(ABC):
     def receipt(self) -> Receipt:
         """The costs of the pool so far, in US dollars, with a line for each machine that was rented.
 
-        `receipt.idle_usd` is the part that was paid for idle time. See `Receipt`. Before the pool is started, the
-        receipt has no lines.
+        `receipt.usd` is the sum, and `receipt.idle_usd` is the part that was paid for idle time. Before the pool is
+        started, the receipt has no lines.
         """
         if self._begun is None:
             return Receipt(self.name, (), time.time())
@@ -202,7 +202,7 @@ class ShownPool(ABC):
         return Samples(self._begun)
 
     def _repr_html_(self) -> str:
-        """Return the state of the pool as HTML, for notebooks that cannot change what they show."""
+        """Return the present state of the pool as HTML, for notebooks that cannot update what they show."""
         from skypool.report.widget import picture
 
         return picture(self.name, self._now())

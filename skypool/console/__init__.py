@@ -15,6 +15,7 @@ is drawn, because that takes time. Everything else needs only the standard libra
 Words of this package:
 
 - device: an accelerator. Slot: a place on a node where one call runs at a time. A CPU slot has no device.
+- mark: the text before each printed line that says where it comes from, such as "[0.1]" for slot 1 of node 0.
 - gang: one call that runs as several processes, its ranks. Service: a long-running process on a node.
 - unfinished line: text that has no newline yet, such as a progress bar.
 """
@@ -43,6 +44,7 @@ def attach(stream: events.EventStream, mode: Mode, figures: Callable[[], Figures
     The returned function shows what has not been shown yet, and blocks until all of it is written.
 
     Args:
+        stream: the events of the pool.
         mode: "live" shows a view that is redrawn, "plain" shows lines, "off" shows only what functions print. "auto" is
             "live" on a terminal outside of CI jobs, otherwise "plain". "live" becomes "plain" if stderr cannot be
             redrawn.

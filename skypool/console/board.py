@@ -15,11 +15,17 @@ from skypool.devices.sample import NodeSample
 _TAIL = 400
 """Maximum number of characters that are kept of what a node printed. The view shows the last line of this text."""
 _FIGURES_EVERY = 1.0
-"""Seconds for which figures are shown before they are asked for again."""
+"""Seconds after which costs and measurements are read again."""
 
 
 class Calls(NamedTuple):
-    """Numbers of ended calls of a pool. `done` includes `failed`. `nodes` has the ended calls by the node's number."""
+    """Numbers of ended calls of a pool.
+
+    Attributes:
+        done: all ended calls, those that failed included.
+        failed: the calls that failed.
+        nodes: the ended calls of each node, by the node's number.
+    """
 
     done: int
     failed: int
@@ -55,6 +61,7 @@ class Row:
         detail: reason for the phase, or its current step; "" for none.
         slots: slots with devices, or all slots if no slot has a device.
         busy: number of the slots counted in `slots` that run a call.
+        cpu_slots, cpu_busy: number of the CPU slots that are not counted in `slots`, and how many of them run a call.
         waiting: number of calls that wait on the node for a free slot.
         running: names of running functions.
         down: reason why the connection to the node is broken; "" if it works.
@@ -93,7 +100,7 @@ class Picture:
     Attributes:
         pool: name of the pool; "" before the first event.
         phase: phase of the pool's life, such as "ready".
-        began: time of the first event, in seconds since 1970; 0.0 before.
+        began: time of the first event, in seconds since 1970; 0.0 if there was none yet.
         gone: number of nodes that have ended.
         done: number of calls that have completed, including those on nodes that have ended.
         rows: the nodes that have not ended, in the order of their numbers.
@@ -111,7 +118,10 @@ class Picture:
 
 
 def health_of(state: object, reasons: Iterable[object]) -> tuple[str, str]:
-    """Return `health` and `why` of a node's `Row`, from an event's state: "" and "" for "ok" and "unknown"."""
+    """Return `health` and `why` for the `Row` of a node, from the state and reasons in an event about its health.
+
+    Both are "" for the states "ok" and "unknown".
+    """
     if state not in ("degraded", "unhealthy"):
         return "", ""
     return str(state), bare("; ".join(map(str, reasons)))

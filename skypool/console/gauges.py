@@ -13,7 +13,7 @@ from skypool.devices.sample import DeviceSample, NodeSample
 _HEIGHTS = "▁▂▃▄▅▆▇█"
 _UNKNOWN = "?"
 BAR = 8
-"""Number of characters of a horizontal bar."""
+"""Number of characters of a horizontal bar. Up to as many devices have a bar each."""
 _WATTS_IN_KW = 1000.0
 _MIB_IN_GIB = 1024.0
 _NAMES = {"cuda": "GPU", "rocm": "GPU", "tpu": "TPU", "neuron": "NC", "hpu": "HPU"}
@@ -70,7 +70,7 @@ def bar(share: float | None, width: int = BAR) -> str:
 def bars(shares: Sequence[float | None], most: int = BAR) -> str:
     """Return one bar for each share, such as "▇▆?▂", in which "?" is an unknown share; "" if all are unknown.
 
-    A single share is drawn as a horizontal bar (see `bar`), and so is the mean of more than `most` shares.
+    A single share is drawn as a horizontal bar, such as "███░░░░░", and so is the mean of more than `most` shares.
     """
     known = [each for each in shares if each is not None]
     if not known:

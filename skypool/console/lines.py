@@ -7,9 +7,12 @@ import re
 LONGEST = 1 << 20
 """Maximum number of characters of an unfinished line. A longer line gets a newline, and a new line begins."""
 _LONGEST_REDRAWN = 4096
-"""The same limit for a line that redraws itself. Each further piece takes time in proportion to the line's length."""
+"""Maximum number of characters of an unfinished line with carriage returns, such as a progress bar.
+
+It is lower than `LONGEST`, because each further piece of such a line takes time in proportion to the line's length.
+"""
 _MANY_PIECES = 500
-"""Number of pieces of an unfinished line above which they are joined, so that they take less memory."""
+"""If an unfinished line has more pieces than this, the pieces are joined, so that they take less memory."""
 
 _NOT_COLOUR = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-ln-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[^\[\]])")
 _ANY_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[^\[\]])")
@@ -56,7 +59,7 @@ class Lines:
         return text[text.rfind("\r") + 1 :]
 
     def _redraw(self, text: str) -> str:
-        """Forget the unfinished line, and return it with `text` added. Each line has only its last state."""
+        """Return and forget the unfinished line with `text` added. Of each line, keep what follows its last "\\r"."""
         *whole, rest = (self._take() + text).split("\n")
         self.redrawn = "\r" in rest or (self.redrawn and not whole)
         states = [_last_state(line.rstrip("\r")) for line in whole]

@@ -38,8 +38,8 @@ class Live(Plain):
     def end(self, timeout: float | None = None) -> None:
         """Show what has not been shown yet, and remove the pool from the view. Blocks until that is done.
 
-        If no other pool is in the view, the terminal is restored, even if showing the rest raised an error. `timeout`
-        is the maximum seconds to wait for each of stdout, stderr and the view; None for no limit.
+        If no other pool is in the view, the terminal is restored, even if text could not be written. `timeout` is the
+        maximum seconds to wait for each of stdout, stderr and the view; None for no limit.
         """
         try:
             super().end(timeout)

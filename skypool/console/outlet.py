@@ -24,11 +24,11 @@ from skypool.text import encodable
 MOST = 8 << 20
 """Maximum number of characters that wait for a slow reader (the terminal or program that takes the output)."""
 PATIENCE = 1.0
-"""Seconds that a writer waits for room. Then its text is dropped, and a note about that is written."""
+"""Seconds that a write waits for room in a full queue. Then its text is dropped, and a note about that is written."""
 _REST = 5.0
-"""Seconds after which a thread that has nothing to write ends."""
+"""A thread ends if it has nothing to write for this many seconds."""
 _LAST = 10.0
-"""The most seconds to wait at the end until a file that is no pipe and no terminal has taken all text."""
+"""The most seconds that `drain` waits, by default, for a file that is no pipe and no terminal."""
 _PIECE = select.PIPE_BUF
 """Number of bytes that a pipe takes without blocking as soon as the pipe is writable."""
 
@@ -104,7 +104,7 @@ class Above:
         return len(text)
 
     def write_lines(self, lines: str) -> None:
-        """Write whole lines as `write` does, but leave an unfinished line that `write` has kept unchanged."""
+        """Write whole lines as `write` does. An unfinished line that `write` has kept stays as it is."""
         with self._lock:
             if self._drawn:
                 self._backlog.put(harmless(lines))
@@ -116,13 +116,13 @@ class Above:
         self.write("".join(lines))
 
     def flush(self) -> None:
-        """Flush the file if the view has ended. While the view is drawn, do nothing: the view shows the text soon."""
+        """Flush the file if the view has ended. Before that, do nothing, because the view will show the text soon."""
         if not self._drawn:
             self._file.flush()
 
     @property
     def unfinished(self) -> str:
-        """The unfinished line; "" if there is none. Of a redrawn line, such as a progress bar, only the last state."""
+        """The unfinished line; "" if there is none. Of a progress bar or the like, it is only the last state."""
         with self._lock:
             return self._lines.unfinished
 
@@ -152,8 +152,8 @@ class Above:
 class Scribe:
     """Writer to files that cannot be asked if a write would block, such as a regular file on a slow disk.
 
-    A thread of its own writes, and ends when nothing is left to write. Any thread may use this object. When a file
-    cannot be written, the writing thread calls `on_error` as (file, error).
+    A thread of its own, named `name`, does the writing. It ends when nothing is left to write. Any thread may use this
+    object. When a file cannot be written, the writing thread calls `on_error` as (file, error).
     """
 
     def __init__(self, name: str, on_error: Callable[[TextIO, Exception], None]) -> None:
@@ -169,8 +169,8 @@ class Scribe:
     def write(self, file: TextIO, text: str) -> None:
         """Write text to a file, and wait until it is written, for `PATIENCE` (1) second at most.
 
-        After a write that takes longer, calls do not wait until all queued text is written. If too much text is queued,
-        further text is dropped. If no thread can be started, the calling thread writes.
+        If a write takes longer, this and later calls only queue their text, until all queued text is written. If too
+        much text is queued, further text is dropped. If no thread can be started, the calling thread writes.
         """
         with self._changed:
             if self._size + len(text) > MOST:
@@ -275,7 +275,7 @@ class Outlet:
             self._write(text, wait=True)
 
     def _write(self, text: str, *, wait: bool) -> str:
-        """Write text, and return the part that would have blocked. With `wait`, block until all is written."""
+        """Write text, and return the part that the file does not take at once. With `wait`, block and write it, too."""
         file: TextIO | Above | None = getattr(sys, self._name)
         if file is None or file is self._broken:
             return ""
@@ -313,7 +313,7 @@ os.register_at_fork(after_in_child=_shared.clear)
 
 
 def _context() -> contextvars.Context:
-    """Return the context to write in. In skypool's threads, it is empty: a notebook then uses its running cell."""
+    """Return the context to write in. In skypool's threads it is empty, so that a notebook uses the running cell."""
     is_ours = threading.current_thread().name.startswith("skypool-")
     return contextvars.Context() if is_ours else contextvars.copy_context()
 
@@ -335,7 +335,7 @@ def _may_block(file: TextIO) -> int | None:
 
 
 def _send(file: TextIO, fd: int, text: str, wait: bool) -> str:
-    """Flush the file, and write to its descriptor. Return the text that would have blocked. With `wait`, block."""
+    """Write text to a file's descriptor. Return the part that is not taken at once; with `wait`, block and write it."""
     step = _PIECE if text.isascii() else _PIECE // 4
     poll = select.poll()
     poll.register(fd, select.POLLOUT)
@@ -362,7 +362,7 @@ def _takes_more(poll: select.poll, fd: int, wait: bool) -> bool:
 
 
 def _encodable(text: str, file: TextIO) -> str:
-    """Return text with backslash escapes for what the file's encoding lacks; without an encoding, for surrogates."""
+    """Return text with backslash escapes for characters that the file's encoding (or else UTF-8) cannot have."""
     text = encodable(text)
     encoding = getattr(file, "encoding", None)
     if text.isascii() or not encoding or encoding.lower().replace("-", "") == "utf8":

@@ -15,8 +15,9 @@ from skypool.console.words import Words
 class Plain:
     """Console that shows the events of one pool in files, pipes, notebooks and CI, where nothing can be redrawn.
 
-    `words` makes the lines, and `printer` prints functions' output. By default, all events are described, and states of
-    progress bars are printed.
+    Args:
+        words: makes the lines. Default: all events are described.
+        printer: prints functions' output. Default: states of progress bars are printed, too.
     """
 
     def __init__(self, *, words: Words | None = None, printer: Printer | None = None) -> None:

@@ -23,10 +23,11 @@ class _Source:
 
     Attributes:
         call: id of the call whose output came last.
-        place: what the mark of its lines has after the node: " rank 5" for a process of a gang, " ray" for a service
-            named ray. None for other calls, whose mark has the slot's number.
+        place: text after the node's number in the mark of the lines: " rank 5" for a process of a gang, " ray" for a
+            service named ray. None for other calls: their mark has the slot's number.
+        lines: splits the output into lines.
         state: the newest printed state of a progress bar; "" if there is none.
-        shown: when `state` was printed, in seconds since 1970; 0.0 before.
+        shown: when `state` was printed, in seconds since 1970; 0.0 if none was printed yet.
     """
 
     call: int
@@ -39,8 +40,8 @@ class _Source:
 class Printer:
     """Printer of the output of one pool's nodes. Each line is printed with a mark, as `[node.slot] line`.
 
-    A node's stdout goes to stdout here, and its stderr to stderr. `states` also prints states of progress bars.
-    `skypool logs` has the same marks:
+    A node's stdout goes to stdout here, and its stderr to stderr. With `states`, the states of progress bars are
+    printed, too. The marks, which `skypool logs` also has:
 
     - `[node]`: a node with one slot.
     - `[node.cpu3]`: a CPU slot of a node with devices.
@@ -62,7 +63,7 @@ class Printer:
         _open.add(self)
 
     def hear(self, e: events.Event) -> None:
-        """Print the output that an event contains. Print a node's unfinished lines when it runs no call any more."""
+        """Print the output that an event contains. When a node no longer runs a call, print its unfinished lines."""
         match e:
             case events.Output():
                 self._print(e)
@@ -84,7 +85,10 @@ class Printer:
                     self._unfinished[number] = 0
 
     def close(self, timeout: float | None = None) -> None:
-        """Print the unfinished lines, and wait until all is written: at most `timeout` seconds for each stream."""
+        """Print the unfinished lines, and wait until all text is written.
+
+        `timeout` is the maximum seconds to wait for stdout, and then for stderr; None for no limit.
+        """
         self.finish()
         _open.discard(self)
         self.stdout.drain(timeout)

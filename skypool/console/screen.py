@@ -26,14 +26,17 @@ _PAUSE = 0.125
 _AT_LEAST_EVERY = 1.0
 """Seconds after which the view is drawn again although nothing has happened, because the view shows durations."""
 _DUTY = 20
-"""Factor: the pause after a drawing is this times its duration, but from `_PAUSE` to `_AT_LEAST_EVERY` seconds."""
+"""The pause after a drawing is this many times as long as the drawing took. So drawing costs little time.
+
+But it is at least `_PAUSE` and at most `_AT_LEAST_EVERY` seconds.
+"""
 
 
 class Screen:
     """View of several pools on one terminal. While it is drawn, it replaces `sys.stdout`, `sys.stderr` and `input()`.
 
-    Once the last pool has been removed, the view ends for good. `make` is called in the drawing thread, and returns
-    rich's `Console` for the terminal.
+    Once the last pool has been removed, the view ends for good. `file` is the terminal. `make` is called with it in the
+    drawing thread, and returns rich's `Console` for it.
     """
 
     def __init__(self, file: TextIO, make: Callable[[TextIO], Console] | None = None) -> None:
@@ -107,11 +110,11 @@ class Screen:
         self._hidden.clear()
 
     def _begun(self) -> str:
-        """Return and forget the unfinished lines of stdout and stderr, which are written before the prompt."""
+        """Return the unfinished lines of stdout and stderr, to write them before the prompt, and forget them."""
         return "".join(above.take_unfinished() for _, above, _ in self._aboves)
 
     def _input(self, prompt: object = "", /) -> str:
-        """Stand in for `input()`. In the main thread, hide the view, which would overwrite prompt and answer."""
+        """Replace `input()`. In the main thread, hide the view meanwhile: it would overwrite prompt and answer."""
         if threading.current_thread() is not threading.main_thread():
             return self._ask(prompt)
         self._asking.set()

@@ -18,9 +18,9 @@ _WIDEST_BAR = 8
 _WIDEST_NAMES = 28
 """Maximum number of characters of the names of running functions in the line of a node."""
 _LEAST_OUTPUT = 8
-"""Number of columns below which no output is shown in the line of a node."""
+"""If a node's line has fewer columns than this left, no output of the node is shown there."""
 _WIDE = 120
-"""Number of columns from which on up to `_MOST_BARS` devices of a node have a bar each."""
+"""On a terminal with at least this many columns, up to `_MOST_BARS` devices of a node have a bar each."""
 _MOST_BARS = 16
 _INDENT = 10
 """Number of columns before the measurements of a node."""
@@ -40,6 +40,8 @@ def draw(
     """Return all pools one below the other, and the unfinished lines of the user's own program at the bottom.
 
     Args:
+        pictures: the states of the pools.
+        now: the current time, in seconds since 1970.
         height: number of lines available. Nodes of a pool that do not fit are summed up in one line.
         unfinished: unfinished lines of stdout and stderr.
         width: number of columns available.
@@ -79,6 +81,7 @@ def draw_pool(picture: Picture, now: float, room: int, width: int = 80, *, is_de
     """Return the lines of one pool: its headline, its costs, and its nodes.
 
     Args:
+        now: the current time, in seconds since 1970.
         room: number of lines available. Nodes that do not fit are summed up in one line.
         width: number of columns available.
         is_detailed: True shows the measurements of each node on a second line. False shows a few of them on the line of
@@ -216,7 +219,7 @@ def _brief(row: Row, count: int) -> Text:
 
 
 def _phase(row: Row, now: float) -> Text:
-    """Return "unreachable", or else the health of a ready node if that is bad, or else the phase. Add its duration."""
+    """Return "unreachable", the bad health of a ready node, or the phase: the first that applies, and its duration."""
     if row.down:
         return Text(f"unreachable {clock(now - row.down_at)}", "bold red")
     if row.phase == "ready" and row.health:
@@ -249,7 +252,7 @@ def _trouble(row: Row) -> Text | None:
 
 
 def _foremost(rows: Sequence[Row], room: int, is_detailed: bool) -> Sequence[Row]:
-    """Choose rows for `room` lines, at least one: first problems, then running calls. Return them by node number."""
+    """Choose at least one row for `room` lines: first problems, then running calls. Return them in node order."""
     if sum(_height(row, is_detailed) for row in rows) <= room:
         return rows
     ranked = sorted(

@@ -1,4 +1,7 @@
-"""Converts a pool's events into the lines of text that the plain console and logs show. Times come from the events."""
+"""Converts a pool's events into the lines of text that the plain console and `skypool logs` show.
+
+The times in the lines are those of the events.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from dataclasses import dataclass
 from skypool import events
 
 WIDEST = 160
-"""Maximum number of characters of a text that are shown in a line. A longer text is cut."""
+"""Maximum number of characters that are shown of a text within a line. A longer text is cut."""
 _BRISK = 1.0
 """Seconds after a node's launch in which no lines about its setup are shown, so that fast nodes get no such lines."""
 _FILES_EVERY = 5.0
@@ -25,7 +28,7 @@ class _Limit:
     """Limit on lines of one kind: at most 5 in a period of 10 seconds are shown, and further ones are only counted."""
 
     rest: str
-    """Name of the lines that are only counted, such as "calls failed"."""
+    """What the lines that are not shown say, for their number: "calls failed" gives "… and 12 more calls failed"."""
     since: float = 0.0  # when the period began, in seconds since 1970
     told: int = 0  # lines shown in the period
     held: int = 0  # lines that were held back, and are not yet in a summary
@@ -42,7 +45,7 @@ class _Limit:
         return False
 
     def summary(self, now: float) -> str:
-        """Return a line such as "… and 12 more calls failed". Return "" during a period, or if none were held back."""
+        """After a period, return the number of lines not shown: "… and 12 more calls failed". Otherwise return ""."""
         if not self.held or now - self.since < _WINDOW:
             return ""
         held = self.held
@@ -54,7 +57,7 @@ class Words:
     """Converter of one pool's events into lines of text.
 
     Args:
-        routine: False describes only problems, notices and the pool's end, because a live view shows the rest.
+        routine: False describes only problems, notices and the pool's end, because a live view shows all else.
         limited: True describes at most 5 events of a frequent kind in 10 seconds.
         whole: False if the pool's first events are missing, so that times since the pool's start are not known.
     """
@@ -91,8 +94,8 @@ class Words:
     def tell(self, e: events.Event) -> list[str]:
         """Return the lines that describe an event, each with the time of day and a newline. Many events have none.
 
-        Of frequent kinds of events, such as failed calls, only some are described. A later result then begins with a
-        line that says how many more there were.
+        If the object was made with `limited`, at most 5 events of a frequent kind, such as failed calls, are described
+        in 10 seconds. A result after these 10 seconds begins with a line that says how many more there were.
         """
         self._pool = e.pool
         if self._began is None and self._whole:
@@ -220,7 +223,7 @@ class Words:
             yield f"{doing}: {e.done / 1e6:,.0f} of {e.total / 1e6:,.0f} MB"
 
     def _about_loss(self, e: events.NodePhase) -> Iterator[str]:
-        """Yield a line with the reason why a node ends, once. Yield another when it has ended, unless the pool ends."""
+        """Yield one line with the reason why a node ends, and another when it has ended, unless the pool ends."""
         ready = self._slots.pop(e.node, None) is not None
         self._cpu_slots.pop(e.node, None)
         if e.detail and e.node not in self._gone:
@@ -233,7 +236,7 @@ class Words:
             yield f"node {e.node} ended"
 
     def _news(self, text: str, detail: str, node: int | None = None) -> str:
-        """Return the text, or "" if its reason, `detail`, is empty or was reported before. Note that it is reported."""
+        """Return `text`, and note that its reason `detail` is told. Return "" if that is empty or was told before."""
         key = detail if node is None else f"{node} {detail}"
         if not detail or key in self._told:
             return ""
@@ -276,7 +279,7 @@ def split(slots: int, devices: int) -> str:
 
 
 def beside(cpu_slots: int) -> str:
-    """Return the number of CPU slots as ", 4 CPU slots"; "" for 0."""
+    """Return the number of CPU slots as text to append to other words: ", 4 CPU slots"; "" for 0."""
     return f", {many(cpu_slots, 'CPU slot')}" if cpu_slots else ""
 
 

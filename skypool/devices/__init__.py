@@ -16,6 +16,14 @@ standard library. Without a device or a vendor's tool, its functions report no d
 - `elsewhere`: detects the accelerators of another machine.
 - `sample`: `NodeSample`, `DeviceSample` and `CallSample`, and the bounds that are checked when a node sends them.
 - `health`: judges devices by their samples; `xid`: the XID codes of NVIDIA's driver by severity.
+
+Words of this package:
+
+- kind: the name of a family of devices, such as "cuda" for NVIDIA GPUs. `KINDS` lists the kinds.
+- sample: the values that were measured at one time, of a device, a running call or a node (a rented machine).
+- MIG partition: a part into which an NVIDIA card can be divided, and which programs use like a card of its own.
+- XID code: the number of an error that NVIDIA's driver reports.
+- pin: the text that selects a device in the environment variable of its vendor.
 """
 
 from __future__ import annotations
@@ -56,7 +64,7 @@ def family(kind: str) -> Family:
 
 @cache
 def _own() -> dict[str, Family]:
-    """Return a dict from each of `KINDS` to its `Family` object. The same objects are returned each time."""
+    """Return a dict from each kind in `KINDS` to its `Family` object. The objects are made only once."""
     from skypool.devices.cuda import Cuda
     from skypool.devices.host import Cpu, Mps
     from skypool.devices.hpu import Hpu
@@ -68,7 +76,7 @@ def _own() -> dict[str, Family]:
 
 
 def _registered() -> dict[str, Family]:
-    """Return new `Family` objects of the device classes that the user registered, by their names."""
+    """Return a dict from the name of each device class that the user registered to a new object of the class."""
     import sys
 
     registry = sys.modules.get("skypool.accelerators.registry")  # if it was never imported, nothing can be registered
@@ -95,7 +103,7 @@ def detect() -> tuple[Device, ...]:
 
 
 def _told(text: str) -> tuple[Device, ...]:
-    """Return the devices in `text`, the value of `SKYPOOL_DEVICES`, except those that another variable here hides."""
+    """Return the devices in `text`, the value of `SKYPOOL_DEVICES`, except those that a vendor's variable hides."""
     import json
 
     from skypool.devices.cuda import names
@@ -130,7 +138,7 @@ def visible_env(kind: str, indices: Sequence[int | str]) -> dict[str, str]:
         kind: one of `KINDS`, or the name of a device class that the user registered.
         indices: the numbers that the vendor's variable takes. These are the numbers of cards for "cuda" and "rocm", of
             chips for "tpu", of NeuronCores (not devices) for "neuron", and module ids for "hpu". For "cuda", UUIDs are
-            possible, too. `Device.pin` is right for each kind. The numbers are not checked.
+            possible, too. For every kind, the texts in `Device.pin` can be given. The numbers are not checked.
 
     Raises:
         UsageError: there is no such kind.
@@ -165,5 +173,5 @@ def pinned(devices: Sequence[Device]) -> dict[str, str]:
 
 
 def _pinned_env(kind: str, pins: Sequence[str]) -> dict[str, str]:
-    """Return variables that show only these devices to a new process; {} for a kind that skypool cannot detect."""
+    """Return variables that make only the devices with these pins visible; {} for a kind that skypool cannot detect."""
     return family(kind).visible_env(pins) if kind in KINDS or kind in _registered() else {}

@@ -46,17 +46,18 @@ class Cuda(Family):
 def names(found: Sequence[Device], device: Device) -> tuple[str, ...]:
     """Return the texts by which `CUDA_VISIBLE_DEVICES` may list `device`, which is one of the devices `found`.
 
-    The index of a card that MIG has divided stands for the first of its partitions, which CUDA then uses.
+    The texts are the device's pin, its UUID and its index. Of the partitions of a card, only the first has the card's
+    index as a text, because CUDA uses this partition for the index.
     """
     is_first = next(each for each in found if each.index == device.index) == device
     return device.pin, device.uuid, str(device.index) if is_first else ""
 
 
 def read_stats(text: str | None) -> Stats:
-    """Return the state of one card from the first line that `nvidia-smi --query-gpu` prints.
+    """Return the state of one card from the first line of `text`, which is the output of `nvidia-smi --query-gpu`.
 
-    The columns are memory.used, memory.total, utilization.gpu, temperature.gpu and power.draw. A cell without a number,
-    such as "[N/A]", gives None for its field. Without such a line, all fields are None.
+    The columns must be memory.used, memory.total, utilization.gpu, temperature.gpu and power.draw. A cell without a
+    number, such as "[N/A]", gives None for its field. If there is no such line, or `text` is None, all fields are None.
     """
     rows = table(text)
     return Stats(*(number(cell) for cell in rows[0])) if rows and len(rows[0]) == 5 else Stats()
@@ -70,7 +71,7 @@ def _from_smi() -> tuple[Device, ...]:
 
 
 def read_smi(listing: str, memory: str | None) -> tuple[Device, ...]:
-    """Return the devices in the output of `nvidia-smi -L`. The partitions of a divided card replace the card.
+    """Return the devices in the output of `nvidia-smi -L`. For a card that MIG has divided, return only its partitions.
 
     Lines of another form are ignored. The memory of a partition is None, because the tool does not print it.
 
@@ -94,13 +95,13 @@ def read_smi(listing: str, memory: str | None) -> tuple[Device, ...]:
 
 
 def _card(index: int, name: str, uuid: str, memory_mib: int | None, pci: str) -> Device:
-    """Return the `Device` of a whole card. `pci` has the PCI device id and the vendor's id, such as "0x233010DE"."""
+    """Return the `Device` of a whole card. `pci` is the PCI device id, then the vendor's id, such as "0x233010DE"."""
     pci_id = "0x" + pci[2:6].upper() if len(pci) == 10 else ""
     return Device("cuda", index, name, memory_mib, pin=str(index), uuid=uuid, pci_id=pci_id)
 
 
 def _part(card: Device, profile: str, uuid: str, memory_mib: int | None = None) -> Device:
-    """Return the `Device` of a MIG partition. Its `pin` is its UUID."""
+    """Return the `Device` of a MIG partition. `profile` is its size, such as "1g.10gb". Its pin is its UUID."""
     return Device("cuda", card.index, card.name, memory_mib, uuid, uuid, card.pci_id, profile)
 
 
@@ -128,7 +129,7 @@ def _from_nvml() -> tuple[Device, ...]:
 
 
 def read_nvml(nvml: Any) -> tuple[Device, ...]:
-    """Return the devices that NVML reports. The partitions of a divided card replace the card.
+    """Return the devices that NVML reports. For a card that MIG has divided, return only its partitions.
 
     `nvml` is the module `pynvml`, after `nvmlInit`. Raises its NVMLError if a card could not be read.
     """
@@ -164,5 +165,5 @@ def _nvml_parts(nvml: Any, handle: Any, card: Device) -> list[Device]:
 
 
 def _text(given: str | bytes) -> str:
-    """Return a text of NVML as a str. Older versions of pynvml return bytes."""
+    """Return a text from pynvml as a str. Older versions of pynvml return bytes."""
     return given.decode() if isinstance(given, bytes) else given

@@ -51,7 +51,7 @@ class Device:
 
     @property
     def accelerator(self) -> Accelerator | None:
-        """The accelerator of skypool's catalogue for this device, with count 1; None if the catalogue has none."""
+        """The accelerator in skypool's catalogue that this device is, with count 1; None if the catalogue lacks it."""
         from skypool.devices.identity import identify  # imported here because few callers need the catalogue
 
         return identify(self)
@@ -140,7 +140,9 @@ class Family:
         """Return the devices that a setting selects, in the order of the setting.
 
         Args:
-            devices: the setting, as for `parse_devices`.
+            devices: the setting. "auto", -1, "-1" or None select all devices. A positive int is the number of devices
+                to select, from the first on. "0,2" or [0, 2] select devices by index, so "2" selects the device with
+                index 2. An empty list selects no device.
 
         Raises:
             UsageError: the setting has another form, is 0, or selects more devices or other devices than there are.
@@ -170,7 +172,7 @@ class Family:
 
 
 def _listed(devices: str | Sequence[int]) -> list[int] | None:
-    """Return the indices in a list (unchecked), or in a text such as "0,2"; None if the text has another form."""
+    """Return the indices in a list, unchecked, or in a text such as "0,2". Return None for a text of another form."""
     if not isinstance(devices, str):
         return list(devices)
     words = [word.strip() for word in devices.split(",") if word.strip()]
@@ -178,11 +180,11 @@ def _listed(devices: str | Sequence[int]) -> list[int] | None:
 
 
 def index_of(device: Device | int) -> int:
-    """Return the index of a device; an int is the index already."""
+    """Return the index of a device. An int is taken as the index and returned unchanged."""
     return device if isinstance(device, int) else device.index
 
 
 def hardware(devices: Sequence[Device]) -> str:
-    """Return the devices of a node as text, such as "8 NVIDIA H100 80GB HBM3"; "" if there are none."""
+    """Return the accelerators of a node as text, such as "8 NVIDIA H100 80GB HBM3"; "" if there are none."""
     names = [each.name or each.kind for each in devices if each.kind != "cpu"]
     return ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names))

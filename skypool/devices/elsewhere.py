@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 def question() -> str:
     """Return a POSIX shell script that prints the accelerators of the machine on which it runs. Nothing is run here.
 
-    `accelerators` reads its output. The script prints a line "@of NAME" before the output of each vendor's tool that is
-    installed, and before the PCI ids of TPU chips.
+    The function `accelerators` reads the output. The script runs each vendor's tool that is installed there. It prints
+    a line "@of NAME" before the output of each tool, and before the PCI ids of TPU chips.
     """
     return (files("skypool.devices") / "ask.sh").read_text("utf-8")
 
 
 def accelerators(answer: Iterable[str]) -> tuple[Accelerator, ...]:
-    """Return the accelerators that the script of `question` has printed, each with the number of such devices.
+    """Return the accelerators in the output of the script that `question` returns, each with the number of devices.
 
-    `answer` has the lines of the script's output. Devices that skypool's catalogue does not know are left out.
+    `answer` has the lines of the output. Devices that skypool's catalogue does not know are left out.
     """
     from skypool.devices.identity import summary
 

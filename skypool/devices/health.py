@@ -16,14 +16,14 @@ from skypool.devices.sample import DeviceSample, NodeSample
 
 State = Literal["ok", "unknown", "degraded", "unhealthy"]
 _WORST: tuple[State, ...] = ("unhealthy", "degraded", "unknown", "ok")
-"""The states in the order in which they decide about a device or a node."""
+"""The states from the worst to the best. The worst state of its findings is the state of a device or a node."""
 _DRAIN_P2P = 3
 """NVML's recovery action "drain P2P": the GPU works, but its connections to other GPUs must not be used."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceHealth:
-    """The health of one device. `reasons` says what was found, and which checks could not be made."""
+    """The health of one device. `reasons` says which defects were found and which checks could not be made."""
 
     kind: str
     index: int
@@ -33,7 +33,10 @@ class DeviceHealth:
 
 @dataclass(frozen=True, slots=True)
 class NodeHealth:
-    """The health of a node: that of its worst device. `claimed` is True if the node is not trusted."""
+    """The health of a node, whose state is that of its worst device.
+
+    `claimed` is True if the node is not trusted, so that its owner may have invented the values of its samples.
+    """
 
     node: int
     state: State
@@ -42,7 +45,7 @@ class NodeHealth:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """The reasons of the devices that have the node's state, each with the name of the device."""
+        """The reasons of those devices whose state is that of the node, each as "KIND INDEX: REASON"."""
         return tuple(
             f"{each.kind} {each.index}: {reason}"
             for each in self.devices
@@ -53,12 +56,12 @@ class NodeHealth:
 
 @dataclass(frozen=True, slots=True)
 class _Past:
-    """The findings of earlier samples of a device.
+    """What earlier samples of a device showed.
 
     Attributes:
-        ecc_uncorrected: the number of uncorrected errors in the first sample that had it; None if none had.
-        nvlinks: the largest number of active NVLinks so far.
-        found: findings that stay, as pairs (state, reason), such as those of XID codes.
+        ecc_uncorrected: the number of uncorrected memory errors in the first sample that reported it; None if none did.
+        nvlinks: the largest number of active NVLinks in a sample so far.
+        found: findings that count in all later samples, as pairs (state, reason), such as those of XID codes.
     """
 
     ecc_uncorrected: int | None = None
@@ -67,22 +70,22 @@ class _Past:
 
 
 _MOST_DEVICES = 64
-"""The most devices of a node whose earlier samples are remembered. A stranger's node may claim any number."""
+"""The most devices of a node that are remembered. The limit saves memory: an untrusted node may claim any number."""
 _LOST: tuple[State, str] = ("unhealthy", "the device is lost: its driver cannot reach it any more")
 
 
 class HealthOfNode:
-    """The health of one node, which is judged again with each of its samples."""
+    """The health of one node, judged again with each of its samples. Some findings count in all later samples, too."""
 
     def __init__(self) -> None:
         self._past: dict[tuple[str, int], _Past] = {}
         self._judged: dict[tuple[str, int], tuple[tuple[object, ...], DeviceHealth]] = {}
 
     def judge(self, sample: NodeSample) -> NodeHealth:
-        """Return the health of the node after a sample, which must be later than those before.
+        """Return the health of the node after a sample. The samples must come in the order of their times.
 
-        XID codes, increased memory errors, and lost devices and NVLinks count in all later samples: only a reset of the
-        GPU can mend them, and the pool never resets one.
+        Some findings count in all later samples, too: XID codes, memory errors that have increased, lost devices and
+        lost NVLinks. Only a reset of the GPU can mend these, and the pool never resets one.
         """
         devices = []
         for each in sample.devices:
@@ -105,7 +108,7 @@ _relevant = attrgetter(
     "unknown", "lost", "recovery", "remap_failed", "remap_pending", "ecc_uncorrected", "pcie_width", "pcie_width_max",
     "nvlinks", "nvlinks_all", "xids_watched",
 )  # fmt: skip
-"""Returns the fields of a device's sample on which its health depends, except for XID codes."""
+"""Returns the values of a `DeviceSample` that decide about the device's health, except for the XID codes."""
 
 
 def worst(states: Sequence[State]) -> State:
@@ -138,7 +141,7 @@ def _remembered(past: _Past, seen: DeviceSample) -> _Past:
 
 
 def _state_of(code: int, seen: DeviceSample) -> State | None:
-    """Return the state that an XID code causes; None for a harmless one, and for 154 if `seen.recovery` is known."""
+    """Return the state that an XID code causes; None for a harmless one. 154 is harmless if `seen` has `recovery`."""
     if code in xid.FATAL:
         return "unhealthy"
     if code in xid.SERIOUS:
@@ -149,7 +152,10 @@ def _state_of(code: int, seen: DeviceSample) -> State | None:
 
 
 def judge(seen: DeviceSample, found: Sequence[tuple[State, str]] = ()) -> DeviceHealth:
-    """Return a device's health, from a sample and the lasting findings of earlier samples: pairs (state, reason)."""
+    """Return a device's health after the sample `seen`.
+
+    `found` has the findings of earlier samples that still count, as pairs (state, reason).
+    """
     findings = [*found]
     if seen.lost:
         findings += [_LOST] if _LOST not in findings else []
@@ -164,7 +170,7 @@ def judge(seen: DeviceSample, found: Sequence[tuple[State, str]] = ()) -> Device
 
 
 def _findings(seen: DeviceSample) -> list[tuple[State, str]]:
-    """Return the findings in a sample of a device, which is not lost and could be read, as pairs (state, reason)."""
+    """Return pairs (state, reason): what a sample shows about a device that is not lost and could be read."""
     found: list[tuple[State, str]] = []
     if seen.recovery is not None and seen.recovery != 0:
         state: State = "degraded" if seen.recovery == _DRAIN_P2P else "unhealthy"
@@ -200,7 +206,7 @@ _ACTIONS = {
 
 
 def _checks(seen: DeviceSample) -> dict[str, object]:
-    """Return the values that the checks need, by name. None means that the check cannot be made."""
+    """Return a dict from the name of a check to the value that it needs. None: the check cannot be made."""
     return {
         "XID codes": seen.xids_watched or None,
         "memory errors (ECC)": seen.ecc_uncorrected,

@@ -21,7 +21,7 @@ class Cpu(Family):
     kind = "cpu"
 
     def parse_devices(self, devices: int | str | Sequence[int] | None = "auto") -> list[int]:
-        """Return the device index for each process that a setting asks for. The CPU is one device, with index 0.
+        """Return a list with the device index 0 for each process that a setting asks for. The CPU is one device.
 
         Args:
             devices: a positive int is a number of processes, which all use device 0: so 3 gives [0, 0, 0]. "auto", -1,

@@ -17,12 +17,15 @@ from skypool.errors import UnknownAccelerator, UsageError
 
 _BRACKETS = re.compile(r"\[(.+)\]")
 _VGPU = re.compile(r"(?P<card>.+?)(?: DC)?(?:-\d+)?-(?P<gb>\d+)[ABCQ]")
-"""Matches the name of a virtual GPU: "NVIDIA L4-3Q", "NVIDIA RTX Pro 6000 Blackwell DC-1-12Q". The number before the
-letter is its GB; the letter is the licence (NVIDIA vGPU User Guide, "Virtual GPU Types")."""
+"""Matches the name of a virtual GPU, such as "NVIDIA L4-3Q" or "NVIDIA RTX Pro 6000 Blackwell DC-1-12Q".
+
+The last number is the memory in GB. The letter after it stands for the licence (NVIDIA vGPU User Guide, "Virtual GPU
+Types").
+"""
 
 
 class Reported(Protocol):
-    """Detected device with the fields that `identify` needs, such as a `devices.Device`."""
+    """Interface of a detected device: the fields that `identify` reads. `skypool.devices.Device` has them."""
 
     @property
     def name(self) -> str: ...
@@ -72,7 +75,7 @@ def _virtual(device: Reported, name: str, gb: int) -> Accelerator | None:
 
 
 def _part(card: Accelerator, profile: str) -> Accelerator | None:
-    """Return one partition of a card, such as "1g.10gb" or "1of4"; None if the catalogue has no such partition."""
+    """Return one partition of a card. `profile` is "1g.10gb" or "1of4", for example. None if the catalogue lacks it."""
     # the reported name has the profile, so the card is itself this partition
     if card.profile == profile:
         return card
@@ -111,9 +114,10 @@ def _by_pci(pci_id: str, memory_mib: int | None) -> Accelerator | None:
 
 
 def summary(devices: Iterable[Reported]) -> tuple[Accelerator, ...]:
-    """Return the accelerators of the catalogue for the devices, each with the number of such devices.
+    """Return the catalogue's accelerators for some devices: each accelerator once, with the number of such devices.
 
-    Devices that the catalogue does not know are left out. The order is that of the first device of each accelerator.
+    The accelerators are in the order in which their first devices come. Devices that the catalogue does not know are
+    left out.
     """
     counts: dict[Accelerator, int] = {}
     for device in devices:

@@ -17,7 +17,7 @@ _SIOCGIFMTU = 0x8921
 
 
 def found(name: str) -> set[str]:
-    """Return the addresses that a host name resolves to, as texts; empty if it does not resolve."""
+    """Return the IP addresses that a host name resolves to, as texts; an empty set if it does not resolve."""
     try:
         return {str(each[4][0]) for each in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
     except OSError:

@@ -55,8 +55,8 @@ def cores_of(device: Device) -> list[int]:
 def read_neuron_ls(text: str | None) -> tuple[Device, ...]:
     """Return the devices in the output of `neuron-ls --json-output`, sorted by index.
 
-    `Device.pin` has the numbers of the device's logical cores: by default, a Trainium2 has 4 logical cores for its 8
-    cores. The tuple is empty if the text is None or is not a JSON list.
+    `Device.pin` lists the numbers of the device's logical NeuronCores. By default, a Trainium2 combines its 8 physical
+    cores to 4 logical ones. The tuple is empty if the text is None or is not a JSON list.
     """
     told = document(text)
     found = []
@@ -80,7 +80,7 @@ def read_neuron_ls(text: str | None) -> tuple[Device, ...]:
 
 
 def _model(each: dict[str, Any], memory: float | None) -> str:
-    """Return the model of a device by its instance type, or by its memory in bytes if an older tool prints no type."""
+    """Return a device's model, from its instance type, or from its memory in bytes if `neuron-ls` prints no type."""
     family = str(each.get("instance_type", ""))[:4]
     by_memory = {8: "Inferentia1", 96: "Trainium2", 144: "Trainium3"}
     return _MODELS.get(family) or by_memory.get(int((memory or 0) / 2**30), "Neuron device")
@@ -127,7 +127,7 @@ def _numbers(given: Any) -> Iterator[float]:
 
 
 def _one_report() -> str | None:
-    """Return the first line that `neuron-monitor` prints in `PATIENCE` seconds, else None. Then kill the tool."""
+    """Return the first line that `neuron-monitor` prints within 20 s; None if it prints none. Kill the tool then."""
     import selectors
     import subprocess
 

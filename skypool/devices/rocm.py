@@ -19,8 +19,9 @@ _STATE = ["--showuse", "--showmeminfo", "vram", "--showtemp", "--showpower", "--
 class Rocm(Family):
     """AMD GPUs of this machine: detection, state, and variables that make chosen GPUs visible to new processes.
 
-    An MI250X counts as two devices, one for each of its dies. `detect` leaves out devices that the environment
-    variables `ROCR_VISIBLE_DEVICES` and `HIP_VISIBLE_DEVICES` hide, and returns the others in their order.
+    An MI250X counts as two devices, one for each of its dies (chips in one package). `detect` leaves out devices that
+    the environment variables `ROCR_VISIBLE_DEVICES` and `HIP_VISIBLE_DEVICES` hide. The other devices come in the order
+    that these variables give.
     """
 
     kind = "rocm"
@@ -44,9 +45,9 @@ class Rocm(Family):
 
 
 def shown_of(devices: Sequence[Device]) -> tuple[Device, ...]:
-    """Return the devices that are visible to this process.
+    """Return those of the given devices that no environment variable hides from this process.
 
-    `HIP_VISIBLE_DEVICES` counts the devices that `ROCR_VISIBLE_DEVICES` leaves.
+    The numbers in `HIP_VISIBLE_DEVICES` count only the devices that `ROCR_VISIBLE_DEVICES` does not hide.
     https://github.com/pytorch/pytorch/pull/142292 read 2026-11-26
     """
     left = shown("ROCR_VISIBLE_DEVICES", devices, lambda device: (str(device.index), device.uuid))
@@ -88,7 +89,7 @@ def read_amd_static(text: str | None) -> tuple[Device, ...]:
 
 
 def _device(index: int, name: str, memory_mib: int | None, pci: str, uuid: str = "") -> Device:
-    """Return the `Device` of an AMD card. Its `pin` is its index. A PCI device id of another form counts as unknown."""
+    """Return the `Device` of an AMD card. Its pin is its index. A `pci` that is no PCI device id counts as unknown."""
     pci_id = "0x" + pci[2:].upper() if pci.startswith("0x") and len(pci) == 6 else ""
     return Device("rocm", index, name, memory_mib, pin=str(index), uuid=uuid, pci_id=pci_id)
 
@@ -111,7 +112,7 @@ def read_amd_metric(text: str | None) -> Stats:
 
 
 def _by_index(text: str | None) -> dict[int, dict[str, str]]:
-    """Return the values of each card in the JSON of `rocm-smi`, by index and name in lower case; {} for other text."""
+    """Return a dict from the index of a card to its values by name, in lower case, from JSON of `rocm-smi`; else {}."""
     told = document(text)
     found = {}
     for key, card in told.items() if isinstance(told, dict) else ():

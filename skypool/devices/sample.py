@@ -23,14 +23,14 @@ _PLAUSIBLE = {
     "nvlinks": (0, 1 << 10),
     "all": (0, 1 << 10),
 }
-"""The least and the largest number that can be true, by the last word of the field's name. 1e12 MiB are an exabyte."""
+"""A dict from the last word of a field's name to the least and the largest number that can be true in such a field."""
 _PARTS = (("memory_used_mib", "memory_total_mib"), ("disk_used_mib", "disk_total_mib"))
-"""Fields, and the fields that they cannot exceed by more than `_ROUNDED`."""
+"""Pairs (field, limiting field). A value above 1.01 times (`_ROUNDED`) that of the limiting field counts as unknown."""
 _ROUNDED = 1.01
 _LONGEST = 256
-"""The most characters of a text of a sample."""
+"""The most characters of a text in a sample. Longer texts are cut."""
 _MANY = 64
-"""The most devices and calls of a sample, and the most entries of each list of a device."""
+"""The most devices, and the most calls, in one sample, and the most entries of each list in a `DeviceSample`."""
 
 T = TypeVar("T")
 
@@ -39,29 +39,32 @@ T = TypeVar("T")
 class DeviceSample:
     """Measurement of a device. A value is None if the device or its vendor's library does not report it.
 
-    Rates such as `pcie_sent_mib` are per second. Those of NVLink are the sum over all links.
+    `pcie_sent_mib`, `pcie_received_mib`, `nvlink_sent_mib` and `nvlink_received_mib` are rates in MiB per second. Those
+    of NVLink are the sum over all links.
 
     Attributes:
         kind: the kind of the device, such as "cuda".
         index: the number that the vendor's tool gives the device.
         uuid: the vendor's unique id of the device; "" if unknown.
-        unknown: why the device could not be read, such as "the monitor hangs"; "" if it was read.
+        unknown: why no values could be read from the device, such as "the monitor hangs"; "" if they were read.
         lost: True if the driver reports that the device is no longer reachable.
-        utilization_percent: the share of time in which at least one kernel ran, however small.
+        utilization_percent: the share of time in which at least one kernel (a program on the GPU) ran, however small.
         sm_activity_percent: the share of the streaming multiprocessors that were busy (NVIDIA H100 and later).
         power_limit_watts: the most power that the driver lets the device draw.
         throttled: why the clocks are lower than asked for, such as "power cap"; () if they are not.
         pcie_width: the number of PCIe lanes in use.
         pcie_width_max: the number of PCIe lanes that device and slot support.
-        nvlinks: the number of active NVLinks, of `nvlinks_all`; 0 for a device without NVLink.
-        ecc_corrected: corrected memory errors since the driver was loaded.
-        ecc_uncorrected: memory errors since then that could not be corrected.
-        remap_pending: True if a row of memory will be replaced at the next reset.
-        remap_failed: True if a row of memory could not be replaced.
-        recovery: what the driver says must be done, as in NVML's `GPU_RECOVERY_ACTION`; 0 for nothing.
-        xids: the codes of the driver's errors since the previous sample, in order.
-        xids_watched: False if the driver does not report such errors.
-        memory_of: the device memory in MiB that processes use, by their process id on the node.
+        nvlinks: the number of active NVLinks; 0 for a device without NVLink.
+        nvlinks_all: the number of NVLinks that the device has, active or not.
+        ecc_corrected: the number of memory errors that were corrected since the driver was loaded.
+        ecc_uncorrected: the number of memory errors since then that could not be corrected.
+        remap_pending: True if a faulty row of memory will be replaced at the next reset.
+        remap_failed: True if a faulty row of memory could not be replaced.
+        recovery: the number of the action that the driver recommends, as NVML's `GPU_RECOVERY_ACTION` counts them: 0
+            for none, 1 for a reset of the GPU.
+        xids: the XID codes (errors that NVIDIA's driver reports) since the previous sample, in order.
+        xids_watched: False if the driver does not report XID codes.
+        memory_of: a dict from process id on the node to the device memory in MiB that the process uses.
     """
 
     kind: str
@@ -99,15 +102,19 @@ class DeviceSample:
 
 @dataclass(frozen=True, slots=True)
 class CallSample:
-    """Measurement of a running call. Calls that end within a second may have none.
+    """Measurement of a call of a function that is running on a node. A call that ends within a second may have none.
 
     Attributes:
         id: the id of the call on its node.
+        name: the name of the call.
+        slot: the number of the place on the node where the call runs. Each slot runs one call at a time.
         wall_seconds: how long the call has run.
-        cpu_seconds: CPU time of the call's process since the first sample, in which it is None. Children count once
-            they ended.
-        rss_mib: memory of the call's process; `peak_rss_mib` is the largest so far.
-        device_memory_mib: device memory of the call's process; None if it is not reported by process.
+        cpu_seconds: CPU time of the call's process since the call's first sample; None in the first sample. The time of
+            a child process counts after the child has ended.
+        rss_mib: main memory that the call's process uses.
+        peak_rss_mib: the largest `rss_mib` so far.
+        device_memory_mib: device memory of the call's process; None if the vendor's library does not tell the memory of
+            single processes.
     """
 
     id: int
@@ -128,14 +135,18 @@ class NodeSample:
     disks, and network rates of all interfaces but loopback.
 
     Attributes:
-        time: when it was measured, by the node's clock, in seconds since 1970.
-        claimed: True if the node is not trusted (`trust="data"`), so that the values are what its owner claims.
-        cpu_percent: used CPU time of the whole machine, 100 for all CPUs.
+        node: the number of the node in its pool.
+        time: the time of the measurement by the node's clock, in seconds since 1970.
+        claimed: True if the node is not trusted (`trust="data"`), so that its owner may have invented the values.
+        cpu_percent: used CPU time of the whole machine, 100 if all CPUs are busy.
         disk_used_mib: used space on the disk of the folder in which calls run.
         disk_total_mib: size of that disk.
-        disk_read_mib: read rate of the whole machine, as in `/proc/diskstats`: other containers are included. None if
-            unknown, or without own disks, as on some virtual machines.
-        disk_written_mib: write rate, counted in the same way.
+        disk_read_mib: read rate of all disks of the machine, as in `/proc/diskstats`. Other containers on the machine
+            are included. None if unknown, or if the machine has no disks of its own, as some virtual machines.
+        disk_written_mib: write rate of all disks of the machine, with the same exceptions.
+        sent_mib: rate at which the machine sends on the network.
+        received_mib: rate at which the machine receives from the network.
+        devices: samples of the node's devices, at most 64.
         calls: calls that run on the node, at most 64.
     """
 
@@ -171,10 +182,16 @@ def to_json(sample: NodeSample | DeviceSample | CallSample) -> dict[str, Any]:
 
 
 def node_sample(said: object, printable: Callable[[str], str] = str) -> NodeSample:
-    """Return the sample in an untrusted JSON value, as `to_json` makes it. Ignore unknown fields, check all others.
+    """Return the sample in a JSON value that comes from an untrusted node. Check each field, and ignore unknown ones.
 
-    `printable` removes control characters from a text. Raises ValueError if a field is missing, has another type or is
-    out of range.
+    A measured number that cannot be true becomes None.
+
+    Args:
+        said: the value, in the form that `to_json` returns.
+        printable: removes control characters from a text.
+
+    Raises:
+        ValueError: a field is missing or has another type, or a list or another number is out of bounds.
     """
     return _read(NodeSample, said, printable)
 
@@ -226,7 +243,7 @@ def _number(name: str, value: object, _: Callable[[str], str]) -> float:
 
 
 def _measured(name: str, value: object, _: Callable[[str], str]) -> float | None:
-    """Return a measured number; None if it is out of the range in `_LIMITS`, so that it cannot be true."""
+    """Return a measured number of the field `name`; None if `_LIMITS` says that it cannot be true."""
     if type(value) is not float and type(value) is not int:
         raise ValueError(f"the field {name!r} is no number")
     least, most = _LIMITS[name]
@@ -234,7 +251,7 @@ def _measured(name: str, value: object, _: Callable[[str], str]) -> float | None
 
 
 def _counted(name: str, value: object, _: Callable[[str], str]) -> int | None:
-    """Return a counted number; None if it is out of the range in `_LIMITS`, so that it cannot be true."""
+    """Return a whole number of the field `name`; None if `_LIMITS` says that it cannot be true."""
     if type(value) is not int:
         raise ValueError(f"the field {name!r} is no whole number")
     least, most = _LIMITS[name]
@@ -269,7 +286,10 @@ def _wholes(name: str, value: object, printable: Callable[[str], str]) -> tuple[
 
 
 _Check = Callable[[str, object, Callable[[str], str]], Any]
-"""Returns the value of a field, called as (name, JSON value, printable). Raises ValueError for a wrong value."""
+"""A function that checks a field and returns its value. It raises ValueError for a wrong value.
+
+Its arguments are the field's name, the JSON value, and a function that removes control characters from a text.
+"""
 _CHECKS: dict[str, _Check] = {
     "float": _number,
     "float | None": _measured,
@@ -283,9 +303,9 @@ _CHECKS: dict[str, _Check] = {
     "tuple[CallSample, ...]": _calls,
     "Mapping[str, float]": _memory_of,
 }
-"""The check of a field by its type."""
+"""A dict from the type of a field, as text, to the function that checks such a field."""
 _NESTED = ("devices", "calls")
-"""The fields whose entries are samples."""
+"""The fields of a `NodeSample` that are tuples of other samples."""
 _KINDS: tuple[type[NodeSample | DeviceSample | CallSample], ...] = (NodeSample, DeviceSample, CallSample)
 _CHECKS_OF: dict[type[Any], dict[str, _Check]] = {
     kind: {
@@ -294,18 +314,21 @@ _CHECKS_OF: dict[type[Any], dict[str, _Check]] = {
     }
     for kind in _KINDS
 }
-"""The check of each field. These tables are made once, because samples come each second."""
+"""A dict from class of samples to a dict from field to the function that checks the field.
+
+This and the next tables are made once, because samples come each second.
+"""
 _LIMITS: dict[str, tuple[float, float]] = {
     each.name: _PLAUSIBLE.get(each.name.rpartition("_")[2], (0, _MOST if "float" in str(each.type) else (1 << 63) - 1))
     for kind in _KINDS
     for each in fields(kind)
 }
-"""The least and the largest number that can be true, by field."""
+"""A dict from field to the least and the largest number that can be true."""
 _PARTS_OF: dict[type[Any], tuple[tuple[str, str], ...]] = {
     kind: tuple(pair for pair in _PARTS if pair[0] in _CHECKS_OF[kind]) for kind in _KINDS
 }
-"""The pairs of `_PARTS` that a kind of sample has."""
+"""A dict from class of samples to those pairs of `_PARTS` whose fields the class has."""
 _DEFAULTS: dict[type[Any], tuple[tuple[str, Any], ...]] = {
     kind: tuple((each.name, each.default) for each in fields(kind)) for kind in _KINDS
 }
-"""The name and the default value of each field."""
+"""A dict from class of samples to the pairs (name, default value) of its fields."""

@@ -95,7 +95,7 @@ def whole(cell: object) -> int | None:
 def shown(
     variable: str, devices: Sequence[Device], names: Callable[[Device], Iterable[str]], ordered: bool = True
 ) -> tuple[Device, ...]:
-    """Return the devices that an environment variable of this process does not hide.
+    """Return those of the given devices that an environment variable of this process does not hide.
 
     If the variable is not set, no device is hidden. If the variable is set and empty, all devices are hidden.
 
@@ -125,7 +125,7 @@ def shown(
 
 
 def _named(word: str, named: Sequence[tuple[Device, list[str]]]) -> Device | None:
-    """Return the device that a word in the variable of `shown` names; None if it names none, or more than one."""
+    """Return the device that a word in an environment variable names; None if the word names none or several."""
     for device, names in named:
         if word in names:
             return device

@@ -22,7 +22,8 @@ _BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
 class Tpu(Family):
     """Google TPU chips of this virtual machine: detection, and variables that make chosen chips visible to processes.
 
-    `detect` leaves out chips that the environment variable `TPU_VISIBLE_CHIPS` hides.
+    `detect` leaves out chips that the environment variable `TPU_VISIBLE_CHIPS` hides. No tool reports the state of
+    chips.
 
     Args:
         root: the folder that contains sys/ and dev/; "/" except in tests.

@@ -2,8 +2,8 @@
 
 The severities follow the column "Resolution Bucket (Immediate Action)" of NVIDIA's XID catalogue,
 https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html (read 2026-11-24). Codes whose action is to reset
-the GPU or to restart the machine are fatal here. So are 48 and 74, whose descriptions say that a reset is needed. Other
-codes say something about the program, and the GPU goes on. Of these, `SERIOUS` has those that hint at a defect.
+the GPU or to restart the machine are fatal here. So are 48 and 74, whose descriptions say that a reset is needed. All
+other codes are about a program, and the GPU goes on. Of these, `SERIOUS` has those that hint at a defect of the GPU.
 """
 
 from __future__ import annotations
@@ -30,29 +30,33 @@ FATAL = {
     156: "a resource of the GPU was retired",
     158: "fatal timeout of the GPU",
 }
-"""Codes after which the GPU must be reset or exchanged, with their meaning."""
+"""A dict from code to meaning, for codes after which the GPU must be reset or exchanged."""
 SERIOUS = {
     63: "a faulty row of memory will be replaced at the next reset",
     92: "many corrected memory errors",
     **dict.fromkeys(range(144, 151), "NVLink error; XID 154 tells if a reset is needed"),
     94: "contained memory error: the program that met it has failed, and the GPU goes on",
 }
-"""Codes after which the GPU works but may need attention, with their meaning."""
+"""A dict from code to meaning, for codes after which the GPU works but may need attention."""
 ACTION_CHANGED = 154
 """The code that says that the driver's recommended action has changed. `DeviceSample.recovery` has the action."""
 
 
 def meaning(code: int) -> str:
-    """Return what a code means, as text; "an error of the program, or without effect on the GPU" for other codes."""
+    """Return what an XID code means, as text.
+
+    For a code that this module does not list, the text is "an error of the program, or without effect on the GPU".
+    """
     if code == ACTION_CHANGED:
         return "the driver's recommended action has changed"
     return FATAL.get(code) or SERIOUS.get(code) or "an error of the program, or without effect on the GPU"
 
 
 def bounded(codes: Sequence[int], most: int = 64) -> tuple[int, ...]:
-    """Return at most `most` of the codes, in order. Repeated codes are left out first, the oldest of them first.
+    """Return at most `most` of the codes, in order.
 
-    So a code that comes very often does not hide another one.
+    If there are more, earlier repetitions of a code are left out first, so that a frequent code does not hide another
+    one. If more than `most` different codes remain, the oldest of these are left out.
     """
     surplus = len(codes) - most
     if surplus <= 0:

@@ -23,6 +23,11 @@ A driver is the class that talks to one cloud provider. It is found by name thro
 
 Words of this package:
 
+- need, offer, order: the requirements of a pool's machines, what a provider sells for a price, and a request to rent
+  machines on an offer (`skypool.model`). A launch is the rental of an order's machines.
+- node number: the number of a machine in its pool, from 0. An order has one for each of its machines.
+- token: the text that names an order. A repeated launch with the same token rents no further machines.
+- session: one run of a pool.
 - instance: a rented machine as its provider reports it (`skypool.model.Instance`).
 - leftover: another resource of a pool at a provider, such as a disk or a key pair (`skypool.model.Leftover`).
 - slice: several machines (hosts) that are rented and end together.
@@ -31,7 +36,10 @@ Words of this package:
 - spot notice: a provider's announcement that it will take a spot machine back.
 - finding: the result of one check (`skypool.model.Finding`).
 - ledger: skypool's local database of rented machines.
+- expiry time: the time until which a resource is needed, as one of its tags says.
+- refusal: an answer with which a provider says that it does not do what a request asks.
 - placeholder: the text that replaces a private value in a recording, such as "user-1".
+- In arguments, `said` are the tags of a machine or another resource, as a dict from name to value.
 """
 
 from __future__ import annotations

@@ -14,14 +14,18 @@ from skypool.safety import places, private
 REMEMBERED = 86400.0
 """Seconds for which a failed machine stays on the blocklist."""
 _LONGEST = 1000
-"""The most characters of a reason."""
+"""The most characters of a reason that are kept."""
 
 
 def note(provider: str, machine: int, why: str) -> None:
     """Put a machine on the provider's blocklist, so that no process of this user rents it for one day.
 
-    If it is there already, its reason is replaced and its day begins again. The first 1,000 characters of the reason
-    are kept.
+    If the machine is on the blocklist already, its reason is replaced and its day begins again.
+
+    Args:
+        provider: name of the driver, such as "vastai".
+        machine: the provider's number of the machine.
+        why: the reason, of which the first 1,000 characters are kept.
 
     Raises:
         OSError: the blocklist cannot be written, or another user can change it.
@@ -31,7 +35,7 @@ def note(provider: str, machine: int, why: str) -> None:
 
 
 def known(provider: str) -> dict[int, str]:
-    """Return the reasons of a provider's blocked machines by the machine's number.
+    """Return a dict from the number of each blocked machine of a provider to the reason why it is blocked.
 
     Machines that were blocked a day ago or earlier are removed from the blocklist, and not returned.
 

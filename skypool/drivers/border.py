@@ -43,15 +43,15 @@ _GRAPHQL = re.compile(r'^\{"query": ?"\s*((?:query|mutation)\s+\w+)')
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Private:
-    """The private parts of one provider's requests and replies, in addition to those that every recording leaves out.
+    """The private values in one provider's requests and replies, beside those that every recording leaves out.
 
-    A `Kind`, such as "secret", selects the form of the placeholder. Names of fields are written in lower case, without
-    "-" and "_".
+    A recording writes a placeholder in place of each private value. A `Kind`, such as "secret", selects the form of the
+    placeholder. Names of fields are written in lower case, without "-" and "_".
 
     Attributes:
-        patterns: regular expressions, each with the kinds of its groups. In each match, the groups are replaced. An
-            expression without groups has one kind, and the whole match is replaced.
-        fields: names of fields whose values are private, each with the kind of the value.
+        patterns: a dict from regular expression to the kinds of its groups. What the groups match is private. An
+            expression without groups has one kind, and everything that it matches is private.
+        fields: a dict from name of a field whose value is private to the kind of the value.
         accounts: names of fields that only a JSON object about the user's account has. In an object with such a field,
             the values of "id" and "name" are private.
     """
@@ -75,13 +75,15 @@ class Exchange:
         operation: the operation, such as "DescribeInstances" or "GET /v2/pods".
         method: HTTP method, or "gRPC".
         url: path and query. For gRPC, the path is "/SERVICE/METHOD".
-        request_headers, reply_headers: the headers. A file has only some of them, with names in lower case.
+        request_headers, reply_headers: the headers. The file of a recording has only some of them, with names in lower
+            case.
         request: body of the request; "" for none. Messages of gRPC are JSON.
         status: HTTP status, or the status code of gRPC; -1 if no reply came.
         reply: body of the reply; "" for none. Bytes that are no text stay bytes.
-        error: why no reply came; "" if one came. For gRPC also the text of a refusal.
+        error: why no reply came; "" if one came. For gRPC, it is also the text of a refusal.
         confidential: True if the request is for a token or another secret. Only the fact that it was sent is recorded.
-        number: counts the exchanges of a recording, from 1, in the order in which they ended.
+        number: number of the exchange in its recording, counted from 1 in the order in which the exchanges ended. 0 if
+            it is not recorded yet.
         time: when the request was sent, as an ISO time in UTC.
         seconds: seconds from sending the request until the whole reply had come.
     """
@@ -105,16 +107,19 @@ class Exchange:
 
 
 class Recorder(Protocol):
-    """The interface of the recording that is on. `skypool.proof.recording.Recorder` implements it."""
+    """The interface of the object that writes a recording. `skypool.proof.recording.Recorder` implements it."""
 
     def add(self, exchange: Callable[[], Exchange], private: Private = NOTHING_PRIVATE) -> None:
-        """Write an exchange. Never raises."""
+        """Write the exchange that the function `exchange` returns, with placeholders for private values.
+
+        Never raises. `private` names the private values of the provider.
+        """
 
     def hide(self, value: str, kind: Kind = "secret") -> None:
-        """Replace a private value in all texts that are written from now on."""
+        """Write a placeholder of this kind in place of `value` in all texts that are written from now on."""
 
     def token(self, provider: str, service: str = "") -> None:
-        """Write that a token was requested."""
+        """Write that a token was requested from a provider's service, without the request and the reply."""
 
 
 _lock = threading.Lock()  # held while a recording begins or ends
@@ -166,7 +171,7 @@ def attend(
 
 
 class _Recorded(BaseAdapter):
-    """An adapter that sends requests by the adapter `inner`, and gives each to the recorder that is on, if any."""
+    """An adapter of a `requests` session. It sends requests by the adapter `inner`, and records them."""
 
     def __init__(self, inner: BaseAdapter, provider: str, service: str, private: Private, confidential: bool) -> None:
         self._inner = inner
@@ -176,7 +181,7 @@ class _Recorded(BaseAdapter):
         self._confidential = confidential
 
     def send(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> requests.Response:
-        """Send a request by the adapter `inner`, and return the reply."""
+        """Send a request by the adapter `inner`, and return the reply. While a recording is on, record both."""
         recorder = current()
         if recorder is None:
             return self._inner.send(request, *args, **kwargs)
@@ -199,7 +204,7 @@ class _Recorded(BaseAdapter):
         sent: datetime,
         took: float,
     ) -> Exchange:
-        """Return a request and its reply, or its error, as an exchange that took `took` seconds."""
+        """Return the exchange of a request and its reply, or of its `error` if no reply came, in `took` seconds."""
         return Exchange(
             provider=self._provider,
             service=self._service,
@@ -223,7 +228,7 @@ class _Recorded(BaseAdapter):
 
 
 def _operation(request: requests.PreparedRequest) -> str:
-    """Return the name of a request, such as "GET /v2/pods", or of a GraphQL operation, such as "query Stock"."""
+    """Return the name of a request, such as "GET /v2/pods". For GraphQL, it is that of the operation: "query Stock"."""
     body = request.body or b""
     text = body if isinstance(body, str) else body[:200].decode(errors="replace")
     if found := _GRAPHQL.match(text):

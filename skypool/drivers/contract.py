@@ -35,16 +35,16 @@ class Abilities:
             `private_network=True` use no provider for which this value is False.
         spot: True if the provider sells spot machines, which it may take back at any time.
         trust: "full" if results of this provider's machines may be unpickled on the client, which can run code there.
-            "data" if they are read as plain data only. This value is used for a machine that was found by its tags,
-            because its offer is unknown. None: "full" if `offers` returns offers and all have the trust "full",
-            otherwise "data".
+            "data" if they are read as plain data only. An offer has a trust of its own, so this value is used only for
+            a machine that was found by its tags, whose offer is unknown. None means "full" if `offers` returns offers
+            and all have the trust "full", and otherwise "data".
         billed_from: the event from which the provider bills a machine: "create" (the request that creates it) or
             "running". With "running", a machine that never runs costs nothing. See also `Instance.billed_from`.
         lists_all: True if `instances` returns all of the user's machines at this provider, whichever client calls it.
             False if it returns only those of the client's own host or folder. A machine that is missing from the list
             may then still run.
-        network_advice: a sentence without a full stop that says what to open if machines of one pool cannot reach each
-            other. "" for general advice. skypool adds the sentence to its NetworkError.
+        network_advice: a sentence, without a full stop, that skypool adds to its NetworkError if machines of one pool
+            cannot reach each other. It says which port or rule the user must open. "" for general advice.
     """
 
     ends_itself: bool = True
@@ -99,8 +99,8 @@ def undo(terminate: Callable[[Sequence[Instance]], None], order: Order, instance
         instances: instances that the launch made and does not return. May be empty.
 
     Raises:
-        StillRunning: names the instances whose end could not be proved. The others are reported as ended first. If the
-            error names no instance, none is reported.
+        StillRunning: names the instances whose end could not be proved. The other instances are reported as ended
+            before this error is raised. If the error names no instance, none is reported.
         Exception: any other error of `terminate`, unchanged. No instance is reported.
     """
     if not instances:
@@ -117,7 +117,8 @@ def undo(terminate: Callable[[Sequence[Instance]], None], order: Order, instance
 class Answers(list[T]):
     """A list that may be incomplete, such as a provider's offers, with the names of what may be missing.
 
-    A driver's `offers` returns `Answers` if some offers or prices could not be read. An incomplete list is not cached.
+    A driver's method `offers` returns `Answers` if some offers or prices could not be read. skypool does not cache an
+    incomplete list.
 
     Args:
         answers: the elements of the list. If they are themselves `Answers`, the new list also gets their `lacks`.
@@ -135,9 +136,10 @@ class Answers(list[T]):
 
 
 def lacks(what: str, why: Exception) -> str:
-    """Warn the user that a list is incomplete, and return `what` unchanged, for `Answers.lacks`.
+    """Warn the user that a list is incomplete, and return `what` unchanged, to be put into `Answers.lacks`.
 
-    If skypool called the driver for a pool, the warning is a `Notice` of the pool, and otherwise a RuntimeWarning.
+    If skypool called the driver for a pool, the warning is an event `Notice` of the pool. Otherwise it is a
+    RuntimeWarning.
 
     Args:
         what: name of what may be missing, such as "prices". The warning shows it.
@@ -170,8 +172,9 @@ class Driver(Protocol):
         skypool itself removes offers that do not meet the need, so a driver need not check every requirement. The
         method should be quick: skypool waits 30 s at most.
 
-        Leave out offers that cannot be read. Then return `Answers` whose `lacks` names what may be missing, and warn
-        the user with the function `lacks`. Any other list, also an empty one, counts as complete, and may be cached.
+        If some offers cannot be read, leave them out, warn the user with the function `lacks`, and return `Answers`
+        whose attribute `lacks` names what may be missing. Any other list, also an empty one, counts as complete, and
+        may be cached.
 
         Args:
             need: requirements of each machine. Its `max_usd_per_hour` is always None here.
@@ -208,7 +211,7 @@ class Driver(Protocol):
 
         Raises:
             CapacityError, OfferGone, QuotaError, AccessError, CredentialsError, FundsError: nothing was rented. skypool
-                tries another offer; the class of the error decides which offers are skipped.
+                tries another offer. The class of the error decides which of the other offers it skips.
             RateLimitError, NoAnswer: skypool repeats the launch with the same token. If that fails, too, it tries
                 another offer. After NoAnswer, machines may have been made. An ErrorGroup counts as NoAnswer.
             StillRunning: machines that the launch terminated again may still run. No other offer is tried.
@@ -375,7 +378,10 @@ class Proves(Protocol):
 
 @runtime_checkable
 class Bills(Protocol):
-    """An optional protocol of a driver: the API tells costs. `skypool prove` compares them with the receipt."""
+    """An optional protocol of a driver: the provider's API tells what machines have cost.
+
+    The command `skypool prove` compares these costs with the receipt, skypool's own list of machines and their costs.
+    """
 
     def billed(self, instances: Sequence[str], since: datetime, until: datetime) -> Bill:
         """Return the sum that the provider bills for instances.

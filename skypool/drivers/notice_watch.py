@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Callable
 
 PAUSE = 5
-"""Seconds between two requests to the metadata service, and also the time limit for each wait for an answer."""
+"""Seconds between two requests to the metadata service. Each wait for an answer is limited to the same time."""
 
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -28,9 +28,9 @@ def wait(
 ) -> None:
     """Wait for the spot notice, and print the time at which the provider takes the machine back.
 
-    The function requests the notice every 5 s, and blocks until there is one. It then prints one line, the announced
-    time in seconds since 1970. Network errors, missing pages and answers for which `when` raises ValueError count as no
-    notice.
+    A spot notice announces that the provider will take a spot machine back. The function requests the notice from the
+    metadata service every 5 s, and blocks until there is one. It then prints one line, the announced time in seconds
+    since 1970. Network errors, missing pages and answers for which `when` raises ValueError count as no notice.
 
     Args:
         base: address of the metadata service.

@@ -1,7 +1,7 @@
 """`whole_list`: reads a list of a provider to its end, page after page.
 
-A machine that a list lacks counts as ended. So a list that may be incomplete must raise an error instead: every driver
-reads its lists with this function, with `Rest.ask_all`, or with the paginator of its SDK.
+skypool takes a machine that is missing from a list as ended. So an error must be raised if a list may be incomplete.
+Every driver reads its lists with this function, with `Rest.ask_all`, or with the paginator of its SDK.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ MOST_PAGES = 10_000
 
 
 class WholeList(list[T]):
-    """A list that was read to its end.
+    """A list of a provider that was read to its end.
 
     Attributes:
-        pages: number of pages from which the list was read. Several pages do not show the state at one moment, because
-            they are read one after the other: an element that moves to a page already read is missing.
+        pages: number of pages from which the list was read. Pages are read one after the other. So an element is
+            missing if it moved in the meantime to a page that had been read already.
     """
 
     __slots__ = ("pages",)
@@ -52,12 +52,13 @@ def whole_list(page: Callable[[str], tuple[Iterable[T], str]], incomplete: Calla
     """Return the elements of all pages of a list, in order.
 
     Args:
-        page: requests one page, and returns its elements and the token of the next page. The argument is the token of
-            the page, "" for the first one. The returned token is "" if there are no more pages.
-        incomplete: returns the error for a list that cannot be read to its end. The argument says why.
+        page: called with the token of a page, which is "" for the first one. It requests the page, and returns the
+            page's elements and the token of the next page, "" if there is none.
+        incomplete: called with a text that says why the list cannot be read to its end. It returns the error to raise.
 
     Raises:
-        Exception: the error of `page`, or the error of `incomplete` if the pages do not end.
+        Exception: the error of `page`. Or the error of `incomplete`, if a page names an earlier page as the next one,
+            or if there are more than 10,000 pages.
     """
     found: list[T] = []
     known = {""}

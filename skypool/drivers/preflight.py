@@ -32,13 +32,13 @@ from skypool.errors import (
 from skypool.model import Finding, Instance, Need, Order
 
 SSH = "ssh on this machine"
-"""The title of the check of the SSH programs. Commands run it once, and drop it from the findings of each driver."""
+"""The title of the finding about the SSH programs. Commands show it only once, not again for each driver."""
 
 # Seconds by which this computer's clock may differ. Signatures of requests are valid for 300 s, so a minute is left.
 _SKEW = 240.0
 
 _SHOWN = 8
-"""Number of unknown names that a finding shows."""
+"""The most names of unknown types that a finding shows; the others are only counted."""
 
 _UPGRADE = "upgrade skypool: `pip install --upgrade skypool`"
 """Advice if a provider sells something that this version of skypool does not know."""
@@ -46,7 +46,10 @@ _UPGRADE = "upgrade skypool: `pip install --upgrade skypool`"
 _REPORT = "report this message to skypool's authors"
 
 _OTHER_REASONS = (AccessError, CredentialsError, FundsError, NoAnswer, QuotaError, RateLimitError)
-"""Errors for which a provider refuses any request, or which leave open if it was refused. Their own advice is right."""
+"""Errors that do not depend on what is impossible about a request, or that leave open whether it was refused.
+
+A finding about such an error shows the error's own advice.
+"""
 
 
 def findings(
@@ -57,13 +60,14 @@ def findings(
     The checks start when the first finding is requested. That request waits until all checks have ended.
 
     A check passes if its function returns. The text of the finding is then the returned value, or "yes" if that value
-    is None, empty, 0 or False. A returned `Finding` is yielded with the title of the check. If the function raises an
-    Exception, the check has failed, and `failure` makes the finding.
+    is None, empty, 0 or False. If the function returns a `Finding`, that is yielded with the title of the check. If the
+    function raises an Exception, the check has failed, and `failure` makes the finding.
 
     Args:
-        questions: the function that performs the check, by the title of the finding.
-        then: further checks, which need valid credentials. They run after `questions`, and only if none of these raised
-            CredentialsError, so that wrong credentials are reported once. None for no further checks.
+        questions: a dict from the title of a finding to the function that performs the check.
+        then: further checks of the same form, which need valid credentials. They run after `questions`, and only if
+            none of these raised CredentialsError, so that wrong credentials are reported once. None for no further
+            checks.
     """
     outcomes = at_once(lambda question: question() or "yes", questions.values())
     for what, outcome in zip(questions, outcomes, strict=True):
@@ -89,9 +93,9 @@ def failure(what: str, error: Exception, advice: str = "") -> Finding:
 
 
 def hardware(known: int, unknown: Iterable[str]) -> Finding:
-    """Return a finding about the types of accelerators that a provider sells, without a title, for `findings`.
+    """Return a finding that says how many of the types of accelerators that a provider sells are known to skypool.
 
-    The finding is bad if skypool knows none of them.
+    The finding is a failure if skypool knows none of them. It has no title, because `findings` adds the title.
 
     Args:
         known: number of types that skypool knows.
@@ -106,9 +110,10 @@ def hardware(known: int, unknown: Iterable[str]) -> Finding:
 
 
 def impossible_order(need: Need) -> Order:
-    """Return an order for one node of a pool with a random name, for a create request that must be refused.
+    """Return an order of one machine with this need, for a create request that the provider must refuse.
 
-    If something is made for the order all the same, `skypool gc` may remove it ten minutes from now.
+    The name of the pool is random. The expiry time is ten minutes from now: if the provider makes something all the
+    same, `skypool gc` may then remove it.
     """
     token = secrets.token_hex(8)
     until = datetime.now(UTC) + timedelta(minutes=10)
@@ -124,21 +129,22 @@ def refusal(
     names: str,
     vague: Sequence[str] = (),
 ) -> Finding:
-    """Send a create request that the provider must refuse, and return the finding. Does not raise.
+    """Send a create request that the provider must refuse, and return a finding about the answer. Does not raise.
 
-    The finding is good if the provider's text names what is impossible about the request (or see `vague`). Any other
+    The finding is good if the provider refused, and its text names what is impossible about the request. Any other
     refusal may have another cause, such as a field that the provider does not know. So it does not show that a possible
     request would succeed. If a machine was made all the same, it is ended.
 
     Args:
         what: what is impossible about the request, such as "an unknown instance type".
         create: sends the request, and returns the machine if one was made.
-        kinds: the classes of error as which the refusal may be raised. Their subclasses do not count.
+        kinds: the classes of error that `create` may raise for the refusal. Their subclasses do not count.
         end: the driver's method that terminates machines.
         names: regular expression that the provider's error text or error code must contain, in any case: the impossible
             value, or the provider's words for it.
-        vague: shell-style patterns of error codes with which the provider may refuse without a reason, for example as
-            if there were no stock. Such a refusal gives a good finding with `open` = True: it shows little.
+        vague: shell-style patterns of error codes with which the provider may refuse without naming the reason, for
+            example as if there were no stock. Such a refusal gives a good finding, too, with `open` = True, because it
+            shows little.
     """
     title = f"{what} is refused"
     try:
@@ -169,10 +175,10 @@ def refusal(
 def basics(
     identity: Callable[[], object], date: Callable[[], str], given: Sequence[str] | None
 ) -> dict[str, Callable[[], object]]:
-    """Return the checks that all drivers of clouds with SSH machines have in common, by title, for `findings`.
+    """Return a dict from title to check, for `findings`: the checks that drivers of clouds with SSH machines share.
 
-    These are checks of the SSH programs, the networks from which users may log in, the credentials, and the clock. They
-    do not run yet.
+    These are checks of the SSH programs, the networks from which users may log in, the credentials, and the clock. No
+    check runs yet.
 
     Args:
         identity: returns the name of the account, as the provider reports it.

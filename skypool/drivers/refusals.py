@@ -21,11 +21,14 @@ from skypool.errors import ProviderError
 class Meaning:
     """One row of the table that translates a provider's error codes.
 
+    A row is used for an error if one of `codes` matches the error's code, and `text` matches in the error's text.
+
     Attributes:
         codes: shell-style patterns of error codes, such as "Insufficient*".
         kind: class of the error that stands for these codes.
         advice: what the user can do. Names in braces, such as "{region}", are replaced by `Refusals.error`.
-        text: regular expression that must also match somewhere in the provider's error text, in any case.
+        text: regular expression that must match somewhere in the provider's error text, in upper or lower case. "" to
+            accept every text.
     """
 
     codes: tuple[str, ...]
@@ -34,9 +37,10 @@ class Meaning:
     text: str = ""
 
     def fits(self, code: str, text: str) -> bool:
-        """Return True if a pattern matches the whole code, and the regular expression matches in the text.
+        """Return True if this row is the one for an error with this code and text.
 
-        Case matters for the code only. "" stands for a missing code or text.
+        One of the patterns must match the whole code, and the regular expression must match somewhere in the text. Case
+        matters for the code only. "" stands for a missing code or text.
         """
         said = not self.text or re.search(self.text, text, re.IGNORECASE)
         return bool(said) and any(fnmatchcase(code, one) for one in self.codes)
@@ -45,9 +49,12 @@ class Meaning:
 class Refusals:
     """A table that translates the error codes of one provider to skypool's errors. The first row that fits counts.
 
-    The constructor reads the file `errors.csv` in the driver's package. Its columns are `codes` (patterns separated by
-    spaces), `kind` (the name of a class in `skypool.errors`), `advice`, and optionally `text`. `Meaning` describes
-    them.
+    The constructor reads the file `errors.csv` in the driver's package. Its columns are:
+
+    - `codes`: shell-style patterns of error codes, separated by spaces.
+    - `kind`: the name of the class in `skypool.errors` that stands for these codes.
+    - `advice`: what the user can do. It may have names in braces, such as "{region}".
+    - `text`: a regular expression that must also match in the provider's error text. This column may be missing.
 
     Args:
         package: name of the driver's package, such as "skypool_acme".
@@ -93,11 +100,19 @@ class Refusals:
         return kind(f"{said}; {advice}" if advice else said, provider=self.provider, code=code, text=text)
 
     def incomplete(self, what: str, why: str) -> ProviderError:
-        """Return (not raise) the error for an incomplete list; `what` names its request. See `pages.incomplete`."""
+        """Return (not raise) the error for a list that the provider did not give to its end. Its code is "incomplete".
+
+        Args:
+            what: name of the request for the list.
+            why: why elements may be missing.
+        """
         return pages.incomplete(self.provider, self._called, what, why)
 
     def known(self, codes: Sequence[str]) -> str:
-        """Return the first of a refusal's codes that has a row without `text` in the table, or else `codes[0]`."""
+        """Return the first of several codes of one refusal that the table translates whatever the error text is.
+
+        If the table has no such row for any of them, `codes[0]` is returned.
+        """
         return next((code for code in codes if self._meaning(code)), codes[0])
 
     def _meaning(self, code: str, text: str = "") -> Meaning | None:

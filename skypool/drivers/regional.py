@@ -29,8 +29,8 @@ class Regional:
 
     The public methods call the private methods once for each region, in parallel. A driver implements `_regions`,
     `_found`, `_terminate`, `_left`, `_remove` and `_tag`; each of these raises NotImplementedError by default. The
-    driver must set `region` of its instances and leftovers, and `tagged_as` of a leftover that the provider tags under
-    another name than its id.
+    driver must set the attribute `region` of its instances and leftovers. If the provider tags a leftover under another
+    name than the leftover's id, the driver must set `tagged_as` to this name.
 
     `terminate` calls `_terminate` first, and then `_terminating` until no instance is left or the time is over. By
     default, `_terminating` calls `_terminate` again.
@@ -90,8 +90,8 @@ class Regional:
     def renew(self, pool: str, until: datetime) -> None:
         """Write the expiry time `until` into the tags of a pool's instances, and of its leftovers in the same regions.
 
-        After that time, the resources count as no longer needed. Leftovers in regions without instances keep their old
-        time.
+        After the expiry time, the resources count as no longer needed. Leftovers in regions where the pool has no
+        instances keep their old expiry time.
 
         Raises:
             ProviderError, ErrorGroup: regions could not be asked, or their tags could not be written.
@@ -115,11 +115,11 @@ class Regional:
         raise NotImplementedError
 
     def _terminate(self, region: str, instances: Mapping[str, Instance]) -> Collection[str]:
-        """Ask a region to terminate instances. Return the ids (or a mapping to reasons) of those not ended yet."""
+        """Ask a region to terminate instances. Return the ids of those not ended yet, or a dict from id to reason."""
         raise NotImplementedError
 
     def _terminating(self, region: str, instances: Mapping[str, Instance]) -> Collection[str]:
-        """Return the ids (or a mapping to reasons) of the given instances that have not ended yet."""
+        """Return the ids of those given instances that have not ended yet, or a dict from id to the reason."""
         return self._terminate(region, instances)
 
     def _left(self, region: str, pool: str | None) -> Iterable[Leftover]:
@@ -131,12 +131,12 @@ class Regional:
         raise NotImplementedError
 
     def _tag(self, region: str, ids: Sequence[str], until: datetime) -> None:
-        """Write an expiry time into the tags of resources: `ids` of instances, and `tagged_as` or ids of leftovers."""
+        """Write an expiry time into the tags of instances and leftovers. `ids`: names under which each is tagged."""
         raise NotImplementedError
 
 
 def _refused(error: Exception) -> bool:
-    """Return True if an error says that the account may not use a region."""
+    """Return True for an AccessError or a CredentialsError, which say that the account may not use a region."""
     return isinstance(error, (AccessError, CredentialsError))
 
 
@@ -155,7 +155,8 @@ def everywhere(
         do: asks one place, and returns its answers.
         places: the places to ask, usually names of regions or zones. May be empty.
         missing: name of what may be missing if a place fails, such as "offers". Each failure then issues a
-            RuntimeWarning, and `lacks` of the result has this name once for each failure. "": a failure is raised.
+            RuntimeWarning, and `lacks` of the result has this name once for each failure. If `missing` is "", a failure
+            is raised instead.
         closed: returns True for an error of `do` that says that the account may not use the place. By default, such an
             error is an AccessError or a CredentialsError.
 
@@ -230,14 +231,14 @@ Its arguments are the name of the region, and a mapping from ids to instances.
 """
 
 _FIRST_LOOK = 0.25
-"""Seconds from the first to the second request about instances that are ending. Each later pause is twice as long."""
+"""First pause in seconds between two requests about instances that are ending. Each pause doubles the one before."""
 
 _LONGEST_PAUSE = 5.0
 """Longest pause in seconds between two requests about instances that are ending."""
 
 
 def _terminate_all(end: _Ask, ending: _Ask, instances: Sequence[Instance], seconds: float) -> None:
-    """Terminate instances in all regions in parallel, and poll for `seconds`. Raise StillRunning for those left."""
+    """Call `end` for each region, then `ending` for up to `seconds`. Raise StillRunning if instances are left then."""
     left: dict[str, dict[str, Instance]] = {}
     for instance in instances:
         left.setdefault(instance.region, {})[instance.id] = instance

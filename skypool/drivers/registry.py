@@ -23,7 +23,7 @@ GROUP = "skypool.providers"
 """Entry-point group of drivers."""
 
 REHEARSALS = "skypool.rehearsals"
-"""Entry-point group of drivers that rent nothing real. `driver` finds them; `providers` lists them only if asked."""
+"""Entry-point group of drivers that rent nothing real. `driver` finds these, too; `providers` does so only if asked."""
 
 
 DriverNote = TypedDict(
@@ -86,7 +86,7 @@ def _entry_point(name: str, path: tuple[str, ...]) -> EntryPoint:
 
 
 def _checked(made: object, where: str) -> Driver:
-    """Return `made` unchanged. Raise UsageError, naming its class `where`, if it lacks a part of `Driver`."""
+    """Return the driver `made` unchanged. Raise UsageError, which names its class `where`, if it lacks a method."""
     if not isinstance(made, Driver):
         raise UsageError(
             f"the class {where} is not a skypool driver, because it lacks a method or the attribute `name`; give it "
@@ -181,7 +181,7 @@ def made(note: DriverNote) -> Driver:
 
 
 def _settings(value: Any, without: list[str]) -> dict[str, Any]:
-    """Return an object's non-default fields as JSON. Append names of secrets and of non-JSON values to `without`."""
+    """Return a dict of an object's non-default fields as JSON. Append the names of fields left out to `without`."""
     found: dict[str, Any] = {}
     if not is_dataclass(value):
         without.append("its settings")
@@ -205,7 +205,7 @@ def _default(field: Field[Any]) -> Any:
 
 
 def _noted(value: Any, without: list[str]) -> Any:
-    """Return a value as JSON for `_plain`, or raise TypeError. Append the names of omitted fields to `without`."""
+    """Return a setting as JSON. Raise TypeError if that is impossible. Append names of fields left out to `without`."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, tuple)):
@@ -221,7 +221,7 @@ def _noted(value: Any, without: list[str]) -> Any:
 
 
 def _plain(value: Any, driver: str) -> Any:
-    """Return the setting that `_noted` wrote, with tuples for lists. `driver` is the location of the driver's class."""
+    """Return the setting for a JSON value of `_noted`. Lists become tuples. `driver` is the driver's class location."""
     match value:
         case list(items):
             return tuple(_plain(each, driver) for each in items)

@@ -35,10 +35,10 @@ _READ = 60.0
 """Seconds to wait for the first part of an answer, and for each further part."""
 
 _EARLY = 60.0
-"""Seconds before the expiry of a token at which the token is renewed."""
+"""A token is renewed this number of seconds before it expires."""
 
 _FRESH = 2.0
-"""Least age in seconds at which a token is replaced: one that the API refused, or one that expires soon."""
+"""The least age of a token in seconds at which it is replaced, even if the API refused it or it expires soon."""
 
 _MARKUP = re.compile(r"<(style|script)\b.*?</\1>|<[^>]*>", re.DOTALL | re.IGNORECASE)
 """Matches the parts of a web page that are not text to read: tags, styles and scripts."""
@@ -56,7 +56,7 @@ _HAS_MORE = re.compile(r"(?i)has_?(next|more)\w*")
 """Matches the name of a field of an answer that says if a page follows, such as "hasNextPage"."""
 
 _PAGING = re.compile(r"(?i)_?(pag|meta|link)\w*")
-"""Matches the name of a field of an answer that may hold such fields, such as "pagination"."""
+"""Matches the name of a field of an answer that may hold the fields about further pages, such as "pagination"."""
 
 _TOTAL = re.compile(
     r"(?i)(x-)?total(_?(count|items|elements|entries|hits|objects|records|results|size))?|(x-total-)?count"
@@ -67,10 +67,13 @@ _PAGES = re.compile(r"(?i)x-total-pages|total_?pages|num_?pages|pages?_?(count|t
 """Matches the name of a field or header of an answer with the number of pages of the whole list."""
 
 _LEFT = re.compile(r"(?i)remaining_?items?(_?count)?")
-"""Matches the name of a field of an answer with the number of elements that follow."""
+"""Matches the name of a field of an answer with the number of elements on the pages that follow."""
 
 _RANGE = re.compile(r"\w+ .*/(\d+)")
-"""Matches a header "Content-Range", such as "items 0-49/120": https://www.rfc-editor.org/rfc/rfc9110#section-14.4."""
+"""Matches a header "Content-Range" such as "items 0-49/120", whose last number counts all elements.
+
+https://www.rfc-editor.org/rfc/rfc9110#section-14.4
+"""
 
 _NEXT_LINK = re.compile(r"""\brel=["']?[^"';,]*\bnext\b""", re.IGNORECASE)
 """Matches a header "Link" that names the next page: https://www.rfc-editor.org/rfc/rfc8288#section-3.3."""
@@ -83,7 +86,7 @@ Said = Callable[[int, Any], tuple[str, str]]
 
 
 def said(status: int, body: Any) -> tuple[str, str]:
-    """Return the error code and the error text of a refusal whose body has one of the usual forms.
+    """Return the pair (error code, error text) of a refusal whose body has one of the usual forms.
 
     If the body is a JSON object, the code is its entry "code", or else the status. The text is the first non-empty
     string among its entries "detail", "message", "msg", "error" and "title", or else the whole object.
@@ -113,12 +116,13 @@ class Rest:
         headers: called before each request. It returns headers of the request, such as the credentials.
         said: called with the status and the body (parsed if it is JSON) of a refusal. It returns the error code and the
             error text. Default: the function `said` of this module.
-        apart: minimum pause in seconds between two requests of one kind. The keys are shell-style patterns of "METHOD
-            /path", of which the first that matches counts. Requests that match none are not delayed.
+        apart: a dict from kind of request to the minimum pause in seconds between two requests of this kind. A kind is
+            a shell-style pattern of "METHOD /path". The first pattern that matches a request counts. Requests that
+            match none are not delayed.
         stale: called when the API refused the credentials, with the dict that `headers` had returned. If it returns
-            True, the request is sent once more, with new headers. By default it returns False.
+            True, `headers` is called again, and the request is sent once more. Default: a function that returns False.
         refuses: called with the body of an answer whose status says success. It returns True if the body is a refusal
-            all the same. By default it returns False.
+            all the same. Default: a function that returns False.
         private: the private values of this API's requests and replies. Recordings (`skypool.drivers.recording`) replace
             them, in addition to those that are private at every provider.
         confidential: True if this object only requests tokens. A recording then says only that a request was sent.
@@ -195,10 +199,12 @@ class Rest:
         next: str = "",
         token: str = "",
     ) -> WholeList[Any]:
-        """Send GET requests for all pages of a list, each repeated as `ask` does, and return the elements of the list.
+        """Send GET requests for all pages of a list, and return the elements of the list.
 
-        A machine that is not in the result counts as ended. So an error is raised if an answer says that there are more
-        elements, but the client cannot request them. Signs of more elements are a field "next…", "hasMore" or
+        Each request is repeated for up to 20 s if there is no answer, or if the API says that requests come too often.
+
+        skypool takes a machine that is missing from a list as ended. So an error is raised if an answer says that there
+        are more elements, but the client cannot request them. Signs of more elements are a field "next…", "hasMore" or
         "truncated", a total above the number of elements, a number of pages above 1, and the headers "Link",
         "X-Total-Count" and "Content-Range".
 
@@ -247,11 +253,23 @@ class Rest:
     ) -> Any:
         """Send a request that must not be repeated, for example to make a machine, and return the body of the answer.
 
-        The request is sent a second time only if the API refused the credentials, and `Rest`'s argument `stale`
-        returned True. Arguments and result are those of `ask`.
+        The request is sent a second time only if the API refused the credentials, and the function `stale` of this
+        client returned True.
+
+        Args:
+            method: HTTP method, such as "POST".
+            path: path of the request, appended to the base address.
+            what: name of the request in errors, such as "your machine"; "" for the method and path.
+            json: value that is sent as JSON; None for a request without a body.
+            params: query parameters.
+            headers: further headers, which override headers of the client.
+
+        Returns:
+            The parsed body if it is JSON, the text of any other body, or None if the body is empty.
 
         Raises:
-            ProviderError: the API refused the request, or did not answer (`NoAnswer`).
+            ProviderError: the API refused the request. The class of the error depends on the API's error code.
+            NoAnswer: the API did not answer, or answered with a server error. The request may have taken effect.
         """
         return self.reply(method, path, what=what, json=json, params=params, headers=headers)[0]
 
@@ -265,7 +283,22 @@ class Rest:
         params: Params | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[Any, Mapping[str, str]]:
-        """Send a request that must not be repeated, as `once` does, and return the answer's body and headers."""
+        """Send a request that must not be repeated, and return the pair (body of the answer, headers of the answer).
+
+        Except for the headers in the result, this is the method `once`.
+
+        Args:
+            method: HTTP method, such as "GET".
+            path: path of the request, appended to the base address.
+            what: name of the request in errors; "" for the method and path.
+            json: value that is sent as JSON; None for a request without a body.
+            params: query parameters.
+            headers: further headers, which override headers of the client.
+
+        Raises:
+            ProviderError: the API refused the request.
+            NoAnswer: the API did not answer, or answered with a server error. The request may have taken effect.
+        """
         what = what or f"{method} {path}"
         known = self._headers()
         try:
@@ -284,7 +317,7 @@ class Rest:
         json: object,
         params: Params | None,
     ) -> tuple[Any, Mapping[str, str]]:
-        """Send one request with exactly these headers, after the pause for its kind. Return (body, headers)."""
+        """Send one request with these headers, after the pause for its kind. Return the answer as (body, headers)."""
         if not all(_SENDABLE.fullmatch(value) for value in headers.values()):  # requests would show the key
             why = "nothing was sent, as the key contains a newline or another character that is not printable ASCII"
             raise self.error(what, "401", why)
@@ -321,8 +354,8 @@ class Rest:
     def error(self, what: str, code: str, text: str) -> ProviderError:
         """Return (not raise) the error for a refused or unanswered request, as one of skypool's error classes.
 
-        The client's table of errors gives the class for the code. For another code, the class is NoAnswer if the
-        connection was lost or the code is 500 or more, and otherwise ProviderError.
+        The client's table `refusals` gives the class for the code. For a code that the table lacks, the class is
+        NoAnswer if the connection was lost or the code is 500 or more, and otherwise ProviderError.
 
         Args:
             what: name of the request.
@@ -347,7 +380,7 @@ class Rest:
         return session
 
     def _keep_apart(self, call: str) -> None:
-        """Sleep until the pause `apart` since any thread's last request of the kind of `call` ("GET /path") is over."""
+        """Sleep until the pause after the last request of this kind, from any thread, is over. `call`: "GET /path"."""
         for pattern, seconds in self._apart.items():
             if fnmatchcase(call, pattern):
                 with self._lock:
@@ -420,7 +453,7 @@ class OAuth:
             return True
 
     def _got(self) -> Any:
-        """Request a new token: by the last refresh token, once, or by the credentials if there is none or it fails."""
+        """Return the API's answer with a new token. Use the refresh token if there is a valid one, else credentials."""
         ask = partial(self._api.ask, "POST", self._path, what="your credentials")
         refresh = self._refresh
         if refresh:
@@ -433,7 +466,7 @@ class OAuth:
 
 
 def _said_of_credentials(status: int, body: Any) -> tuple[str, str]:
-    """Return the code and text of a refused request for a token. 400 and 403 count as 401: wrong credentials."""
+    """Return (code, text) of a refused request for a token. 400 and 403 become 401: they mean wrong credentials."""
     code, text = said(status, body)
     return ("401" if status in (400, 401, 403) else code), text
 
@@ -446,7 +479,7 @@ def _inside(answer: Any, path: str) -> Any:
 
 
 def _paging(answer: Any, place: str = "") -> list[tuple[str, Any]]:
-    """Return an answer's fields, and those of its objects about pages, as pairs (`place` and name, value)."""
+    """Return pairs (path, value): an answer's fields, and those in fields about pages, such as "pagination.next"."""
     told: list[tuple[str, Any]] = []
     for name, value in answer.items() if isinstance(answer, Mapping) else ():
         told.append((f"{place}{name}", value))
@@ -456,12 +489,12 @@ def _paging(answer: Any, place: str = "") -> list[tuple[str, Any]]:
 
 
 def _says_end(answer: Any) -> bool:
-    """Return True if an answer says that no page follows, such as "hasNextPage": false, whatever token it has."""
+    """Return True if an answer says that no page follows: it has a field such as "hasNextPage" with the value false."""
     return any(_HAS_MORE.fullmatch(name.rpartition(".")[2]) and value is False for name, value in _paging(answer))
 
 
 def _says_more(answer: Any, headers: Mapping[str, str], field: str, number: int | None) -> str:
-    """Return what says that the list in `field` goes on, such as "has_more=True", or "". `number`: its elements."""
+    """Return what says that the list in `field` has more than `number` elements, such as "has_more=True", or ""."""
     if _NEXT_LINK.search(headers.get("Link", "")):
         return f"Link: {headers['Link']}"
     told = [each for each in _paging(answer) if each[0] != field]
@@ -482,12 +515,12 @@ def _says_more(answer: Any, headers: Mapping[str, str], field: str, number: int 
 
 
 def _is_page(body: object) -> bool:
-    """Return True if a body is text that begins with "<". Some servers send the Content-Type of HTML with any text."""
+    """Return True if a body is a web page: text that begins with "<". The header Content-Type is often wrong."""
     return isinstance(body, str) and body.lstrip().startswith("<")
 
 
 def _read(got: requests.Response) -> Any:
-    """Return the body of an answer: JSON or text without control characters; None if the body is empty."""
+    """Return the body of an answer, parsed if it is JSON, without control characters; None if the body is empty."""
     try:
         return plain_value(got.json()) if got.content else None
     except (ValueError, RecursionError):

@@ -24,7 +24,7 @@ _THREADS = 16
 def at_once(do: Callable[[T], V], items: Iterable[T]) -> list[V | Exception]:
     """Call `do` for all items in parallel, and return the results in the order of the items when all calls have ended.
 
-    An Exception of a call is not raised; it takes the place of its result in the list.
+    If a call raises an Exception, the Exception is put into the list in place of a result.
 
     At most 16 calls run at the same time, each in its own thread. If there is only one item, `do` runs in the calling
     thread. If no thread can be started, for example because the interpreter exits, the calls run one after the other.
@@ -50,8 +50,9 @@ def at_once(do: Callable[[T], V], items: Iterable[T]) -> list[V | Exception]:
 def in_turn(do: Callable[[T], V], items: Iterable[T]) -> list[V | Exception]:
     """Call `do` for the items one after the other until a call fails, and return the results in order.
 
-    The Exception of the call that fails is not raised, but is the last element of the list. Use this function instead
-    of `at_once` if the provider may have too little stock for all items, so that the first items are served first.
+    If a call raises an Exception, the Exception becomes the last element of the list, and the items after it are left
+    out. Use this function instead of `at_once` if the provider may have too little stock for all items, so that the
+    first items are served first.
     """
     outcomes: list[V | Exception] = []
     for item in items:
@@ -96,7 +97,7 @@ def patiently(do: Callable[[], V], seconds: float, *codes: str) -> V:
 def quietly(do: Callable[[], V], *codes: str) -> V | None:
     """Call `do` once and return its result, or None if it raises a ProviderError with one of the given codes.
 
-    These codes are no failure, such as the code for a machine that is already gone.
+    Use it for codes that mean no failure, such as the code for a machine that is already gone.
     """
     try:
         return do()

@@ -35,9 +35,9 @@ _ADDRESS = "https://checkip.amazonaws.com"
 def settings_named(kind: type[T]) -> type[T]:
     """Replace the `__init__` of a driver's dataclass, so that wrong settings raise UsageError instead of TypeError.
 
-    Use it as a class decorator above `dataclass`. It changes the class in place and returns it. The new `__init__`
-    raises UsageError for unknown, missing or repeated settings. For an unknown setting, the message suggests the
-    nearest known setting and lists all known settings.
+    Use it as a class decorator above `dataclass`. It changes the class `kind` in place and returns it. The new
+    `__init__` raises UsageError for unknown, missing or repeated settings. For an unknown setting, the message suggests
+    the nearest known setting and lists all known settings.
     """
     init: Any = kind.__init__
     signature = inspect.signature(init)
@@ -105,8 +105,9 @@ def settle(driver: object, shapes: Mapping[str, Shape], known: Mapping[str, Iter
 
     Args:
         driver: the driver, whose attributes are replaced. It may be a frozen dataclass.
-        shapes: the required form of each setting by its name (see `Shape`).
-        known: known valid strings by the name of a setting. Error messages suggest the most similar of them.
+        shapes: a dict from the name of a setting to its required form: (regular expression for the whole string,
+            example for error messages, True if the setting may be a list of such strings).
+        known: a dict from the name of a setting to valid strings, from which error messages suggest the most similar.
 
     Raises:
         UsageError: a string does not match the required form, or a setting is a list although it may not be one.
@@ -158,7 +159,10 @@ def plain(driver: DataclassInstance, **kinds: type) -> None:
 
 
 def table(package: str, file: str) -> Any:
-    """Read a JSON file in a driver's package, such as "skypool_acme", and return its parsed content. Not cached."""
+    """Return the parsed content of a JSON file in a driver's package, such as "skypool_acme".
+
+    The file is read at each call.
+    """
     return json.loads((files(package) / file).read_text("utf-8"))
 
 
@@ -171,8 +175,8 @@ def surroundings(start: str | tuple[str, ...], files: Mapping[str, str]) -> Hash
 
     Args:
         start: prefix of the names of environment variables, or a tuple of several prefixes, such as "AWS_".
-        files: the files that the SDK reads, such as a credentials file. Values are the usual paths of the files. Keys
-            are names of environment variables; a variable that is set replaces the usual path. "~" is expanded.
+        files: the files that the SDK reads, such as a credentials file: a dict from environment variable to the usual
+            path of a file. If the variable is set, its value is the path instead. "~" is expanded.
     """
     paths = [Path(os.environ.get(name) or usual).expanduser() for name, usual in files.items()]
     written = [each.stat().st_mtime_ns for each in paths if each.is_file()]
@@ -182,8 +186,9 @@ def surroundings(start: str | tuple[str, ...], files: Mapping[str, str]) -> Hash
 def networks(given: Sequence[str] | None) -> list[str]:
     """Return the networks from which users may log in to machines, such as ["203.0.113.7/32"].
 
-    The order is kept, and the addresses are not checked. An address without "/" gets "/32". If `given` is None or
-    empty, the result is this computer's public address, as `public_network` returns it.
+    `given` are the networks or addresses in the driver's settings. Their order is kept, and they are not checked. An
+    address without "/" gets "/32". If `given` is None or empty, the result is this computer's public address, which is
+    requested from a public web page.
     """
     return [each if "/" in each else f"{each}/32" for each in given or [public_network()]]
 

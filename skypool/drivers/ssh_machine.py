@@ -74,7 +74,8 @@ def access(
         booting: seconds in which a machine that does not answer counts as still booting.
         settling: seconds in which a machine that refuses the login counts as still booting.
         keying: seconds in which a machine with a wrong host key counts as still booting.
-        watch: source of a program that waits for a spot notice (see `notice_program`); "" for none.
+        watch: Python source of a program for the machine that waits for a spot notice, as `notice_program` returns it;
+            "" for none.
 
     Raises:
         UsageError: a key must be created, and ssh-keygen is not installed on this computer.

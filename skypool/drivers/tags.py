@@ -77,8 +77,8 @@ def ours(said: Mapping[str, str], pool: str | None, longest: int | None = None) 
         said: tags of the resource.
         pool: name of a pool. The resource must then belong to this pool and be rented from this host. None accepts
             every pool of this user, rented from any host.
-        longest: number of characters to which the provider shortens tag values; only so many characters of the owner
-            are then compared. None if the provider does not shorten them.
+        longest: number of characters to which the provider shortens the values of tags. Only so many characters of the
+            owner are then compared. None if the provider does not shorten values.
     """
     named = said.get(POOL, "")
     if not named or pool not in (None, named):
@@ -113,8 +113,8 @@ def instance(
         provider: name of the driver.
         id: the provider's identifier of the machine.
         said: tags of the machine.
-        nth: index of the machine in its order, from 0. The node number is the one at this index in the tag `NODES`, or
-            else `nth` itself.
+        nth: index of the machine in its order, from 0. The machine's node number is the number at this index in the tag
+            `NODES`, or `nth` if the tag has no such number.
         state: state of the machine.
         detail: data that only the driver understands.
         region: the provider's name of the region; "" if the provider has no regions.
@@ -184,7 +184,8 @@ def pairs(said: Mapping[str, str], key: str = "Key", value: str = "Value") -> li
 def read(pairs: Iterable[Mapping[str, str]], key: str = "Key", value: str = "Value") -> dict[str, str]:
     """Return tags as a dict from name to value. This is the inverse of `pairs`.
 
-    If a name occurs twice, the last value counts. KeyError is raised for a mapping that lacks one of the two entries.
+    `key` and `value` are the names of the entries in each mapping of `pairs`. If a tag occurs twice, the last value
+    counts. KeyError is raised for a mapping that lacks one of the two entries.
     """
     return {each[key]: each[value] for each in pairs}
 

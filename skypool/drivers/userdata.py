@@ -43,7 +43,7 @@ _POWER = ("shutdown", "poweroff", "halt")
 """Commands that switch a machine off. If one does not end the machine, the guard tries stronger commands."""
 
 _POLL = 5
-"""Longest pause in seconds between two times that the guard reads the file `GUARD`."""
+"""Longest pause in seconds after which the guard reads the file `GUARD` again. With a short lease, it is shorter."""
 
 
 def cloud_config(order: Order, *, user: str, end: str = OFF, label: str = "") -> str:
@@ -130,7 +130,7 @@ def _keys(order: Order, label: str) -> tuple[str, str, str]:
 
 
 def _armed(order: Order, user: str, end: str) -> str:
-    """Return shell code that starts the guard, which later runs `end`. `user` may write the file `GUARD`."""
+    """Return shell code that starts the guard, which runs the command `end` at the end. `user` may write `GUARD`."""
     lease = max(1, math.ceil(order.lease))
     guard = {
         "TOKEN": order.token,

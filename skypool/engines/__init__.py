@@ -22,6 +22,7 @@ Words of this package:
 - node: a rented machine of a pool. It has a number in its pool.
 - slot: a place on a node that runs one call at a time.
 - service: a long-lived call of a pool, which takes no slot.
+- report: the facts of a node that a cluster needs, such as its address and its free ports. The node itself makes it.
 - forward: a port of this computer that leads to a port of a node.
 - place: room for one Dask worker on a node.
 - head: the node with the lowest number, which runs Dask's scheduler or Ray's head.

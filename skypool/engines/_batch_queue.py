@@ -28,7 +28,10 @@ Ended = Future[list[Any]]
 
 @dataclass(slots=True, eq=False)
 class _Batch:
-    """A submitted batch. The result of `ended` is the future of its ended call. `call` is None until it is sent."""
+    """A submitted batch, with the future of its `call` (None until it is sent).
+
+    `ended` is done when the call has ended. Its result is then the future of that call.
+    """
 
     tasks: PickledTasks
     ended: Future[Ended]
@@ -68,10 +71,11 @@ class BatchQueue:
         self._idle.set()
 
     def submit(self, tasks: Sequence[Task], on_end: Callable[[Future[Ended]], object] | None) -> Future[Ended]:
-        """Queue a batch, and return a future whose result is the future of the batch's call, when that has ended.
+        """Queue a batch, and return a future that is done when the batch's call has ended.
 
-        `on_end` is called with the returned future when it is done, in the thread of this object. No error is raised
-        here. If the batch cannot be sent, the future of its call has the exception.
+        The result of this future is the future of the call. Then `on_end` is called with the returned future, in the
+        thread of this object. No error is raised here. If the batch cannot be sent, the future of its call has the
+        exception.
         """
         ended: Future[Ended] = Future()
         if on_end is not None:
@@ -110,7 +114,7 @@ class BatchQueue:
                 batch.call.cancel()
 
     def wait(self) -> None:
-        """Wait until no batch is left, and the callback of each has returned; or until `wake` is called."""
+        """Wait until all batches have ended and their callbacks have returned, or until `wake` is called."""
         while not self._idle.wait(_LOOK):
             pass  # here Python runs signal handlers, and raises what `_thread.interrupt_main` asks for
 
@@ -148,7 +152,8 @@ class BatchQueue:
         return len(self._underway) < 2 * self.limit and 0 < self.slots() <= self.limit
 
     def _tell_ends(self) -> None:
-        """Complete the future of each batch that ends, until `close` is called. Send a held batch after `_HOLD`."""
+        """Complete the future of each batch that ends. Runs in the thread of this object until `close` is called."""
+        # a batch with a new large array is held back; it is sent after `_HOLD` seconds
         while True:
             try:
                 end = self._ends.get(timeout=None if self._held is None else _HOLD)

@@ -93,7 +93,12 @@ class Seats:
             self.reports[node] = report
 
     def grow(self, workers: int) -> None:
-        """Rent machines if the nodes of the pool have fewer places than `workers`. Raises what `pool.resize` raises."""
+        """Rent machines if the nodes of the pool have fewer places than `workers`. Do not wait for them.
+
+        Raises:
+            BudgetExceeded: the first hour of the new nodes costs more than is left of the budget.
+            UsageError, PoolClosed: the pool cannot have this size, or has ended.
+        """
         gone = ("leaving", "draining", "ended")
         with self._lock:
             there = [node for node, state in self.pool.nodes.items() if state not in gone]
@@ -130,7 +135,8 @@ class Seats:
     def begin(self, worker: int, call: WorkerCall) -> sky.Service[None] | None:
         """Start a worker's service on a node with a free place, and return it. Return None if no place is free now.
 
-        The errors are those of `take`.
+        `call` gets (place, number of places on the node), and returns the call of the service. Raises UsageError if a
+        new node has another version of a package, or its ports would be open to others.
         """
         try:
             seat = self.take(worker)
@@ -152,14 +158,14 @@ class Seats:
             return self._services.get(worker)
 
     def close_rest(self, grace: float) -> None:
-        """Close the services of all workers that are left, with `grace` seconds between SIGTERM and SIGKILL."""
+        """Close the services of all workers that still have one, with `grace` seconds between SIGTERM and SIGKILL."""
         with self._lock:
             left = list(self._services.values())
         for service in left:
             service.close(grace)
 
     def node_of(self, worker: int) -> int:
-        """Return the number of the node of a worker; -1 if it waits for one."""
+        """Return the number of the node of a worker; -1 if the worker has no node yet."""
         with self._lock:
             service = self._services.get(worker)
             return -1 if service is None else service.node
@@ -229,7 +235,7 @@ class SchedulerService(_Process):  # type: ignore[misc]  # see `_Process`
         return self._ends.enter_context(self._seats.pool.forward(port, self._seats.head, host=host)).port
 
     async def close(self) -> None:
-        """Close the workers that are left, the scheduler, and the forwards. Wait until all have ended."""
+        """Close the workers that still run, the scheduler, and the forwards. Wait until all have ended."""
         await asyncio.to_thread(self._seats.close_rest, _CLOSING)
         await asyncio.to_thread(self._ends.close)
         await super().close()
@@ -238,7 +244,12 @@ class SchedulerService(_Process):  # type: ignore[misc]  # see `_Process`
 def worker_call(scheduler: str, name: int, keys: dict[str, str], moving: float, options: dict[str, Any]) -> WorkerCall:
     """Return a function that makes the call of a worker's service from (place, number of places on the node).
 
-    The arguments of this function are those of `WorkerService`.
+    Args:
+        scheduler: the address at which nodes reach the scheduler.
+        name: the number of the worker.
+        keys: the arguments of `distributed.Security`: the TLS keys and certificates.
+        moving: the seconds in which the data of a worker that ends may be copied to others.
+        options: further arguments of the worker.
     """
     function = sky.compute(_dask_node.run_worker).with_options(grace=moving + _CLOSING)
     return lambda seat: function(scheduler, name, keys, moving, seat, options)
@@ -249,7 +260,7 @@ class WorkerService(_Process):  # type: ignore[misc]  # see `_Process`
 
     Args:
         scheduler: the address at which nodes reach the scheduler.
-        keys: the arguments of `distributed.Security`.
+        keys: the arguments of `distributed.Security`: the TLS keys and certificates.
         moving: the seconds in which the data of a worker that ends may be copied to others.
         on_refusal: called with a message for the user if the worker cannot start.
         options: further arguments of the worker.
@@ -339,11 +350,11 @@ class _Adaptation(_Adaptive):  # type: ignore[misc]  # see `_Cluster`
 class SkypoolCluster(_Cluster):  # type: ignore[misc]  # see `_Cluster`
     """A Dask cluster on the nodes of a pool. `sky.dask.cluster` makes one.
 
-    Methods and attributes are those of `distributed.SpecCluster`. `scale` and `adapt` also change the number of nodes
+    It has the methods and attributes of `distributed.SpecCluster`. `scale` and `adapt` also change the number of nodes
     of the pool. The constructor raises SkypoolError if the scheduler did not start.
 
     Args:
-        seats: the places on the nodes of the started pool.
+        seats: the places for workers on the nodes of the started pool.
         workers: the number of workers at the start.
         moving: the seconds in which the data of a worker that ends may be copied to others.
         options: further arguments of each worker.
@@ -463,7 +474,10 @@ class SkypoolCluster(_Cluster):  # type: ignore[misc]  # see `_Cluster`
             raise sky.SkypoolError(f"this Dask cluster of pool {self._seats.pool.name!r} has ended: {self._ended}")
 
     async def __aenter__(self) -> Any:
-        """Return the cluster. Raise UsageError for `async with`: the cluster has an event loop of its own."""
+        """Wait until the cluster has started, and return it, as its base class does.
+
+        Raises UsageError for `async with` in a program: the cluster has an event loop of its own.
+        """
         if self._is_in_loop():  # `with` comes here, too
             return await super().__aenter__()
         raise sky.UsageError(
@@ -508,7 +522,8 @@ class SkypoolCluster(_Cluster):  # type: ignore[misc]  # see `_Cluster`
         Cluster._update_worker_status(self, op, msg)
 
     def _hear(self, event: events.Event) -> None:
-        """Handle the event that a service, or the pool, has ended for good. Runs in the pool's thread."""
+        """Handle an event, in the pool's thread: end the cluster when the pool or the scheduler has ended."""
+        # a worker whose service has ended for good is removed
         if self._seats.is_closing:
             return
         if isinstance(event, events.PoolPhase) and event.phase in ("draining", "ended"):

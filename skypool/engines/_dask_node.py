@@ -67,7 +67,7 @@ def memory() -> int:
 def node_of(worker: Any) -> str:
     """Return a text that is the same for all workers of a node, for `worker_key` of `distributed.Adaptive`.
 
-    The text is a part of the path of the worker's folder, which is inside the folder of `run_worker`.
+    It is taken from the path of the worker's folder.
     """
     return next((part.rsplit("-", 2)[0] for part in Path(worker.local_directory).parts if part.startswith(PREFIX)), "")
 
@@ -112,7 +112,7 @@ async def _scheduler(port: int, dashboard: int, keys: dict[str, str]) -> None:
 
 
 def _own_workers_last() -> Any:
-    """Return a plugin for Dask's scheduler: idle workers on its own node, which stays, are the last ones to end."""
+    """Return a plugin for Dask's scheduler that ends the workers on the scheduler's own node last: that node stays."""
     from distributed import SchedulerPlugin  # pyright: ignore[reportMissingImports]
 
     class OwnWorkersLast(SchedulerPlugin):  # type: ignore[misc]  # Dask is not there where types are checked
@@ -135,7 +135,9 @@ def run_worker(
     worker has in memory is first copied to others, within the time that the announcement leaves.
 
     Args:
-        keys: the arguments of `distributed.Security`.
+        scheduler: the address of the scheduler.
+        name: the number of the worker.
+        keys: the arguments of `distributed.Security`: the TLS keys and certificates.
         moving: the seconds that the copying may take.
         seat: the number of this worker among those of the node, from 0, and the number of workers of the node. The
             worker sees its share of the node's devices.
@@ -209,7 +211,7 @@ async def _move(nanny: Any, moving: float) -> None:
 
 @contextlib.contextmanager
 def _folder(prefix: str = PREFIX) -> Iterator[str]:
-    """Yield a folder for Dask's files, which is removed at the end or at SIGTERM. Call it before Dask is imported."""
+    """Yield a new folder for Dask's files, and remove it at the end or at SIGTERM. Enter it before importing Dask."""
     signal.signal(signal.SIGTERM, _exit)  # until an event loop handles it
     with tempfile.TemporaryDirectory(prefix=prefix) as folder:
         os.environ["DASK_TEMPORARY_DIRECTORY"] = folder
@@ -225,7 +227,7 @@ def _exit(*_: object) -> None:
 
 
 def _host() -> str:
-    """Return the address at which this node listens for other nodes: the address in its own network only."""
+    """Return the address at which Dask listens on this node: that in the node's own network, not all addresses."""
     return sky.instance_info().address or _LOCAL
 
 

@@ -28,7 +28,7 @@ _GROWTH = 4
 _QUICK = 0.02
 """The most seconds of a quick batch."""
 _QUICK_GROWTH = 16
-"""The same factor after a quick batch, so that few of many tiny tasks are sent in small batches."""
+"""The factor by which the number of tasks may grow after a quick batch, so that tiny tasks soon share large batches."""
 
 
 _Base: Any = joblib_parallel.ParallelBackendBase  # joblib has no types, and those that can be inferred are wrong
@@ -72,7 +72,7 @@ class SkypoolBackend(_Base):  # type: ignore[misc]  # see `_Base`
         return made
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
-        """Return the number of batches that can run at once, for joblib's `n_jobs`, which must not be 0.
+        """Return the number of batches that can run at once, for joblib's argument `n_jobs`, which must not be 0.
 
         -1 or None means all slots of the ready nodes, but at least 2, because with 1 joblib runs the tasks in this
         process. -2 means one slot less, and so on. Other numbers are returned as they are.
@@ -121,7 +121,10 @@ class SkypoolBackend(_Base):  # type: ignore[misc]  # see `_Base`
         self._queue = BatchQueue(self._pool, call, arrays, self._limit, lambda: sum(self._slots()))
 
     def submit(self, func: Any, callback: Callable[[Future[Ended]], object] | None = None) -> Future[Ended]:
-        """Send a batch of tasks to the pool without waiting. Return a future whose result is the future of its call."""
+        """Send a batch of tasks to the pool without waiting, and return a future that is done when the batch has ended.
+
+        The result of this future is the future of the batch's call. `callback` is called with the returned future.
+        """
         assert self._queue is not None
         return self._queue.submit(func.items, callback)
 
@@ -160,7 +163,7 @@ class SkypoolBackend(_Base):  # type: ignore[misc]  # see `_Base`
             self._queue = None
 
     def terminate(self) -> None:
-        """Forget how long batches took. The pool goes on."""
+        """End the use of this object by a `Parallel` object: forget how long batches took. The pool goes on."""
         self._size = 1
         self._seconds = 0.0
 

@@ -7,9 +7,15 @@ from typing import Any
 
 
 def run_tasks(tasks: bytes, arrays: Sequence[Any], threads: int | None, slots: int) -> list[Any]:
-    """Run a batch of tasks, and return their results. See `run_batch` in `_joblib_node`.
+    """Run a batch of tasks on a node, and return the list of their results.
 
-    The function uses no name of its module. So a pool need not pickle it again for each call.
+    This function uses no name of its module, so that a pool need not pickle it again for each call.
+
+    Args:
+        tasks: the pickle of a list of tuples (function, args, kwargs).
+        arrays: the large arrays among the arguments of the tasks.
+        threads: the threads that libraries such as BLAS may use. None: one slot's share of the CPUs.
+        slots: the number of batches that run on this node at once.
     """
     from skypool.engines import _joblib_node
 

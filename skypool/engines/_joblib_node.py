@@ -21,7 +21,8 @@ def run_batch(tasks: bytes, arrays: Sequence[Any], threads: int | None, slots: i
     Parallel calls of joblib inside a task run in this process, one task after the other.
 
     Args:
-        tasks: the pickle of a list of tuples (function, args, kwargs). Unpickling calls `array` for each large array.
+        tasks: the pickle of a list of tuples (function, args, kwargs). In place of each large array, it has its index
+            in `arrays`.
         arrays: the large arrays. Each is an array, or a tuple whose last item is an array.
         threads: the threads that libraries such as BLAS may use. None: one slot's share of the CPUs, unless
             OMP_NUM_THREADS is set.
@@ -40,7 +41,10 @@ def run_batch(tasks: bytes, arrays: Sequence[Any], threads: int | None, slots: i
 
 
 def array(index: int) -> Any:
-    """Return a large array of the batch that is being unpickled. It is read-only, because other tasks have it, too."""
+    """Return the large array with this index in the batch that is being unpickled.
+
+    It is read-only, because other tasks have it, too.
+    """
     found = _arrays[index]
     if isinstance(found, tuple):
         found = found[-1]
@@ -49,7 +53,7 @@ def array(index: int) -> Any:
 
 
 def _limited(threads: int | None, slots: int) -> AbstractContextManager[object]:
-    """Return a context with `threads` threads for BLAS and OpenMP. None: a share of the CPUs, or OMP_NUM_THREADS."""
+    """Return a context manager that limits the threads of BLAS and OpenMP; for None, to one slot's share of CPUs."""
     if threads is None:
         if "OMP_NUM_THREADS" in os.environ:
             return nullcontext()
@@ -61,7 +65,8 @@ def _limited(threads: int | None, slots: int) -> AbstractContextManager[object]:
 # Cached, as it takes a millisecond, by the number of imported modules: a new module may bring a library to limit.
 @lru_cache(maxsize=1)
 def _controller(modules: int) -> Any:
-    """Return threadpoolctl's controller; None without that package. `modules` is the key of the cache."""
+    """Return the controller of the package threadpoolctl; None without that package."""
+    # `modules` is the number of imported modules, the key of the cache
     if find_spec("threadpoolctl") is None:
         return None
     from threadpoolctl import ThreadpoolController

@@ -68,7 +68,7 @@ class Demand:
 
 
 class _Silent(sky.SkypoolError):
-    """The head of a cluster does not answer."""
+    """Raised if the head of a cluster does not answer."""
 
 
 class RayCluster:
@@ -152,7 +152,7 @@ class RayCluster:
         )
 
     def _check(self, nodes: Sequence[int]) -> None:
-        """Ask nodes for their reports, and store them in `_reports`. Raise UsageError if Ray must not start on one."""
+        """Ask nodes for their reports, and keep them. Raise UsageError if Ray must not start on one of the nodes."""
         asked = sky.compute(_ray_node.report).with_options(devices=0)
         futures = {node: self.pool.send(asked(), node=node) for node in nodes}
         for node, future in futures.items():
@@ -177,7 +177,7 @@ class RayCluster:
                 self._tell(f"Ray cannot start on a node: {e}")
 
     def _ensure(self, node: int) -> None:
-        """Start Ray on a node, unless it runs there already, the node is leaving, or the last start was too recent."""
+        """Start Ray on a node, unless it runs there, the node is leaving, or the pause before a restart is not over."""
         with self._lock:
             running = self._services.get(node)
             count, last = self._starts.get(node, (0, 0.0))
@@ -362,7 +362,7 @@ class RayCluster:
             *args: its arguments.
             working_dir: a folder that contains the program. It is sent to the nodes, without `.git`, `.venv` and
                 `__pycache__`. Default None: only the program is sent.
-            runtime_env: Ray's `runtime_env` of the job, without its `working_dir`.
+            runtime_env: further settings of the job, as in Ray's `runtime_env`, but without `working_dir`.
 
         Raises:
             UsageError: the program does not exist or is not in `working_dir`, or the files are more than 100 MiB.

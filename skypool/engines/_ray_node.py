@@ -135,9 +135,10 @@ class Daemons:
     """The settings with which the daemons of one node are started.
 
     Attributes:
-        folder: the prefix of the path of the daemons' folder, which is made at their start and removed at their end.
+        folder: the beginning of the path of the daemons' folder, to which a random text is added. The folder is made
+            when the daemons start, and removed when they end.
         name: the name of the node in Ray.
-        address: the address and the port of the cluster's state, which the head keeps.
+        address: "HOST:PORT" of the cluster's state, which the head keeps.
         environment: the environment variables with the token.
         cpus: the number of CPUs for tasks. None: all.
         store: the bytes of the object store. None: a part of the memory.
@@ -169,12 +170,15 @@ def run_head(daemons: Daemons, client: int, dashboard: int) -> None:
 
 
 def run_worker(daemons: Daemons) -> None:
-    """Run Ray as a service on a node that joins a head, until SIGTERM. Running tasks may then go on for `drain`."""
+    """Run Ray as a service on a node that joins a head, until SIGTERM.
+
+    Running tasks may then go on for `daemons.drain` seconds.
+    """
     _run(daemons, [f"--address={daemons.address}"], lambda: _answers(daemons.address))
 
 
 def _run(daemons: Daemons, words: list[str], has_to_drain: Callable[[], bool]) -> None:
-    """Run `ray start` until SIGTERM, then drain if `has_to_drain()`. Raise SkypoolError if it ends by itself."""
+    """Run `ray start` until SIGTERM, then let tasks end if `has_to_drain()`. SkypoolError if it ends by itself."""
     prefix = f"{daemons.folder}-"
     clean(prefix)  # of a run that was killed
     folder = Path(tempfile.mkdtemp(prefix=Path(prefix).name, dir=Path(prefix).parent))  # a name that nobody can guess
@@ -235,7 +239,8 @@ def _answers(address: str) -> bool:
 def end_processes(folder: str) -> None:
     """Kill all processes of this user whose command line contains a path, and wait until they are gone, 10 s at most.
 
-    The path may also be a prefix of paths. No other program of this user may have it in its command line.
+    `folder` is that path, or the beginning of several paths. No other program of this user may have it in its command
+    line.
     """
     until = time.monotonic() + _ENDING
     while time.monotonic() < until:
@@ -261,7 +266,10 @@ def _has(pid: int, folder: str) -> bool:
 
 
 def clean(prefix: str) -> None:
-    """Remove the processes and folders that daemons have left on this node; `prefix` is that of the folders' paths."""
+    """Kill the processes, and remove the folders, that daemons have left on this node.
+
+    `prefix` is the beginning of the paths of these folders.
+    """
     end_processes(prefix)
     for folder in Path(prefix).parent.glob(f"{Path(prefix).name}*"):
         shutil.rmtree(folder, ignore_errors=True)
@@ -275,14 +283,17 @@ def run_job(
 ) -> tuple[str, int | None, str, str]:
     """Run a job of Ray on this node, print its output, and wait for its end.
 
-    Returns Ray's status of the job, such as "SUCCEEDED", the exit status if known, Ray's message, and the last output.
-
     Args:
         address: the address of the job server.
         environment: the environment variables with the token.
+        name: the name of the job.
         packed: a zip file with the files of the job.
         entry: the program that Python runs, and its arguments.
         options: the job's `runtime_env`, without its files.
+
+    Returns:
+        (status, exit_status, message, output): Ray's status of the job, such as "SUCCEEDED"; its exit status, None if
+            unknown; Ray's message; and its last output.
     """
     os.environ.update(environment)
     from ray.job_submission import JobSubmissionClient  # pyright: ignore[reportMissingImports]

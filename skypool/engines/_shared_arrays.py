@@ -22,9 +22,12 @@ Task = tuple[Any, Sequence[Any], dict[str, Any]]
 
 @dataclass(slots=True, eq=False)
 class LargeArray:
-    """A large numpy array among the arguments of tasks, by a weak reference, with the number of batches that have it.
+    """A large numpy array among the arguments of tasks.
 
-    `ref` refers to the pair (token, array) that was sent to all nodes. It is None if nothing was sent.
+    Attributes:
+        alive: a weak reference to the array.
+        batches: the number of batches that have the array.
+        ref: the reference to the pair (token, array) that was sent to all nodes; None if nothing was sent.
     """
 
     alive: weakref.ref[Any]
@@ -37,7 +40,7 @@ class PickledTasks:
     """The tasks of a batch, pickled.
 
     Attributes:
-        data: the pickle, which has the index of each large array in place of the array.
+        data: the pickle. In place of each large array, it has the array's index in `arrays`.
         arrays: the large arrays. They are kept here until the batch is sent.
         known: the `LargeArray` of each of these arrays, in the same order.
     """
@@ -55,8 +58,8 @@ class PickledTasks:
 class SharedArrays:
     """The large arrays among the tasks of one parallel call. Any thread may call the methods.
 
-    Arrays are told apart by identity, as joblib does: a program must not change an array while tasks need it. An array
-    is large if it has at least `least` bytes. If `least` is None, no array is large.
+    An array is large if it has at least `least` bytes. If `least` is None, no array is large. As in joblib, two
+    arguments are the same array if they are the same object. So a program must not change an array while tasks need it.
     """
 
     def __init__(self, pool: sky.ComputePool, least: int | None) -> None:
@@ -129,7 +132,10 @@ class SharedArrays:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """A pickler that leaves out arrays of at least `least` bytes (None: no array), and adds them to `arrays`."""
+    """A pickler that writes only the index of each large array, and collects these arrays in `arrays`.
+
+    An array is large if it has at least `least` bytes. None: no array is.
+    """
 
     def __init__(self, file: io.BytesIO, least: int | None, arrays: list[Any]) -> None:
         super().__init__(file, protocol=5)

@@ -8,7 +8,7 @@ import skypool as sky
 
 
 def refuse_strangers(pool: sky.ComputePool, engine: str) -> None:
-    """Raise a UsageError if the pool's trust is "data": its machines may belong to strangers."""
+    """Raise a UsageError if the pool's `trust` is "data", because its machines may belong to strangers."""
     if pool.trust == "data":
         raise sky.UsageError(
             f'{engine} cannot run on pool {pool.name!r}: results of its machines are plain data only (trust="data"), '

@@ -87,7 +87,8 @@ def cluster(
 
 
 def _connected(seats: Seats, workers: int, options: dict[str, Any], moving: float, timeout: float) -> SkypoolCluster:
-    """Return a new cluster when the workers on nodes that are ready now are connected, within `timeout` seconds."""
+    """Make a cluster, and return it when the workers on nodes that are ready now are connected."""
+    # at most `timeout` seconds
     from distributed.deploy.cluster import WorkerStartTimeoutError  # pyright: ignore[reportMissingImports]
 
     from skypool.engines._dask_cluster import SkypoolCluster

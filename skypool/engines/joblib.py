@@ -50,10 +50,11 @@ def backend(
     Args:
         pool: the pool.
         retries: how often a batch may run again when its node or its process is lost. Default 0.
-        retry_on: exceptions of tasks that count as such a loss. Default (): none.
+        retry_on: classes of exceptions. A batch of which a task raises one may run again, too. Default (): none.
         devices: 0 runs the tasks on the CPU slots of nodes with accelerators. Default None: each batch gets the devices
             of a slot.
-        output: what is shown of the output of tasks, as in `@sky.compute`. Default "show": all.
+        output: "show" prints what tasks print here, and "silent" drops it. "head" means the same as "show" here.
+            Default "show".
 
     Yields:
         The backend of joblib.

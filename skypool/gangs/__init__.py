@@ -8,7 +8,10 @@
 - `environment`: the environment variables by which the processes of a gang find each other.
 
 A node is a machine that runs calls, and the client is the user's process. A rank is the number of a process in its
-gang, from 0; "a rank ends" means that this process ends. A node runs the processes of at most one gang at a time.
+gang, from 0; "a rank ends" means that this process ends. A node runs the processes of at most one gang at a time. A
+gang may run several times; each run is an attempt, with a number from 1. A gang that waits for its next run holds
+nodes: these get no other calls. Before each run, every held node must answer an empty call. A verdict says how a gang
+has ended.
 
 Elsewhere: `skypool.calls.gangs` performs the actions on the client and words the errors; `skypool.pool.network` runs
 the network check; `skypool.agent.slots` starts the processes on a node, sets their variables, and kills them.
@@ -25,7 +28,7 @@ __all__ = ["Gangs", "Order", "Verdict", "step"]
 
 
 def __getattr__(name: str) -> object:
-    """Return a name of `__all__`, imported at its first use, because nodes need other modules of this package."""
+    """Return a name of `__all__`. It is imported at its first use, because nodes need only other modules."""
     if name not in __all__:
         raise AttributeError(f"module 'skypool.gangs' has no attribute {name!r}")
     from skypool.gangs import decisions, states

@@ -17,13 +17,13 @@ from typing import Any, cast
 from skypool.errors import protocol_violation
 
 SIZE = 64 * 10**6
-"""The number of bytes that each process brings."""
+"""The number of bytes of the array that each process contributes."""
 _FEW = 5
 """The number of all-reduces before the measurement, in which libraries connect and choose their algorithm."""
 _MANY = 20
 """The number of all-reduces that are measured."""
 _PATIENCE = 60
-"""Seconds for which a process waits for the others."""
+"""Seconds for which a process waits for the others of its gang. Then it raises RuntimeError."""
 _ELEMENT = 4
 """The number of bytes of one element, a 32-bit float."""
 
@@ -35,7 +35,7 @@ class Bandwidth:
     Attributes:
         processes: the number of processes, one for each GPU.
         device: the name of the devices, such as "NVIDIA H100 80GB HBM3"; several names are separated by " and ".
-        size: the number of bytes that each process brings.
+        size: the number of bytes that each process contributes.
         seconds: the mean time in seconds of one all-reduce, in the slowest process.
     """
 
@@ -73,7 +73,7 @@ def all_reduce(backend: str = "nccl", size: int = SIZE) -> dict[str, object]:
 
     Args:
         backend: the backend of torch.distributed: "nccl" for GPUs, "gloo" for CPUs.
-        size: the number of bytes that each process brings, a multiple of 4.
+        size: the number of bytes that each process contributes, a multiple of 4.
 
     Returns:
         A dict with `seconds`, the mean time of one all-reduce, `size`, `processes`, and `device`, the name of the

@@ -67,7 +67,7 @@ def step(state: Gangs, event: Event) -> tuple[Gangs, list[Action]]:
 
 
 def _happened(state: Gangs, event: Event) -> tuple[Gangs, list[Action]]:
-    """Return the state and the actions that follow from an event itself, before waiting gangs get nodes anew."""
+    """Return the state and the actions that follow from the event alone, before gangs get nodes or begin to run."""
     match event:
         case NodeUp(node, devices):
             known = state.nodes.get(node)
@@ -100,7 +100,7 @@ def _happened(state: Gangs, event: Event) -> tuple[Gangs, list[Action]]:
 
 
 def _assigned(state: Gangs) -> tuple[Gangs, list[Action]]:
-    """Work out anew which nodes each waiting gang holds, and finish gangs that cannot get enough nodes."""
+    """Choose anew which nodes each waiting gang holds, and finish the gangs that cannot get enough nodes."""
     actions: list[Action] = []
     taken = {n: node.gang for n, node in state.nodes.items() if not _is_waiting(state, node.gang)}
     # in the order of submission, so an earlier gang may take a node from a later one
@@ -124,14 +124,14 @@ def _assigned(state: Gangs) -> tuple[Gangs, list[Action]]:
 
 
 def _hastened(state: Gangs, gang: Gang) -> Gang:
-    """Mark a gang as late if some nodes of `order.among` are gone: it need not wait, as they are not replaced."""
+    """Let a gang run again with fewer nodes at once if nodes that its user chose are gone: nobody replaces them."""
     if gang.last is None or gang.order.among is None or len(_possible(state, gang.order)) >= gang.order.count:
         return gang
     return replace(gang, late=True)
 
 
 def _lacking(state: Gangs, gang: Gang) -> Verdict | None:
-    """Return the verdict on a waiting gang that cannot get the nodes that it needs; None if it still may."""
+    """Return the verdict, the end of a waiting gang that cannot get enough nodes; None if it may still get them."""
     order = gang.order
     if gang.last is None:
         is_lacking = order.among is not None and len(_possible(state, order)) < order.count
@@ -147,7 +147,7 @@ def _lacking(state: Gangs, gang: Gang) -> Verdict | None:
 
 
 def _begun(state: Gangs) -> tuple[Gangs, list[Action]]:
-    """Send empty calls to the nodes of each gang that has enough nodes. Start gangs whose nodes have all answered."""
+    """Ask the nodes of each gang that has enough of them. Start the gangs whose nodes have all answered."""
     actions: list[Action] = []
     for number, gang in state.gangs.items():
         held = _held(state, number)
@@ -164,7 +164,7 @@ def _begun(state: Gangs) -> tuple[Gangs, list[Action]]:
 
 
 def _placed(state: Gangs, gang: Gang, held: tuple[int, ...]) -> Run:
-    """Return the next run of a gang on the nodes `held`. Nodes of its last run keep a position that still exists."""
+    """Return the next run of a gang, on the nodes `held`. Nodes of its last run keep their positions if possible."""
     before = gang.run.nodes if gang.run is not None else ()
     nodes = [n if n in held else None for n in before[: len(held)]]
     nodes += [None] * (len(held) - len(nodes))
@@ -180,7 +180,7 @@ def _placed(state: Gangs, gang: Gang, held: tuple[int, ...]) -> Run:
 
 
 def _waits(before: Gangs, after: Gangs, event: Event) -> tuple[list[Action], list[Action]]:
-    """Return the actions that stop, and those that start, the timers of gangs that lack nodes."""
+    """Return the actions that stop timers of gangs that lacked nodes `before`, and those that start timers now."""
     unset: list[Action] = []
     set_: list[Action] = []
     for number, gang in {**before.gangs, **after.gangs}.items():
@@ -199,7 +199,7 @@ def _waits(before: Gangs, after: Gangs, event: Event) -> tuple[list[Action], lis
 
 
 def _lacks_some(state: Gangs, number: int) -> bool:
-    """Return True if a gang waits to run again, has fewer nodes than it asked for, and has time left to get more."""
+    """Return True if a gang waits to run again, holds fewer nodes than it asked for, and still waits for more."""
     gang = state.gangs.get(number)
     if gang is None or gang.phase != "waiting" or gang.last is None or gang.late:
         return False
@@ -242,7 +242,7 @@ def _answered(state: Gangs, gang: Gang, attempt: int, node: int, ok: bool) -> Ga
 
 
 def _not_answered(state: Gangs, number: int | None) -> Gangs:
-    """Put a gang in the phase "asking" back to "waiting", as it cannot use one of its nodes."""
+    """Put a gang that is in the phase "asking" back to "waiting", because it cannot use one of its nodes."""
     gang = state.gangs.get(number) if number is not None else None
     if gang is None or gang.phase != "asking":
         return state
@@ -292,7 +292,7 @@ def _ended(state: Gangs, gang: Gang, event: Ended) -> tuple[Gangs, list[Action]]
 
 
 def _judged(state: Gangs, gang: Gang) -> tuple[Gangs, list[Action]]:
-    """Decide what follows from how the ranks of a run have ended so far. The gang must be active, and have a run."""
+    """Decide what follows from the ends of ranks so far: go on, wait for more failures, stop ranks, or finish."""
     number = gang.order.gang
     is_over = not _left(gang)
     if gang.phase == "stopping":
@@ -312,7 +312,7 @@ def _judged(state: Gangs, gang: Gang) -> tuple[Gangs, list[Action]]:
 
 
 def _blamed(state: Gangs, gang: Gang, *before: Action) -> tuple[Gangs, list[Action]]:
-    """Decide which rank failed first, and stop the others."""
+    """Decide which rank failed first, and stop the others. The actions `before` come first."""
     failed = _failures(gang)
     # A rank that was killed or lost comes before ranks that raised an exception or took too long: when a process dies,
     # its peers often raise an exception about it before its death is known.
@@ -321,7 +321,7 @@ def _blamed(state: Gangs, gang: Gang, *before: Action) -> tuple[Gangs, list[Acti
 
 
 def _stopped(state: Gangs, gang: Gang, *before: Action) -> tuple[Gangs, list[Action]]:
-    """Stop the ranks of a gang that have not ended, or end its run if all have. `gang.end` must have the reason."""
+    """Stop the ranks of a gang that have not ended. If all have, end the run, for the reason `gang.end`."""
     left = _left(gang)
     if not left:
         state, actions = _over(state, gang)
@@ -394,12 +394,12 @@ def _is_waiting(state: Gangs, number: int | None) -> bool:
 
 
 def _possible(state: Gangs, order: Order) -> list[int]:
-    """Return the nodes that may run a gang now or later: those of `order.among` that are not being taken back."""
+    """Return the nodes that may run a gang, now or later: allowed by its order, and not being taken back."""
     return [n for n, node in state.nodes.items() if not node.leaving and (order.among is None or n in order.among)]
 
 
 def _usable(state: Gangs, order: Order) -> list[int]:
-    """Return the nodes that may run a gang and are not silent, also those that other gangs hold."""
+    """Return the nodes that may run a gang, without those that have failed to answer. Other gangs may hold them."""
     return [n for n in _possible(state, order) if not state.nodes[n].silent]
 
 

@@ -151,14 +151,17 @@ def variables(
     hosts: int = 1,
     efa: bool = False,
 ) -> dict[str, str]:
-    """Return the environment variables for one process of a gang: see the module's table. No variable is set here.
+    """Return the environment variables by which one process of a gang finds its rank and its peers, such as RANK.
+
+    The module's docstring lists them. No variable is set here.
 
     Args:
         given: names of the variables that the user has set for the image. They are left out, except those in `devices`.
         machine: names of the variables that the machine has set. OMP_NUM_THREADS and FI_PROVIDER are then left out.
             Others are not: another launcher may have set them, and then all processes would get the same place.
         devices: the variables that make only this process's devices visible.
-        index: the index of the process's device among those that it sees, if it sees those of other processes, too.
+        index: the index of the process's own device among those that it sees, if it also sees devices of other
+            processes; otherwise None.
         cpus: how many CPUs the processes of the node may use together.
         hosts: how many machines the TPU slice of this node has; 1 if it is not part of a larger slice. In a larger
             slice, libtpu (Google's TPU library) tells JAX its place, so JAX gets no variables here.
@@ -218,8 +221,11 @@ def label(shares: Sequence[Sequence[str]], local: int) -> str:
     """Return the text before each output line of a process. It tells apart the gang's processes on one node.
 
     The text names the process's devices, such as "gpu1" or "gpu4-7". If processes share devices, or have none, it is
-    `local`, the number of the process on its node. It is "" for the only process on a node. `shares` has the names of
-    the devices of each process on the node, such as "cuda 1".
+    the number of the process. It is "" for the only process on a node.
+
+    Args:
+        shares: for each process of the gang on the node, the names of its devices, such as "cuda 1".
+        local: the number of the process among them, from 0.
     """
     if len(shares) == 1:
         return ""
@@ -228,7 +234,7 @@ def label(shares: Sequence[Sequence[str]], local: int) -> str:
 
 
 def _short(names: Sequence[str]) -> str:
-    """Return a short name for neighbouring devices: "gpu4-7" for "cuda 4" to "cuda 7"; "" if they have none."""
+    """Return a short name for neighbouring devices, such as "gpu4-7" for "cuda 4" to "cuda 7"; "" for others."""
     if not names:
         return ""
     kind, _, first = names[0].partition(" ")

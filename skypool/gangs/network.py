@@ -27,21 +27,22 @@ Outcome = Literal["ok", "no address", "timeout", "refused", "unreachable", "brok
 - "stalled": a few bytes went there and back, but 64 KiB did not arrive.
 """
 _NAMED = 5
-"""How many failed pairs a message names."""
+"""The most failed connections that a message names."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeNetwork:
-    """A node's own view of its network.
+    """What a node knows about its own network.
 
     Attributes:
+        node: the number of the node.
         address: the address at which other nodes connect to it; "" if unknown.
         port: the TCP port on which it has listened for the check.
         hostname: its own host name.
         found: the addresses to which that name resolves on the node.
         interface: the network interface that has `address`; "" if none has it.
         mtu: the size in bytes of the largest packet that this interface sends; None if unknown.
-        told: the interface that the variable GLOO_SOCKET_IFNAME names; "" if it is not set.
+        told: the interface that the node's environment variable GLOO_SOCKET_IFNAME names; "" if it is not set.
     """
 
     node: int
@@ -55,7 +56,10 @@ class NodeNetwork:
 
     @property
     def name_leads_astray(self) -> bool:
-        """True if the host name does not resolve to `address`, and GLOO_SOCKET_IFNAME names no interface."""
+        """True if libraries that look up this host name get another address than `address`.
+
+        It is False if GLOO_SOCKET_IFNAME names an interface, because libraries then do not look up the name.
+        """
         return bool(self.address) and self.found != (self.address,) and not self.told
 
 
@@ -153,8 +157,8 @@ def node_network(node: int, address: str, item: object) -> NodeNetwork:
 def connections_of(node: int, targets: Iterable[int], item: object) -> list[Connection]:
     """Check the second answer of a node, `item`, and return its attempts to connect, ordered by target.
 
-    The answer is the list of `skypool.gangs.probe.connect_all`. Raises ProtocolError if it has another form, or is
-    about other nodes than `targets`.
+    The answer is a list of (node, outcome, seconds, text), as `skypool.gangs.probe.connect_all` makes it. Raises
+    ProtocolError if it has another form, or is about other nodes than `targets`.
     """
     try:
         found = {
@@ -183,7 +187,7 @@ def _outcome(value: object) -> Outcome:
 def error_of(report: NetworkReport, advice: str) -> NetworkError | None:
     """Return (not raise) the error for a report with failed connections; None if all connections are good.
 
-    `advice` is a sentence without a full stop: what to open, and how.
+    `advice` is a sentence without a full stop for the user. It says which ports to open, and how.
     """
     failed = report.failed
     if not failed:

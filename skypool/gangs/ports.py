@@ -1,6 +1,6 @@
 """Finds free ports on a node, for the processes of a gang.
 
-The client sends this function as the empty call that each node must answer before a gang runs there.
+The client sends `free_ports` as the empty call that each node must answer before a gang runs there.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 BULK = 64 << 10
 """The number of bytes that are sent over each connection. They fill the largest packets of usual networks."""
 WITHIN = 3.0
-"""Seconds in which a connection must be made, and again seconds in which the bytes must have arrived."""
+"""Seconds in which a connection must be made. After that, the bytes must arrive in the same time again."""
 _AT_ONCE = 64
 """The most connections that a node makes at the same time."""
 _MOST = 256
@@ -40,12 +40,13 @@ def probe(address: str, token: str, targets: Iterator[Sequence[Target]], within:
     Args:
         address: this node's address, at which others connect; "" if unknown.
         token: 32 random characters for this node. A connection that does not begin with them is closed.
-        targets: an iterator. Its first item is the list of nodes to connect to. Its end says that all nodes are done.
+        targets: an iterator from the client. Its first item is the list of nodes to connect to. Its end means that all
+            nodes are done, so that this one need not listen any longer.
         within: seconds for making a connection, and the same time again for exchanging the bytes.
 
     Yields:
-        First a dict with facts about this node (see `facts`) and its `port`. Then the list of outcomes: for each target
-        the result of `connect`, in no particular order.
+        First a dict with the facts about this node that `facts` returns, and its `port`. Then a list that has (node,
+        outcome, seconds, text) for each target, in no particular order.
     """
     with Listener(token, socket.AF_INET6 if ":" in address else socket.AF_INET) as listener:
         yield {**facts(address), "port": listener.port}
@@ -77,10 +78,16 @@ def facts(address: str) -> dict[str, object]:
 class Listener:
     """TCP port of this machine that answers everybody who sends the right token, while a `with` block runs.
 
-    From each connection, the token of 32 characters is read and sent back in reverse. Then `BULK` more bytes are read,
-    and a full stop is sent. A single thread serves all connections. Everybody can connect, so at most `_MOST`
-    connections are open. One more takes the place of the oldest that has not sent the token. With `socket.AF_INET6`,
-    IPv4 and IPv6 connections are accepted.
+    From each connection, the token of 32 characters is read and sent back in reverse. Then `BULK` (64 Ki) more bytes
+    are read, and a full stop is sent. A single thread serves all connections. Everybody can connect, so at most `_MOST`
+    (256) connections are open. One more takes the place of the oldest that has not sent the token.
+
+    Args:
+        token: the token that each connection must send.
+        family: `socket.AF_INET` to accept IPv4 connections, or `socket.AF_INET6` to accept IPv6 connections, too.
+
+    Attributes:
+        port: the port, a free one that the system has chosen.
     """
 
     def __init__(self, token: str, family: socket.AddressFamily) -> None:
@@ -155,7 +162,7 @@ class Listener:
         connection.close()
 
     def _answer(self, connection: socket.socket, received: dict[socket.socket, bytes]) -> bool:
-        """Read what a connection has sent, and answer it if due. Return False if the connection must be closed."""
+        """Read what a connection has sent, and send what is due. Return False if the connection must be closed."""
         before = received[connection]
         try:
             more = connection.recv(BULK)
@@ -173,7 +180,11 @@ class Listener:
 
 
 def connect_all(targets: Iterable[Target], within: float) -> list[tuple[int, str, float, str]]:
-    """Connect to all targets, up to 64 at the same time, and return the result of `connect` for each."""
+    """Connect to all targets, up to 64 at the same time. Return a list of (node, outcome, seconds, text) for them.
+
+    `connect` describes these. The list is in no particular order. `within` is the time limit in seconds for making a
+    connection, and again for exchanging the bytes.
+    """
     left = list(targets)
     outcomes: list[tuple[int, str, float, str]] = []
 
@@ -199,8 +210,9 @@ def connect(target: Target, within: float) -> tuple[int, str, float, str]:
 
     The connection must be made in `within` seconds, and the bytes must be exchanged in `within` seconds after that.
 
-    Returns (node, outcome, seconds, text). The outcome is one of `skypool.gangs.network.Outcome`. `seconds` is the time
-    until the connection was made, about one round trip; 0.0 if none was made. `text` is the error of the system, or "".
+    Returns (node, outcome, seconds, text). The outcome is one of `skypool.gangs.network.Outcome`, such as "ok" or
+    "timeout". `seconds` is the time until the connection was made, about one round trip; 0.0 if none was made. `text`
+    is the error of the operating system, or "".
     """
     node, address, port, token = target
     if not address:
@@ -219,7 +231,7 @@ def connect(target: Target, within: float) -> tuple[int, str, float, str]:
 
 
 def _failure(error: OSError) -> str:
-    """Return the outcome for an error of connecting."""
+    """Return the outcome for an error of connecting, such as "timeout" or "refused"."""
     if isinstance(error, TimeoutError):
         return "timeout"
     if isinstance(error, ConnectionRefusedError):

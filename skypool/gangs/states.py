@@ -18,7 +18,7 @@ How = Literal["returned", "raised", "overran", "died", "lost", "interrupted", "s
 - "died": the process ended without a value or an exception, as by a signal.
 - "lost": its node was lost.
 - "interrupted": the provider took the machine of its node back.
-- "stopped": the process ended because it was stopped for the gang's sake.
+- "stopped": the process was stopped because the gang failed elsewhere, was cancelled or took too long.
 """
 
 Timer = Literal["settle", "stop", "wait", "shortage"]
@@ -26,9 +26,9 @@ Timer = Literal["settle", "stop", "wait", "shortage"]
 
 - "settle": the time after the first failure in which further failures are collected before one is blamed.
 - "stop": the time in which stopped processes must end.
-- "wait": the time in which the gang waits for nodes that replace lost ones.
-- "shortage": the time in which a gang that has never run waits although the pool has too few nodes for it, and rents no
-  more.
+- "wait": the time in which a gang that runs again waits for nodes that replace lost ones.
+- "shortage": the time in which a gang that has never run still waits, although the pool has too few nodes for it and
+  rents no more.
 """
 
 SETTLING = 0.8
@@ -52,7 +52,8 @@ class Order:
     Attributes:
         gang: the number of the gang. Gangs that were submitted earlier have smaller numbers.
         count: the number of nodes.
-        least: the number of nodes with which a re-run may begin if no more can be had in time: `min_nodes`, or `count`.
+        least: the number of nodes with which a re-run may begin if no more can be had in time. It is the user's option
+            `min_nodes`, or else `count`.
         procs: the number of processes on each node; None for one process per device, and one on a node without devices.
         among: the only nodes that may run the gang; None for any.
         retries: how often the gang may run again after a failure. Interruptions use up none.
@@ -74,8 +75,8 @@ class Order:
 class Place:
     """Place of a rank: where one process of a gang runs.
 
-    `local` is the number of the process on its node, and `position` that of its node among the gang's nodes. Both count
-    from 0.
+    `node` is the number of the node in the pool. `local` is the number of the process on this node, and `position` the
+    number of this node among the gang's nodes. Both count from 0.
     """
 
     rank: int
@@ -86,10 +87,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of a gang. `places` has the place of each rank, in the order of ranks.
+    """One run of a gang.
 
     Attributes:
         attempt: the number of the run, from 1.
+        places: the place of each rank, in the order of ranks.
         changed: True if the gang has another number of processes than in the run before.
     """
 
@@ -144,14 +146,17 @@ class NodeLeaving:
 
 @dataclass(frozen=True, slots=True)
 class NodeGone:
-    """An event: a node is lost or was ended. `Ended` events of the ranks there may come before it, later, or never."""
+    """An event: a node is lost or was ended. `Ended` events of its ranks may come before it, after it, or never."""
 
     node: int
 
 
 @dataclass(frozen=True, slots=True)
 class NodeIdle:
-    """An event: a node now runs calls that belong to no gang, or no longer does. Held nodes get no new such calls."""
+    """An event: the last call that belongs to no gang has ended on a node (`idle` is True), or such a call runs now.
+
+    Nodes that a gang holds get no new such calls.
+    """
 
     node: int
     idle: bool
@@ -180,6 +185,7 @@ class Answered:
     """An event: a node has answered the empty call that precedes each run, or has failed to.
 
     Attributes:
+        attempt: the number of that run, from 1.
         ok: False if the node did not answer. A NodeGone event usually follows.
     """
 
@@ -194,6 +200,8 @@ class Ended:
     """An event: the process of a rank has ended.
 
     Attributes:
+        attempt: the number of the run that the process belongs to, from 1.
+        how: how it has ended.
         again: True if the user's `retry_on` names the exception that was raised. Used only if `how` is "raised".
     """
 
@@ -242,7 +250,10 @@ class Free:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """An action: send an empty call to each of these nodes, and report each answer as an `Answered` event."""
+    """An action: send an empty call to each of these nodes, and report each answer as an `Answered` event.
+
+    `attempt` is the number of the run that follows if all nodes answer.
+    """
 
     gang: int
     attempt: int
@@ -284,7 +295,7 @@ class Unset:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """An action: tell the user at once that a gang will run again after `failure`, when it has the nodes for that."""
+    """An action: tell the user at once that a gang has failed, and will run again as soon as it has enough nodes."""
 
     gang: int
     failure: Verdict
@@ -314,7 +325,7 @@ class Node:
         leaving: True if the provider takes its machine back.
         silent: True if it failed to answer an empty call, or if a process was lost with it. No gang may use it until
             `NodeUp` comes again, or `NodeIdle` reports it as idle.
-        gang: the gang that holds it, waiting or running; None if no gang does.
+        gang: the number of the gang that holds it or runs on it; None if there is none.
     """
 
     devices: int = 0
@@ -334,14 +345,15 @@ class Gang:
         run: the present run, or the last one while the gang waits; None before the first.
         answered: the nodes that have answered, while the gang asks.
         ended: how each rank ended that has ended, in the order in which the ends came.
-        presumed: the ranks that count as lost because their node is gone, and whose own end has not been reported.
+        presumed: the ranks in `ended` that count as lost or interrupted only because their node is gone. The client has
+            not reported their ends yet.
         again: the ranks whose exception is one of the user's `retry_on`.
         retried: how many retries are used up.
         end: why the gang stops, once that is decided: "failed", "timeout" or "cancelled".
         blamed: the rank that failed first, once that is decided.
-        failed: the ranks that had failed when the blame was decided, in the order in which their failures came. For
-            "timeout", as in `Verdict.others`.
-        late: True if the time is over for which a re-run waits for more nodes than `Order.least`.
+        failed: the ranks that had failed when the blame was decided, in the order in which their failures came. If
+            `end` is "timeout", the first rank that took too long and all ranks that had not ended, sorted.
+        late: True if a re-run no longer waits for `Order.count` nodes, but begins with `Order.least` or more.
         last: the failure after which the gang waits to run again; None in its first run.
     """
 
@@ -364,7 +376,10 @@ class Gang:
 class Gangs:
     """State of all gangs of a pool, and of its nodes.
 
-    `gangs` has those that have not ended, in the order of submission. `coming` counts nodes being rented or set up.
+    Attributes:
+        nodes: the nodes that can run gangs, by number.
+        gangs: the gangs that have not finished, by number, in the order of submission.
+        coming: the number of nodes that are being rented or set up.
     """
 
     nodes: Mapping[int, Node] = field(default_factory=dict[int, Node])

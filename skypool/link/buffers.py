@@ -46,7 +46,7 @@ def _fresh(size: int) -> mmap.mmap:
 
 
 def _used_before(size: int) -> mmap.mmap | None:
-    """Take a kept piece of memory of `size` to `2 * size` bytes out of the store. Return None if no piece fits."""
+    """Return a kept piece of memory of `size` to `2 * size` bytes, and keep it no longer; None if no piece fits."""
     for _ in range(len(_kept)):
         try:
             memory = _kept.popleft()

@@ -11,11 +11,11 @@ from skypool.link.inbound import Outcome, Piece, Yielded
 from skypool.wire.frames import Buffer, split_buffers
 
 MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-"""Bytes of physical memory of this machine: the most that unfinished values of one connection may take."""
+"""The bytes of physical memory of this machine. The unfinished values of one connection may not take more."""
 
 
 class _Room:
-    """Memory for one value that arrives in pieces, which fill it from the beginning. `seq` is as in `Piece`."""
+    """Memory for one value that arrives in pieces. `seq`: 0 for a call's result, else the last item's number."""
 
     __slots__ = ("filled", "memory", "seq")
 
@@ -39,8 +39,12 @@ class Pieces:
         """Copy a piece of a large value into the memory for that value.
 
         At the first piece of a value, memory for the whole value is allocated, and an unfinished value of the same call
-        is dropped. If nobody waits for the call at this point (`awaited` returns the calls), all pieces of the value
-        are ignored.
+        is dropped. If nobody waits for the call at this point, all pieces of the value are ignored.
+
+        Args:
+            piece: the header of the piece.
+            body: the bytes of the piece.
+            awaited: returns the ids of the calls that somebody waits for.
 
         Raises:
             ProtocolError: the piece does not follow the previous piece of the same value, or all unfinished values
@@ -74,7 +78,7 @@ class Pieces:
     def forget(self, call: int) -> None:
         """Drop the unfinished value, if any, of a call that has ended.
 
-        A value stays unfinished if the worker process that ran the call died before it had sent the rest.
+        A value stays unfinished if the worker process that ran the call died before it had sent all pieces.
         """
         self.rooms.pop(call, None)
 
@@ -84,11 +88,12 @@ class Pieces:
         """Return the buffers of a complete value, copied out of one frame or put together from its pieces.
 
         A value that came in pieces is forgotten here, so it can be fetched only once. If its pieces were dropped
-        because nobody waits for the call (`awaited` returns the calls), return ().
+        because nobody waits for the call, return ().
 
         Args:
             said: the header of the frame that completes the value.
             body: the body of that frame; empty if the value came in pieces.
+            awaited: returns the ids of the calls that somebody waits for.
 
         Raises:
             ProtocolError: pieces of the value are missing, or the lengths do not fit the value.

@@ -44,8 +44,9 @@ class Listener(Protocol):
         When a connection was replaced, two threads may call it. If it raises an exception, the link gives up the node.
 
         Args:
-            connection: the number of their connection. If it is not `Link.connection`, a newer one was made meanwhile,
-                over which the node sends again what matters of these messages.
+            arrivals: the messages.
+            connection: the number of the connection that brought them. If it is not `Link.connection`, a newer
+                connection was made meanwhile, over which the node sends again what the client has not acknowledged.
         """
 
     def on_welcome(self, welcome: Welcome) -> None:
@@ -68,7 +69,7 @@ class Listener(Protocol):
 
 
 class _Pace:
-    """A limit on how often a link reconnects, because a node may end each connection as soon as it is made."""
+    """A limit on how often a link reconnects. A node may end each connection as soon as it is made."""
 
     __slots__ = ("_at", "_clock", "_left", "_waited_for")
 
@@ -99,6 +100,7 @@ class Link:
 
     Args:
         transport: how commands are run on the node, such as OpenSSH.
+        config: the configuration that the loader gives to an agent which it starts. It has the node's number.
         listener: told of messages, breaks, reconnections and the loss of the node.
         session: a random name of this client, by which the agent recognises the client after a reconnection.
         command: the command that starts the loader on the node.
@@ -111,10 +113,14 @@ class Link:
             no call runs, but not before the second has passed since its last call.
 
     Attributes:
+        node: the number of the node.
         connection: the number of connections that were made so far.
         heard_at: while the link is down: when the node last sent any bytes, in seconds since 1970.
-        send, send_large, reply: send messages to the node; see `Outbox`. Any thread may call them.
-        drive, reading: with these, a thread that waits for a result reads the connection itself; see `Inbox`.
+        send: queues small frames for the node; the method of `Outbox`. Any thread may call it.
+        send_large: queues a large value and the frame that refers to it; the method of `Outbox`, for any thread.
+        reply: as `send`, for an answer to a request of the node; the method of `Outbox`, for any thread.
+        drive: reads the connection in the calling thread until a result has come; the method of `Inbox`.
+        reading: returns a context manager in which the calling thread reads the connection; the method of `Inbox`.
     """
 
     def __init__(
@@ -204,7 +210,7 @@ class Link:
         return welcome
 
     async def _connect(self, start: bool, stream: CommandStream | None = None) -> Welcome:
-        """Try once to connect, and pass the WELCOME to `on_welcome`. Arguments and errors are those of `open`."""
+        """Try once to connect, within the time limit of `open`. Pass the WELCOME to `on_welcome`, and return it."""
         left = self._inbox.heard + self._liveness - self._clock()
         # without `start`, at most until the node is given up, but at least 1 s
         patience = self._liveness if start else max(1.0, min(self._liveness / 3, left))
@@ -270,7 +276,7 @@ class Link:
                 self.send(self._ping())
 
     async def _reconnect(self, why: str) -> None:
-        """Try to reconnect, with random and growing pauses, until the node was silent for `liveness` seconds."""
+        """Try to reconnect, with random and growing pauses. Give up the node when it was silent for `liveness` s."""
         from tenacity import AsyncRetrying, retry_if_exception, wait_random_exponential
 
         def passing(error: BaseException) -> bool:
@@ -303,7 +309,7 @@ class Link:
             )
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Start a task that is cancelled when the link closes. If it fails, give the node up, as nobody watches it."""
+        """Start a task, which is cancelled when the link closes. If the task fails, give up the node."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_task_end)
@@ -324,7 +330,7 @@ class Link:
             self._listener.on_lost(error)
 
     def _reject(self, why: str, stream: CommandStream) -> None:
-        """Give up the node with a ProtocolError, unless the invalid message came over an earlier connection."""
+        """Give up the node, which sent an invalid message, unless that came over an earlier connection."""
         if self._stream is stream:
             self._give_up(ProtocolError(f"node {self.node}: {why}", self.node))
 
@@ -359,16 +365,16 @@ class Link:
             stream.reap()
 
     def allow(self, seconds: float) -> None:
-        """Tell the node to end itself this many seconds from now. Return at once. Any thread may call this.
+        """Allow the node to live for this many seconds from now; then it ends itself. Any thread may call this.
 
-        The node is told at once, and again with each ping, also after a reconnection. A later call replaces the time of
-        an earlier one, even by a longer time. The pool's `max_lifetime` still holds.
+        This returns at once. The node is told now, and again with each ping, also after a reconnection. A later call
+        replaces the time of an earlier one, even by a longer time. The pool's `max_lifetime` still holds.
         """
         self._allowed = time.monotonic() + seconds
         self.send(self._ping())
 
     def _ping(self) -> list[Buffer]:
-        """Return the buffers of a PING frame, and note that the node may answer with one status report."""
+        """Return the buffers of a PING frame, and note that one more status report of the node is expected."""
         header: dict[str, object] = {}
         if self._allowed is not None:
             header["left"] = max(0.0, self._allowed - time.monotonic())
@@ -404,8 +410,8 @@ class Link:
         """Close the link for good. The listener is not told.
 
         Args:
-            bye: True first tells the agent to end all work of the pool there, and then itself, and waits for that for
-                at most 5 s. If the link is down, the agent is not told. False leaves the agent running.
+            bye: True first tells the agent to end all work of the pool on the node and then itself, and waits at most
+                5 s until it has. If the link is down, the agent is not told. False leaves the agent running.
         """
         if bye:
             await self._part(self.bid_farewell)
@@ -413,7 +419,7 @@ class Link:
             self._shut()
 
     async def _part(self, say: Callable[[], None]) -> bool:
-        """Call `say` if the link is up, and close the link. Return True if the agent ended the connection in 5 s."""
+        """Call `say` if the link is up, wait up to 5 s until the agent hangs up, and close the link. True if it did."""
         if self.is_up and not self._closed:
             self._closing = True
             say()
@@ -451,7 +457,7 @@ class Link:
         return self._outbox.is_open
 
     def _watch_writable(self) -> None:
-        """Have the event loop write more of the send queue when the socket of the connection, if any, can take more."""
+        """Have the event loop write more of the send queue whenever the connection, if there is one, can take more."""
         if self._stream is not None:
             self._loop.add_writer(self._stream.socket, self._on_writable)
 

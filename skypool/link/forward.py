@@ -32,7 +32,7 @@ _READY = 60.0
 """Seconds within which `ssh` must be connected."""
 
 _PORTS = 5
-"""How many free ports are tried. Another program may take one between the choice and its use."""
+"""The number of free ports that are tried, because another program may take one between the choice and its use."""
 
 _LONGEST_PAUSE = 10.0
 """The longest pause in seconds between two attempts to connect again."""
@@ -40,13 +40,13 @@ _LONGEST_PAUSE = 10.0
 _IS_UP = b"up\n"
 
 _MOST = 64
-"""Connections that may be open at a time through a forward that needs a program for each. Any user can make them."""
+"""The most open connections of a forward that needs a program for each connection. Any user may connect."""
 
 _BREATH = 0.5
 """Seconds to wait after a connection could not be accepted, as when this process has too many open files."""
 
 _PATH = re.compile(r"/[^\s:%$~\\\"'\x00-\x1f\x7f]+")
-"""A path of a socket in which `ssh` finds nothing to replace."""
+"""The allowed paths of sockets. They are absolute, and have no characters that `ssh` would replace."""
 
 _LONGEST_PATH = 103
 """The most bytes of the path of a Unix socket. Linux allows 107, and macOS allows 103."""
@@ -134,7 +134,7 @@ class Forward:
 
 
 def _make_way(path: str) -> None:
-    """Check the path of a socket to be made, and remove an unused socket there. Raises UsageError or NotPrivate."""
+    """Check the path of a new socket, and remove an old socket that nobody serves. Raises UsageError or NotPrivate."""
     if not _PATH.fullmatch(path) or len(os.fsencode(path)) > _LONGEST_PATH:
         raise UsageError(
             f"socket must be an absolute path of at most {_LONGEST_PATH} bytes, without spaces, quotes, backslashes "
@@ -207,7 +207,7 @@ class _RelayDoor:
                     self._tell(f"{self._argv[0]} cannot start: {e}")
 
     def _tell(self, why: str) -> None:
-        """Tell the user that a connection was closed, and why. Later calls do nothing."""
+        """Tell the user, at the first call only, that a connection was closed, and why."""
         if not self._is_told:
             self._is_told = True
             self._on_trouble(f"a connection to {_named(self.here)} was closed: {why}. This is told once")
@@ -281,7 +281,7 @@ class _SSHDoor:
         raise refusal(self._transport, self._node, complaint or f"no answer within {_READY:g} s")
 
     def _watch(self) -> None:
-        """Wait until `ssh` ends, and start it again, until the door is closed."""
+        """Wait until `ssh` ends, and start it again. Repeat this until the port or socket is closed."""
         while True:
             self._wait()
             self._stream.close()

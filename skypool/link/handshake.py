@@ -34,9 +34,12 @@ class Handshake:
     """The client's side of the handshake with one node. Each new connection to the node performs it.
 
     Attributes:
+        node: the number of the node.
+        config: the configuration that the loader gives to an agent which it starts.
         session: a random name of this client. The agent uses it to recognise the client after a reconnection.
         awaited: returns the ids of the calls that this client waits for.
-        linger: returns for how long the node may live without work, as for `Link`; None for no limit.
+        linger: returns None for no limit, or two numbers of seconds. The node ends itself when the first has passed and
+            no call runs, but not before the second has passed since its last call.
         longest: the most bytes of the WELCOME; None for the limit of every message.
     """
 
@@ -59,7 +62,7 @@ class Handshake:
             stream: a connection at whose other end the loader runs.
             decoder: splits the received bytes into frames, and keeps an incomplete frame for later reads.
             start: True starts the agent if none runs. False requires that an agent runs.
-            epoch: how many clients had owned this node at its last WELCOME; 0 before the first one.
+            epoch: how many clients had owned the node when it last sent a WELCOME to this client; 0 before the first.
 
         Returns:
             (welcome, frames): the WELCOME, and the frames that arrived together with it.
@@ -126,7 +129,7 @@ class Handshake:
             )
 
     async def _welcome(self, stream: CommandStream, decoder: Decoder, rest: bytes) -> tuple[Welcome, list[Frame]]:
-        """Wait for the WELCOME, as `perform` says. `rest` are bytes of the agent that have arrived already."""
+        """Wait for the WELCOME. Return it and the frames that came with it. `rest`: bytes that have arrived already."""
         loop = asyncio.get_running_loop()
         space = decoder.space()
         space[: len(rest)] = rest

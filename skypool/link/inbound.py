@@ -32,9 +32,9 @@ _MOST_BUFFERS = 1 << 16
 _MOST_RUNNING = 64
 """The most names of running calls that one status report may have."""
 _SHOWN_RUNNING = 8
-"""The number of these names that are kept, which is as many as an agent sends."""
+"""The number of names of running calls that are kept, which is as many as an agent sends."""
 _LONGEST_SHOWN = 200
-"""The most characters of such a name that are kept."""
+"""The most characters of the name of a call's function that are kept."""
 _MOST_KEYS = 20_000
 """The most keys of functions, and of values, that are kept for a node. The client sends all others again."""
 _LONGEST_KEY = 128
@@ -52,7 +52,7 @@ _LARGEST_VALUE = 1 << 48
 _MOST_RANKS = 1 << 20
 """The limit that the rank of a process in its gang must stay below."""
 _LABEL = re.compile(r"[a-z]{0,7}[0-9]{0,5}(-[0-9]{1,5})?")
-"""What tells processes of a gang on one node apart in the console, such as "gpu1", "gpu4-7" or "3"."""
+"""A label that tells processes of a gang on one node apart in the console, such as "gpu1", "gpu4-7" or "3"."""
 _PART_KEY = re.compile(r"(\d{1,19}):(\d{1,19})")
 """The key of a piece of a generator's items, "call:number": the id of the call, and the number of the last item."""
 
@@ -110,7 +110,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The first message of an agent that refuses this client: it serves another client, or has the reason `why`.
+    """The first message of an agent that refuses this client, because it serves another one, or for the reason `why`.
 
     Attributes:
         silent: the seconds since the other client last sent something to the agent.
@@ -128,6 +128,7 @@ class Outcome:
     """The result of one call.
 
     Attributes:
+        id: the id of the call.
         ok: True if the function returned, False if it raised.
         seconds: how long the call ran.
         lens: the lengths of the buffers of the call's value or exception, in bytes.
@@ -156,9 +157,11 @@ class Yielded:
     """One or several items that a generator on the node yielded.
 
     Attributes:
+        id: the id of the call.
         seq: the number of the last item, counted from 1 for each call.
         single: True if the value is one item, False if it is a list of items.
-        lens, large: as for `Outcome`.
+        lens: the lengths of the buffers of the value, in bytes.
+        large: True if these buffers were sent before, in pieces.
     """
 
     id: int
@@ -173,6 +176,7 @@ class ItemWanted:
     """A request of a running call for an item of an iterator that the client passed to it as an argument.
 
     Attributes:
+        id: the id of the call.
         arg: the index of the iterator among the call's iterator arguments, from 0.
         n: the number of the item, from 1.
     """
@@ -184,9 +188,10 @@ class ItemWanted:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The header of one piece of a large value.
+    """The header of one piece of a large value. The bytes are in the body of the same frame.
 
     Attributes:
+        call: the id of the call whose value it is.
         seq: 0 for a piece of the call's result; for a piece of a generator's items, the number of the last item.
         at: the position of the piece in the value, in bytes from 0.
         size: the size of the whole value, in bytes.
@@ -219,7 +224,7 @@ class Printed:
         fd: 1 for stdout, 2 for stderr.
         seq: the number of this piece of the node's output, from 1.
         rank: the number of the process in its gang (a call that runs as several processes); None for other calls.
-        label: what tells the process from the gang's others on the node, such as "gpu1"; "" for nothing.
+        label: a text that tells the process from the gang's other processes on the node, such as "gpu1"; "" for none.
     """
 
     id: int
@@ -243,7 +248,8 @@ class Printed:
 class ModuleAsked:
     """A request for a module or package of the user's own, or for one of its files, which the node does not have.
 
-    `version` is a hash of all files, or "" for any version. `file` is the path of the file; "" for the whole package.
+    `name` is the name of the module or package. `version` is a hash of all its files, or "" for any version. `file` is
+    the path of the file; "" for the whole package.
     """
 
     name: str
@@ -262,8 +268,8 @@ class Pong:
         running: the names of a few functions that run.
         interruption: when the provider takes the machine back, in seconds since 1970; None if not announced.
         cpu_busy: the number of running calls on CPU slots.
-        samples: measurements of the node, the oldest first. Their `node` and `claimed` are not set.
-        stalled: the ids of calls of generators that wait until the client takes items.
+        samples: measurements of the node, the oldest first. Their `node` is 0 and their `claimed` is False.
+        stalled: the ids of generator calls that wait until the client takes items.
     """
 
     busy: int
@@ -319,7 +325,7 @@ def greeting(said: object) -> Greeting:
 
 
 def _refuse(what: str, name: str, value: object) -> NoReturn:
-    """Raise the ProtocolError for an invalid field. `what` names its message, such as "the result of a call"."""
+    """Raise the ProtocolError for an invalid field. `what` names the message, such as "the result of a call"."""
     raise protocol_violation(f"the node sent {what} with an invalid field {name!r}: {_short(value)}")
 
 
@@ -383,7 +389,7 @@ def _texts(what: str, h: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def _keys(what: str, h: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """Return the field `name` of a header as `_texts` does, but at most 20,000 items, and none that is too long."""
+    """Return the first 20,000 strings of the list in field `name`, without those of more than 128 characters."""
     return tuple(key for key in _texts(what, h, name)[:_MOST_KEYS] if len(key) <= _LONGEST_KEY)
 
 
@@ -619,9 +625,10 @@ _PARSERS: dict[Kind, Callable[[Frame], Said]] = {
 
 
 def host_name(said: str) -> str:
-    """Return the name that a node reports of its machine, or "" if other nodes should not put it into hosts files.
+    """Return the host name that a node reports, or "" if other nodes should not put it into their hosts files.
 
-    A name with a dot is left to DNS, as it could be that of any server.
+    This is so for names of the machine itself, such as "localhost", for names that look like an address, and for names
+    with a dot. These are left to DNS, because such a name could be that of any server.
     """
     return said if _HOST_NAME.fullmatch(said) else ""
 
@@ -629,7 +636,8 @@ def host_name(said: str) -> str:
 def address(said: str) -> str:
     """Return, in its usual form, an IP address that a node reports, or "" if other nodes should not use it.
 
-    They cannot use loopback and multicast addresses. A zone, as in "fe80::1%eth0", is refused as it may be any text.
+    Other nodes cannot use loopback, multicast and broadcast addresses, nor 0.0.0.0. An address with a zone, as in
+    "fe80::1%eth0", gives "", because a zone may be any text.
     """
     with contextlib.suppress(ValueError):
         found = ipaddress.ip_address(said)

@@ -29,18 +29,18 @@ _PONGS_AHEAD = 1000
 A node also sends a report, unasked, when its provider announces that the machine will be taken back.
 """
 _REPORTED_AHEAD = 16 << 20
-"""The most bytes of a node's status reports in addition to `_REPORTED_EACH` for each requested report.
+"""The most bytes of a node's status reports, in addition to `_REPORTED_EACH` bytes for each requested report.
 
 After a broken connection, a node sends up to 600 measurements that have waited.
 """
 _REPORTED_EACH = 1 << 20
 """The bytes that each requested status report may have, on average."""
 _SMALL_PIECE = 1 << 10
-"""The bytes of output up to which several pieces become one arrival, because each arrival costs 20 microseconds."""
+"""The size in bytes below which a piece of output is joined to the one before. Each arrival takes 20 microseconds."""
 _PIECES_TOGETHER = 64
-"""The most pieces in one arrival."""
+"""The most pieces of output that are joined to one arrival."""
 _MEASURED = 1 << 10
-"""Bytes that are counted in addition for each measurement, device and call in a report, as handling them takes time."""
+"""Bytes that each measurement, device and call in a report counts beyond its size, because handling it takes time."""
 
 
 class Arrival(NamedTuple):
@@ -48,8 +48,8 @@ class Arrival(NamedTuple):
 
     Attributes:
         said: the message.
-        buffers: the bytes of the value or the output, copied out of the receive buffer; () for none. Of output, there
-            may be several pieces; `said` is the header of the last one.
+        buffers: the bytes of the value or the output, copied out of the receive buffer; () for none. Several pieces of
+            output may be joined here; `said` is then the header of the last one.
     """
 
     said: Said
@@ -71,15 +71,19 @@ class Awaited(Protocol):
 class Incoming:
     """The reading side of one connection to a node.
 
-    The thread between `enter` and `leave` owns the socket. So the socket is closed when the last reader has left. No
-    thread ever reads from a descriptor that was closed and may have become another file.
+    A thread owns the socket between its calls of `enter` and `leave`, and the socket is closed only while no thread
+    owns it. So no thread reads from a descriptor that was closed and may have become another file.
 
     Args:
+        stream: the connection.
+        turns: decides whether data on the connection wakes the thread of the event loop.
         decoder: splits the received bytes into frames, and keeps an incomplete frame for later reads.
         number: the number of the connection: how many were made to the node, with this one.
 
     Attributes:
-        next: the thread that is to handle messages which the event loop's thread has received; None for none.
+        next: a thread, not started yet, that will handle messages which the event loop's thread has received; None for
+            none.
+        pieces: the large values that have arrived in part.
     """
 
     __slots__ = ("_is_over", "_reading", "decoder", "next", "number", "pieces", "stream", "turns")
@@ -110,9 +114,9 @@ class Incoming:
             self._close()
 
     def end(self) -> None:
-        """Let no further thread read, and close the socket as soon as nobody does. Return at once.
+        """Let no further thread read, and close the socket: now, or when the thread that reads it now has left.
 
-        The socket must be shut down before, so that a thread that reads now comes back.
+        Return at once. The socket must be shut down before, so that a thread that reads now comes back.
         """
         self._is_over = True
         self._close()
@@ -124,7 +128,7 @@ class Incoming:
 
 
 class Reading:
-    """The reader of one connection, in the thread that `Inbox.reading` gave it to."""
+    """The right of one thread to read one connection. `Inbox.reading` gives it to the thread."""
 
     __slots__ = ("_incoming", "_read")
 
@@ -152,8 +156,8 @@ class Inbox:
             dropped.
         on_arrivals: called with the messages in order and the number of their connection, in the thread that read them.
         on_bye: called when the agent announces its end, in the thread that read the announcement.
-        on_broken: called in any thread when a connection has broken, with the connection and the reason.
-        on_senseless: called in any thread when a message is not valid, with the connection and what is wrong.
+        on_broken: called in any thread when a connection has broken, with the connection and the reason as text.
+        on_senseless: called in any thread when a message is not valid, with the connection and the fault as text.
 
     Attributes:
         current: the current connection; None while there is none.
@@ -201,7 +205,8 @@ class Inbox:
     def expect_pong(self) -> None:
         """Allow the node one more status report, because the client is about to request one.
 
-        A node is given up if it sends over 1000 reports, or 16 MiB, more than were requested.
+        A node is given up if it sends more than 1000 reports beyond the requested ones, or more than 16 MiB beyond 1
+        MiB for each requested one.
         """
         self._pongs_expected += 1
 
@@ -273,7 +278,7 @@ class Inbox:
             self._give_turn_back(incoming)
 
     def _take_turn(self) -> Incoming | None:
-        """Make the calling thread the reader, until `_give_turn_back`. Return None if it cannot be that now."""
+        """Make the calling thread the reader of the current connection, and return that; None if it cannot read now."""
         current = self.current
         if current is None or not current.enter():
             return None
@@ -315,7 +320,7 @@ class Inbox:
             self._leave_loop(current)
 
     def _leave_loop(self, incoming: Incoming) -> None:
-        """Let other threads read after the event loop's thread: first the one that has messages to handle, if any."""
+        """End the event loop's turn to read. Start the thread that handles its messages, or let any thread read."""
         thread, incoming.next = incoming.next, None
         if thread is None:
             incoming.leave()
@@ -329,7 +334,7 @@ class Inbox:
     # --- received frames -------------------------------------------------------------------------------------
 
     def _read(self, incoming: Incoming, wait: bool = False, on_loop: bool = False) -> bool:
-        """Read once and handle complete frames. Return False if the connection is over. The caller is the reader."""
+        """Read once, and handle complete frames. Return False if the connection is over. Only the reader calls this."""
         try:
             received = incoming.turns.receive(incoming.decoder.space(), wait)
             if received == 0:
@@ -369,7 +374,7 @@ class Inbox:
             self._pass_on(incoming, arrivals)
 
     def _pass_on(self, incoming: Incoming, arrivals: list[Arrival]) -> None:
-        """Pass messages to `on_arrivals`. Drop those of a replaced connection; the node sends them again."""
+        """Pass messages to `on_arrivals`, unless their connection was replaced: then the node sends them again."""
         try:
             if self.current in (incoming, None):  # else a newer connection brings them again
                 self._on_arrivals(arrivals, incoming.number)
@@ -414,7 +419,7 @@ class Inbox:
             arrivals.append(_make_arrival((said, ())))
 
     def _count(self, said: Pong, size: int) -> None:
-        """Count a status report, and its bytes. Raises ProtocolError if more, or larger ones, came than requested."""
+        """Count a status report and its bytes. Raises ProtocolError if the node exceeds the limits of `expect_pong`."""
         self._pongs += 1
         self._reported += size + _MEASURED * sum(1 + len(one.devices) + len(one.calls) for one in said.samples)
         most = self._pongs_expected + _PONGS_AHEAD

@@ -47,7 +47,7 @@ class Outbox:
         return self._socket is not None
 
     def open(self, connected: socket.socket) -> None:
-        """Send over this connected socket from now on. Frames that were sent before are not sent again.
+        """Send over this connected socket from now on. Frames that were sent over an earlier one are not sent again.
 
         The socket may be blocking on Linux. On systems where `send` ignores MSG_DONTWAIT, it must be non-blocking.
         """
@@ -82,7 +82,7 @@ class Outbox:
             self._wait()
 
     def reply(self, buffers: Sequence[Buffer]) -> None:
-        """Send a small frame that answers a request of the node, in the same way as `send`.
+        """Send a small frame that answers a request of the node. Like `send`, but count the bytes of answers.
 
         Raises ProtocolError, after queueing the frame, if the node does not read the answers: more than 16 MiB of them
         were sent since the queue of small frames was last empty.
@@ -120,7 +120,7 @@ class Outbox:
             self._wake()
 
     def _write_at_once(self, connected: socket.socket, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
-        """Write without blocking. Return what the socket did not accept; (), after a call of `broken`, on failure."""
+        """Write without blocking, and return what the socket did not accept. On failure, call `broken`, return ()."""
         try:
             sent = connected.sendmsg(buffers, (), socket.MSG_DONTWAIT)
         except BlockingIOError:

@@ -1,6 +1,6 @@
-"""`reading`: a thread reads the connections to many nodes, instead of the thread of the event loop.
+"""`reading`: lets the calling thread read the connections to many nodes, instead of the thread of the event loop.
 
-For more than a few connections, one system call finds those on which something has arrived.
+For more than four connections, one system call finds those on which something has arrived.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from skypool.link.connection import Link
 from skypool.link.inbox import Reading
 
 _FEW = 4
-"""Up to so many connections are read one after the other, which is quicker than asking which of them have data."""
+"""The most connections that are simply read one after the other. For more, it is quicker to ask which have data."""
 
 
 @contextlib.contextmanager
 def reading(links: Iterable[Link]) -> Iterator[Callable[[], None]]:
-    """Return a context manager in which the calling thread reads all those connections that no other thread reads.
+    """Return a context manager in which the calling thread reads the connections of `links`.
+
+    Connections that another thread reads already, and links without a connection, are left out.
 
     Yields:
         A function that handles the messages that have arrived, without waiting.
@@ -38,7 +40,7 @@ def _read_all(readings: Sequence[Reading]) -> None:
 
 
 class _Selected:
-    """Connections, each of which is read only when something has arrived on it."""
+    """Several connections. Each of them is read only when something has arrived on it."""
 
     def __init__(self, readings: Sequence[Reading]) -> None:
         self._selector = selectors.DefaultSelector()

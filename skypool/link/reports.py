@@ -29,13 +29,16 @@ class NodeReports:
     waits for the result of a call. When a connection was replaced, two threads may call them for the same node.
 
     Args:
+        pool: the name of the pool, for the events.
+        emit: called with each event.
         acknowledge: called as (node, number) to tell the node that its output has arrived up to the piece with that
             number.
         is_stranger: takes a node's number and returns True if the node is not trusted. The output of such a node is
             shown without colours.
         service_of: takes the numbers of a node and of a call, and returns the name of the service that the call is; ""
             for other calls.
-        function_of: takes the same, and returns the name of the function of the call; "" if it is not known.
+        function_of: takes the numbers of a node and of a call, and returns the name of the call's function; "" if it is
+            not known.
         counted: takes a status as the node reported it, and returns it with the client's own counts of calls. A node
             also counts parts of calls, and calls of skypool's own. Default: the node's counts stay.
 
@@ -72,8 +75,8 @@ class NodeReports:
         """Emit an `Output` event for pieces of output. `said` is the header of the last of these pieces.
 
         When more than 256 KiB have come since this method last acknowledged output to the node, acknowledge all output
-        so far. The text of the event may be empty if a character or colour sequence is not complete yet. A piece that
-        came before is ignored, because nodes send pieces again after a reconnection.
+        so far. The text of the event may be empty if a character or colour sequence is not complete yet. Pieces that
+        have come before are ignored: nodes send pieces again after a reconnection.
         """
         with self._lock:
             new = said.seq - self._heard.get(node, 0)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 WAIT = 0.1
-"""The most seconds that one `receive` waits. After that, the thread can check whether its result has come meanwhile."""
+"""The most seconds that one `receive` waits. Then the thread can check whether another one has got its result."""
 
 
 class Turns(Protocol):
@@ -25,10 +25,10 @@ class Turns(Protocol):
     """
 
     def watch(self) -> None:
-        """Have the event loop call the callback when there is something to read. Call this in the loop's thread."""
+        """Have the event loop call the callback, which reads, when there is data. Call this in the loop's thread."""
 
     def unwatch(self) -> None:
-        """Have the event loop stop calling the callback, for good. Call this in the loop's thread."""
+        """Have the event loop stop calling the callback of `watch` for good. Call this in the loop's thread."""
 
     def take(self) -> None:
         """Keep incoming data from waking the event loop's thread from now on, until `give_back`.
@@ -55,7 +55,7 @@ class Turns(Protocol):
         """
 
     def close(self) -> None:
-        """Free what this object has opened beside the socket. Call this after `unwatch`, when no thread reads."""
+        """Free what this object has opened, but not the socket. Call this after `unwatch`, when no thread reads."""
 
     def receive(self, space: memoryview, wait: bool) -> int:
         """Read once from the connection into `space`, and return the number of bytes; 0 if the other end has closed it.
@@ -73,6 +73,7 @@ class EpollTurns:
     """`Turns` for Linux: the event loop watches an epoll object, which watches the socket.
 
     One system call switches the epoll object off or on. The socket is made blocking, with a timeout of `WAIT` (0.1) s.
+    The event loop calls `on_readable` when there is something to read.
     """
 
     def __init__(
@@ -88,11 +89,11 @@ class EpollTurns:
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, int(WAIT * 1e6)))
 
     def watch(self) -> None:
-        """Have the event loop call the callback from now on when there is something to read."""
+        """Have the event loop call `on_readable` from now on when there is something to read."""
         self._loop.add_reader(self._epoll, self._on_readable)
 
     def unwatch(self) -> None:
-        """Have the event loop stop calling the callback for good."""
+        """Have the event loop stop calling `on_readable` for good."""
         self._loop.remove_reader(self._epoll)
 
     def take(self) -> None:
@@ -114,14 +115,18 @@ class EpollTurns:
         self._epoll.close()
 
     def receive(self, space: memoryview, wait: bool) -> int:
-        """Read as `Turns.receive` says."""
+        """Read once into `space`, and return the number of bytes; 0 if the other end has closed the connection.
+
+        With `wait`, wait up to `WAIT` (0.1) seconds. Raises BlockingIOError if there was no data, or another OSError.
+        """
         return self._receive(space, 0, 0 if wait else socket.MSG_DONTWAIT)
 
 
 class PollTurns:
     """`Turns` for any Unix, with `poll` instead of epoll. The socket is made non-blocking.
 
-    If data wakes the event loop while another thread reads, the loop ignores the socket until `come_back` is called.
+    The event loop calls `on_readable` when there is something to read. If data wakes the event loop while another
+    thread reads, the loop ignores the socket until `come_back` is called.
     """
 
     def __init__(
@@ -137,13 +142,13 @@ class PollTurns:
         connected.setblocking(False)  # because on some systems `send` blocks in spite of MSG_DONTWAIT
 
     def watch(self) -> None:
-        """Have the event loop call the callback when there is something to read. Do nothing if `unwatch` ran before."""
+        """Have the event loop call `on_readable` when there is something to read. Do nothing after `unwatch`."""
         if not self._over:
             self._aside = False
             self._loop.add_reader(self._socket, self._on_readable)
 
     def unwatch(self) -> None:
-        """Have the event loop stop calling the callback for good. A later `watch` does nothing."""
+        """Have the event loop stop calling `on_readable` for good. A later `watch` does nothing."""
         self._over = True
         self._loop.remove_reader(self._socket)
 
@@ -170,7 +175,10 @@ class PollTurns:
         """Do nothing: a poll object has no descriptor."""
 
     def receive(self, space: memoryview, wait: bool) -> int:
-        """Read as `Turns.receive` says."""
+        """Read once into `space`, and return the number of bytes; 0 if the other end has closed the connection.
+
+        With `wait`, wait up to `WAIT` (0.1) seconds. Raises BlockingIOError if there was no data, or another OSError.
+        """
         if wait and not self._poll.poll(WAIT * 1000):
             raise BlockingIOError
         return self._socket.recv_into(space)
@@ -179,7 +187,8 @@ class PollTurns:
 def quickest_turns(loop: asyncio.AbstractEventLoop, connected: socket.socket, on_readable: Callable[[], None]) -> Turns:
     """Return an `EpollTurns` where Python has epoll (Linux), else a `PollTurns`.
 
-    The socket becomes blocking on Linux, and non-blocking on other systems.
+    The event loop calls `on_readable` when there is something to read from the socket `connected`. The socket becomes
+    blocking on Linux, and non-blocking on other systems.
     """
     kind = EpollTurns if hasattr(select, "epoll") else PollTurns
     return kind(loop, connected, on_readable)

@@ -21,11 +21,14 @@ from skypool.errors import UsageError
 from skypool.safety import places, private
 
 SWITCH = "SKYPOOL_LOGS"
-"""The variable that sets the limits, as "off" or as text such as "pool=64MB all=1GB age=30d"."""
+"""The environment variable that sets the limits: "off", or text such as "pool=64MB all=1GB age=30d"."""
 SEGMENTS = 8
-"""The number of segments in which a run's size is kept. The oldest one is removed when there are more."""
+"""The most segments of a run. Together they have the size that one run may have. The oldest one is removed first."""
 _SETTLED = 2 * 3600.0
-"""Seconds since its last change after which a run may be removed to make room. Writers change theirs each hour."""
+"""Seconds since its last change after which a run may be removed to make room for others.
+
+The run of a live pool is changed at least once an hour.
+"""
 _UNITS = {"MB": 10**6, "GB": 10**9, "MIB": 1 << 20, "GIB": 1 << 30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]i?B)", re.IGNORECASE)
 _RUN = re.compile(r"\d{8}T\d{6}-[0-9a-f]+")
@@ -40,7 +43,7 @@ class Limits:
     Attributes:
         pool: bytes for one run of a pool; 0 keeps nothing. The oldest output is removed first.
         total: bytes for all pools. The runs that changed least recently are removed first.
-        age: a run is removed when so many seconds have passed since it last changed.
+        age: seconds since its last change after which a run is removed.
     """
 
     pool: int = 64 * 10**6
@@ -86,7 +89,7 @@ def folder() -> Path:
 
 
 def pools() -> list[str]:
-    """Return the sorted names of the pools that have a folder of logs. Raise NotPrivate as `runs` does."""
+    """Return the sorted names of the pools that have logs. Raise NotPrivate if another user can change the folder."""
     with contextlib.suppress(FileNotFoundError):
         private.check(folder(), private.STATE)
         return sorted(each for each in os.listdir(folder()) if _NAME.fullmatch(each))
@@ -146,9 +149,10 @@ def size(run: Path) -> int:
 
 
 def prune(kept: Limits, keep: Path) -> None:
-    """Remove runs that are too old. While the others are too large together, remove those that changed least recently.
+    """Remove runs that are older than `kept.age`. If the others are larger than `kept.total`, remove more of them.
 
-    The run `keep` stays, and so do runs that changed in the last two hours, as their pools may be running.
+    Those that changed least recently are removed first. The run `keep` is never removed. A run that changed in the last
+    two hours is not removed to make room, as its pool may be running.
     """
     now = time.time()
     found: list[tuple[float, Path]] = []

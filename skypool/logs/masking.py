@@ -12,7 +12,7 @@ _SHORTEST = 4
 
 
 _HEAD = 16
-"""The number of characters of a secret by which its beginning is searched."""
+"""How many of a secret's first characters are searched for, to find a text that ends with its beginning."""
 
 
 class Masker:
@@ -53,7 +53,7 @@ class Masker:
         """Return the next piece of a stream, with marks in place of secrets.
 
         If the piece ends with what may be the beginning of a secret, this end is held back until the next piece.
-        `source` identifies the stream.
+        `source` is any value that identifies the stream, such as a tuple.
         """
         if self._pattern is None:
             return text
@@ -65,7 +65,7 @@ class Masker:
         return text
 
     def finish(self, source: Hashable) -> str:
-        """Return the text held back of an ended stream; or a mark if the text is half of a secret or more."""
+        """End a stream, and return its text that was held back; or a mark if that text is at least half of a secret."""
         held = self._held.pop(source, "")
         for secret, mark in self._marks.items():
             if len(held) >= max(_SHORTEST, len(secret) / 2) and secret.startswith(held):

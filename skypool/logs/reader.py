@@ -22,7 +22,7 @@ from skypool.logs.writer import LAST, MISSED
 
 Record = Mapping[str, Any]
 REMOVED = "Removed"
-"""The kind of a record that the reader adds where earlier output was removed to keep the limits."""
+"""The type of a record that the reader adds in place of output that was removed to keep the limits."""
 _LOOK = 0.1
 """Seconds between two looks for new records."""
 _CHECK = 1.0
@@ -38,8 +38,8 @@ def records(run: Path, follow: bool = False, is_alive: Callable[[], bool] = lamb
         run: the folder of the run.
         follow: True goes on with new records until the pool ends. While there are none, yield None about 10 times a
             second.
-        is_alive: with `follow`, called about once a second. When it returns False, the iterator ends after
-            the last records.
+        is_alive: with `follow`, called about once a second. It returns False when the process that writes the records
+            has ended. The iterator then ends after the last records.
     """
     number = min(files.segments(run), default=1)
     if number > 1:
@@ -74,7 +74,7 @@ def records(run: Path, follow: bool = False, is_alive: Callable[[], bool] = lamb
 
 
 def _whole(file: IO[bytes]) -> Iterator[dict[str, Any]]:
-    """Yield the complete records from here on. The position of the file stays before an incomplete one."""
+    """Yield complete records from the file's position on. If the last one is incomplete, set the position before it."""
     while True:
         at = file.tell()
         line = file.readline(_LONGEST)
@@ -182,7 +182,7 @@ class Assembler:
         return f"{node}.{slot}" if slot or self._slots.get(node, 0) > 1 else f"{node}"
 
     def _told(self, record: Record) -> Iterator[LogLine]:
-        """Yield lines about an event that is no output. `Words` depends on earlier events, so it gets all of them."""
+        """Yield lines about an event that is not output. `Words` gets every event: its lines depend on earlier ones."""
         kind = record["event"]
         if kind == "BootstrapOutput":
             if self._is_wanted(record):

@@ -22,24 +22,24 @@ from skypool.pool.watch import PoolFacts, Watch
 from skypool.safety.quota import Share
 
 _GATHER = 0.05
-"""Seconds for which events are gathered before they are written together. A client that is killed loses no more."""
+"""Seconds for which events are gathered before they are written. A killed client loses at most these events."""
 _LARGEST = 64 << 10
 """The most characters of output in one record."""
 _TOUCH = 3600.0
-"""Seconds between two changes of the folder's time, which says that its pool still runs."""
+"""Seconds after which the modification time of a run's folder is set anew, to show that the pool still runs."""
 _LEFT_OUT = (events.NodeStatus, events.FilesProgress)
 """The events that are not kept, because they only report progress."""
 LAST = "End"
-"""The kind of the last record of a process that runs a pool."""
+"""The type of the record that a process writes last, when it ends or no longer runs the pool."""
 MISSED = "Missed"
-"""The kind of the record that tells how many events could not be kept."""
+"""The type of the record that says how many events could not be kept."""
 _Key = tuple[int, int, int, int]
 _NodeLine = tuple[int, bytes]
 """A line of a file, and the number of the node that it is about; -1 for none."""
 
 
 class LogWriter(Watch):
-    """Writer of one pool's events.
+    """Writer of one pool's events to files.
 
     If the files cannot be written, the user is told once, and these events are dropped. Writing is tried again for
     later events. An untrusted node may fill half of a run's files.
@@ -91,7 +91,7 @@ class LogWriter(Watch):
             self._touch()
 
     def close(self) -> None:
-        """Write what waits and the last record, and close the files."""
+        """Write the events that wait and a last record, remove runs that exceed the limits, and close the file."""
         if self._run is None:
             return
         lines = [*self._taken(), *self._unmasked()]
@@ -103,7 +103,7 @@ class LogWriter(Watch):
             self._file = None
 
     def _begin(self) -> None:
-        """Make the folder. If that fails, tell the user. It is tried again when later events come."""
+        """Make the folder of the run. If that fails, tell the user; `tick` tries it again when later events come."""
         try:
             run = files.make_run(self._pool, self._session)
             self._number = max(files.segments(run), default=0)
@@ -161,7 +161,7 @@ class LogWriter(Watch):
         return [*lines, (event.node, _line_of_output(event, text))] if text else lines
 
     def _rest(self, key: _Key) -> list[_NodeLine]:
-        """Return what was held back of a stream, as it might begin a secret, as a line of JSON; [] if nothing was."""
+        """Return as a line the text of a stream that was held back, as it might begin a secret; [] if there is none."""
         text = self._masker.finish(key)
         node, slot, stream, call = key
         event = events.Output(pool=self._pool, node=node, slot=slot, call=call, stream=stream, text=text)
@@ -181,7 +181,7 @@ class LogWriter(Watch):
     # --- files -----------------------------------------------------------------------------------------------
 
     def _write(self, lines: list[_NodeLine]) -> None:
-        """Write lines of JSON, in as many segments as they need. If that fails, tell the user, and drop them."""
+        """Write lines of JSON, in as many segments as they need. If that fails, tell the user, and drop the lines."""
         if not lines:
             return
         if self._run is None:
@@ -234,7 +234,7 @@ class LogWriter(Watch):
             self._remove(old)
 
     def _make_room(self, run: Path, node: int, size: int) -> None:
-        """Remove the oldest segments until the quota of a node has room for `size` bytes. Take them from the quota."""
+        """Remove the oldest segments until a node's quota has room for `size` bytes. Count these bytes in the quota."""
         self._next_segment(run)
         for old in list(files.segments(run).values())[:-1]:
             self._remove(old)

@@ -11,6 +11,9 @@ and begin with `skypool.`. A value that was not measured is left out, never 0.
 - `prometheus`: `Prometheus`, which serves measurements to Prometheus; `http_server`: its HTTP server.
 - `otlp`: `OTLP`, which sends measurements to an endpoint; `otlp_data`: the data of its requests; `otlp_exporters`:
   OpenTelemetry's exporters over gRPC and HTTP.
+
+A node is a rented machine of a pool. A sample has the values that were measured on a node and its devices at one time.
+The attributes of a measurement, such as its pool and node, distinguish it from others of the same metric.
 """
 
 __all__ = [

@@ -16,9 +16,12 @@ from skypool.metrics.values import Attributes, Measurement, Metric
 _MIB = float(1 << 20)
 _MHZ = 1e6
 _TYPE = {"hw.type": "gpu"}
-"""The conventions have no type for accelerators other than GPUs. `skypool.device.kind` tells them apart."""
+"""The attribute `hw.type` of all devices. OpenTelemetry's conventions have no type for accelerators other than GPUs.
+
+The attribute `skypool.device.kind` tells the kinds of devices apart.
+"""
 _STATES = {"ok": "ok", "degraded": "degraded", "unhealthy": "failed"}
-"""The states of `hw.status`, by the state of a device's health. There is none for "unknown"."""
+"""The values of the metric `hw.status`, by the state of a device's health. The state "unknown" has none."""
 _HEALTH = ("ok", "unknown", "degraded", "unhealthy")
 
 Models = Mapping[tuple[str, int], str]
@@ -26,7 +29,10 @@ Models = Mapping[tuple[str, int], str]
 
 
 def node_measurements(sample: NodeSample, node: Attributes) -> Iterator[Measurement]:
-    """Yield the measurements of a node itself, such as its CPUs and memory, without those of its devices."""
+    """Yield the measurements of a node itself, such as its CPUs and memory, without those of its devices.
+
+    `node` has the attributes that all measurements of the node get.
+    """
     values: list[tuple[Metric, float | None, float, Attributes]] = [
         (names.NODE_CPU_UTILIZATION, sample.cpu_percent, 0.01, {}),
         (names.NODE_MEMORY_USAGE, sample.memory_used_mib, _MIB, {}),
@@ -44,7 +50,11 @@ def node_measurements(sample: NodeSample, node: Attributes) -> Iterator[Measurem
 def device_measurements(
     sample: NodeSample, health: NodeHealth | None, node: Attributes, models: Models
 ) -> Iterator[Measurement]:
-    """Yield the measurements of a node's devices. `health` is None if it is not known."""
+    """Yield the measurements of a node's devices.
+
+    `health` is None if it is not known. `node` has the attributes that all measurements of the node get. `models` has
+    the vendor's model name of each device, by (kind, index).
+    """
     judged = {(each.kind, each.index): each.state for each in health.devices} if health else {}
     for each in sample.devices:
         device = {**node, **_attributes(each.kind, each.index, each.uuid, models)}
@@ -60,7 +70,7 @@ def device_measurements(
 
 
 def _attributes(kind: str, index: int, uuid: str, models: Models) -> Attributes:
-    """Return the attributes of a device. `uuid` is "" if unknown."""
+    """Return the attributes that tell a device from others: its kind, number, id and model. `uuid` is "" if unknown."""
     model = models.get((kind, index), "")
     return {
         "hw.id": uuid or f"{kind}-{index}",
@@ -72,7 +82,7 @@ def _attributes(kind: str, index: int, uuid: str, models: Models) -> Attributes:
 
 
 def _values(seen: DeviceSample) -> list[tuple[Metric, float | None, float, Attributes]]:
-    """Return the values of a device, as tuples (metric, value, factor, further attributes)."""
+    """Return a device's values as tuples (metric, value, factor into the metric's unit, further attributes)."""
     used, total = seen.memory_used_mib, seen.memory_total_mib
     return [
         (names.GPU_UTILIZATION, seen.utilization_percent, 0.01, {"hw.gpu.task": "general"}),
@@ -113,7 +123,9 @@ def xid_measurements(
 ) -> Iterator[Measurement]:
     """Yield the counts of NVIDIA's driver errors (XID codes) since the start of the pool.
 
-    `xids` has the counts by (kind, index, uuid, code). Each device whose errors are watched also gets their sum.
+    `xids` has the counts by (kind, index, uuid, code). Each device whose errors are watched also gets their sum. `node`
+    has the attributes that all measurements of the node get. `models` has the vendor's model name of each device, by
+    (kind, index).
     """
     sums = {(each.kind, each.index, each.uuid): 0 for each in sample.devices if each.xids_watched}
     for (kind, index, uuid, code), count in sorted(xids.items()):

@@ -10,7 +10,7 @@ from skypool.errors import UsageError
 from skypool.metrics.values import Measurement
 
 MISSING = "the package {} is not installed: pip install 'skypool[metrics]'"
-"""The message of the UsageError for a missing package. The name of the package is inserted."""
+"""The text of the UsageError for a missing package, with {} in place of the package's name."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +37,7 @@ class Exporter(ABC):
 
     @abstractmethod
     def _begin(self, source: Source) -> Callable[[], None]:
-        """Begin to export a pool. Return a function that ends this within seconds, and never raises. Blocks."""
+        """Begin to export a pool. This may block. Return a function that ends it within seconds, and never raises."""
         # raises UsageError if nothing can be exported, for example because a port is in use
 
 

@@ -25,15 +25,15 @@ from wsgiref.handlers import SimpleHandler
 from wsgiref.types import WSGIApplication, WSGIEnvironment
 
 _MOST = 32
-"""Connections that may be open at a time."""
+"""The most connections that may be open at the same time."""
 _WITHIN = 10.0
-"""Seconds in which the request must have come, and the answer must have been taken."""
+"""Seconds in which a client must have sent its request and taken the answer."""
 _LONGEST = 16 << 10
 """The most bytes of a request."""
 _PAUSE = 0.5
-"""Seconds without new connections after one could not be accepted, as when this process has too many open files."""
+"""Seconds without new connections after one could not be accepted, because this process has too many open files."""
 _REST = 4.0
-"""Seconds of rest for each second of the CPU that the server has used."""
+"""Seconds that the server rests for each second of CPU time that it has used."""
 _ENDING = 2.0
 """Seconds that `close` waits for the thread."""
 _INVALID = b"HTTP/1.0 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
@@ -167,7 +167,7 @@ class Server:
         return answer.getvalue()
 
     def _end(self, client: _Client) -> None:
-        """Close a connection. The client still receives what was sent before."""
+        """Close a connection. The client still receives the bytes that were sent."""
         if client in self._clients:
             del self._clients[client]
             self._selector.unregister(client.socket)

@@ -27,7 +27,11 @@ class Metering(Watch):
         self._ends: list[Callable[[], None]] = []
 
     def begin(self, facts: PoolFacts) -> None:
-        """Begin to export. Raise UsageError, with all exporters closed, if one cannot work, as with a port in use."""
+        """Begin to export the metrics of a pool.
+
+        If an exporter cannot work, for example because its port is in use, all exporters are closed, and UsageError is
+        raised.
+        """
         self._facts = facts
         source = Source(facts.pool, time.time(), self.read, facts.notice)
         try:
@@ -74,7 +78,7 @@ class Metering(Watch):
         return {**attributes, "skypool.claimed": True} if self._facts.is_stranger(node) else attributes
 
     def _measured(self, node: int, word: str, attributes: Attributes) -> list[Measurement]:
-        """Return the metrics of a node and its devices. For an unreachable or ended node, only errors of devices."""
+        """Return the metrics of a node and its devices. If the node is unreachable or ended, only its device errors."""
         welcome, health = self._facts.welcomes.get(node), self._facts.health
         models = {(each.kind, each.index): each.name for each in welcome.health.devices} if welcome else {}
         sample = health.samples.newest.get(node)

@@ -127,7 +127,7 @@ class _Sender(threading.Thread):
         self._shut_down()
 
     def _give_up(self) -> None:
-        """Do not repeat requests at the end of the pool: that would only make it longer."""
+        """Do not repeat failed requests any more, because that would make the end of the pool longer."""
         if self._closing.is_set():
             self._shut_down()
 

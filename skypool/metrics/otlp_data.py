@@ -19,7 +19,10 @@ MOST = 2000
 
 
 def pairs(text: str) -> dict[str, str]:
-    """Return the pairs in a variable such as "api-key=secret,tenant=7", URL-decoded. Parts without "=" are ignored."""
+    """Return the names and values in a text such as "api-key=secret,tenant=7", URL-decoded.
+
+    OpenTelemetry's environment variables have such texts. Parts without "=" are ignored.
+    """
     parts = [each.partition("=") for each in text.split(",") if "=" in each]
     return {name.strip(): unquote(value.strip()) for name, _, value in parts}
 

@@ -41,12 +41,12 @@ class Answers:
         self.on_failure: Callable[[], object] = lambda: None
 
     def failed(self, why: str) -> None:
-        """Note that an attempt failed."""
+        """Note that an attempt failed, and why, and call `on_failure`."""
         self.failure = why
         self.on_failure()
 
     def accepted(self, answer: Any) -> None:
-        """Note that the endpoint accepted a request with an `ExportMetricsServiceResponse`."""
+        """Note the endpoint's answer to a request that it accepted, an `ExportMetricsServiceResponse`."""
         said = answer.partial_success
         dropped = said.rejected_data_points
         self.failure = ""
@@ -54,7 +54,9 @@ class Answers:
 
 
 def grpc(endpoint: str, headers: Mapping[str, str], answers: Answers) -> Any:
-    """Return an exporter over gRPC, which "https" in the address encrypts. `headers` go with each request.
+    """Return an exporter that sends data over gRPC. An address that begins with "https" encrypts the connection.
+
+    `headers` are sent with each request, and `answers` notes how the endpoint answers.
 
     Raises ImportError if a package is not installed.
     """
@@ -65,7 +67,7 @@ def grpc(endpoint: str, headers: Mapping[str, str], answers: Answers) -> Any:
     metadata = tuple((name.lower(), value) for name, value in headers.items())
 
     class Listened:
-        """The endpoint's service, with a note of each answer."""
+        """The endpoint's service. It passes requests on, and notes each answer in `answers`."""
 
         def __init__(self, service: Any) -> None:
             self._service = service
@@ -80,7 +82,7 @@ def grpc(endpoint: str, headers: Mapping[str, str], answers: Answers) -> Any:
             return answer
 
     class Exporter(OTLPMetricExporter):  # type: ignore[misc] # mypy does not look into the package
-        """OpenTelemetry's exporter, which makes a channel at first and again after some failures."""
+        """OpenTelemetry's exporter. Each channel that it makes, also after failures, gets a service with notes."""
 
         _client: Any
 
@@ -98,7 +100,9 @@ def grpc(endpoint: str, headers: Mapping[str, str], answers: Answers) -> Any:
 
 
 def http(endpoint: str, headers: Mapping[str, str], answers: Answers) -> Any:
-    """Return an exporter over HTTP with protobuf. "/v1/metrics" is added to an address without a path.
+    """Return an exporter that sends data over HTTP with protobuf. An address without a path gets "/v1/metrics".
+
+    `headers` are sent with each request, and `answers` notes how the endpoint answers.
 
     Raises ImportError if a package is not installed.
     """
@@ -115,7 +119,7 @@ def http(endpoint: str, headers: Mapping[str, str], answers: Answers) -> Any:
             super().init_poolmanager(*args, ssl_context=ssl.create_default_context(), **more)
 
     class Session(requests.Session):
-        """Connections to the endpoint, with a note of each answer.
+        """Connections to the endpoint. Each answer is noted in `answers`.
 
         It follows no redirect: headers may have secrets, and a POST would become a GET.
         """

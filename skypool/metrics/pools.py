@@ -12,11 +12,11 @@ from skypool.rental.orders import OrderKey
 from skypool.rental.receipt import Line
 
 STATES = ("launching", "booting", "bootstrapping", "ready", "unreachable", "leaving", "unhealthy", "draining", "ended")
-"""The states of nodes."""
+"""All states that a node can have."""
 
 
 def state_of(word: str) -> str:
-    """Return the first word of a state in `pool.nodes`: "unreachable" for "unreachable since 12:03:04"."""
+    """Return the first word of a node's state in `pool.nodes`: "unreachable" for "unreachable since 12:03:04"."""
     return word.partition(" ")[0]
 
 
@@ -38,7 +38,7 @@ def state_measurements(words: Mapping[int, str], pool: Attributes) -> Iterator[M
 
 
 def call_measurements(counts: PoolCounts, pool: Attributes) -> Iterator[Measurement]:
-    """Yield the measurements of a pool's calls."""
+    """Yield the measurements of a pool's calls. `pool` has the attributes that all measurements of the pool get."""
     ended = counts.ended
     for outcome in ("ok", "failed", "cancelled"):
         yield Measurement(names.CALLS, getattr(ended, outcome), {**pool, "skypool.outcome": outcome})
@@ -49,7 +49,7 @@ def call_measurements(counts: PoolCounts, pool: Attributes) -> Iterator[Measurem
 
 
 def slot_measurements(counts: NodeCounts, node: Attributes) -> Iterator[Measurement]:
-    """Yield the number of slots of a node, and the number of busy ones. Nothing for a node that takes no calls."""
+    """Yield the number of slots of a node, and how many of them are busy. A node that takes no calls yields nothing."""
     for each in counts.slots:
         attributes = {**node, "skypool.slot": "cpu" if each.on_cpu else "all"}
         yield Measurement(names.NODE_SLOTS, each.slots, attributes)
@@ -57,7 +57,7 @@ def slot_measurements(counts: NodeCounts, node: Attributes) -> Iterator[Measurem
 
 
 def launch_measurements(orders: Mapping[OrderKey, int], pool: Attributes) -> Iterator[Measurement]:
-    """Yield the number of orders of machines. `orders` has it by (provider, machine type, outcome)."""
+    """Yield the numbers of orders of machines, which `orders` has by (provider, machine type, outcome)."""
     for (provider, offer, outcome), count in orders.items():
         attributes = {"skypool.provider": provider, "skypool.offer": offer, "skypool.outcome": outcome}
         yield Measurement(names.LAUNCHES, count, {**pool, **attributes})
@@ -66,7 +66,7 @@ def launch_measurements(orders: Mapping[OrderKey, int], pool: Attributes) -> Ite
 def cost_measurements(lines: Iterable[Line], budget: float | None, pool: Attributes) -> Iterator[Measurement]:
     """Yield the costs of a pool by node, from its receipt. Machines that have ended are included.
 
-    The budget is in US dollars; None without a budget.
+    `lines` are those of the receipt. The budget is in US dollars; None without a budget.
     """
     nodes: dict[tuple[int, str, str], list[Line]] = {}
     for line in lines:

@@ -66,7 +66,7 @@ class Prometheus(Exporter):
 
     @property
     def port(self) -> int:
-        """The port of the server. If a free one is to be chosen, it is 0 while no pool runs."""
+        """The port of the server. If the argument `port` was 0: the port that was chosen, or 0 while no pool runs."""
         server = self._server
         return self._port if server is None else server.port
 
@@ -122,7 +122,7 @@ class Prometheus(Exporter):
         return [one for source in list(self._sources) for one in self._read(source)]
 
     def _read(self, source: Source) -> list[Measurement]:
-        """Return the measurements of a pool. If that fails, return [], and tell the user, but only the first time."""
+        """Return the measurements of a pool. If that fails, return []; the first time, also tell the user."""
         try:
             return source.read()
         except Exception as e:  # noqa: BLE001 - the user is told, and other pools are served all the same
@@ -170,8 +170,9 @@ def families(measurements: Iterable[Measurement]) -> list[Family]:
 def name_of(metric: Metric) -> str:
     """Return the name of a metric in Prometheus, such as "hw_gpu_memory_usage_bytes", by OpenTelemetry's rules.
 
-    These are https://opentelemetry.io/docs/specs/otel/compatibility/prometheus_and_openmetrics/ (read 2026-11-25). A
-    gauge without a unit is a ratio, and a counter ends in "_total".
+    The name ends in the unit, such as "_bytes". For a gauge with the unit "1" that is "_ratio". The name of a counter
+    also ends in "_total". The rules are at
+    https://opentelemetry.io/docs/specs/otel/compatibility/prometheus_and_openmetrics/ (read 2026-11-25).
     """
     name = label_of(metric.name)
     above, _, below = metric.unit.partition("/")

@@ -12,7 +12,7 @@ They cannot send calls, rent or end machines: there is no such request.
 - `client`: the observer's side.
 
 A node's agent is the process there that runs calls. A forward is a port of this computer that leads to a port of a
-node.
+node. A socket is stale if its owner was killed, so that no process serves it.
 """
 
 __all__ = ["client", "observed", "place", "protocol", "reach", "server", "stacks", "watch"]

@@ -25,7 +25,10 @@ _REACHING = 75.0
 
 
 class NoOwner(SkypoolError):
-    """The error if no process answers as the owner of a pool. `exists` is True if there is one that does not answer."""
+    """The error if no process answers as the owner of a pool.
+
+    The attribute `exists` is True if there is an owner, but it does not answer. False: there is none.
+    """
 
     def __init__(self, message: str, exists: bool = False) -> None:
         super().__init__(message)
@@ -35,8 +38,9 @@ class NoOwner(SkypoolError):
 class Observation:
     """A connection to the owner of a pool, with one request that was answered. Use it in a `with` block, or close it.
 
-    `asked` has the fields of the request, and the attribute `answer` those of the answer, as in `protocol`. The answer
-    must come within `patience` seconds. If the owner refuses, the constructor raises the owner's error (SkypoolError).
+    `asked` has the fields of the request, such as "ask", and the attribute `answer` has those of the answer. The module
+    `protocol` lists them. If no answer comes within `patience` seconds, the constructor raises NoOwner. If the owner
+    refuses the request, it raises the owner's error (SkypoolError).
     """
 
     def __init__(self, pool: str, patience: float = _CONNECTING, **asked: object) -> None:
@@ -118,8 +122,13 @@ def command(
 ) -> list[str]:
     """Return a local command that runs a shell script on a node, by the way in which the owner reaches the node.
 
-    The arguments are as in `protocol.Reach`. Raises UsageError if there is no such node, or if ports cannot be
-    forwarded to it.
+    Args:
+        script: the script. It can use the variables `folder` (folder of the node's agent) and `cwd` (that of calls).
+        terminal: True if the command is to run in a terminal.
+        ports: triples (port of this computer, host, port) to forward while the command runs.
+
+    Raises:
+        UsageError: there is no such node, or ports cannot be forwarded to it.
     """
     asked: dict[str, Any] = {
         "node": node,
@@ -151,7 +160,7 @@ def _silent(pool: str, patience: float) -> NoOwner:
 
 
 def _error_of(answer: Mapping[str, Any]) -> SkypoolError:
-    """Return the owner's error: a UsageError, a ConnectionLost or another SkypoolError, as it was there."""
+    """Return the error that an answer describes, as a UsageError, a ConnectionLost or a plain SkypoolError."""
     kind = getattr(errors, str(answer.get("kind")), SkypoolError)
     text = str(answer.get("error"))
     if kind is UsageError:

@@ -19,11 +19,11 @@ from skypool.pool.watch import PoolFacts
 from skypool.rental.receipt import Line, Receipt
 
 _MOST_REASONS = 16
-"""The most reasons for the health of a node that are told."""
+"""The most reasons for a node's state of health that an observer gets."""
 
 
 class Observed:
-    """The side of a pool that observers see. They can neither send calls nor rent or end machines through it.
+    """What observers can see and use of a pool. They can neither send calls nor rent or end machines through it.
 
     The methods are called in the threads of `skypool.observers.server`.
     """
@@ -93,7 +93,17 @@ class Observed:
         }
 
     def forward(self, node: int, host: str, port: int, here: int | str) -> Forward:
-        """Open a forward to a port of a node, and return it when it can be used. Raises as `ComputePool.forward`."""
+        """Open a forward to a port of a node, and return it when it can be used.
+
+        `host` is the host to connect to, as the node knows it. `here` is a port of this computer, 0 for a free one, or
+        the path of a Unix socket.
+
+        Raises:
+            UsageError: there is no such node, the port of this computer is not free, or the socket cannot be made.
+            NotPrivate: another user can change the folder of the socket.
+            ConnectionLost: the node cannot be reached.
+            PoolClosed: the pool has ended.
+        """
         self._facts.way(node)  # raises UsageError for a node that does not exist
         return self._facts.forwards.open(node, host, port, here)
 
@@ -126,7 +136,7 @@ def _machine(instance: Instance | None) -> dict[str, object]:
 
 
 def _cost(node: int, lines: Sequence[Line]) -> dict[str, object]:
-    """Return the costs of a node's machines, from the lines of the receipt, as values for JSON; None if not known."""
+    """Return the costs of a node's machines as values for JSON, from the lines of a receipt; None if not known."""
     theirs = Receipt("", tuple(each for each in lines if each.node == node), 0.0)
     if not theirs.lines:
         return {"usd": None, "usd_per_hour": None, "idle_usd": None}

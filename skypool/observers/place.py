@@ -25,13 +25,13 @@ LONGEST = 103
 _NAME = re.compile(r"[a-z0-9-]+")
 """The names of pools."""
 _UNFINISHED = "~"
-"""A mark in names of sockets that are being made. It cannot be part of a pool's name."""
+"""A mark in the name of a socket while the socket is being made. It cannot be part of a pool's name."""
 _MARK_LENGTH = 9
-"""The length of the mark with its random digits."""
+"""The number of characters of this mark and the random digits after it."""
 _AGAIN = 0.02
 """Seconds between two attempts to connect to an owner for whom too many connections wait."""
 _BACKLOG = 16
-"""Connections that may wait until the owner accepts them."""
+"""The most connections that may wait until the owner accepts them."""
 
 
 def folder() -> Path:
@@ -148,7 +148,7 @@ def connect(pool: str, patience: float) -> socket.socket:
 
 
 def _connect(made: socket.socket, path: str, until: float) -> None:
-    """Connect to a socket. While its queue is full, try again until `until`, because Linux does not wait for room."""
+    """Connect to a socket. If its queue is full, try again until `until`: Linux itself does not wait for room."""
     while True:
         try:
             return made.connect(path)

@@ -52,6 +52,7 @@ class ForwardPort:
     """Request for a port of this computer that leads to a port of a node.
 
     Attributes:
+        port: the port to connect to from the node.
         host: the host to connect to, as the node knows it.
         here: the port of this computer; 0 for a free one.
         socket: the absolute path of a Unix socket in place of a port; "" for a port.
@@ -69,9 +70,10 @@ class Reach:
     """Request for a local command that runs a shell script on a node.
 
     Attributes:
-        script: can use the variables `folder` (that of the node's agent) and `cwd` (that of calls).
+        script: the script. It can use the variables `folder` (folder of the node's agent) and `cwd` (that of calls).
         terminal: True if the command is to run in a terminal.
-        ports: triples (port of this computer, host, port) to forward meanwhile. Needs a node that is reached by ssh.
+        ports: triples (port of this computer, host, port) to forward while the command runs. Needs a node that is
+            reached by ssh.
     """
 
     node: int
@@ -122,7 +124,7 @@ def _is_port(value: Any) -> bool:
 
 
 def _is_host(value: Any) -> bool:
-    """Return True for a host name or address, but not for an option or several words of a command."""
+    """Return True for a host name or address; False for text that a command would take for an option or two words."""
     return type(value) is str and 0 < len(value) < 256 and value[0] != "-" and value.isprintable() and " " not in value
 
 

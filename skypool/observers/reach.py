@@ -12,9 +12,16 @@ from skypool.wire.transport import SSH
 
 
 def local_command(access: Access, script: str, terminal: bool, ports: Sequence[tuple[int, str, int]]) -> list[str]:
-    """Return a local command that runs a shell script on a machine. The arguments are as in `protocol.Reach`.
+    """Return a local command that runs a shell script on a machine.
 
-    Raises UsageError if there are ports, and the machine is not reached by ssh.
+    Args:
+        access: how the machine is reached.
+        script: the script. It can use the variables `folder` (folder of the node's agent) and `cwd` (that of calls).
+        terminal: True if the command is to run in a terminal.
+        ports: triples (port of this computer, host, port) to forward while the command runs.
+
+    Raises:
+        UsageError: there are ports, and the machine is not reached by ssh.
     """
     transport = access.transport
     if ports:

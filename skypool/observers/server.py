@@ -37,21 +37,21 @@ from skypool.observers.protocol import (
 from skypool.safety import peers
 
 _MOST = 16
-"""Connections that may be open at a time."""
+"""The most connections that may be open at the same time."""
 _BURST = 50.0
-"""Connections that may begin at once."""
+"""The most connections that may begin at once after a quiet time."""
 _PER_SECOND = 25.0
-"""Connections that may begin in each later second."""
+"""The most connections that may begin in a second after `_BURST` have begun."""
 _ASKING = 10.0
 """Seconds in which the whole request must have come."""
 _TAKING = 30.0
-"""Seconds in which an observer must take something of what is sent to it."""
+"""Seconds after which an observer that takes nothing of what is sent to it is disconnected."""
 _LOOK = 1.0
 """Seconds between two checks whether a forward or an observer is still there."""
 _HELD = 1 << 20
 """About how many bytes of events wait for one observer. Later ones are dropped and counted."""
 _AT_ONCE = 64 << 10
-"""Bytes that are sent before a pause of `_REST` seconds."""
+"""The most bytes that are sent to an observer at a time. A pause of `_REST` seconds follows."""
 _REST = 0.02
 _ENDING = 2.0
 """Seconds that `close` waits for the threads."""
@@ -92,14 +92,18 @@ class Watched(Protocol):
         ...
 
     def command(self, node: int, script: str, terminal: bool, ports: Sequence[tuple[int, str, int]]) -> Sequence[str]:
-        """Return a local command that runs a script on a node. Raise SkypoolError if that is not possible."""
+        """Return a local command that runs a shell script on a node. Raise SkypoolError if that is not possible.
+
+        `terminal` is True if the command is to run in a terminal. `ports` has triples (port of this computer, host,
+        port) to forward while the command runs.
+        """
         ...
 
 
 class ObserverServer:
     """Server for the observers of one pool. Any thread may use it.
 
-    The socket has the name of the pool. `watched` is what observers can see and use of the pool.
+    The server's socket has the name of the pool. `watched` answers the requests of observers.
     """
 
     def __init__(self, pool: str, watched: Watched) -> None:
@@ -113,7 +117,7 @@ class ObserverServer:
         self._accepting: threading.Thread | None = None
 
     def open(self) -> None:
-        """Make the socket, and begin to serve, unless `close` was called before. Raises OSError if that fails."""
+        """Make the socket, and begin to serve, unless `close` was already called. Raises OSError if that fails."""
         with self._lock:
             if self._closed.is_set():
                 return
@@ -275,7 +279,7 @@ class Waiting:
             self._there.set()
 
     def _note_missed(self) -> None:
-        """Put the number of missed events, if any, after the waiting events. The caller must hold the lock."""
+        """If events were missed, add a line with their number to the waiting events. The caller must hold the lock."""
         if self._missed:
             self._events.append(self._missed)
             self._missed = 0

@@ -23,17 +23,17 @@ _PATIENCE = 60.0
 _NATIVE = 300.0
 """Seconds in which a node must answer if py-spy may have to be installed there first."""
 _AT_ONCE = 16
-"""Nodes that are asked at the same time."""
+"""The most nodes that are asked at the same time."""
 _LONGEST = 4 << 20
 """The most bytes of a node's answer that are read. A node may be a stranger's."""
 _LONGEST_COMPLAINT = 1 << 20
-"""The most bytes of its error output that are read."""
+"""The most bytes of a node's error output that are read."""
 _COMMAND = 120
-"""The most characters of a program's command that are shown."""
+"""The most characters that are shown of the command of a program."""
 _LINE = 1000
-"""The most characters of any other line that a node says."""
+"""The most characters that are shown of any other line of a node's answer."""
 _SHOWN_LAST = ("idle", "waits for its program")
-"""The states of processes of skypool that do nothing but wait."""
+"""The states of processes that only wait. Such processes are shown after all others."""
 _LARGEST_PID = 1 << 31
 """The limit that the id of a process must stay below."""
 
@@ -119,6 +119,8 @@ class Stacks:
 def ask(pool: str, nodes: Sequence[int], native: bool, command: Callable[[int, str], list[str]]) -> Stacks:
     """Return what the processes of nodes are doing. Blocks until each node has answered or its time is over.
 
+    A node must answer within 60 seconds, or within 300 seconds with `native`.
+
     Args:
         native: True also asks py-spy for native calls. The node may have to install it first.
         command: returns the local command that runs a shell script on a node, called as (node, script).
@@ -170,7 +172,7 @@ def _asked(pool: str, node: int, native: bool, command: Callable[[int, str], lis
 
 
 def _run(argv: Sequence[str], program: bytes, patience: float) -> tuple[bytes, bytes]:
-    """Run a command with `program` as its input, for `patience` seconds. Return its output and error output."""
+    """Run a command with `program` as its input, at most `patience` seconds. Return its output and error output."""
     until = time.monotonic() + patience
     with tempfile.TemporaryFile() as given, selectors.DefaultSelector() as selector:
         given.write(program)

@@ -6,7 +6,7 @@ from skypool.pool.watch import PoolFacts, Watch
 
 
 class Observers(Watch):
-    """The server for observers of one pool. It closes late, so that readers of the pool's logs see their end."""
+    """The server for observers of one pool. It is closed after the pool's logs, so that readers see the logs' end."""
 
     name = "the connections of other terminals"
     hears = ()

@@ -9,6 +9,7 @@ The words of this package:
 
 - need: what the user requires of each node.
 - offer: a machine type that a provider sells, with its place and price.
+- price cap: the highest price of a node that the user accepts.
 - plan: the offers that meet a need, ranked, and the reasons against the others.
 - market: "on-demand", or "spot" for machines that the provider may take back.
 - slice: several machines that are rented together at one price, such as a TPU slice. It has one offer.

@@ -30,7 +30,10 @@ class Check:
 
 
 def rejected(offers: Sequence[Offer], need: Need) -> Iterator[tuple[Check, Offer]]:
-    """Yield (check, offer) for each offer that does not meet the need: the first check it fails, grouped by check."""
+    """Yield (check, offer) for each offer that does not meet the need. `check` is the first check that it fails.
+
+    The pairs are grouped by their check.
+    """
     left = list(offers)
     for check in checks_of(offers, need):
         served = []

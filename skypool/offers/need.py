@@ -85,7 +85,7 @@ def drivers_asked(provider: Driver | str | Sequence[Driver | str] | None) -> tup
 
 
 def accelerators_asked(accelerator: AcceleratorAsked) -> tuple[Accelerator, ...]:
-    """Return an `accelerator` argument as the tuple of alternatives, in the same order; an empty tuple for None.
+    """Return an `accelerator` argument as a tuple of alternatives, in the same order; an empty tuple for None.
 
     Raises UsageError if the list is empty, or a value is not a valid accelerator.
     """
@@ -117,9 +117,13 @@ def need_asked(
 ) -> Need:
     """Build the `Need` of one node from a caller's arguments.
 
-    A missing keyword sets no requirement, except that `market` is then "on-demand". An error message names the
-    arguments of `function`, which the user called. `bases` are base images, the systems from which machines start, by
-    provider.
+    A missing keyword sets no requirement, except that `market` is then "on-demand".
+
+    Args:
+        function: the function that the user called. For a keyword that does not exist, the error message names the
+            arguments of this function.
+        bases: the base images (the systems from which machines start), by provider.
+        node: the keyword arguments with the requirements.
 
     Raises:
         UsageError: a keyword does not exist, or a value is invalid. A number that sets a limit must be finite.

@@ -30,11 +30,11 @@ UNITS = {"per-device": "device", "per-tflop": "dense BF16 TFLOP", "per-gb": "GB 
 
 
 def sorted_offers(offers: list[Offer], order_by: OrderBy, today: date) -> list[Offer]:
-    """Return a new list of the offers, sorted by price, or by price per unit (see `UNITS`), the lowest first.
+    """Return a new list of the offers, sorted by price or, as `order_by` says, by price per unit, the lowest first.
 
-    The cost of a machine's start counts as if it were paid for one hour of use (`START_HOURS`). Outdated spot prices
-    are replaced as `price_bound` says. Offers whose price, or price per unit, is unknown come last. Offers with equal
-    values are sorted by price, provider, region, zone and instance type.
+    The cost of a machine's start is added to the price of one hour. A spot price from a price table that is older than
+    30 days is replaced by the higher of the on-demand and spot price. Offers whose price, or price per unit, is unknown
+    come last. Offers with equal values are sorted by price, provider, region, zone and instance type.
     """
     bounds = {id(offer): price_bound(offer) for offer in outdated(offers, today)}
     price: Callable[[Offer], float] = _price
@@ -108,7 +108,11 @@ def has_known_price(offer: Offer, today: date) -> bool:
 
 
 def ranked_price(offer: Offer, today: date) -> float:
-    """Return the price in USD per hour by which `sorted_offers` ranks an offer; infinity if it is unknown."""
+    """Return the price in USD per hour by which `sorted_offers` ranks an offer; infinity if it is unknown.
+
+    The cost of a machine's start is added, as if it were paid for one hour of use. An outdated spot price is replaced
+    by the higher of the on-demand and spot price.
+    """
     price = offer.usd_per_hour if has_known_price(offer, today) else price_bound(offer)
     return price + offer.start_usd / START_HOURS
 

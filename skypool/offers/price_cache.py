@@ -74,7 +74,7 @@ def read(driver: Driver, need: Need) -> Answer | None:
 
 
 def write(driver: Driver, need: Need, offers: tuple[Offer, ...]) -> None:
-    """Store a driver's offers for a need, if they may be cached. An unwritable cache file is no error."""
+    """Store a driver's offers for a need, if they may be cached. Do nothing if the cache file cannot be written."""
     if keeps(driver) > 0:
         remember(_key(driver, need), offers)
 
@@ -82,7 +82,8 @@ def write(driver: Driver, need: Need, offers: tuple[Offer, ...]) -> None:
 def recall(key: str, kind: type[T]) -> tuple[T, float] | None:
     """Return (value, age in seconds) for the value that `remember` stored under a key.
 
-    Return None if there is none of this type, if it is older than 7 days, or if the cache file cannot be read.
+    Return None if there is no value of the type `kind`, if it is older than 7 days, or if the cache file cannot be
+    read.
     """
     try:
         with _book() as book:
@@ -99,7 +100,8 @@ def recall(key: str, kind: type[T]) -> tuple[T, float] | None:
 def remember(key: str, value: object) -> None:
     """Store a value under a key for all processes of this user, and delete entries older than 7 days.
 
-    Raises no error if the cache file cannot be written, but does so if the value cannot be pickled.
+    If the cache file cannot be written, nothing is stored, and no error is raised. An error is raised if the value
+    cannot be pickled.
     """
     blob = zlib.compress(pickle.dumps(value, protocol=5), 1)
     now = time.time()

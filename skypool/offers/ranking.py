@@ -271,13 +271,13 @@ def _day(offer: Offer) -> str:
 
 
 def _instead(offer: Offer) -> str:
-    """Return a phrase that says how an offer with an outdated spot price is ranked: by another price, or last."""
+    """Return a phrase that says how an offer with an outdated spot price is ranked: by its on-demand price, or last."""
     price = price_bound(offer)
     return ", ranked last, as its price is too old" if price == math.inf else f", ranked by {price:.4f} USD/h on demand"
 
 
 def _tables(offers: Sequence[Offer], today: date) -> Iterator[str]:
-    """Yield a warning for each price table of these offers, the most used first, then for outdated spot prices."""
+    """Yield warnings: one for each price table of these offers, the most used first; then those on old spot prices."""
     if not any(source.kind == "table" for source in sources_of(offers)):
         return
     served = Counter((offer.provider, offer.price_source) for offer in offers if offer.price_source.kind == "table")
@@ -300,7 +300,7 @@ def _from(source: PriceSource) -> str:
 
 
 def _per_unit(offer: Offer, order_by: OrderBy, today: date) -> str:
-    """Return a phrase with the price per unit (see `UNITS`) by which an offer is ranked; "" for "cheapest"."""
+    """Return a phrase with the price per unit, such as a device, by which an offer is ranked; "" for "cheapest"."""
     if order_by == "cheapest":
         return ""
     amount = divisor(offer, order_by)

@@ -85,7 +85,7 @@ async def look_around(
 
 
 async def _asked(driver: Driver, need: Need, refresh: bool) -> Answer:
-    """Return a provider's offers: the cached ones while they are valid, unless `refresh`. Takes 30 s at most."""
+    """Return a provider's offers: cached ones if they are valid and `refresh` is False. Takes at most 30 s."""
     if need.private_network and not abilities(driver).private_network:
         raise UsageError(
             f"machines of {driver.name} cannot reach each other over a private network: leave out "
@@ -110,7 +110,7 @@ async def _asked(driver: Driver, need: Need, refresh: bool) -> Answer:
 
 
 def _ask(driver: Driver, need: Need) -> Answer:
-    """Ask a driver for its offers, and cache them unless some are missing. Blocks until the provider answers."""
+    """Ask a driver for its offers, and cache them if none is missing. Blocks until the provider has answered."""
     offers = Answers(driver.offers(price_cache.question(need)))  # also those above the need's price cap
     if not offers.lacks:
         price_cache.write(driver, need, tuple(offers))

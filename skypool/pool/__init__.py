@@ -45,6 +45,10 @@ The words of this package:
 - dispatch: the part that queues calls and sends them to nodes.
 - gang: the processes of one call with the option `procs`.
 - service: a call that runs beside all others and takes no slot.
+- linger time: how long a pool may have no work before it ends itself.
+- notice: the provider's announcement that it takes a machine back, or a sentence that is shown to the user.
+- sample: measurements of a node and its devices (accelerators).
+- forward: a port of this computer that leads to a port of a node.
 - watch: an object that observes a pool and changes nothing, such as its logs or its metrics.
 - client: the process that runs a pool.
 - ledger: the local database of pools and rented machines.
@@ -53,6 +57,7 @@ The words of this package:
 - attach: take a running pool over from a former process.
 - stranger: a node that is not trusted. Its results are not unpickled, but read as plain data.
 - observer: another process of the user that looks at the pool, such as `skypool ps`.
+- leftover: a resource at a provider that a pool made beside its machines, such as a key pair.
 """
 
 __all__ = [

@@ -26,7 +26,7 @@ from skypool.wire.transport import CommandStream
 
 
 class Home(Protocol):
-    """The members of `PoolEngine` that `Agents` uses. `PoolEngine` describes them."""
+    """A protocol for the members of the engine that `Agents` uses."""
 
     dispatch: Dispatch
 
@@ -60,19 +60,25 @@ class Agents:
         self._taken: dict[str, user_modules.Unit] = {}
 
     async def judge(self, instance: Instance, driver: Driver) -> None:
-        """Decide if a machine's results are unpickled. Call this before `open`. It may ask the driver for offers."""
+        """Decide if a machine's results are unpickled. Call this before `open`. It may ask the driver for offers.
+
+        A driver is the object that talks to the machine's provider.
+        """
         await asyncio.to_thread(self._trust_levels.judge, instance, driver)
 
     def note_trust(self, instance: Instance, trust: Trust) -> None:
-        """Treat the results of a machine as its former owner did. Call this before `open`, in place of `judge`."""
+        """Unpickle the results of a machine, or not, as the former process of the pool did (`trust`).
+
+        Call this before `open`, in place of `judge`.
+        """
         self._trust_levels.note(instance, trust)
 
     def trust_of(self, node: int) -> Trust:
-        """Return "full" if the results of a node are unpickled, otherwise "data". Call `judge` for the node before."""
+        """Return "full" if the results of a node are unpickled, otherwise "data". Call `judge` for the node first."""
         return self._trust_levels.of(node)
 
     def is_stranger(self, node: int) -> bool:
-        """Return True if the results of a node are not unpickled. Call `judge` for the node before."""
+        """Return True if the results of a node are not unpickled. Call `judge` for the node first."""
         return self._trust_levels.is_stranger(node)
 
     async def open(
@@ -88,7 +94,7 @@ class Agents:
             attach: True requires that the agent runs already. False (the default) starts the agent.
 
         Raises:
-            ConnectionLost: the agent cannot be reached, is gone, or serves another client.
+            ConnectionLost: the agent cannot be reached, does not run any more, or serves another client.
             PythonMismatch: the node runs another minor version of Python than this process.
         """
         config = await self._agent_config(instance, access)
@@ -156,7 +162,7 @@ class Agents:
         )
 
     def _place(self, instance: Instance) -> SlicePlace:
-        """Return the place of a node in its slice, for `runtime.InstanceInfo`. Without a TPU, it has 0 chips."""
+        """Return the place of a node in its slice, as calls may ask for it. Without a TPU, it has 0 chips."""
         state = self._life.state
         node = state.nodes.get(instance.node)
         accelerator = instance.offer.accelerator if instance.offer else None
@@ -170,7 +176,7 @@ class Agents:
 
 
 def _believed(welcome: Welcome, config: AgentConfig, instance: Instance) -> Welcome:
-    """Return the first message of a stranger's node, without the slots in it that such a machine cannot have."""
+    """Return the first message of a stranger's node. If it claims more slots than the machine can have, reduce them."""
     offer = instance.offer
     bought = offer.accelerator if offer else None
     vcpus = offer.vcpus if offer else None

@@ -23,7 +23,7 @@ _TO_CLEAN_UP = 5.0
 
 
 class CallEnds:
-    """The ends of one pool's calls. A method runs in the engine's thread unless its description says otherwise."""
+    """Ends one pool's calls. A method runs in the engine's thread unless its description says otherwise."""
 
     def __init__(self, life: Life, dispatch: Dispatch, services: Services) -> None:
         self._life = life
@@ -59,13 +59,16 @@ class CallEnds:
             await asyncio.sleep(0.01)
 
     async def end(self, reason: BaseException) -> None:
-        """End all calls, then all services, and take no more. Wait at most 5 s for callbacks of the user."""
+        """End all calls, then all services, and accept no more. Wait at most 5 s for callbacks of the user.
+
+        `reason` is the error that the calls get.
+        """
         await self._beside(self._dispatch.end_calls, reason)
         await self._services.close()
         await self._beside(self._dispatch.close, reason)
 
     async def cut_off(self, error: BaseException) -> None:
-        """End all services and calls at once, and take no more. Wait at most 5 s for callbacks of the user."""
+        """End all services and calls at once, with `error`, and accept no more. Wait at most 5 s for user callbacks."""
 
         def end(error: BaseException) -> None:
             self._services.end(error)
@@ -74,7 +77,7 @@ class CallEnds:
         await self._beside(end, error)
 
     async def _beside(self, end: Callable[[BaseException], None], reason: BaseException) -> None:
-        """Call `end(reason)` in another thread, as it runs callbacks of the user. Wait for its return, at most 5 s."""
+        """Call `end(reason)`, which runs callbacks of the user, in another thread. Wait for it, at most 5 s."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_TO_END_CALLS):
                 await beside(partial(end, reason), "skypool end of calls")

@@ -1,6 +1,6 @@
 """Closes the watches of a pool, such as its history or its metrics, once its machines have ended.
 
-Closing such a part may raise or hang, or fail because the disk is full. So each part is closed in a thread of its own,
+Closing a watch may raise or hang, or fail because the disk is full. So each is closed in a thread of its own,
 and the pool waits for it only up to a limit of time. Python does not wait at its exit for these threads, which are
 daemons.
 """
@@ -16,13 +16,16 @@ from collections.abc import Callable, Sequence
 from skypool.wire import error_text
 
 Part = tuple[str, Callable[[], object]]
-"""What is closed, as words for the user, and the function that closes it."""
+"""(what, close) of a part that is closed: words for the user, and the function that closes it."""
 _standby: queue.SimpleQueue[Callable[[], None]] | None = None
 """The tasks of a thread that is started early, because none can be started when the interpreter exits."""
 
 
 def prepare() -> None:
-    """Start the thread that closes parts at the interpreter's exit, when no other can start. Do nothing if it runs."""
+    """Start a thread that can close parts at the interpreter's exit, when no thread can be started any more.
+
+    Do nothing if it runs already.
+    """
     global _standby
     if _standby is None:
         _standby = queue.SimpleQueue()
@@ -63,7 +66,7 @@ def close_all(parts: Sequence[Part], within: float) -> list[str]:
 
 
 def _begin(what: str, close: Callable[[], object]) -> queue.SimpleQueue[BaseException | None]:
-    """Begin to close a part. Return a queue that gets the exception that `close` raises; None if it raises none."""
+    """Call `close` in another thread. Return a queue that then gets one item: the exception that it raised, or None."""
     end: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
     def work() -> None:

@@ -18,7 +18,7 @@ class Connections:
         links: the links to nodes that have not ended.
         ways: how each node is reached, and the path of Python on it ("" if its setup wrote the path to a file there).
         welcomes: the first message of each node's agent.
-        lenders: the senders of the user's modules to each node.
+        lenders: the objects that send the user's modules to each node.
     """
 
     def __init__(self) -> None:

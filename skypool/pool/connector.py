@@ -46,7 +46,7 @@ class Connector:
         self._came: dict[str, asyncio.Event] = {}
 
     def pack(self) -> None:
-        """Read the files and secrets that the image names, before anything is rented. Blocks until all are read.
+        """Read the files and secrets that the user's image names. Call this before anything is rented. Blocks.
 
         The user sees each second how much was read. Raises UsageError if a file or environment variable does not exist.
         """
@@ -69,7 +69,10 @@ class Connector:
         self._tasks[node] = self._life.spawn(self._bootstrap(node))
 
     async def stop(self, node: int) -> None:
-        """Cancel the task that sets a node up, wait for it so that it starts no agent, and close the connection."""
+        """Stop setting a node up: cancel the task, and close the connection. Return when the task has ended.
+
+        It then starts no agent any more.
+        """
         task = self._tasks.pop(node, None)
         if task is not None and not task.done():
             task.cancel()
@@ -95,7 +98,7 @@ class Connector:
         self._life.apply(states.Reached(node))
 
     async def _access(self, node: int) -> Access:
-        """Ask the driver how to reach a node's machine. In a slice, the driver is asked for the first host first."""
+        """Ask the driver how to reach a node's machine. In a slice, ask for the first host before all others."""
         instance = self._life.state.instance_of(node)
         came = self._came.setdefault(instance.slice or str(node), asyncio.Event())
         if self._life.state.nodes[node].host:
@@ -130,7 +133,7 @@ class Connector:
         self._life.apply(states.Bootstrapped(node))
 
     async def _check_devices(self, node: int) -> None:
-        """Wait at most 15 s until the devices of a node were read. Raise BootstrapError if one must not be used."""
+        """Raise BootstrapError if a device of a node must not be used. Wait at most 15 s for its first sample."""
         found = await self._health.first(node)
         if found.state == "unhealthy":
             raise BootstrapError(
@@ -148,6 +151,6 @@ class Connector:
             )
 
     async def _give_up(self, instance: Instance, error: Exception) -> None:
-        """Report to the driver and to `lifecycle` that an instance could not become a node. This does not end it."""
+        """Report to the driver and to `lifecycle` that an instance could not become a node. Do not end the instance."""
         await asyncio.to_thread(self._supply.rejected, instance, error)
         self._life.apply(states.Failed(instance.node, error))

@@ -54,7 +54,7 @@ class Departures:
         self._clearing: set[int] = set()  # nodes that leave, whose services were stopped
 
     def admitted(self, node: int) -> None:
-        """Note that a node became ready now. `noticed` reports for how long the node was ready."""
+        """Note that a node became ready now, so that `noticed` can report how long it was ready."""
         self._since[node] = time.monotonic()
 
     # --- its provider takes it back --------------------------------------------------------------------------
@@ -133,8 +133,9 @@ class Departures:
     async def lost(self, node: int, error: ConnectionLost) -> None:
         """Report to the state machine that a node has failed, because the connection to the node was given up.
 
-        If the machine costs something, ask the provider first if it has ended or is ending. A spot machine that has is
-        first reported as taken back by its provider. For any other machine that has, the error says that it has ended.
+        If the machine costs something, first ask the provider whether it ends or has ended. If so, report a spot
+        machine as taken back by its provider, before it is reported as failed. For any other machine, the error says
+        that it has ended.
         """
         instance = self._life.state.instance_of(node)
         offer = instance.offer
@@ -146,7 +147,7 @@ class Departures:
         self._life.apply(states.Failed(node, error))
 
     async def _is_gone_soon(self, node: int) -> bool:
-        """Return the result of `_is_gone` for a node, or False if the provider does not answer within 10 s."""
+        """Return True if a node's machine ends or has ended; False if not, or without an answer within 10 s."""
         try:
             async with asyncio.timeout(_ANSWER):
                 return await self._is_gone(node)
@@ -166,9 +167,9 @@ class Departures:
     # --- it must not be used, or is not needed ---------------------------------------------------------------
 
     def unhealthy(self, node: int, error: NodeUnhealthy) -> None:
-        """Stop sending calls to an unhealthy node, and let its driver avoid the machine from now on.
+        """Stop sending calls to an unhealthy node, and tell its driver to avoid the machine from now on.
 
-        Do nothing during the node's setup: the setup has a health check of its own.
+        Do nothing during the node's setup, which has a health check of its own.
         """
         state = self._life.state.nodes.get(node)
         if state is None or state.phase is not states.Phase.READY or state.is_leaving:
@@ -183,7 +184,7 @@ class Departures:
         self._life.soon(self._drained, node)
 
     def _drained(self, node: int) -> None:
-        """Report a leaving node that has no call left as `Drained`. If services run on it, stop them before."""
+        """Stop the services of a leaving node that has no call left, and then report it as `Drained`."""
         if self._dispatch.roster.services_on(node):
             if node not in self._clearing:
                 self._clearing.add(node)

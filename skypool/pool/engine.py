@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from skypool.pool.network import NetworkCheck
 
 _LOOK_ABANDONED = 0.2
-"""Seconds between two checks whether the calls of an abandoned pool have ended; see `PoolEngine.abandon`."""
+"""Seconds between two checks whether the calls have ended of a pool whose user has lost the pool object."""
 _TO_CLOSE = 8.0
 """The most seconds for which a pool whose machines have ended waits for watches that close at the same time."""
 
@@ -77,8 +77,8 @@ class PoolEngine:
     Args:
         stream: receives the events for the user.
         drivers: the drivers of the pool's providers; () for a pool without an account of a provider.
-        watches: the watches of the pool; see `skypool.pool.watch`.
-        handover: the pool as another process hands it over; None for any other pool.
+        watches: the watches of the pool: objects that observe it, such as its logs.
+        handover: the data of a pool that another process hands over to this one; None for any other pool.
 
     Attributes:
         life: the state of the pool.
@@ -232,7 +232,7 @@ class PoolEngine:
         return advice_for(driver, self.terms.need.private_network)
 
     async def _why_it_ended(self) -> BaseException:
-        """End what is left of a pool that ended before it was ready. Return its error, with notes on other errors."""
+        """End what is left of a pool that could not become ready. Return its error, with notes on further errors."""
         error = self.state.error or PoolClosed(f"pool {self.terms.name!r} was stopped while it started")
         nodes = [node for node in self.state.nodes.values() if node.error is not None]
         reasons = {id(node.error) for node in nodes}
@@ -284,7 +284,7 @@ class PoolEngine:
 
         A separate process ends their machines when the time is over. Budget and lifetime may end them earlier. The
         machines of nodes that are not ready, or cannot be told to stay, end now. If no machine can stay, or the pool is
-        ending already, this does the same as `stop`.
+        ending already, all machines end now.
 
         Raises:
             StillRunning, ErrorGroup: the end of some machines is not confirmed.
@@ -350,12 +350,18 @@ class PoolEngine:
             await beside(hush, "skypool closing")
 
     def end_now(self) -> None:
-        """End every machine from the calling thread, at the interpreter's exit. See `Terminations.end_now`."""
+        """End every machine in the calling thread, and wait for the proof, as at the interpreter's exit.
+
+        Any thread may call this. Raises StillRunning or ErrorGroup if an end is not confirmed.
+        """
         descriptors.release()
         self._terminations.end_now()
 
     def hand_over_now(self) -> None:
-        """Let a new process end the machines. See `Terminations.hand_over_now`."""
+        """Let a new process end the machines. Any thread may call this.
+
+        Raises SkypoolError if the process cannot be started.
+        """
         self._terminations.hand_over_now()
 
     def close_now(self) -> None:
@@ -440,7 +446,10 @@ class PoolEngine:
             await beside(self.close_watches, "skypool closing")
 
     def close_watches(self) -> None:
-        """Close the watches of the pool, and tell the user what failed. Blocks at most 24 s. In any thread."""
+        """Close the watches of the pool, and tell the user what failed. Blocks at most 24 s.
+
+        Any thread may call this.
+        """
         others: list[closing.Part] = [
             ("the forwards", self.forwards.close),
             ("a listener of the pool's events", partial(self._settle, _TO_CLOSE)),
@@ -456,7 +465,7 @@ class PoolEngine:
 
     @property
     def is_due(self) -> bool:
-        """See `Limits.is_due`."""
+        """True if the budget or lifetime ends the pool within 2 s. Broken connections are then part of that end."""
         return self._limits.is_due
 
     def on_welcome(self, node: int, welcome: Welcome) -> None:
@@ -475,7 +484,10 @@ class PoolEngine:
         self.departures.on_drained(node)
 
     def on_samples(self, node: int, samples: Sequence[NodeSample]) -> None:
-        """Pass measurements of a node to the watches of health and idle time. Any thread may call this."""
+        """Pass measurements of a node to the objects that judge its health and its idle time.
+
+        Any thread may call this.
+        """
         try:
             self.health.arrived(node, samples)
             self.idle.arrived(node, samples)
@@ -485,7 +497,7 @@ class PoolEngine:
                 self.life.notice(f"samples of node {node} cannot be kept: {error_text.told(e)}")
 
     def _report(self, event: events.Event) -> None:
-        """Emit an event of a node, or only keep it in files if the user is not to see it. Any thread may call this."""
+        """Emit an event of a node, in any thread. Output that the user is not to see is only written to files."""
         gangs = self.dispatch.gangs  # they keep the end of what their processes print, for error messages
         if gangs is None or not isinstance(event, events.Output) or gangs.heard(event.call, event.text):
             self.emit(event)
@@ -493,7 +505,7 @@ class PoolEngine:
             self.watches.hear(event, is_hidden=True)
 
     def _counted(self, status: events.NodeStatus) -> events.NodeStatus:
-        """Return a node's status with the numbers of calls that this process counts. Any thread may call this."""
+        """Return a copy of a node's status report, with the numbers of calls as this process has counted them."""
         counts = self.dispatch.tally.on(status.node)
         return replace(
             status,
@@ -505,7 +517,7 @@ class PoolEngine:
         )
 
     def _on_feed(self, pending: PendingCall, arg: int, n: int) -> None:
-        """Let a thread send item `n` (from 1) of iterator argument `arg` (from 0) to the node. Do not wait."""
+        """Have a thread send item `n` (from 1) of iterator argument `arg` (from 0) to a call's node. Do not wait."""
         feeder = self._feeders.get((pending.id, arg))
         if feeder is None:
             for key in [key for key, known in self._feeders.items() if known.is_over]:

@@ -43,7 +43,7 @@ class Parts(Protocol):
 
 
 class Facts:
-    """The facts of one pool; see `skypool.pool.watch.PoolFacts`. Any thread may use it."""
+    """What one pool shows to its watches: its state, its calls, its health and its costs. Any thread may use it."""
 
     def __init__(self, engine: Parts, stream: events.EventStream, quota: Quota) -> None:
         budget = engine.terms.budget

@@ -31,9 +31,9 @@ class Forwards:
         """Open a forward to a port of a node, and return it when it can be used.
 
         Args:
-            host: the host to connect to, as the node knows it.
+            host: the name or address of the host to connect to, as the node knows it; "localhost" is the node itself.
             port: the port to connect to.
-            here: the port of this computer, 0 for a free one; or the path of a Unix socket.
+            here: the port of this computer that leads to it (0 for a free one), or the path of a Unix socket.
 
         Raises:
             UsageError: the port of this computer is not free, or the socket cannot be made.

@@ -16,15 +16,15 @@ from skypool.pool.new_samples import NewSamples
 from skypool.safety.quota import Quota
 
 FIRST = 15.0
-"""Seconds to wait for the first reading of a node's devices before it gets calls. Beyond it, they are unknown."""
+"""Seconds to wait for the first sample of a node's devices before it gets calls. Without one, health is unknown."""
 XidKey = tuple[str, int, str, int]
 """The kind, the index and the uuid of a device, and an XID code."""
 _MOST_CODES = 256
 """The most pairs of a device and an XID code that are counted for one node. A stranger's node may claim any number."""
 _MOST_DEVICES = 128
-"""The most devices of one node, by kind, index and uuid. Each has series of its own in monitoring systems."""
+"""The most devices of one node, by kind, index and uuid. Monitoring systems keep a time series of each."""
 _MOST_CAUSES = 32
-"""The most causes of lower clocks of one node, which have series, too."""
+"""The most causes of lower clocks of one node. Monitoring systems keep a time series of each of them, too."""
 _MOST_REASONS = 16
 """The most reasons that an event or an error has."""
 
@@ -33,7 +33,7 @@ class HealthWatch:
     """The health of a pool's nodes. Samples may come from any thread.
 
     Args:
-        quota: limits what is kept of each node.
+        quota: limits the bytes that are kept of each node.
         is_stranger: returns True for a node that is not trusted.
         emit: called with an event when the health of a node changes.
         on_unhealthy: called as (node, error) in the engine's thread when a node becomes unhealthy.
@@ -98,7 +98,7 @@ class HealthWatch:
             Loop.shared().loop.call_soon_threadsafe(self._tell, node)
 
     def _count(self, node: int, device: DeviceSample, code: int) -> None:
-        """Count an error of NVIDIA's driver. Ignore new codes of a node that has sent more than any driver has."""
+        """Count an error of NVIDIA's driver. Ignore new (device, code) pairs of a node that has sent 256 of them."""
         counts = self.xids.setdefault(node, {})
         key = (device.kind, device.index, device.uuid, code)
         if key in counts or len(counts) < _MOST_CODES:
@@ -132,14 +132,14 @@ class HealthWatch:
 
 
 class _Identities:
-    """The devices and causes of lower clocks that a node has named. Limited, as a stranger may name any number."""
+    """The devices, and the causes of lower clocks, that a node has named. A stranger may not add any number of them."""
 
     def __init__(self) -> None:
         self._devices: set[tuple[str, int, str]] = set()
         self._causes: set[str] = set()
 
     def only(self, sample: NodeSample) -> NodeSample:
-        """Return a sample without the devices that exceed the limits, or whose causes do."""
+        """Return a sample without devices that would exceed the limits on devices or on causes of lower clocks."""
         if all(map(self._is_known, sample.devices)):  # as usual
             return sample
         return replace(sample, devices=tuple(filter(self._can_be_added, sample.devices)))
@@ -149,7 +149,7 @@ class _Identities:
         return is_known and (not device.throttled or self._causes.issuperset(device.throttled))
 
     def _can_be_added(self, device: DeviceSample) -> bool:
-        """Return True if the limits allow to add the device and its causes, and add them."""
+        """Add a device and its causes of lower clocks, and return True. Return False if the limits do not allow it."""
         identity = (device.kind, device.index, device.uuid)
         causes = self._causes.union(device.throttled or ())
         if (identity not in self._devices and len(self._devices) >= _MOST_DEVICES) or len(causes) > _MOST_CAUSES:

@@ -1,6 +1,7 @@
 """`IdleWatch`: records in the ledger for how long the nodes of a pool are idle, so that other processes know it, too.
 
-The dispatch measures the idle time of each node (see `skypool.calls.idle`).
+A node is idle while no call runs on it, or while all of its devices are under 5 % utilisation. The dispatch measures
+the idle time of each node.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _DRIFT = 0.2
 
 
 class IdleWatch:
-    """The watch over the idle time of a pool's nodes. Any thread may use it."""
+    """Records the idle time of a pool's nodes in the ledger. Any thread may use it."""
 
     def __init__(self, dispatch: Dispatch, rental: Rental, life: Life) -> None:
         self._dispatch = dispatch
@@ -39,7 +40,7 @@ class IdleWatch:
             self._dispatch.roster.measured(node, is_low(read[-1]))
 
     async def keep(self) -> None:
-        """Record the idle time of the nodes every 2 s if it has changed, for as long as the task runs."""
+        """Call `record` every 2 s, for as long as the task runs, if the last records are no longer right."""
         while True:
             await asyncio.sleep(_EVERY)
             idleness = self._dispatch.roster.idleness()
@@ -47,9 +48,9 @@ class IdleWatch:
                 await asyncio.to_thread(self.record)
 
     def record(self) -> None:
-        """Record the idle time of the nodes until now, except where the last record implies it.
+        """Record the idle time of each node until now, unless it follows from the node's last record.
 
-        A record says if the node is idle from then on. While that does not change, no further record is needed.
+        A record says whether the node is idle from then on. While that does not change, no further record is needed.
         """
         with self._rental.telling_later(), self._lock:
             state = self._life.state
@@ -65,7 +66,7 @@ class IdleWatch:
             self._rental.idle(spans)
 
     def _differs(self, node: int, now: Idleness, most: float) -> bool:
-        """Return True if a node's last record is wrong about its idle time or state, by more than `most` seconds."""
+        """Return True if a node's idle time differs by more than `most` seconds from what its last record implies."""
         before = self._recorded.get(node)
         if before is None:
             return True

@@ -24,7 +24,7 @@ _GROW_AGAIN_AT_MOST = 300.0
 
 
 class Launches:
-    """The launches of one pool. The methods run in the engine's thread."""
+    """Rents the machines of one pool's new nodes. The methods run in the engine's thread."""
 
     def __init__(self, terms: Terms, life: Life, supply: Supply | None, dispatch: Dispatch) -> None:
         self._terms = terms
@@ -37,7 +37,10 @@ class Launches:
         self._told = ""
 
     async def launch(self, nodes: tuple[int, ...]) -> None:
-        """Rent a slice for each of these first hosts. Report `Launched` or `Failed` for each to the state machine."""
+        """Rent a slice for each of these node numbers, which becomes the number of the slice's first host.
+
+        For each slice, report `Launched` or `Failed` to the state machine.
+        """
         life = self._life
         if self._supply is None:
             self._refuse(nodes)
@@ -57,7 +60,7 @@ class Launches:
             self._note_growth(rented.error)
 
     def _refuse(self, nodes: tuple[int, ...]) -> None:
-        """Report that the machines of these first hosts cannot be rented. Tell the user why, once."""
+        """Report to the state machine that these slices cannot be rented, without an account. Tell the user once."""
         error = NoSupply(self._life.pool, "replace a node")
         for node in nodes:
             self._life.apply(states.Failed(node, error))
@@ -66,11 +69,11 @@ class Launches:
             self._life.notice(str(error))
 
     def _is_wanted(self, node: int) -> bool:
-        """Return False if a node was retired before its machine was rented."""
+        """Return True if a machine is still to be rented for a node: the node was not retired meanwhile."""
         return not self._life.state.nodes[node].retiring
 
     def _note_growth(self, error: Exception | None) -> None:
-        """Note the result of an attempt to launch nodes of a ready pool: its error, or None after a success."""
+        """Note that nodes of a ready pool were launched (None), or why not: then pause before the next attempt."""
         if error is None:
             self._pause = _GROW_AGAIN
             self._told = ""
@@ -94,7 +97,7 @@ class Launches:
 
     @property
     def may_grow(self) -> bool:
-        """True if the pool gets more nodes than its minimum while calls wait."""
+        """True if the pool may get more nodes than its minimum when calls wait."""
         state = self._life.state
         return self._supply is not None and self._terms.replaces and state.maximum > state.minimum
 
@@ -104,7 +107,7 @@ class Launches:
             self._watching = self._life.spawn(self._watch_pressure())
 
     async def _watch_pressure(self) -> None:
-        """Report `Pressure` after each second in which calls wait, but not in the pause after a failed attempt."""
+        """Report `Pressure` after each second in which calls wait. After a failed attempt to grow, pause first."""
         waited = 0
         while self._life.state.phase is Phase.READY and self.may_grow:
             await asyncio.sleep(0.25)

@@ -65,8 +65,9 @@ class Life:
     # --- its state -------------------------------------------------------------------------------------------
 
     def apply(self, event: states.Event) -> None:
-        """Pass an event to the state machine, and have the actions performed. Tell the user of changed phases.
+        """Pass an event to the state machine, and have the actions performed that follow from it.
 
+        The user is told of each node that enters another phase.
         This does not wait: actions that take time run as tasks.
         """
         before = self.state
@@ -101,7 +102,7 @@ class Life:
                 self.emit(phase)
 
     def begin_as(self, state: states.Pool) -> None:
-        """Begin with a state in which nodes are there already. No action follows."""
+        """Begin with a state in which nodes exist already, as of a pool that is taken over. No action follows."""
         self.state = self.performed = state
 
     @property
@@ -110,7 +111,10 @@ class Life:
         return self.state.phase in (Phase.DRAINING, Phase.ENDED)
 
     def words(self) -> dict[int, str]:
-        """Return the state of each node by its number, as `Connections.words`. Any thread may call this."""
+        """Return the state of each node by its number, as a word such as "ready". Any thread may call this.
+
+        A ready node whose connection is down is "unreachable since" a time of day. Nodes that have ended are included.
+        """
         return self.connections.words(self.performed)
 
     async def until(self, *phases: Phase) -> None:
@@ -133,10 +137,11 @@ class Life:
     # --- its tasks -------------------------------------------------------------------------------------------
 
     def spawn(self, work: Coroutine[Any, Any, None], aside: str = "") -> asyncio.Task[None]:
-        """Start a coroutine as a task, which `cancel_tasks` cancels, and return the task.
+        """Start a coroutine as a task, and return the task. `cancel_tasks` cancels it.
 
-        `aside` names a task that the pool can do without: the user is told when it fails. If `aside` is "", a failure
-        ends the pool, because a node or a call would wait for the task forever.
+        If the task fails and `aside` is "", the pool ends, because a node or a call would wait for the task forever.
+        For a task that the pool can do without, `aside` is its name: the user is told of the failure, and the pool goes
+        on.
         """
         with tracebacks.heard_by(self.rental.tell):
             task = asyncio.get_running_loop().create_task(work)
@@ -171,7 +176,7 @@ class Life:
         Loop.shared().loop.call_soon_threadsafe(work)
 
     def _fail(self, error: Exception) -> None:
-        """End the pool, because a part of it has failed. Calls that have not ended get the error."""
+        """End the pool, because one of its tasks or functions has failed. Calls that have not ended get the error."""
         if not isinstance(error, SkypoolError):
             bug = SkypoolError(
                 f"pool {self.pool!r} ends, because skypool failed: {error_text.told(error)}; this is a bug of "

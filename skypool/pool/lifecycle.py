@@ -119,7 +119,7 @@ def _start(pool: Pool, hosts: int) -> tuple[Pool, list[Action]]:
 
 
 def _launched(pool: Pool, head: int, instances: Sequence[Instance]) -> tuple[Pool, list[Action]]:
-    """Connect to the machines of a rented slice, or end them if it comes too late. `head` is its first node."""
+    """Connect to the machines of a rented slice, whose first node is `head`. End them if they are not needed now."""
     is_late = pool.phase in (Phase.DRAINING, Phase.ENDED) or (head in pool.nodes and pool.nodes[head].retiring)
     phase = Phase.DRAINING if is_late else Phase.BOOTING
     nodes = tuple(range(head, head + len(instances)))
@@ -150,7 +150,7 @@ def _complete(pool: Pool) -> tuple[Pool, list[Action]]:
 
 
 def _failed(pool: Pool, node: int, error: BaseException) -> tuple[Pool, list[Action]]:
-    """End what is left of a slice whose node failed or has drained. Launch another, or end the pool, if needed."""
+    """End the slice of a node that failed or has drained. If needed, launch another slice, or end the pool."""
     state = pool.nodes[node]
     hosts = pool.slice_of(node)
     if state.phase in (Phase.DRAINING, Phase.ENDED):
@@ -258,7 +258,7 @@ def _resize(pool: Pool, load: Mapping[int, int]) -> tuple[Pool, list[Action]]:
 
 
 def _retire(pool: Pool, node: int) -> tuple[Pool, list[Action]]:
-    """Retire the slice of a node, unless it is the last. The pool does without it, so its `minimum` may fall."""
+    """Retire the slice of a node, unless it is the last one. The pool then needs fewer slices: `minimum` may fall."""
     state = pool.nodes[node]
     if state.is_leaving or state.phase not in LIVING or pool.phase not in (Phase.LAUNCHING, Phase.READY):
         return pool, []
@@ -311,7 +311,7 @@ def _grow(pool: Pool) -> tuple[Pool, list[Action]]:
 
 
 def _stop(pool: Pool) -> tuple[Pool, list[Action]]:
-    """Begin to end the pool: end the machines of all nodes. A pool without living nodes has ended at once."""
+    """Begin to end the pool: end the machines of all nodes. If none has a machine, the pool has ended at once."""
     if pool.phase in (Phase.DRAINING, Phase.ENDED):
         return pool, []
     pool = replace(pool, phase=Phase.DRAINING)

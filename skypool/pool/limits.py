@@ -27,13 +27,16 @@ reached, that is checked each time."""
 _TELL_EVERY = 5.0
 """Seconds after which nodes are told again for how long they may live."""
 _EARLY = 2.0
-"""Seconds before a planned end in which the loss of a node is a part of that end, as clocks differ a little."""
+"""A node that is lost within this many seconds before a planned end counts as ended by it: clocks differ a little."""
 _LATE = 2.0
 """The most seconds between a message to a node and the moment from which the node counts its lease."""
 
 
 class Limits:
-    """The limits of one pool. `links` are the links to its nodes. The methods run in the engine's thread."""
+    """The limits of one pool, such as its budget. `links` has the links to its nodes, by their numbers.
+
+    The methods run in the engine's thread unless their description says otherwise.
+    """
 
     def __init__(self, terms: Terms, rental: Rental, linger: LingerWatch, links: Mapping[int, Link]) -> None:
         self._terms = terms
@@ -77,19 +80,26 @@ class Limits:
         return self._rental.limits.node_lifetime()
 
     def linger_told(self) -> tuple[float, float] | None:
-        """Return the times for which nodes live without work, as nodes are told them; see `LingerWatch.told`."""
+        """Return what nodes are told about the linger time; None if the pool has none.
+
+        It is (seconds until they end if no work comes, seconds after their own last work). A node ends itself when both
+        times are over.
+        """
         return self._linger.told()
 
     @property
     def is_due(self) -> bool:
-        """True if the budget or lifetime ends the pool within 2 s. A connection that breaks then is a part of that end.
+        """True if the budget or lifetime ends the pool within 2 s. A connection that breaks then is part of that end.
 
-        Machines end themselves at the same time, so their end may come before that of the pool.
+        Machines end themselves at the same time as the pool, so a machine may be a little earlier.
         """
         return clock.elapsed() >= self._due - _EARLY
 
     async def watch_pauses(self) -> None:
-        """Note how long this process was paused, as on a suspended computer, so that nodes heard nothing from it."""
+        """Note every second whether this process was paused, and how long, as on a suspended computer.
+
+        The nodes heard nothing from this process in that time. Runs until the task is cancelled.
+        """
         while True:
             self._note_pause()
             await asyncio.sleep(LOOK)
@@ -101,7 +111,9 @@ class Limits:
         self._looked = now
 
     async def check_loss(self) -> None:
-        """Raise the reason of a planned end of the pool if a node may be lost because of it. Otherwise do nothing.
+        """Raise the reason for a planned end of the pool if a node may have been lost because of it.
+
+        Otherwise do nothing.
 
         Raises:
             BudgetExceeded, LifetimeExceeded: the budget is spent, or the lifetime is over.
@@ -116,7 +128,7 @@ class Limits:
         self._check_pause()
 
     def _check_pause(self) -> None:
-        """Raise PoolClosed if this process was paused for longer than its lease, and no node was heard since."""
+        """Raise PoolClosed if this process was paused for longer than its lease, and no node has answered since."""
         if self._paused >= max(self._terms.lease - _LATE, self._terms.lease / 2):
             raise PoolClosed(
                 f"pool {self._terms.name!r} has ended: this process was paused for {duration_words(self._paused)}, "

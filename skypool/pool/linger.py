@@ -30,16 +30,16 @@ NOTEBOOK_NOTICE = (
 )
 """The notice for the user about `IN_NOTEBOOK`."""
 SLACK = 10.0
-"""Seconds that a node waits after the time at which a process should end it, so that this process comes first.
+"""Seconds that a node waits beyond the time at which its pool's process should end it, so that the process is first.
 
-If both ended it at once, the end would stay unproved for as long as providers may list a machine late.
+If both ended the machine at once, its end would be unproved for a while, because providers may list machines late.
 """
 _LOOK = 1.0
 """The most seconds between two looks at the work of the pool."""
 
 
 class LingerWatch:
-    """The watch over a pool that ends after `linger` seconds without work. If `linger` is None, it does nothing.
+    """Ends a pool that has had no work for its linger time. If the pool has no linger time, this does nothing.
 
     The time counts from the end of the last work, or from when the pool became ready if that is later.
     """
@@ -60,10 +60,10 @@ class LingerWatch:
         self._since = clock.now()
 
     def told(self) -> tuple[float, float] | None:
-        """Return what nodes are told: (seconds until they end if no work comes, seconds after their own last work).
+        """Return what nodes are told about this limit; None if the pool has no such limit. Any thread may call this.
 
-        A node ends when both times are over, or its lease. Returns None if the pool has no such limit. Any thread may
-        call this.
+        It is (seconds until they end if no work comes, seconds after their own last work). A node ends itself when both
+        times are over, or when its lease is over.
         """
         full = self._terms.linger
         return None if full is None else (max(0.0, full - self.idle) + SLACK, full)
@@ -78,7 +78,10 @@ class LingerWatch:
         return max(0.0, now - max(self._since, worked or 0.0))
 
     async def keep(self) -> None:
-        """Wait until the pool has had no work for its whole linger time, and end it. Return at once without a limit."""
+        """Wait until the pool has had no work for its whole linger time, and end it.
+
+        If the pool has no linger time, return at once.
+        """
         linger = self._terms.linger
         if linger is None:
             return

@@ -34,7 +34,7 @@ BUSY = 10.0
 _SPARE = 2.0
 """Seconds that a node may take for its answer in addition to twice `WITHIN`."""
 _STOPPING = 1.0
-"""Seconds for which the end of the calls is awaited. They have nothing left to do then but to close their ports."""
+"""The most seconds for which the check waits at its end until the calls on the nodes have closed their ports."""
 
 _PROBE: ComputeFunction[..., object] = ComputeFunction(
     probe, Options(devices=0, output="silent", timeout=BUSY + 2 * WITHIN + _SPARE, grace=1.0)
@@ -46,9 +46,11 @@ MEASURING = Options(procs="per-device", output="silent", timeout=300.0)
 
 
 def advice_for(driver: Driver | None, private_network: bool) -> str:
-    """Return advice, without a full stop at its end, for the case that machines of a driver cannot reach each other.
+    """Return advice to the user, without a full stop, for the case that machines cannot reach each other.
 
-    `driver` is None if the pool has none.
+    Args:
+        driver: the driver of their provider; None if the pool has none.
+        private_network: True if the pool was made with `private_network=True`.
     """
     ports = "TCP on all ports between the machines of this pool, because libraries choose free ports"
     if driver is None:
@@ -103,8 +105,9 @@ class NetworkCheck:
         """Raise a NetworkError unless each of these nodes can connect to each other one. Blocks until that is known.
 
         Pairs that could connect before are not tried again, so most calls return at once. A notice warns the user of
-        possible problems, such as different MTUs. If a node is busy for 10 s, a notice says so, and the check is left
-        to the next call, as after a NetworkError. Returns None if nothing was checked.
+        possible problems, such as different MTUs. If a node is busy for 10 s, a notice says so, and the nodes are
+        checked when this is called again. They are also checked again after a NetworkError. Returns None if nothing was
+        checked.
 
         Raises:
             NetworkError: a node cannot connect to another one.
@@ -125,7 +128,7 @@ class NetworkCheck:
                 self._tell(text)
 
     def _checked(self, group: frozenset[int], texts: list[str]) -> NetworkReport | None:
-        """Check a group of nodes as `ensure` says. Add to `texts` what the user is to be told, each once."""
+        """Check that the nodes of a group reach each other. Add sentences for the user to `texts`, each only once."""
         addresses = self._dispatch.roster.nodes(sorted(group))
         try:
             report = check_network(self._dispatch, addresses, self._pairs)
@@ -144,21 +147,25 @@ class NetworkCheck:
         return report
 
     def _not_told(self, *texts: str) -> list[str]:
-        """Return those texts that the user was not told yet, and note that they are told."""
+        """Return those of the texts that the user was not told before. Note that they are told now."""
         new = [each for each in dict.fromkeys(texts) if each not in self._told]
         self._told.update(new)
         return new
 
     def begin_measuring(self) -> bool:
-        """Return True if an all-reduce is to be measured now: with `check="nccl"`, for the first caller only."""
+        """Return True if the caller must measure an all-reduce now.
+
+        It is True for the first caller if the pool has `check="nccl"`, and False otherwise.
+        """
         with self._lock:
             measures = self._measures
             self._measures = False
             return measures
 
     def tell_bandwidth(self, answers: Sequence[object]) -> None:
-        """Tell the user the bandwidth of an all-reduce, by the results of its processes, or why it was not measured.
+        """Tell the user the bandwidth of an all-reduce, or why it was not measured.
 
+        `answers` has what each process of the measuring call returned.
         Raises ProtocolError if a result has another form than that of `skypool.gangs.all_reduce.all_reduce`.
         """
         measured = bandwidth_of(answers)
@@ -166,7 +173,7 @@ class NetworkCheck:
 
 
 class _Answers:
-    """The running check on one node: the lists of nodes that are sent to it, and the answers that it sends."""
+    """The call with which one node takes part in the check. It gets lists of nodes to connect to, and sends answers."""
 
     def __init__(self, dispatch: Dispatch, node: int, address: str) -> None:
         self._targets: queue.SimpleQueue[Sequence[Target] | None] = queue.SimpleQueue()

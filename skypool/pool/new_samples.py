@@ -14,9 +14,9 @@ from skypool.devices.sample import NodeSample, to_json
 from skypool.safety.quota import WAITING, Quota, Share
 
 ROW = 100
-"""About how many bytes a row of the file takes beside its text."""
+"""The approximate bytes that a row of the file takes in addition to its text."""
 DEVICE = 500
-"""Bytes that a device of a sample counts at least, because reading it takes as long as reading a usual one."""
+"""The least bytes that a device of a sample counts: however short its text is, it takes time to be read."""
 _MOST_WAITING = 16 << 20
 """The most bytes of samples of all nodes that wait in memory, if nobody takes them."""
 _LARGEST = Share("sample", 64 << 10, "measurements of more than 64 KiB are dropped", strangers=True)
@@ -24,14 +24,19 @@ _LARGEST = Share("sample", 64 << 10, "measurements of more than 64 KiB are dropp
 _SEEN = 64
 """The number of samples of a node that are compared with new ones, to drop those that come a second time."""
 _CLOCKS = 2 * 3600.0
-"""Seconds by which a node's clock may differ. Beyond it, a sample gets the client's: files are thinned by time."""
+"""If a node's clock differs by more than this many seconds, its samples get the time of the client's clock instead.
+
+Files of samples are thinned by their times.
+"""
 
 
 class SampleRow(NamedTuple):
     """A sample as a row of a file.
 
     Attributes:
-        error: True if the sample has an error of a driver.
+        node: the number of the node.
+        time: when the sample was taken, in seconds since 1970.
+        error: True if the sample has an error of a device's driver, or a lost device.
         data: the sample as JSON, without the node's number.
         size: the bytes that the row counts in quotas.
     """
@@ -47,7 +52,7 @@ class NewSamples:
     """The samples of one pool that nobody has taken yet, and the newest of each node. Any thread may use it.
 
     Args:
-        quota: limits what is kept of each node.
+        quota: limits the bytes that are kept of each node.
 
     Attributes:
         newest: the newest sample of each node, by the node's number.

@@ -26,7 +26,7 @@ class NodeEvents(Protocol):
 
     @property
     def is_due(self) -> bool:
-        """True if the pool ends as planned about now. The user is then not told that a connection broke."""
+        """True if the pool's budget or lifetime ends it within 2 s. The user is then not told of broken connections."""
         ...
 
     def on_welcome(self, node: int, welcome: Welcome) -> None:
@@ -65,7 +65,7 @@ class NodeListener:
         self._told_down = False
 
     def on_arrivals(self, arrivals: list[Arrival], connection: int) -> None:
-        """Pass messages of the node, in the order they came, to the objects that handle them.
+        """Pass messages of the node to the objects that handle them, in the order in which they came.
 
         This is called in the engine's thread, or in a thread that waits for the result of a call. Messages about calls
         are passed on together, after all others. Requests for the source of a module are answered here. `connection` is

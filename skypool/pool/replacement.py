@@ -29,8 +29,8 @@ LIVING = (Phase.LAUNCHING, Phase.BOOTING, Phase.BOOTSTRAPPING, Phase.READY)
 def may_replace(pool: Pool, lost: Node) -> bool:
     """Return True if a lost slice, of which `lost` is a node, may be replaced.
 
-    A slice that its provider took back may be replaced, unless too many were taken back in a row (see `is_churning`).
-    Any other slice may be replaced if the pool has had fewer than 3 × `pool.maximum` replacements.
+    A slice that its provider took back may be replaced, unless too many in a row were taken back soon after they were
+    ready. Any other slice may be replaced if the pool has had fewer than 3 × `pool.maximum` replacements.
     """
     return not is_churning(pool) if lost.taken is not None else pool.replaced < REPLACEMENTS * pool.maximum
 
@@ -41,14 +41,18 @@ def is_churning(pool: Pool) -> bool:
 
 
 def alike(error: BaseException) -> str:
-    """Return the type and text of an error, with "#" for words with digits, so that the same cause gives one text."""
+    """Return the type and text of an error, with "#" in place of each word that has a digit.
+
+    So errors with the same cause, but other numbers, have the same text.
+    """
     return re.sub(r"\S*\d\S*", "#", f"{type(error).__name__}: {error}")
 
 
 def is_hopeless(pool: Pool) -> bool:
     """Return True if another machine would probably fail too, because too many have failed before they were ready.
 
-    Too many means two slices with the same error text (see `alike`), or more than 3 × `pool.maximum` slices in all.
+    Too many means two slices with the same error text (apart from words with digits), or more than 3 × `pool.maximum`
+    slices in all.
     """
     times = pool.failures.values()
     return max(times, default=0) >= SAME_FAILURE_LIMIT or sum(times) > REPLACEMENTS * pool.maximum

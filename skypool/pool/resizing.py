@@ -29,9 +29,10 @@ def surplus(pool: Pool, load: Mapping[int, int]) -> list[int]:
 
 
 def check_retirement(pool: Pool, name: str, node: int) -> None:
-    """Raise UsageError if a node does not exist, is a later host of a slice, or is the last one of the pool.
+    """Raise UsageError if a node cannot be retired: it has ended or never existed, or is the last node of the pool.
 
-    A node that leaves already is accepted.
+    Of a slice with several hosts, only the first host is accepted. A node that leaves already is accepted. `name` is
+    the name of the pool.
     """
     state = pool.nodes.get(node)
     if state is None or state.phase not in LIVING:

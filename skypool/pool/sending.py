@@ -38,7 +38,7 @@ class CallSender:
     Args:
         working: returns the pool's engine. It starts a pool that was not started, and raises if the pool has ended.
         checks_network: True to check that nodes reach each other before a call runs on several of them.
-        functions: the plain functions that were made `ComputeFunction` objects before.
+        functions: the `ComputeFunction` objects that were made of plain functions so far, by the plain function.
     """
 
     def __init__(
@@ -80,7 +80,10 @@ class CallSender:
     # --- by the options of a call ----------------------------------------------------------------------------
 
     def run(self, call: Packed[T], nodes: NamedNodes) -> T:
-        """Run a call on one of these nodes, on each, or as a gang, as its options say. Return its value."""
+        """Run a call as its options say, and return its value: on one of these nodes, on each of them, or as a gang.
+
+        `nodes` is the number of a node, a tuple of several, "all", or None for any node with room.
+        """
         options = call.options
         if options.procs is not None:
             return cast(T, _result_of(self._send_gang(call, nodes, options.is_broadcast)))
@@ -119,7 +122,8 @@ class CallSender:
     def _submit(
         self, call: Packed[Any], outlet_of: Callable[[str], tuple[V, Outlet]], named: NamedNodes
     ) -> tuple[V, PendingCall, Dispatch]:
-        """Queue a call to run on one of these nodes. `outlet_of` gets its name: (what to return first, an outlet)."""
+        """Queue a call for one of these nodes. Return (value, the queued call, the dispatch)."""
+        # `outlet_of` gets the call's name, and returns (value, the object that gets the call's result)
         value, outlet = outlet_of(call.name)
         node = named[0] if isinstance(named, tuple) and len(named) == 1 else None if named == "all" else named
         pending = PendingCall(call.code, call.payload, outlet, call.options, node=node, feeds=call.feeds)
@@ -136,9 +140,14 @@ class CallSender:
         buffersize: int | None,
         until: float | None,
     ) -> Iterator[T]:
-        """Send a call of the function for each item, and return an iterator of the results.
+        """Send a call of the function for each item, and return an iterator of the results, in the order of the items.
 
-        `until` is a time of `time.monotonic()`; None for no limit. See `ComputePool.map` for the rest.
+        Args:
+            named: the number of a node, a tuple of several, or None or "all" for any node.
+            iterables: the items. The function gets one argument from each iterable.
+            chunksize: the number of calls that are sent together. None: it depends on how long the calls take.
+            buffersize: how many items may be read before their results are taken from the iterator. None: all are read.
+            until: the time of `time.monotonic()` at which the iterator raises TimeoutError; None for no limit.
         """
         engine = self.working()
         if isinstance(named, tuple):
@@ -183,7 +192,8 @@ class CallSender:
         named: NamedNodes,
         outlets_of: Callable[[Packed[T], Sequence[int]], tuple[V, Sequence[Outlet]]],
     ) -> V:
-        """Send a call to several nodes. `outlets_of` returns (what to return, an outlet for each of the nodes)."""
+        """Send a call to each of the named nodes (None: every node). Return the value that `outlets_of` makes."""
+        # `outlets_of` gets the call and the nodes, and returns (value, an object for each node that gets the result)
         while True:
             there = self._chosen(call.name, named, check=self._check_network)
             addresses = list(there.values())
@@ -218,7 +228,15 @@ class CallSender:
     def start_services(
         self, call: Packed[T], named: NamedNodes, again: int, name: str | None, busy: bool
     ) -> list[Service[T]]:
-        """Start a service on each of the named nodes. If one cannot be started, stop those before it, and raise."""
+        """Start a service on each of the named nodes (None: every node), and return the services.
+
+        If one cannot be started, stop those that were started, and raise the error.
+
+        Args:
+            again: how often each service may start again after it has ended.
+            name: the name of the service in messages; None for that of the function.
+            busy: True if the service counts as work, so that its node is not idle.
+        """
         engine = self.working()
         started: list[Service[T]] = []
         try:
@@ -257,7 +275,7 @@ class CallSender:
         return engine.dispatch.gang_runner().submit(call, count, among, every, is_own)
 
     def _check_gang(self, nodes: Sequence[int]) -> None:
-        """Check that the nodes of a gang reach each other. With `check="nccl"`, once measure an all-reduce."""
+        """Check that the nodes of a gang reach each other. For `check="nccl"`, measure an all-reduce the first time."""
         network = self.working().network
         network.ensure(nodes)
         if not network.begin_measuring():
@@ -286,7 +304,7 @@ class CallSender:
         check: Callable[[Sequence[int]], None] | None = None,
         every: bool = True,
     ) -> dict[int, str]:
-        """Return the addresses of the nodes that a call runs on, by node number. If it names none, wait for all."""
+        """Return the address of each node that a call runs on, by number. If it names no node, wait for all nodes."""
         # `least`: the nodes that are enough after the pool's `wait`; None: all. `every=False`: one is enough at once.
         numbers = (named,) if isinstance(named, int) else named if isinstance(named, tuple) else None
         while True:

@@ -29,7 +29,10 @@ class Keeper(Protocol):
         ...
 
     def test_port(self, node: int, port: int, timeout: float) -> CallFuture[bool]:
-        """Let a node wait until one of its ports accepts connections. The result is False if none does in time."""
+        """Have a node wait until this port of it accepts connections. Return the future: False if it does not in time.
+
+        `timeout` is in seconds.
+        """
         ...
 
     def stop(self, service: Service[Any], grace: float | None = None) -> None:
@@ -40,7 +43,7 @@ class Keeper(Protocol):
 class Run(CallFuture[Any]):
     """The future of one run of a service, from a start of its process to the end of that process.
 
-    `on_end` is called as (run, end). `end` is the value, still encoded, or the exception.
+    When the run ends, `on_end` is called as (run, end). `end` is the value, still encoded, or the exception.
     """
 
     def __init__(self, service: Service[Any], on_end: Callable[[Run, BaseException | Returned], None]) -> None:
@@ -133,7 +136,9 @@ class Service(Generic[T]):
         return self._future.result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait like `result`, and return the exception that `result` would raise, or None if it would return a value.
+        """Wait until the service has ended and will not start again. Return the error that `result` would raise.
+
+        Return None if `result` would return a value.
 
         Args:
             timeout: seconds to wait; None waits without a limit.
@@ -180,7 +185,7 @@ class Service(Generic[T]):
         )
 
     def _answers(self, run: PendingCall, port: int, timeout: float) -> bool:
-        """Return True if a port answers within `timeout` seconds. Return False at once if this run ends before."""
+        """Return True when a port accepts connections; False after `timeout` seconds, or when this run has ended."""
         assert isinstance(run.outlet, CallFuture)
         test = self._keeper.test_port(self._node, port, timeout)
         try:

@@ -26,7 +26,7 @@ T = TypeVar("T")
 ALWAYS = 1 << 62
 """The number of restarts of a service with `restart=True`."""
 _FIRST_PAUSE = 0.5
-"""Seconds between the end of a service and its next start. The pause doubles with each quick end."""
+"""Seconds between the end of a service and its next start. The pause doubles if the service ends again soon."""
 _LONGEST_PAUSE = 30.0
 """The longest pause in seconds between the end of a service and its next start."""
 _LONG = 60.0
@@ -37,7 +37,7 @@ _LOCALHOST = "localhost"
 
 
 def check_service(call: Packed[Any]) -> None:
-    """Raise UsageError if the options of a call, or its generator function, do not fit a service."""
+    """Raise UsageError if a call cannot be a service, because of its options or because it is a generator."""
     options = call.options
     if call.is_generator:
         raise UsageError(f"{call.name} is a generator function, and a service cannot yield items: send it as a call")
@@ -63,10 +63,10 @@ def restarts_asked(restart: object) -> int:
 class Services:
     """The services of one pool. Any thread may use this.
 
-    A service that may start again does so on its node, after a pause. If its node is lost, it waits for a node to join.
-    All services of a lost node move to the same new node. If several nodes are lost, the next new node gets those of
-    the first lost one. Services of a retired node end. `is_stranger` returns True for the number of a node that is not
-    trusted.
+    A service that may start again does so on its node, after a pause. If its node is lost, it waits for a node to join
+    the pool. All services of a lost node move to the same new node. If several nodes are lost, the next new node gets
+    the services of the node that was lost first. Services of a retired node end. `is_stranger` returns True for the
+    number of a node that is not trusted.
     """
 
     def __init__(
@@ -190,9 +190,10 @@ class Services:
         return "" if node_queue is None else node_queue.address
 
     def test_port(self, node: int, port: int, timeout: float) -> CallFuture[bool]:
-        """Let a node wait until one of its ports accepts connections. The result is False after `timeout` seconds.
+        """Have a node wait until this port of it accepts connections, and return the future of the result at once.
 
-        The test takes no slot. If it cannot start, the future has the error.
+        The result is True when the port does, and False after `timeout` seconds. The test takes no slot. If it cannot
+        start, the future has the error.
         """
         address = self.address(node)
         hosts = (_LOCALHOST, address) if address else (_LOCALHOST,)
@@ -238,7 +239,7 @@ class Services:
             loop.call_soon_threadsafe(loop.call_later, pause, self._again, service, target)
 
     def _successor(self, node: int) -> int | None:
-        """Return where services of this node start again: the node itself or its replacement, None if there is none."""
+        """Return the node where services of this node start again: itself or its replacement; None if neither can."""
         for each in (node, self._successors.get(node, node)):
             if self._dispatch.roster.can_start_on(each):
                 return each
@@ -269,7 +270,7 @@ class Services:
             service._call = replace(service._call, world=(place, addresses))
 
     def _await_node(self, service: Service[Any]) -> None:
-        """Start a service of a lost node as soon as a node has joined in its place. Runs in the engine's thread."""
+        """Start a service of a lost node on the node that replaces it, when that has joined. In the engine's thread."""
         node = self._successor(service._node)
         if node is not None:
             self._again(service, node)
@@ -277,9 +278,9 @@ class Services:
             self._homeless.setdefault(service._node, []).append(service)
 
     def admitted(self, node: int) -> None:
-        """Start the services of a lost node on a node that has joined. Runs in the engine's thread.
+        """Start the services of a lost node on `node`, which has joined the pool. Runs in the engine's thread.
 
-        If no service waits, the new node is reserved for the services of a node that its provider takes back.
+        If no service waits, `node` is reserved for the services of a node that its provider takes back.
         """
         lost = next(iter(self._homeless), None)
         served = {service.node for service in self.there}
@@ -298,8 +299,8 @@ class Services:
     async def leave(self, node: int) -> None:
         """Stop the services of a leaving node that has no call left, and wait until they are gone.
 
-        This waits at most 2 s longer than the longest `grace` of them. Those that may start again do so on a node that
-        joins in place of this node, unless this node was retired.
+        This waits at most 2 s longer than the longest `grace` of them. Services that may start again do so on the node
+        that joins in place of this one, unless this node was retired.
         """
         runs: list[Run] = []
         patience = _LATE

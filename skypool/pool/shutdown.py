@@ -44,7 +44,9 @@ _elsewhere: set[Living] = set()
 _at_exit = threading.Event()
 _is_over = False
 _PAUSE = 0.01
-"""Seconds until a signal whose exception was lost is sent once more, so that the callback which lost it is over."""
+"""Seconds until a signal is sent once more whose exception Python has ignored. The callback in which it was raised
+has then ended.
+"""
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 """The signals that exit the interpreter in the usual way."""
 
@@ -52,8 +54,9 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP)
 def watch(each: Living) -> None:
     """Call `each.end_now` and `each.close_now` when the interpreter exits, unless `forget(each)` is called before.
 
-    In the main thread, also make SIGTERM and SIGHUP exit the interpreter in the usual way, so that `end_now` is called
-    for them, too. From the first call on, these signals and Ctrl-C are not lost (see the module's docstring).
+    If this is called in the main thread, SIGTERM and SIGHUP also exit the interpreter in the usual way from then on, so
+    that `end_now` is called for them, too. If Python ignores the exception that the handler of one of these signals or
+    of Ctrl-C has raised, the signal is sent once more.
     """
     _living.add(each)
     if not _at_exit.is_set():
@@ -113,7 +116,7 @@ def _send_again(thread: int, number: signal.Signals) -> None:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Ignore Ctrl-C, SIGTERM and SIGHUP in the block, so that a second signal does not undo what the first has begun.
+    """Ignore Ctrl-C, SIGTERM and SIGHUP in the `with` block, so that a further signal does not interrupt it.
 
     Do nothing outside of the main thread, because other threads handle no signals.
     """

@@ -20,7 +20,10 @@ from skypool.rental.supply import Supply
 
 
 class Sizing:
-    """The number of nodes of one pool. A method runs in the engine's thread unless its description says otherwise."""
+    """Sets the number of one pool's nodes.
+
+    A method runs in the engine's thread unless its description says otherwise.
+    """
 
     def __init__(self, terms: Terms, life: Life, supply: Supply | None, dispatch: Dispatch, launches: Launches) -> None:
         self._terms = terms
@@ -99,7 +102,7 @@ class Sizing:
             await self._life.change(left)
 
     def _has(self, count: int | None) -> bool:
-        """Return True if this many nodes (or slices) are ready. If they never will be, raise as `wait_ready` does."""
+        """Return True if this many nodes (or slices) are ready. Raise the reason if they never will be."""
         state = self._life.state
         if self._life.is_ending:
             raise state.error or PoolClosed(f"pool {self._terms.name!r} has ended")

@@ -31,7 +31,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The state of one node. With `taken`, `retiring` or `unhealthy`, it stays ready until its calls have ended.
+    """The state of one node. A ready node that is to leave stays in the phase ready until its calls have ended.
 
     Attributes:
         instance: the machine; None before the launch.

@@ -38,7 +38,7 @@ class CallSurface:
 
     @abstractmethod
     def _narrowed(self, asked: NamedNodes, asker: object) -> NamedNodes:
-        """Return the nodes of the selection that a call may use. Raises UsageError, which names `asker`, for others."""
+        """Return the nodes of the selection that `asked` names. Raises UsageError, naming `asker`, for other nodes."""
 
     # --- calls -----------------------------------------------------------------------------------------------
 

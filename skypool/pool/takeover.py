@@ -29,7 +29,7 @@ class Takeover:
 
     Attributes:
         inherited: the futures of the calls of a former client.
-        early: the error of a node that was lost before the pool was taken over; None if none was.
+        early: the error of a node that was lost while the pool was being taken over; None if none was.
     """
 
     def __init__(
@@ -74,7 +74,11 @@ class Takeover:
         self._begin(instances)
 
     async def hold(self, handover: Handover) -> None:
-        """Take over the nodes that another process hands over, as `adopt` does. No provider is asked."""
+        """Take over the nodes that another process hands over. The pool is then ready. No provider is asked.
+
+        If one node cannot be taken over, none is: the links are closed, and all nodes keep running. If all are taken
+        over, running calls of generator functions are cancelled, because only the former process could read the items.
+        """
         await asyncio.to_thread(self._rental.hold, handover)
         try:
             for each in handover.nodes:
@@ -91,7 +95,7 @@ class Takeover:
             raise self.early
 
     def _begin(self, instances: Sequence[Instance]) -> None:
-        """Begin with the nodes that were taken over."""
+        """Make the nodes that were taken over the nodes of this pool, which is then ready. Cancel their generators."""
         slices = Rented(tuple(instances)).slices
         nodes: dict[int, states.Node] = {}
         for hosts in slices:
@@ -107,7 +111,7 @@ class Takeover:
                 link.send(frame(Kind.CANCEL, {"id": call, "grace": self._terms.grace}))
 
     async def _give_back(self, error: BaseException) -> None:
-        """Give nodes back, as the pool could not be taken over: they end when they would have ended without this."""
+        """Give nodes back after a failed takeover. They then end when they would have ended without it."""
         self._dispatch.close(error)
         back = self._rental if self._supply is None else self._supply
         try:
@@ -150,15 +154,18 @@ class Takeover:
         return (self._rental if self._supply is None else self._supply).ends_itself(instance)
 
     def on_welcome(self, node: int, welcome: Welcome) -> None:
-        """At the first connection to a node of a pool that is taken over, take over the calls of the former process."""
+        """Take over the calls of the former process from a node, at the first connection to it.
+
+        Do nothing for a pool that this process has started, or for a node that was connected before.
+        """
         if self._terms.attach and node not in self._dispatch.node_queues:
             self.inherited += self._dispatch.inherit(node, welcome, self._connections.links[node])
             self._services.inherit(node)
 
     def is_believed(self, node: int) -> bool:
-        """Return True if the pool is given up when this node says that another process has taken it over.
+        """Return True if this node is believed when it says that another process has taken the pool over.
 
-        A stranger's machine could claim that, so that it is left running.
+        The pool is then given up. A stranger is not believed: it could claim that so that its machine keeps running.
         """
         return not self._agents.is_stranger(node)
 

@@ -44,7 +44,7 @@ class Tending:
             await self._life.pause(self._rental.pulse)
 
     def _renew(self) -> None:
-        """Renew the pool's lease, and the prices of its machines. Blocks. Raises as `Rental.beat`."""
+        """Renew the pool's lease and prices. Blocks. Raises if another process ends the pool or has taken it over."""
         self._rental.beat()
         if self._supply is None:
             return
@@ -64,7 +64,7 @@ class Tending:
 
     @contextlib.contextmanager
     def _deciding(self) -> Iterator[None]:
-        """Handle errors of the block: a planned end ends the pool. The user is told of others, once of each."""
+        """Handle errors of the `with` block: end the pool for a planned end, and tell the user of others, each once."""
         try:
             yield
         except TakenOver as e:

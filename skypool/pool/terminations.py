@@ -27,10 +27,10 @@ _TO_RECORD = 5.0
 
 
 class Terminations:
-    """The ends of one pool's machines. A method runs in the engine's thread unless its description says otherwise.
+    """Ends one pool's machines. A method runs in the engine's thread unless its description says otherwise.
 
     Attributes:
-        paid: the receipt when machines were ended last; None if none were, or if it is not known.
+        paid: the pool's costs when machines were last ended; None if none were ended, or if the costs are not known.
     """
 
     def __init__(self, life: Life, supply: Supply | None, connector: Connector | None, idle: IdleWatch) -> None:
@@ -70,7 +70,7 @@ class Terminations:
         supply = self._supply
 
         async def end() -> Mapping[int, StillRunning]:
-            """Try once to end the machines in `left`. Return the errors of those that remain, by node number."""
+            """Try once to end the machines in `left`. Return the error of each that may still run, by node number."""
             nonlocal is_last
             is_last = life.is_ending
             return await self._end(supply, left)
@@ -92,7 +92,10 @@ class Terminations:
                 life.apply(states.StillThere(node, error))
 
     async def record_idle(self) -> None:
-        """Record the idle time of nodes until now. After 5 s or an error, tell the user that this failed, and go on."""
+        """Record the idle time of nodes until now.
+
+        If this fails or takes more than 5 s, tell the user, and return.
+        """
         try:
             async with asyncio.timeout(_TO_RECORD):
                 await beside(self._idle.record, "skypool idle time")
@@ -111,7 +114,7 @@ class Terminations:
             await link.close(bye=True)
 
     async def _end(self, supply: Supply, left: dict[int, Instance]) -> Mapping[int, StillRunning]:
-        """Try once to end the machines in `left`. Remove those that ended, and return the errors of the rest."""
+        """Try once to end the machines in `left`. Remove the ended ones, and return the errors of those that remain."""
         now = time.monotonic()
         silent = {node: now - self._silent_since[node] for node in left if node in self._silent_since}
         try:
@@ -135,7 +138,7 @@ class Terminations:
             self.paid = None
 
     async def _end_by_agents(self, nodes: tuple[int, ...]) -> None:
-        """Have the agents of these nodes end their machines, as no provider can be asked. That proves no end."""
+        """Have the agents of these nodes end their machines, as no provider can be asked. Their end is not proved."""
         life = self._life
         links = {node: life.connections.links.pop(node, None) for node in nodes}
         told = await asyncio.gather(*(self._tell_to_end(link) for link in links.values()))
@@ -157,7 +160,7 @@ class Terminations:
         return link is not None and await link.end()
 
     def unproved(self) -> list[StillRunning]:
-        """Return the errors of machines whose end is not confirmed. An error that several machines share comes once."""
+        """Return the errors of machines whose end is not confirmed. An error of several machines is in it only once."""
         errors = [node.error for node in self._life.state.nodes.values()]
         return list({id(e): e for e in errors if isinstance(e, StillRunning)}.values())
 
@@ -176,7 +179,7 @@ class Terminations:
         await beside(partial(copy_context().run, close), "skypool end")
 
     def _close_account(self) -> None:
-        """Close the record in the ledger if nothing can cost anything. Otherwise tell the user what proves the ends."""
+        """Close the record in the ledger if no machine is left. Otherwise tell the user how to prove their end."""
         life = self._life
         if not life.rental.there:
             life.rental.end(life.state.error)
@@ -193,7 +196,7 @@ class Terminations:
 
         Raises:
             StillRunning: the end of one or more machines is not confirmed.
-            ErrorGroup: the same, at several providers; or the machines have ended, but resources of the pool are left.
+            ErrorGroup: this is so at several providers, or the machines have ended but leftovers of the pool remain.
         """
         if self._life.given_away is not None:
             return

@@ -16,7 +16,10 @@ from skypool.trust import Reader
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """The decision to unpickle the results of one node ("full") or not ("data"), and why, in words for the user."""
+    """A decision about the results of one node: `trust` is "full" to unpickle them, or "data" not to.
+
+    `why` is the reason, in words for the user.
+    """
 
     trust: Trust
     why: str
@@ -25,9 +28,10 @@ class Word:
 def trust_word(asked: Trust | None, instance: Instance, driver: Driver) -> Word:
     """Decide if the results of a machine may be unpickled, or are read as plain data only.
 
-    The pool's `trust` setting (`asked`) decides. If it is None, the machine's offer decides, or the driver if the offer
-    is not known because the pool was taken over. A driver that has no general answer is asked for its offers, which may
-    block. If one of these says "data", if there are none, or if the request fails, the decision is "data".
+    The pool's `trust` setting (`asked`) decides. If it is None, the machine's offer decides. If the offer is not known,
+    because the pool was taken over, the machine's driver decides. A driver that has no general answer is asked for its
+    offers, which may block. If one of its offers says "data", if there are no offers, or if the request fails, the
+    decision is "data".
     """
     if asked is not None:
         return Word(asked, f'the pool has trust="{asked}"')
@@ -81,23 +85,29 @@ class TrustLevels:
             self._readers[instance.node] = DataReader(instance.node, self.allowed)
 
     def note(self, instance: Instance, trust: Trust) -> None:
-        """Remember the decision of a former owner for the machine's node, as `judge` does with its own."""
+        """Remember the decision that a former process of the pool made for the machine's node.
+
+        `trust` is "full" if the results are unpickled, and "data" if they are read as plain data only.
+        """
         self._remember(instance, Word(trust, "its former owner reads them so"))
 
     def of(self, node: int) -> Trust:
-        """Return the last decision for a node. Call `judge` for the node before."""
+        """Return the last decision for a node: "full" or "data". Call `judge` or `note` for the node first."""
         return self._words[node][1].trust
 
     def reader(self, node: int) -> Reader | None:
-        """Return the reader for a node's results; None if they are unpickled. Call `judge` for the node before."""
+        """Return the object that reads a node's results as plain data; None if they are unpickled.
+
+        Call `judge` or `note` for the node first.
+        """
         return self._readers[node]
 
     def is_stranger(self, node: int) -> bool:
-        """Return True if the results of a node are read as plain data only. Call `judge` for the node before."""
+        """Return True if the results of a node are read as plain data only. Call `judge` or `note` for it first."""
         return self._readers[node] is not None
 
     def is_known_stranger(self, node: int) -> bool:
-        """Return True as `is_stranger` does, and False for a node for which `judge` was not called yet."""
+        """Return True if the results of a node are read as plain data only. Without a decision yet, return False."""
         return self._readers.get(node) is not None
 
     def trusts(self) -> set[Trust]:

@@ -16,7 +16,7 @@ Selection = int | slice | tuple[int, ...]
 
 
 class Pool(Protocol):
-    """A protocol for the members of `ComputePool` that a view uses. `ComputePool` describes them."""
+    """A protocol for the members of `ComputePool` that a view uses."""
 
     name: str
 
@@ -55,7 +55,10 @@ class PoolView(CallSurface):
 
     @property
     def nodes(self) -> Mapping[int, str]:
-        """The state of each node of the view, by its number, as in `pool.nodes`. Nodes that have ended are included."""
+        """The state of each node of the view, by its number: a word such as "ready".
+
+        Nodes that have ended are included.
+        """
         return {node: word for node, word in self._pool.nodes.items() if self._has(node)}
 
     def _has(self, node: int) -> bool:

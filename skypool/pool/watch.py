@@ -57,12 +57,12 @@ class PoolFacts(Protocol):
         session: the id of this run of the pool in the ledger; "" before the first machine is rented.
         max_usd: the budget in US dollars; None if the pool has none.
         secrets: values, by name, that must not be written anywhere.
-        quota: limits what is kept of each node.
+        quota: limits the bytes that are kept of each node.
         state: the state of the pool and its nodes.
         welcomes: the first message of each node's agent.
         counts: the numbers of calls that wait, run and have ended.
         idleness: for how long each node was idle.
-        plan: the last plan; None if there is none.
+        plan: the last plan: the ranked offers of providers for this pool; None if there is none.
         attempts: for each offer that could not be rented, its text and the error.
         launches: the number of launches, by their outcome.
         health: the samples and the health of the nodes.
@@ -111,7 +111,10 @@ class PoolFacts(Protocol):
         ...
 
     def receipt(self, *, until_now: bool = False) -> Receipt | None:
-        """Return the costs so far, None if unknown; with `until_now`, with idle time until now. May block."""
+        """Return the costs so far; None if they are not known. May block.
+
+        If `until_now` is True, idle time until now is included; otherwise until it was last recorded.
+        """
         ...
 
     def is_stranger(self, node: int) -> bool:
@@ -119,7 +122,10 @@ class PoolFacts(Protocol):
         ...
 
     def way(self, node: int) -> Access:
-        """Return how a node is reached. Raise UsageError if there is none, and PoolClosed after the pool's end."""
+        """Return how a node is reached.
+
+        Raises UsageError if there is no such node, and PoolClosed after the pool's end.
+        """
         ...
 
     def listen(self, hear: Callable[[events.Event], None]) -> Callable[[], None]:
@@ -138,8 +144,8 @@ class PoolFacts(Protocol):
 class Watch:
     """Base class of objects that observe a pool. The methods of each watch run in a thread of its own.
 
-    A method that raises ends the watch: the user is told once, and the pool goes on. UsageError from `begin` of a watch
-    with `must_begin` ends the start of the pool.
+    A method that raises ends the watch: the user is told once, and the pool goes on. There is one exception: if
+    `must_begin` is True and `begin` raises UsageError, the pool does not start.
 
     Attributes:
         name: the name of the watch, as words for the user.
@@ -166,7 +172,10 @@ class Watch:
         """Handle an event of the pool. Events that came before `begin` are passed after it."""
 
     def missed(self, count: int) -> bool:
-        """Handle that `count` events were dropped, as too many waited. Return True if the watch tells the user."""
+        """Handle that `count` events were dropped, because too many waited.
+
+        Return True if this watch tells the user of it, and False if the pool must do that.
+        """
         return False
 
     def tick(self) -> None:
@@ -177,7 +186,7 @@ class Watch:
         self.tick()
 
     def close(self) -> None:
-        """End the work, because the pool has ended. All events were heard before."""
+        """End the work, because the pool has ended. This is called after `hear` was called for all events."""
 
 
 class Watches:
@@ -185,7 +194,7 @@ class Watches:
 
     Args:
         watches: the watches of the pool.
-        quota: limits how many events of an untrusted node wait.
+        quota: limits the events of an untrusted node that may wait to be heard.
         notice: shows a sentence to the user.
     """
 
@@ -194,20 +203,23 @@ class Watches:
         self._runners = [_Runner(each, quota, notice) for each in watches]
 
     def hear(self, event: events.Event, *, is_hidden: bool = False) -> None:
-        """Pass an event to all watches, without waiting. `is_hidden` is True for output that no listener gets."""
+        """Pass an event to all watches, without waiting. `is_hidden` is True for output that the user must not see.
+
+        Only watches with `hears_hidden` get such output.
+        """
         for each in self._runners:
             if isinstance(event, each.watch.hears) and (each.watch.hears_hidden or not is_hidden):
                 each.put(event)
 
     @property
     def some_needed(self) -> bool:
-        """True if there is something for `begin_needed` to do."""
+        """True if there are watches that must begin before the pool rents anything."""
         return any(each.watch.must_begin for each in self._runners)
 
     def begin_needed(self, facts: PoolFacts) -> None:
-        """Start the watches that must begin before the pool rents anything. Blocks.
+        """Start the watches that must begin before the pool rents anything, and wait until they have begun.
 
-        Raises UsageError if one cannot work as the user has asked. All that have begun are closed then.
+        Raises UsageError if one cannot work as the user has asked. The watches that have begun are then closed.
         """
         try:
             for each in self._runners:
@@ -231,10 +243,15 @@ class Watches:
             runner.wait_done(number, max(0.0, until - time.monotonic()))
 
     def close(self, within: float, others: Sequence[closing.Part] = ()) -> None:
-        """Pass the waiting events to all watches, and close them: those with the same `closes` at once. Blocks.
+        """Pass the waiting events to all watches, and close the watches. Blocks.
 
-        `others` is closed together with the first ones. The user is told of each that failed, or that needs more than
-        `within` seconds and is left alone.
+        Watches with the same `closes` are closed at the same time, those with smaller numbers first. The user is told
+        of each that fails. One that takes longer than `within` seconds is not waited for; the user is told of it, too.
+
+        Args:
+            within: the most seconds for the watches with the same `closes`.
+            others: further parts, as (words for the user, function). They are closed with the watches of the first
+                number.
         """
         for order in sorted({0, *(each.watch.closes for each in self._runners)}):
             parts = [(each.watch.name, each.close) for each in self._runners if each.watch.closes == order]
@@ -260,7 +277,7 @@ class _Runner:
         self._thread: threading.Thread | None = None
 
     def put(self, event: events.Event) -> None:
-        """Queue an event, without waiting. If too much waits, only count it."""
+        """Queue an event for the watch, without waiting. If too much waits, drop the event and count it."""
         size = events.weight(event)
         node = node_of(event)
         has_room = self._quota.take(node, WAITING, size)  # it may emit an event, so no lock is held
@@ -277,14 +294,14 @@ class _Runner:
             self._quota.give_back(node, WAITING, size)
 
     def begin(self, facts: PoolFacts) -> None:
-        """Start the thread, in which the watch begins."""
+        """Start the thread, which calls the watch's `begin`."""
         self._thread = threading.Thread(
             target=self._work, args=(facts,), name=f"skypool {self.watch.name}", daemon=True
         )
         self._thread.start()
 
     def wait_begun(self, within: float) -> None:
-        """Wait until the watch has begun. Raise what its `begin` raises if that is a UsageError."""
+        """Wait until the watch has begun, at most `within` seconds. If its `begin` raised a UsageError, raise that."""
         try:
             error = self._begun.get(timeout=within)
         except queue.Empty:
@@ -294,21 +311,21 @@ class _Runner:
                 raise error
 
     def ask(self) -> int:
-        """Ask for `settle` now. Return the number of this request for `wait_done`."""
+        """Have the thread call the watch's `settle` soon. Return the number of this request, to pass to `wait_done`."""
         with self._changed:
             self._asked += 1
             self._changed.notify_all()
             return self._asked
 
     def wait_done(self, number: int, within: float) -> bool:
-        """Wait until the request with this number was done. Return False if that takes longer."""
+        """Wait until the request with this number is done. Return False if that takes more than `within` seconds."""
         if self._thread is None or self._thread is threading.current_thread():
             return False
         with self._changed:
             return self._changed.wait_for(lambda: self._done >= number or self._is_over, within)
 
     def close(self) -> None:
-        """Let the watch hear what waits, and close it. Blocks. Raise what it raises."""
+        """Pass the waiting events to the watch, and close it. Blocks. Raise the error that this raises."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
@@ -319,7 +336,7 @@ class _Runner:
             raise error
 
     def _work(self, facts: PoolFacts) -> None:
-        """Run the watch. This is the thread."""
+        """Run the watch from its `begin` to its `close`. The thread runs this function."""
         try:
             self.watch.begin(facts)
         except BaseException as e:  # noqa: BLE001 - a watch that fails must not harm the pool
@@ -338,7 +355,7 @@ class _Runner:
             self._leave_out(None, is_told=True)
 
     def _round(self) -> bool:
-        """Wait for events or for the time of a tick, and let the watch work. Return False if it is to close."""
+        """Wait for events or for the next tick, and call the watch's methods. Return False if it is to be closed."""
         due = None if self.watch.every is None else time.monotonic() + self.watch.every
         with self._changed:
             while not (self._waiting or self._dropped or self._is_closing or self._asked > self._done):
@@ -371,7 +388,7 @@ class _Runner:
             self._quota.give_back(node_of(event), WAITING, events.weight(event))
 
     def _leave_out(self, error: BaseException | None, *, is_told: bool) -> None:
-        """Hear nothing more. Tell the user of the error, unless somebody else does."""
+        """Give the watch no more events. Tell the user of its error, unless `is_told`: then somebody else does."""
         with self._changed:
             self._is_over = True
             taken, self._waiting = self._waiting, deque()

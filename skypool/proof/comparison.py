@@ -15,11 +15,11 @@ BILL_TOLERANCE = 0.1
 BILL_ROUNDING = 0.005
 """US dollars by which a bill may always differ: some providers round to cents."""
 SEND = "docs/guides/first-account.md says how to send us this report"
-"""Advice after a failure that is skypool's."""
+"""Advice after a failure that may be a bug of skypool."""
 
 
 def offered_price(offers: Sequence[Offer], line: Line) -> float | None:
-    """Return the price per machine of the offer for a receipt's line: same type, place and market. None without one."""
+    """Return the price per machine of the offer with type, place and market of a receipt's line; None without one."""
     for each in offers:
         if (each.instance_type, each.zone or each.region, each.market) == (line.type, line.place, line.market):
             return each.usd_per_hour / each.hosts
@@ -29,8 +29,8 @@ def offered_price(offers: Sequence[Offer], line: Line) -> float | None:
 def price_step(what: str, machines: Sequence[RentedMachine]) -> Step:
     """Compare the prices of machines with the plan.
 
-    The step is bad if an on-demand price differs; spot prices may change meanwhile. It is open if a machine was rented
-    on an offer that is not in the plan, because those of the plan were out of stock.
+    `what` is the title of the step. The step is bad if an on-demand price differs; spot prices may change meanwhile. It
+    is open if a machine was rented on an offer that is not in the plan, because those of the plan were out of stock.
     """
     drifted = [
         each

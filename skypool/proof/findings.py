@@ -84,7 +84,7 @@ def _clock(ledger: Ledger) -> Finding:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The results of the level "read". `known` is False if the provider does not accept the credentials."""
+    """The findings of the level "read". `known` is False if the provider does not accept the credentials."""
 
     findings: tuple[Finding, ...]
     known: bool
@@ -93,8 +93,9 @@ class Reading:
 def read(driver: Driver) -> Reading:
     """Ask a provider for everything that costs nothing and changes nothing, and return the findings, each fact once.
 
-    If the credentials are not accepted, return only the checks that passed and the reason, from which other failures
-    follow. The reason may be a wrong clock of this computer, because requests are signed with the time.
+    If the credentials are not accepted, most other checks fail, too. Then only the findings that are good are returned,
+    and the reason for the refusal. The reason may be a wrong clock of this computer, because requests are signed with
+    the time.
     """
     with ThreadPoolExecutor() as threads:
         told = threads.submit(_told, driver)
@@ -111,7 +112,10 @@ def read(driver: Driver) -> Reading:
 
 
 def once(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings. Failures with the same advice (or, without advice, text) become one with all titles."""
+    """Return findings in which failures with the same advice are merged into one, with the titles of all.
+
+    Failures without advice are merged if they have the same text.
+    """
     groups: dict[object, list[Finding]] = {}
     for place, each in enumerate(findings):
         groups.setdefault(place if each.good else each.advice or each.text, []).append(each)
@@ -119,7 +123,7 @@ def once(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def _told(driver: Driver) -> list[Finding]:
-    """Return the findings of the driver's own checks; [] if it has none. Leave out ssh: see `of_this_computer`."""
+    """Return the findings of the driver's own checks; [] without checks. Leave out ssh, which is checked elsewhere."""
     if not isinstance(driver, Checks):
         return []
     try:
@@ -155,7 +159,8 @@ def _offers(driver: Driver) -> list[Finding]:
 def prices(offers: Sequence[Offer], today: date) -> list[Finding]:
     """Return a finding about prices from tables, as a list; [] if the provider itself told all prices.
 
-    The finding is bad if a price is too old: over `SPOT_DAYS` days for spot, and over `TABLE_DAYS` for on-demand.
+    The finding is bad if a price is too old: over `SPOT_DAYS` days for spot, and over `TABLE_DAYS` (180) days for
+    on-demand. `today` is the day in UTC.
     """
     tables = Counter(each.price_source.day for each in offers if each.price_source.kind == "table")
     if not tables:

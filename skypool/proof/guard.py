@@ -44,12 +44,16 @@ def watch_end(
 ) -> tuple[RentedMachine, ...]:
     """Let a process rent a machine, kill the process, and watch the provider's list until the machine has ended.
 
-    Afterwards, this function ends whatever is left. If it is interrupted, the process ends its machine itself. Return
-    the machines of the receipt. The arguments are those of `renting.rent`, and:
+    Afterwards, this function ends whatever is left of the pool, and returns the machines of its receipt. If this
+    function is interrupted, the process ends its machine itself.
 
     Args:
+        pool: the name of the pool that the process makes.
+        offers: the offers of the plan, to compare prices with.
+        options: further arguments of the pool.
         lease: seconds that the machine may live on without its client.
         margin: seconds after the lease until the provider's list must show the end.
+        tell: called with each step when it has ended.
     """
 
     def done(finding: Finding, since: float) -> None:
@@ -101,7 +105,7 @@ def _client(driver: Driver, pool: str, options: PoolOptions) -> Iterator[subproc
 
 
 def _reached(client: subprocess.Popen[bytes], driver: Driver, pool: str) -> Finding:
-    """Wait until the client is ready and the provider lists its machine."""
+    """Wait until the client is ready and the provider lists its machine. Return a finding about that."""
     what = f"{_TITLE}: reached"
     lines = cast(IO[bytes], client.stdout)
     line = next((each for each in lines if each.startswith(b"{")), b"")  # a `sitecustomize` may print as well
@@ -119,7 +123,7 @@ def _reached(client: subprocess.Popen[bytes], driver: Driver, pool: str) -> Find
 
 
 def _watched(driver: Driver, pool: str, ledger: Ledger, lease: float, margin: float) -> Finding:
-    """Look at the provider's list until the machine has ended, and record the end."""
+    """Read the provider's list until the machine has ended, and record the end. Return a finding about it."""
     what = f"{_TITLE}: its own end"
     began = time.monotonic()
     trouble = ""
@@ -151,7 +155,7 @@ def _listed(driver: Driver, pool: str) -> list[Instance]:
 
 
 def _swept(driver: Driver, pool: str, ledger: Ledger) -> Finding:
-    """End what is left of the pool, such as keys, and prove that. If interrupted, a background process ends it."""
+    """End what is left of the pool, such as keys, and check that. If interrupted, leave it to a background process."""
     what = f"{_TITLE}: nothing left"
     try:
         ledger.ending(pool)

@@ -1,7 +1,8 @@
 """The client whose machine must end itself: rents a machine, says that it is ready, and waits to be killed.
 
 `guard.watch_end` runs this module in a process of its own. It sends the driver, and the pool's name and arguments, to
-stdin, pickled. If stdin ends, the process of `watch_end` is gone or gives up, and this client ends its pool itself.
+stdin, pickled. If stdin ends, the process that called `watch_end` is gone or has given up. Then this client ends its
+pool itself.
 """
 
 from __future__ import annotations

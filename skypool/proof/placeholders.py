@@ -17,14 +17,24 @@ from skypool.drivers.border import Kind
 _UUID = re.compile(r"[0-9a-fA-F]{8}-([0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}")
 
 _BENCHMARK = ipaddress.IPv4Address("198.18.0.0")
-"""The network 198.18.0.0/15 is for benchmarks: https://www.rfc-editor.org/rfc/rfc2544 (read 2026-11-24)."""
+"""The base of placeholders for IPv4 addresses.
+
+The network 198.18.0.0/15 is for benchmarks: https://www.rfc-editor.org/rfc/rfc2544 (read 2026-11-24).
+"""
 
 _DOCUMENTATION = ipaddress.IPv6Address("2001:db8::")
-"""The network 2001:db8::/32 is for documentation: https://www.rfc-editor.org/rfc/rfc3849 (read 2026-11-24)."""
+"""The base of placeholders for IPv6 addresses.
+
+The network 2001:db8::/32 is for documentation: https://www.rfc-editor.org/rfc/rfc3849 (read 2026-11-24).
+"""
 
 
 def placeholder(kind: Kind, number: int, value: str) -> str:
-    """Return the placeholder for a private value. `number` counts the values of this kind, from 1."""
+    """Return the placeholder for a private value, in the value's shape.
+
+    `kind` is the kind of the value, such as "secret". `number`, counted from 1 for each kind, makes the placeholder
+    different from others.
+    """
     match kind:
         case "address":
             return _address(number, value)
@@ -60,7 +70,7 @@ def _shaped(number: int, value: str) -> str:
 
 
 def _numbered(zeros: str, number: int) -> str:
-    """Return a text whose last zeros are replaced by a number."""
+    """Return a text in which a number replaces the last zeros, as many as it has digits."""
     digits = str(number)
     before, zero, after = zeros.rpartition("0" * len(digits))
     return f"{before}{digits}{after}" if zero else f"{zeros}{digits}"

@@ -1,4 +1,4 @@
-"""Performs the levels of a proof, one after the other, and keeps the report."""
+"""`Proof`: performs the levels of a proof, one after the other, and writes the results into a report."""
 
 from __future__ import annotations
 
@@ -30,14 +30,17 @@ from skypool.proof.report import Level, RentedMachine, Report, Step
 from skypool.proof.selection import Selection, Stage, select
 
 MARGIN = 120.0
-"""Seconds after its lease within which a machine must be gone: a minute to end, and one until the list shows it."""
+"""Seconds after its lease within which a machine must be gone from the provider's list.
+
+That is a minute for the end of the machine, and a minute until the list shows the end.
+"""
 _USUAL = (
     "T4", "L4", "A10G", "A10", "RTX_A4000", "RTX_3090", "RTX_4090", "RTX_A5000", "A40", "V100", "L40S", "A100", "H100",
     "v5litepod-1",
 )  # fmt: skip
-"""Accelerators that many providers sell. The level "cents" names the cheapest if it rented a machine without one."""
+"""Accelerators that many providers sell. If "cents" rented no accelerator, its report names the cheapest of these."""
 _BEFORE = 3600.0
-"""Seconds before the first machine from which a bill is asked for. Some providers bill by the hour."""
+"""A bill is asked for from this many seconds before the first machine on, as some providers bill by the hour."""
 
 
 @dataclass
@@ -47,7 +50,7 @@ class Proof:
     Attributes:
         max_usd: the most that all machines of the proof may cost together.
         wish: what machines to rent.
-        lease: seconds that the machine of the guard may live on without its client.
+        lease: seconds that the machine of the stage "guard" may live on without its client.
         margin: seconds after the lease within which that machine must have ended.
         tell: called with each step when it has ended.
         warn: called with each warning about the ledger.
@@ -77,7 +80,7 @@ class Proof:
     # --- the levels ------------------------------------------------------------------------------------------
 
     def read(self) -> bool:
-        """Perform the level "read". Return True if the next level makes sense: the credentials are accepted."""
+        """Perform the level "read". Return False if the credentials are not accepted: then no other level can work."""
         for each in findings.of_this_computer(self.warn):
             self._done(Step.of("read", each))
         began = time.monotonic()
@@ -88,7 +91,7 @@ class Proof:
         return reading.known
 
     def write(self) -> None:
-        """Perform the level "write"."""
+        """Perform the level "write": send creates that the provider must refuse."""
         began = time.monotonic()
         told = findings.refused_creates(self.driver)
         took = time.monotonic() - began
@@ -99,7 +102,7 @@ class Proof:
             self._done(Step.of("write", each, took))
 
     def select(self) -> Selection | None:
-        """Choose what the level "cents" rents. Return None, and report why, if nothing can be rented."""
+        """Choose what the level "cents" rents. If nothing can be rented, report the reason, and return None."""
         try:
             made = self._plan()
             can_end = ends_itself(self.driver, made.offers[0])
@@ -147,7 +150,7 @@ class Proof:
         self._done(bill_step(self.report.machines, bill))
 
     def end(self) -> None:
-        """Note in the report that the proof reached its end, and keep the report."""
+        """Note in the report that the proof reached its end, and pass the report to `keep`."""
         self.report = replace(self.report, ended=time.time())
         self.keep(self.redacted)
 
@@ -159,7 +162,7 @@ class Proof:
         return redacted(self.report, Redaction(secrets_of(self.driver, os.environ)))
 
     def _accelerator(self) -> Step | None:
-        """Return an open step that says how to rent a usual accelerator, and its cost; None if none is sold."""
+        """Return a step that says how to rent a usual accelerator, and its cost; None if none is sold."""
         try:
             offers = self._plan(_USUAL).offers
         except SkypoolError:
@@ -224,7 +227,7 @@ def versions(driver: Driver) -> dict[str, str]:
 
 
 def redacted(report: Report, redact: Redaction) -> Report:
-    """Return a report without secrets, account names and addresses."""
+    """Return a copy of a report whose texts `redact` has cleared of secrets, account names and addresses."""
     steps = (
         replace(
             each,

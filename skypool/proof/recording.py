@@ -26,13 +26,13 @@ from skypool.proof.scrub import Scrubber
 from skypool.safety import private
 
 FORMAT = 1
-"""Version of the format of both files."""
+"""Version of the format of the two files of a recording."""
 
 MANIFEST = "manifest.json"
 """Name of the file that says when and with which version a recording was made."""
 
 EXCHANGES = "exchanges.jsonl"
-"""Name of the file with the exchanges."""
+"""Name of the file with the requests and replies, one JSON object on each line."""
 
 _REQUEST_HEADERS = ("accept", "content-type", "x-amz-target")
 """Headers of requests that are kept, in small letters."""
@@ -56,7 +56,7 @@ _REPLY_HEADERS = (
 
 
 class Recorder:
-    """A recording that is on. Any thread may use it. `to` makes one.
+    """Writer of a recording, made by `to`. Any thread may use it.
 
     If a write fails, the recording ends, and `to` raises the error at the end of its block. The error never reaches the
     driver, because a driver that loses a reply to a request for a machine would cost money.
@@ -83,7 +83,10 @@ class Recorder:
             self._file = _opened(file)
 
     def hide(self, value: str, kind: Kind = "secret") -> None:
-        """Replace a private value, such as a key, in all texts written from now on, also where it is encoded."""
+        """Replace a private value, such as a key, in all texts written from now on, also where it is encoded.
+
+        `kind` is the kind of the value, such as "secret", which selects the form of the placeholder.
+        """
         with self._lock:
             self._scrubber.hide(value, kind)
 
@@ -109,7 +112,10 @@ class Recorder:
                 self._end()
 
     def token(self, provider: str, service: str = "") -> None:
-        """Write that a token was requested. Call this if the request itself cannot be seen, as inside an SDK."""
+        """Record that a token was requested. Call this if the request itself cannot be seen, as inside an SDK.
+
+        `provider` is the name of the driver. `service` is the provider's service, such as "ec2"; "" for its only one.
+        """
         now = datetime.now(UTC).isoformat()
         told = Exchange(provider=provider, service=service, operation="a token", confidential=True, time=now)
         self.add(lambda: told)
@@ -137,7 +143,7 @@ class Recorder:
             self._file = None
 
     def _scrubbed(self, sent: Exchange, private: Private) -> Exchange:
-        """Return an exchange with placeholders. A confidential one loses its query, headers and bodies."""
+        """Return an exchange with placeholders. If it is confidential, also remove its query, headers and bodies."""
         scrubber = self._scrubber
         scrubber.hide_credentials(sent.request_headers)
         if sent.confidential:
@@ -176,7 +182,7 @@ class Recording:
 
     Attributes:
         manifest: version, time, and the entries of the argument `about` of `to`.
-        exchanges: the exchanges, in the order in which they ended.
+        exchanges: the requests with their replies, in the order in which they ended.
     """
 
     manifest: Mapping[str, Any]
@@ -189,7 +195,8 @@ def to(
 ) -> Iterator[Recorder]:
     """Record all requests of this process to providers, and the replies, during a `with` block.
 
-    The requests of all threads are recorded, also those of clients that were made before. Other processes are not.
+    The requests of all threads are recorded, also those of clients that were made before the block. The requests of
+    other processes are not.
 
     Args:
         directory: the folder for the recording. It is made if it does not exist.
@@ -246,7 +253,7 @@ def read(directory: str | os.PathLike[str]) -> Recording:
 
 
 def _exchange(data: Mapping[str, Any]) -> Exchange:
-    """Return the exchange that `_data` made into this JSON object."""
+    """Return the exchange that a JSON object from `_data` describes."""
     fields = dict(data)
     for name in ("request", "reply"):
         if (coded := fields.pop(f"{name}_base64", None)) is not None:

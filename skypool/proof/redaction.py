@@ -24,7 +24,8 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
 )  # fmt: skip
 """Patterns of texts that name a person or an account, with what replaces them.
 
-They are in sentences of drivers and providers. `scrub` knows those that requests and replies have.
+Such texts occur in sentences of drivers and providers. For requests and replies, the module `scrub` has its own
+patterns.
 """
 
 

@@ -35,9 +35,10 @@ class Wish:
     """The machines that the user asked for, and the limits of each.
 
     Attributes:
-        accelerator: None for the cheapest machine of all.
-        region: () for all.
+        accelerator: the accelerator of each machine; None for the cheapest machine of all.
+        region: the regions to rent in; () for all.
         lifetime: seconds after which each machine ends in any case.
+        console: what the pools show of their work, as the pools' argument `console`.
     """
 
     accelerator: str | None = None
@@ -47,7 +48,7 @@ class Wish:
 
     @property
     def memory(self) -> str | None:
-        """The least memory of a machine, such as "2GiB", which installing packages needs; None with an accelerator."""
+        """The least memory of a machine, "2GiB", which the installation of packages needs; None with an accelerator."""
         return None if self.accelerator else "2GiB"
 
     def options(self, driver: Driver, stage: Stage, left_usd: float) -> PoolOptions:
@@ -90,6 +91,7 @@ def rent(
     If this is interrupted, for example by Ctrl-C, the machine is ended, and the interruption is raised.
 
     Args:
+        pool: the name of the pool that rents the machine.
         offers: the offers of the plan, to compare prices with.
         options: further arguments of the pool.
         tell: called with each step when it has ended.
@@ -140,7 +142,7 @@ def proved(driver: Driver, pool: str, what: str) -> Finding:
 
 
 def machines_of(receipt: Receipt, offers: Sequence[Offer]) -> tuple[RentedMachine, ...]:
-    """Return the lines of a receipt as machines of the report."""
+    """Return the lines of a receipt as machines of the report. `offers` are those of the plan, to compare prices."""
     return tuple(RentedMachine.of(receipt.pool, line, offered_price(offers, line)) for line in receipt.lines)
 
 

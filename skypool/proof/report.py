@@ -16,9 +16,9 @@ Level = Literal["read", "write", "cents"]
 """The levels of a proof. A level includes the levels before it."""
 LEVELS: tuple[Level, ...] = get_args(Level)
 Result = Literal["good", "bad", "open"]
-"""The result of a step: passed, failed, or not checked."""
+"""The result of a step: "good" (passed), "bad" (failed) or "open" (could not be checked)."""
 FORMAT = 1
-"""The version of the JSON. It changes if an earlier skypool could not read a later report."""
+"""The version of the JSON. It is raised when reports change so that earlier versions of skypool cannot read them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Step:
 
     @classmethod
     def of(cls, level: Level | Literal["bill"], finding: Finding, seconds: float | None = None) -> Step:
-        """Return a finding as a step."""
+        """Return a finding as a step of a level. `seconds` is the duration of the check; None if not measured."""
         result: Result = "open" if finding.open else "good" if finding.good else "bad"
         return cls(level, finding.what, result, one_line(finding.text), one_line(finding.advice), seconds)
 
@@ -56,7 +56,7 @@ class RentedMachine:
 
     Attributes:
         place: zone, or region if no zone is known.
-        offered_usd_per_hour: price in the plan that was shown before; None if the plan did not have this offer.
+        offered_usd_per_hour: price in the plan that was shown before the rental; None if the plan lacks this offer.
         least_billed: minimum time that is charged for, in seconds.
         launched: time of the request.
         billed_from: time since when the provider bills the machine; None if billing did not begin.
@@ -79,7 +79,7 @@ class RentedMachine:
 
     @classmethod
     def of(cls, pool: str, line: Line, offered: float | None) -> RentedMachine:
-        """Return a line of a pool's receipt as a machine of the report."""
+        """Return a line of a pool's receipt as a machine of the report. `offered` is the price in the plan, or None."""
         return cls(
             id=line.id,
             pool=pool,
@@ -102,7 +102,10 @@ class Report:
     """The report of one proof. Times are in seconds since 1970.
 
     Attributes:
-        ended: None if the proof did not reach its end, for example after Ctrl-C.
+        provider: the name of the driver.
+        level: the level up to which the proof went.
+        began: when the proof began.
+        ended: when the proof reached its end; None if it did not, for example after Ctrl-C.
         versions: the versions of skypool, of Python and of the driver's distribution, by name.
         max_usd: the most that the proof was allowed to cost.
         steps: in the order in which they ended.

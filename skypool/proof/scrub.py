@@ -31,19 +31,19 @@ from skypool.proof.placeholders import placeholder
 from skypool.safety.encodings import ENCODINGS, base64_parts, bytes_of
 
 _DEEPEST = 8
-"""The most levels of encoding of a text in another one. Text that is encoded more often is removed."""
+"""How often text within a text may be encoded, such as base64 in JSON in base64. Beyond that, it is removed."""
 
 _REMEMBERED = 50_000
-"""Number of texts of which the result is remembered. Lists of prices have the same texts thousands of times."""
+"""The most texts whose results are remembered. Lists of prices have the same texts thousands of times."""
 
 _SHORTEST = 6
-"""Number of characters from which a value of a field is also searched for in other texts."""
+"""If the value of a private field has at least this many characters, it is also replaced in other texts."""
 
 _FRAGMENT = 8
-"""Number of base64 characters from which a part of a longer base64 text is searched for."""
+"""The least number of base64 characters of a hidden value that are searched for in longer base64 texts."""
 
 _BIGGEST = 2**24
-"""Number of characters of a compressed text from which it is removed, because it would take too long to search."""
+"""A compressed text that has at least this many characters is removed, because a search would take too long."""
 
 
 _WORD_OF_SECRETS = r"(?:token|secret|password|passwd|passphrase|api[_-]?key|access[_-]?key|credentials?)"
@@ -92,7 +92,7 @@ _FIELDS: Mapping[str, Kind] = {
     **dict.fromkeys(_words("project projectid"), "project"),
     "projectnumber": "account",
 }
-"""Names of fields in small letters without "-" and "_", and what their values are."""
+"""Names of fields in small letters without "-" and "_", and the kinds of their private values."""
 
 _ENDS: tuple[tuple[str, Kind], ...] = (
     ("password", "secret"),
@@ -107,7 +107,7 @@ _ENDS: tuple[tuple[str, Kind], ...] = (
     ("username", "person"),
     ("email", "email"),
 )
-"""Ends of the names of fields, and what their values are."""
+"""Ends of the names of fields, and the kinds of private values that such fields have."""
 
 _PUBLIC = _words("aftertoken clienttoken continuationtoken nextpagetoken nexttoken pagetoken skypooltoken")
 """Names of fields whose values are no secrets, although the names end like those of secrets."""
@@ -178,7 +178,7 @@ class Scrubber:
         self._known.clear()
 
     def hide_credentials(self, headers: Mapping[str, str]) -> None:
-        """Hide the credentials that the headers of a request carry."""
+        """Find the credentials in the headers of a request, and replace them in every text from now on."""
         for name, value in headers.items():
             if found := _CREDENTIALS.fullmatch(value):
                 self.hide(found[1])
@@ -190,7 +190,8 @@ class Scrubber:
     def body(self, text: str, private: Private) -> str:
         """Return the body of a request or a reply with placeholders in place of private values.
 
-        JSON, XML and forms stay valid. A text in which nothing is private is returned unchanged.
+        JSON, XML and forms stay valid. A text in which nothing is private is returned unchanged. `private` says what is
+        private at this provider.
         """
         start = text.lstrip()[:1]
         if start in ("{", "["):
@@ -203,12 +204,19 @@ class Scrubber:
         return self.text(text, private)
 
     def url(self, url: str, private: Private) -> str:
-        """Return the path and the query of a URL with placeholders."""
+        """Return the path and the query of a URL with placeholders in place of private values.
+
+        `private` says what is private at this provider.
+        """
         path, mark, query = url.partition("?")
         return self.text(path, private) + mark + (self._form(query, private) if query else "")
 
     def text(self, text: str, private: Private, depth: int = 0) -> str:
-        """Return a text with placeholders in place of private values, also those that are encoded in it."""
+        """Return a text with placeholders in place of private values, also those that are encoded in it.
+
+        `private` says what is private at this provider. `depth` counts the encodings around the text that were decoded
+        already. Text at a depth above 8 becomes "removed".
+        """
         if len(text) < 3:  # too short for all
             return text
         if depth > _DEEPEST:
@@ -236,7 +244,7 @@ class Scrubber:
         return self.text(text, private, depth)
 
     def _plain(self, text: str, private: Private) -> str:
-        """Return a text in which hidden and known values, and those with the form of a private value, are replaced."""
+        """Return a text with placeholders for values that were found private before, or whose form is private."""
         for encoded, instead in self._hidden.items():
             if encoded in text:
                 text = text.replace(encoded, instead)
@@ -330,7 +338,7 @@ class Scrubber:
         return made
 
     def _field(self, name: str, value: str, private: Private, depth: int) -> str:
-        """Return the value of a field with placeholders: one for the whole value, if the field's name says so."""
+        """Return a field's value with placeholders, or as one placeholder if the field's name says it is private."""
         kind = _kind(name, private)
         if kind is None or not value or value.lower() in _COMMON:
             return self._inner(value, private, depth) if value else value
@@ -471,12 +479,12 @@ def _text_of_base64(value: str) -> str | None:
 
 
 def _labelled(value: str) -> str:
-    """Encode a text for a label: each byte but a-z, 0-9 and "-" becomes "_" and two hex digits."""
+    """Encode a text for a provider's label: each byte but a-z, 0-9 and "-" becomes "_" and two hex digits."""
     return re.sub("[^a-z0-9-]", lambda found: "".join(f"_{byte:02x}" for byte in bytes_of(found[0])), value)
 
 
 Inner = Callable[[str], str]
-"""A function that returns a decoded text with placeholders."""
+"""A function that gets a decoded text, and returns it with placeholders."""
 
 
 def _in_escapes(text: str, scrub: Inner) -> str:

@@ -23,7 +23,7 @@ class Stage:
     Attributes:
         name: "first" is the cheapest machine, "spot" the cheapest spot machine, "second" another machine like the
             first, and "guard" the machine whose client is killed.
-        offer: the offer that is expected to be rented.
+        offer: the offer that the machine is expected to be rented on.
         most_usd: the most that the machine can cost, in US dollars.
     """
 
@@ -63,20 +63,21 @@ class Selection:
 
 
 def cost(offer: Offer, seconds: float) -> float:
-    """Return what an offer costs for `seconds`, in US dollars, with `start_usd` and at least `least_billed` seconds."""
+    """Return what `seconds` on an offer cost in US dollars, with `start_usd`. At least `least_billed` seconds count."""
     return offer.usd_per_hour * max(seconds, offer.least_billed) / _HOUR + offer.start_usd
 
 
 def select(offers: Sequence[Offer], *, max_usd: float, lifetime: float, with_guard: bool) -> Selection:
     """Return what to rent for at most `max_usd` US dollars. Raise BudgetExceeded if the first machine costs more.
 
-    The cheapest on-demand machine comes first, or the cheapest machine if there is none on demand. If the rest of the
-    money suffices, a machine for the guard, and a spot machine or a second one like the first, are added.
+    The first machine is the cheapest on-demand machine, or the cheapest of all if there is none on demand. If the rest
+    of the money suffices, a machine for the stage "guard" is added. If the rest still suffices, so is a spot machine,
+    or a second machine like the first.
 
     Args:
         offers: the offers to choose from, the best first. At least one.
         lifetime: seconds after which each machine ends in any case.
-        with_guard: True to add the machine for the guard, whose own end is watched.
+        with_guard: True to add the machine for the stage "guard", which must end itself after its client is killed.
     """
     in_stock = [each for each in offers if each.available is not False] or list(offers)
     best = next((each for each in in_stock if each.market == "on-demand"), in_stock[0])

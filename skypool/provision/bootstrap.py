@@ -1,7 +1,8 @@
 """Sets up a machine over SSH: connects, sends the script, the files and the secrets, and follows the steps to the end.
 
-All of this uses one connection. At the end, the shell that ran the steps becomes the loader.
-`skypool_images.steps.assemble` describes the lines that the script prints.
+All of this uses one connection. At the end, the shell that ran the steps becomes the loader. Lines of the script that
+begin with "@" tell skypool about its progress; all others are output of its steps. `skypool_images.steps.assemble`
+describes these lines.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ _MOST_ADVICE = 20
 _LONGEST_STEP = 200
 """The most characters of the name of a step."""
 _MOST_WORDS = 20_000
-"""The most lines with a word for skypool in one setup. A sign of life each second makes as many in five hours."""
+"""The most lines that begin with "@" in one setup. A sign of life each second makes as many in five hours."""
 _MANY = 50
-"""Lines of output that come at once, from which on they are passed on together."""
+"""If at least this many lines come at once, lines of output are joined and passed on together."""
 _WORD = re.compile(rb"^(@.*)$", re.MULTILINE)
 _MARK = re.compile(r"^\| ?", re.MULTILINE)
 """The beginning of a line of output."""
@@ -155,7 +156,7 @@ def _exports(env: Mapping[str, str]) -> str:
 
 
 def _encoded(text: str) -> bytes:
-    """Return text as bytes for a shell. Bytes that were not UTF-8, which Python keeps as surrogates, are restored."""
+    """Return a text as UTF-8 for a shell. Surrogates, in which Python keeps other bytes, become these bytes again."""
     return text.encode("utf-8", "surrogateescape")
 
 
@@ -292,7 +293,7 @@ async def _send(stream: CommandStream, data: bytes, course: _Course, node: int) 
 
 
 async def _send_files(stream: CommandStream, files: Packed, course: _Course, pool: str, node: int, tell: Tell) -> None:
-    """Send the archive of the image's files. `tell` gets an event each second, and one at the end."""
+    """Send the archive of the image's files. Call `tell` with an event each second, and with one at the end."""
     sent = 0
     said = time.monotonic()
     while part := await asyncio.to_thread(files.read, sent):
@@ -306,7 +307,7 @@ async def _send_files(stream: CommandStream, files: Packed, course: _Course, poo
 async def _lines(
     stream: CommandStream, setup: SetupBundle, course: _Course, silence: float, node: int
 ) -> AsyncIterator[str]:
-    """Send script and secrets, then yield the machine's lines. Raise ConnectionLost after `silence` s of silence."""
+    """Send script and secrets, then yield the machine's lines. Raise ConnectionLost if none comes in `silence` s."""
     loop = asyncio.get_running_loop()
     got = bytearray()
     try:
@@ -341,7 +342,7 @@ async def _lines(
 
 
 def _apart(whole: bytes) -> Iterator[bytes]:
-    """Yield the lines of a text, without newlines. If there are many, join lines of output between two "@" lines."""
+    """Yield the lines of a text, without newlines. If there are 50 or more, lines between "@" lines come together."""
     if whole.count(b"\n") < _MANY:
         yield from whole.removesuffix(b"\n").split(b"\n") if whole else ()
     else:
@@ -349,7 +350,7 @@ def _apart(whole: bytes) -> Iterator[bytes]:
 
 
 class _Course:
-    """The progress of one bootstrap, read from the lines that the setup script prints. Each step causes an event."""
+    """The progress of one setup, read from the lines that the script prints. Each step is reported as an event."""
 
     def __init__(self, pool: str, node: int, tell: Tell) -> None:
         self._pool = pool
@@ -375,7 +376,9 @@ class _Course:
         return "\n".join(self._tail)
 
     def hear(self, line: str) -> str:
-        """Process one line that the setup script printed, and return its first word, such as "@done"; "|" for output.
+        """Process one line that the setup script printed, and return its first word, such as "@done".
+
+        A line that does not begin with "@" is output of a step; "|" is returned for it.
 
         Raises BootstrapError if a step failed, and ProtocolError for lines that the script never prints.
         """

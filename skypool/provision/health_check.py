@@ -25,9 +25,9 @@ _MOST_CPUS = 1024
 def faults(bought: Accelerator | None, report: NodeHealth, now: float, disk_gib: float = 1.0) -> list[str]:
     """Return the reasons why a node must not be used, each as text. The list is empty if the node is good.
 
-    The free disk space (at least `disk_gib`) and the clock are checked. The clock may differ by `CLOCK_SKEW` (30)
-    seconds from `now`, the client's time when the report came. If an accelerator other than a CPU was rented, the
-    devices and their driver's version are checked, too.
+    The free disk space must be at least `disk_gib` GiB. The node's clock may differ by at most 30 seconds from `now`,
+    the client's time when the report came. If an accelerator other than a CPU was rented (`bought`), the devices and
+    the version of their driver are checked, too.
     """
     found: list[str] = []
     if bought is not None and bought.kind != "cpu":
@@ -53,10 +53,12 @@ def most_slots(
 ) -> tuple[int, int]:
     """Return (the most slots that a node can have, the most CPU slots that it can have beside slots with devices).
 
-    A node that claims more slots, and cannot be trusted, would get calls that other nodes could run.
+    A slot is a place for one call at a time. A node that is not trusted may claim more slots, and would then get calls
+    that other nodes could run.
 
     Args:
-        asked: the slots that the node was asked to have: their number, "per-device", the plan of each, or None.
+        asked: the slots that the node was asked to have: their number, "per-device", a sequence with the plan of each,
+            or None for one slot with all devices.
         bought: accelerator that the offer promised; None if the offer promised none or is not known.
         vcpus: CPUs of the offer; None if they are not known. A node may have up to twice as many.
         devices: the number of devices that the node claims.

@@ -15,7 +15,8 @@ from skypool_images.payload import Packed, Progress
 class NodeSetup:
     """The image's files, secrets and scripts for the machines of one pool. Local files are read once for all machines.
 
-    Call `pack` first, and then `bundle_for` for each machine. `secrets` is empty before `pack`.
+    Call `pack` first, and then `bundle_for` for each machine. The attribute `secrets` has the values of the secrets by
+    their names; it is empty before `pack`.
     """
 
     def __init__(self, terms: Terms) -> None:
@@ -27,7 +28,8 @@ class NodeSetup:
     def pack(self, progress: Progress | None = None) -> None:
         """Read the files and secrets that the image names, before anything is rented.
 
-        Blocks until all are read. `progress` and errors are those of `skypool.rental.request.packed`.
+        Blocks until all are read. `progress` is called as (bytes read so far, bytes in all). Raises UsageError if a
+        file or an environment variable is missing or not valid.
         """
         self._payload, self.secrets = packed(self._terms.image, progress)
 

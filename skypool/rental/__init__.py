@@ -28,7 +28,10 @@ The words of this package:
 - slice: several machines that are rented together at one price, such as a TPU slice. Orders, plans and budgets count
   it as one machine.
 - session: the id of one run of a pool. Several pools may have the same name one after the other.
-- client: the process that runs a pool.
+- client: the process that runs a pool. It is also called the owner where one process passes a pool on to another.
+- driver: the object that talks to one provider. Offer: a machine type that a provider sells, with its price.
+- shortage: machines are out of stock. A shortage may pass.
+- stay: machines stay for a while after the `with` block of their pool, so that another process can take the pool over.
 - lease: the time for which machines live on without a sign of life of their client. Most then end themselves.
 - receipt: what each instance of a pool cost.
 - leftover: a resource of a pool other than an instance, such as a key pair.

@@ -71,7 +71,7 @@ class Budget:
         Args:
             lines: the instances and their costs.
             now: the time from which the seconds count, in seconds since 1970.
-            more: offers on each of which one more machine, or one more slice, is rented now.
+            more: offers. On each of them, one more machine (or slice) is assumed to be rented now.
 
         Returns:
             The seconds: 0 if the budget is spent and a machine goes on to cost money, `math.inf` if no machine costs
@@ -119,7 +119,7 @@ class Budget:
 
 
 def _spent_at(left: float, now: float, costs: list[tuple[float, float]]) -> float:
-    """Return when `left` US dollars are spent; `math.inf` for never. `costs` has (US dollars per hour, begin)."""
+    """Return the time when `left` US dollars are spent; `math.inf` for never. `costs`: (US dollars per hour, begin)."""
     rate = 0.0
     at = now
     for usd_per_hour, begins in sorted(costs, key=lambda each: each[1]):
@@ -158,7 +158,10 @@ class Enforcement:
         self.billed_since: float | None = None
 
     def inherit(self, budget: Budget | None, lifetime: float | None) -> None:
-        """Take over the limits of a former process: its budget if there is none yet, and the shorter lifetime."""
+        """Take over the limits that the pool had in its former process.
+
+        The budget counts only if this pool has none. Of two lifetimes, the shorter one counts.
+        """
         self.budget = self.budget or budget
         self.lifetime = min((each for each in (self.lifetime, lifetime) if each), default=None)
 
@@ -167,7 +170,8 @@ class Enforcement:
     def keepable(self, plan: Plan, ends_itself: Callable[[Offer], bool]) -> Plan:
         """Return the plan without offers whose machines cost money and cannot end themselves, if there is a budget.
 
-        With `best_effort`, no offer is left out. Raises UsageError if every offer would be left out.
+        `ends_itself` returns True for an offer whose machines can end themselves. If the budget has `best_effort`, no
+        offer is left out. Raises UsageError if every offer would be left out.
         """
         budget = self.budget
         if budget is None or budget.best_effort:
@@ -197,6 +201,8 @@ class Enforcement:
     def life_of(self, offers: Sequence[Offer], lease: float) -> float | None:
         """Return the seconds for which new machines on these offers may live; None for no limit.
 
+        `lease` is the lease of the pool, in seconds.
+
         Raises:
             BudgetExceeded, LifetimeExceeded: nothing is left of the budget, or of the lifetime.
         """
@@ -223,8 +229,10 @@ class Enforcement:
     def check(self, early: float = 0.0) -> float:
         """Check budget and lifetime, and return the seconds for which the pool may go on; `math.inf` for no limit.
 
-        Blocks for a moment. The user gets a warning when the share `warn` of the budget is spent. An end that is due
-        within `early` seconds raises already.
+        Blocks for a moment. The user gets a warning when the share `warn` of the budget is spent.
+
+        Args:
+            early: seconds before the end in which this raises already. Default 0.
 
         Raises:
             BudgetExceeded: the budget is spent.
@@ -246,10 +254,10 @@ class Enforcement:
         return min(left, lifetime)
 
     def left(self, more: Sequence[Offer] = ()) -> float:
-        """Return the seconds until the budget is spent, with one more machine on each of the offers in `more`.
+        """Return the seconds until the budget is spent, if one more machine is rented now on each offer in `more`.
 
         It is 0 if the budget is spent and costs go on, and `math.inf` without a budget, or if no machine costs
-        anything. Raises as `check`.
+        anything. Raises LedgerError if the costs cannot be read from the ledger or from memory.
         """
         return math.inf if self.budget is None else self.budget.lasts(self._receipt().lines, clock.now(), more)
 
@@ -266,7 +274,7 @@ class Enforcement:
         return self.billed_since + self.lifetime - clock.now()
 
     def node_lifetime(self) -> float | None:
-        """Return the seconds after which a new node ends itself, a bit later than the pool; None for never. Blocks."""
+        """Return the seconds after which a new node ends itself, 5 s later than the pool; None for never. Blocks."""
         left = self.lifetime_left
         return None if left == math.inf else max(0.0, left) + NODE_LATER
 

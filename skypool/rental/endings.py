@@ -26,20 +26,20 @@ def driver_of(drivers: Sequence[Driver], provider: str) -> Driver:
 
 
 def ends_itself(drivers: Sequence[Driver], offer: Offer) -> bool:
-    """Return True if a machine of this offer ends itself, and is no longer billed, when its lease is over.
+    """Return True if a machine of this offer ends itself when its lease is over, and is then no longer billed.
 
-    Also return True if there is no driver for the offer's provider.
+    Also return True if none of the drivers is that of the offer's provider.
     """
     return all(ends_itself_at(each, offer) for each in drivers if each.name == offer.provider)
 
 
 def waits_of(drivers: Sequence[Driver], instances: Sequence[Instance]) -> bool:
-    """Return True if a provider of these instances bills a machine only once it runs."""
+    """Return True if at least one provider of these instances bills a machine only from when it runs."""
     return any(abilities(driver_of(drivers, each.provider)).billed_from == "running" for each in instances)
 
 
 class Endings:
-    """The ends of one pool's machines. Any thread may call the methods, which block."""
+    """Ends one pool's machines. Any thread may call the methods, which block."""
 
     def __init__(self, drivers: Sequence[Driver], rental: Rental) -> None:
         self._drivers = drivers
@@ -54,9 +54,9 @@ class Endings:
         an end cannot be recorded, that error is raised when all providers were asked.
 
         Args:
-            silent: by node number, the seconds since the node's last sign of life. If the provider no longer lists the
-                node's machine, its end is recorded at that time, and it costs nothing after that. Values up to 5 are
-                ignored.
+            silent: the seconds since the last sign of life of each node that is silent, by node number. If the provider
+                no longer lists the node's machine, the time of that sign is recorded as the machine's end, after which
+                it costs nothing. Values up to 5 are ignored.
 
         Returns:
             The errors of instances whose end could not be proved, by the numbers of their nodes.
@@ -94,7 +94,7 @@ class Endings:
         return errors
 
     def _settle(self, driver: Driver, instances: Sequence[Instance], silent: Mapping[int, float]) -> None:
-        """Record, before they are terminated, which instances ended earlier, and which are billed by now."""
+        """Record which instances have ended already, and which are billed by now. Call this before terminating them."""
         now = clock.now()
         rental = self._rental
         quiet = {each.id: silent[each.node] for each in instances if silent.get(each.node, 0.0) > _QUIET}

@@ -74,7 +74,7 @@ class Survey:
 
 
 def everyone(ledger: Ledger | None, names: Sequence[str] = ()) -> tuple[list[Driver], dict[str, Exception]]:
-    """Return every driver that can be asked for what pools left behind, and the errors of those that cannot be made.
+    """Return every driver that can be asked for what pools left behind, and the errors of drivers that cannot be made.
 
     These are the drivers that need no settings, and those of the ledger's pools with their recorded settings. Pools
     that ended more than 30 days ago are left out. `names` are the providers to ask; empty for all.
@@ -156,8 +156,11 @@ def judged(
 ) -> list[tuple[Thing, Verdict, str]]:
     """Decide for each thing at one provider if it is in use, with the reason. No provider is asked.
 
-    `renews` is True if this provider's tags with the expiry time of a thing are renewed while its client lives. If
-    False, a thing may be in use after that time.
+    Args:
+        renews: True if the expiry time in the tags of a thing is renewed while its client lives. If False, a thing may
+            be in use after that time.
+        records: the ledger's records of pools.
+        now: the present time, in seconds since 1970.
     """
     made = [(thing, *_judged(thing, renews, _record_of(thing, records), now)) for thing in things]
     at_stake: dict[str, set[Verdict]] = {}
@@ -168,7 +171,7 @@ def judged(
 
 
 def _with_instances(thing: Thing, verdict: Verdict, why: str, instances: set[Verdict]) -> tuple[Thing, Verdict, str]:
-    """Return a thing with its verdict. Live or unknown instances of its pool make a lost leftover live or unknown."""
+    """Return a thing, its verdict and the reason. A leftover is "live" or "unknown" if instances of its pool are."""
     if isinstance(thing, Leftover) and "live" in instances and verdict != "live":
         return thing, "live", "its pool has live machines"
     if isinstance(thing, Leftover) and "unknown" in instances and verdict == "lost":
@@ -177,7 +180,7 @@ def _with_instances(thing: Thing, verdict: Verdict, why: str, instances: set[Ver
 
 
 def _record_of(thing: Thing, records: Sequence[Record]) -> Record | None:
-    """Return the record of a thing's pool, or None. A thing without token is of the newest pool with its pool name."""
+    """Return the record of a thing's pool, or None. Without a token, it is the newest pool of the thing's pool name."""
     same = [each for each in records if each.pool == thing.pool]
     if not isinstance(thing, Instance) or not thing.token:
         return newest(same)
@@ -209,7 +212,11 @@ def terminate_found(found: Sequence[Found], *, patience: float = PATIENCE, say: 
     """Terminate these things, and prove that they have ended. Blocks until then, or until `patience` is over.
 
     All providers are asked at the same time; at each, instances end before leftovers. A provider that fails does not
-    stop the others, and is tried again for `patience` seconds. `say` is called with each error before the next attempt.
+    stop the others.
+
+    Args:
+        patience: seconds for which a provider that fails is tried again. Default 120.
+        say: called with a line about each error before the next attempt.
 
     Raises:
         ErrorGroup: the errors of the providers at which not everything could be ended.
@@ -240,8 +247,14 @@ def reconcile(ledger: Ledger, seen: Survey, ended: Sequence[Found] = ()) -> list
     """Close the ledger's records of pools that have no process and no resource left, and delete these pools' ssh keys.
 
     A record stays open if one of the pool's providers was not asked or did not answer. A record also stays open if
-    machines may still appear, or may run without being listed to this computer. `ended` are the things of the survey
-    `seen` that were ended since. Returns the names of the closed pools, the oldest first. May raise LedgerError.
+    machines may still appear, or may run without being listed to this computer. May raise LedgerError.
+
+    Args:
+        seen: what the providers have answered.
+        ended: the things in `seen` that were ended after that.
+
+    Returns:
+        The names of the pools whose records were closed, the oldest first.
     """
     gone = {_key(each.thing) for each in ended}
     there = {each.thing.pool for each in seen.found if _key(each.thing) not in gone}

@@ -17,10 +17,10 @@ class HeldNode:
     """A node that is handed over.
 
     Attributes:
-        instance: its machine, without what only the driver understands.
+        instance: its machine, without the details that only its driver understands.
         access: how it is reached. The key files that it names must exist.
         python: the path of Python on it; "" if its setup wrote the path to a file there.
-        trust: how its results are read.
+        trust: "full" if its results are unpickled, "data" if they are read as plain data only.
         ends_itself: True if the machine ends itself when its lease is over, and is then no longer billed.
     """
 
@@ -42,7 +42,7 @@ class Handover:
     """A pool that is handed over.
 
     Attributes:
-        record: the pool in the ledger of its owner: budget, lifetime, lease, and its machines with their last prices.
+        record: the pool in its former owner's ledger: budget, lifetime, lease, and its machines with their last prices.
         nodes: its ready nodes.
     """
 
@@ -51,7 +51,7 @@ class Handover:
 
 
 class NoSupply(SkypoolError):
-    """Raised for an action that needs an account of a provider, in a pool that has none."""
+    """Raised if an action needs an account of a provider, and the pool has none. `what` names the action."""
 
     def __init__(self, pool: str, what: str) -> None:
         super().__init__(

@@ -63,7 +63,7 @@ class Book(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rented:
-    """The instances that a launch has rented. `error` says why some are missing; None if none is missing."""
+    """The result of a launch: the instances that were rented, and the `error` if some are missing (None if none is)."""
 
     instances: tuple[Instance, ...]
     error: Exception | None = None
@@ -80,11 +80,13 @@ class Launcher:
     """A launcher that rents the best offers that are in stock, for the nodes of one pool. Its methods block.
 
     Attributes:
+        drivers: the drivers of the pool's providers.
         order: called with an offer and node numbers. It returns the order, with a new token each time.
+        book: records what becomes of each order.
         attempts: offers that were refused so far, each with its error.
         stopping: event that is set when nothing more is to be rented.
-        lacking: the errors of places that accepted an order and then had no machine. These places are not tried. The
-            keys are those that the function `place` returns.
+        lacking: the errors of places that accepted an order and then had no machine. These places are not tried. A key
+            is what the function `place` returns for an offer: its provider, machine type, place and market.
         together: True if one order must make the machines of all nodes, because the nodes need a private network.
     """
 
@@ -136,7 +138,7 @@ class Launcher:
         return Rented(tuple(launched), _nothing_left(offers, self.attempts[before:], barred, len(launched)))
 
     def _rent_what_fits(self, offer: Offer, nodes: tuple[int, ...]) -> Iterator[list[Instance]]:
-        """Rent machines for as many nodes as quota and stock of an offer allow. Yield those of each order."""
+        """Rent machines on an offer for as many nodes as quota and stock allow. Yield the machines of each order."""
         most = len(nodes)
         while nodes:
             try:
@@ -152,7 +154,7 @@ class Launcher:
             nodes = nodes[most:]
 
     def _rent(self, offer: Offer, nodes: tuple[int, ...]) -> list[Instance]:
-        """Send one order, again after a lost reply or a requested pause. Return its instances, maybe too few."""
+        """Send one order, again after a lost reply or a requested pause. Return its instances; some may be missing."""
         driver = next(each for each in self.drivers if each.name == offer.provider)
         order = self.order(offer, tuple(node + host for node in nodes for host in range(offer.hosts)))
         instances: list[Instance] = []
@@ -216,7 +218,7 @@ def _patiently(stopping: threading.Event) -> Retrying:
 
 
 def _launched(driver: Driver, offer: Offer, order: Order) -> list[Instance]:
-    """Send an order with the driver's `launch`. Raise an ErrorGroup of it, such as of several regions, as NoAnswer."""
+    """Send an order, and return its instances. Raise NoAnswer in place of an ErrorGroup, such as of several regions."""
     try:
         return driver.launch(offer, order)
     except ErrorGroup as e:
@@ -224,7 +226,7 @@ def _launched(driver: Driver, offer: Offer, order: Order) -> list[Instance]:
 
 
 def _wrong(order: Order, offer: Offer, instances: Sequence[Instance]) -> str:
-    """Return how the instances of a launch differ from the order; "" if they agree. The last nodes may be missing."""
+    """Return in words how the instances differ from the order; "" if they agree. Its last nodes may be missing."""
     ranked = sorted(instances, key=lambda each: each.node)
     got = [each.node for each in ranked]
     asked = sorted(order.nodes)
@@ -241,7 +243,7 @@ def _wrong(order: Order, offer: Offer, instances: Sequence[Instance]) -> str:
 
 
 def place(offer: Offer) -> tuple[str, ...]:
-    """Return the key under which a shortage of this machine type in this place is remembered."""
+    """Return the key under which a shortage of this offer's machine type in its place and market is remembered."""
     return offer.provider, offer.instance_type, str(offer.accelerator), offer.region, offer.zone, offer.market
 
 
@@ -251,12 +253,12 @@ of one offer bars a key, no offer of this group is tried."""
 
 
 def _bars(offer: Offer) -> list[_Bar]:
-    """Return the keys under which refusals of other offers may bar this one: by provider, region and quota."""
+    """Return the keys of the groups that this offer is in: of its provider, of its region, and of its quota."""
     return [(offer.provider, "", ""), (offer.provider, offer.region, ""), (offer.provider, "", offer.quota)]
 
 
 def _covers(offer: Offer, error: ProviderError) -> _Bar | None:
-    """Return the key of all offers that a refusal covers; None if the refusal is for this offer alone."""
+    """Return the key of the group of offers to which a refusal of one applies; None if it applies to this one only."""
     match error:
         case QuotaError():
             return offer.provider, "", offer.quota
@@ -283,7 +285,7 @@ def _nothing_left(offers: Sequence[Offer], tried: Attempts, barred: Mapping[_Bar
 
 
 def _kind(attempt: tuple[Offer, ProviderError]) -> tuple[str, ...]:
-    """Return a key of a refused attempt. Attempts with the same key are reported in one line."""
+    """Return the key of a refused attempt for the error message, which has one line for all attempts with one key."""
     offer, error = attempt
     return offer.provider, offer.instance_type, str(offer.accelerator), offer.market, type(error).__name__, error.code
 

@@ -166,9 +166,11 @@ class Ledger:
         return self._file.write(work, holds=lambda record: record.session if record else "")
 
     def receive(self, record: Record, tokens: Mapping[tuple[str, str], str]) -> None:
-        """Record that this process owns a pool from now on. `record` is the pool's record in its former owner's ledger.
+        """Record that this process owns a pool from now on, which another process has handed over.
 
-        `tokens` has the tokens of the orders that made its instances, by (provider, id).
+        Args:
+            record: the pool's record in the ledger of its former owner.
+            tokens: the tokens of the orders that made its instances, by (provider, id of the instance).
 
         Raises:
             LedgerError: the ledger cannot be written.
@@ -185,7 +187,10 @@ class Ledger:
         self._file.write(work, thoroughly=True, holds=lambda _: record.session)
 
     def give_back(self, record: Record) -> None:
-        """Undo `adopt`, as the pool could not be taken over. `record` is what `adopt` has returned. Does not raise."""
+        """Undo `adopt`, because the pool could not be taken over. Does not raise.
+
+        `record` is what `adopt` has returned.
+        """
         former = record.client
         values = former.host, former.pid, former.birth, record.beat, record.lease, record.ending, record.stays
         me = Process.this()
@@ -261,13 +266,22 @@ class Ledger:
         asked: Mapping[int, float] | None = None,
         waits: bool = False,
     ) -> None:
-        """Record machines of an order that is not answered yet, as `rented` does. Does not raise."""
+        """Record machines of an order that is not answered yet. Does not raise.
+
+        Machines that are recorded already keep their records. The price of a slice is divided equally among its
+        machines.
+
+        Args:
+            asked: the time when the request for each node was sent, by its number. Other nodes get the time when the
+                order was first sent.
+            waits: True if the provider bills a machine only once it runs.
+        """
         self._note(*self._made(session, token, instances, asked or {}, waits))
 
     def _made(
         self, session: str, token: str, instances: Sequence[Instance], asked: Mapping[int, float], waits: bool
     ) -> list[Statement]:
-        """Return an SQL statement for each machine of an order. It records the machine if it is new; see `rented`."""
+        """Return an SQL statement for each machine of an order, which records the machine unless it is recorded."""
         now = clock.now()
         todo = list[Statement]()
         told = ", ".join(f"COALESCE(?, {fact})" for fact in _FACTS)
@@ -292,8 +306,8 @@ class Ledger:
     def billed(self, session: str, instances: Sequence[Instance], *, since_request: bool = False) -> None:
         """Record since when these instances are billed: since `billed_from`, or now if it is None. Does not raise.
 
-        Instances that are billed already, or have ended, are not changed. With `since_request`, an instance without
-        `billed_from` is billed since the time of the request.
+        Instances that are billed already, or have ended, are not changed. If `since_request` is True, an instance
+        without `billed_from` is billed since the time of the request instead of now.
         """
         now = clock.now()
         unsaid = "launched" if since_request else "?"
@@ -320,9 +334,12 @@ class Ledger:
     ) -> None:
         """Record machines that were found by their tags, and since when the running ones are billed. Does not raise.
 
-        They may belong to orders without an answer. `waits` has the providers that bill a machine only once it runs. If
-        such a provider does not tell since when it bills, the time of the request counts, or now if `since_request` is
-        False.
+        They may belong to orders without an answer.
+
+        Args:
+            waits: the providers that bill a machine only once it runs.
+            since_request: the time that counts if such a provider does not tell since when it bills a machine: True
+                for the time of the request, False for now.
         """
         orders: dict[tuple[str, str], list[Instance]] = {}
         for each in instances:
@@ -349,8 +366,9 @@ class Ledger:
     def idle(self, session: str, spans: Mapping[tuple[str, str], IdleSpan]) -> None:
         """Record for how long instances were idle in a span of time, and if they are idle afterwards. Does not raise.
 
-        `spans` has the keys (provider, id of the instance). The time between the last record and the span counts as
-        idle if that record says so. Instances that are not known, or are of an older skypool, are not changed.
+        `spans` has the keys (provider, id of the instance). If the last record of an instance says that it was idle
+        afterwards, the time from then to the span counts as idle, too. Instances that are not known, or were recorded
+        by an older skypool, are not changed.
         """
         if not spans:
             return
@@ -419,8 +437,8 @@ class Ledger:
     def standing(self, session: str) -> tuple[bool, Process | None]:
         """Return (True if a process has begun to end the pool, the process that has taken the pool over or None).
 
-        The second is None also if the first is True. Returns (False, None) if the ledger cannot be read or does not
-        have the pool. Does not raise.
+        If the first is True, the second is None. Returns (False, None) if the ledger cannot be read or does not have
+        the pool. Does not raise.
         """
         sql = "SELECT ending, ended, host, pid, birth FROM pools WHERE session = ?"
         try:
@@ -436,8 +454,8 @@ class Ledger:
     def ending(self, pool: str) -> None:
         """Record that this process begins to end the pools of this name, so that no process rents more for them.
 
-        From now on, this process is on record as the pools' process. If a process has begun to end a pool already, the
-        recorded time of that beginning is kept. Pools that have ended are not changed. Does not raise.
+        From now on, this process is recorded as the process of these pools. If a process has begun to end a pool
+        already, the recorded time of that is kept. Pools that have ended are not changed. Does not raise.
         """
         me = Process.this()
         sql = "UPDATE pools SET ending = COALESCE(ending, ?), host = ?, pid = ?, birth = ?"
@@ -452,9 +470,10 @@ class Ledger:
         self._note((sql, (until, session)))
 
     def end_stay(self, session: str) -> bool:
-        """Record that this process begins to end a pool whose machines stayed. May raise LedgerError.
+        """Record that this process begins to end a pool whose machines stayed after its `with` block.
 
-        Return False, and record nothing, if another process has taken the pool over, is ending it or has ended it.
+        Return False, and record nothing, if another process has taken the pool over, is ending it or has ended it. May
+        raise LedgerError.
         """
         me = Process.this()
         sql = "UPDATE pools SET ending = ?, host = ?, pid = ?, birth = ? WHERE session = ?"
@@ -465,8 +484,8 @@ class Ledger:
     def end(self, session: str, error: str = "") -> None:
         """Record that a pool is over. Does not raise.
 
-        Instances that were not recorded as ended stay on record as running. If the pool has a recorded end, its time is
-        kept. A recorded error is kept if `error` is "".
+        Instances that were not recorded as ended stay on record as running. If the end of the pool was recorded before,
+        its time is kept. `error` is the error that ended the pool; if it is "", an error that was recorded is kept.
         """
         sql = "UPDATE pools SET ended = COALESCE(ended, ?), error = COALESCE(NULLIF(?, ''), error) WHERE session = ?"
         self._note((sql, (clock.now(), error, session)))
@@ -476,7 +495,7 @@ class Ledger:
             self._file.let_go(session)
 
     def _note(self, *todo: Statement) -> None:
-        """Write SQL statements, after earlier ones that could not be written. If that fails, keep them in memory."""
+        """Execute SQL statements on the file, after earlier ones that failed. If this fails, keep them in memory."""
         with self._lock:
             owed = [*self._owed, *todo]
 
@@ -524,9 +543,9 @@ class Ledger:
     def receipt(self, session: str, now: float | None = None) -> Receipt:
         """Return what a pool's instances cost until the time `now`, or until this moment for None.
 
-        The receipt has no lines if the pool is not known. If the ledger cannot be read or written, what this process
-        has in memory is used, so budgets work without the file. Raises LedgerError if there is nothing in memory
-        either.
+        Times are in seconds since 1970. The receipt has no lines if the pool is not known. If the ledger cannot be read
+        or written, the copy of the pool in the memory of this process is used, so that budgets work without the file.
+        Raises LedgerError if there is no such copy either.
         """
         at = clock.now() if now is None else now
         try:
@@ -542,25 +561,29 @@ class Ledger:
         return found.receipt(at) if found else Receipt("", (), at)
 
     def _unwritten(self, session: str) -> Record | None:
-        """Return the record of a pool, from memory, if there are changes that could not be written to the file yet."""
+        """Return the record of a pool from memory if the file lacks some changes; otherwise None."""
         with self._lock:
             return self._known(session) if self._owed else None
 
     def _known(self, session: str) -> Record | None:
-        """Return the record of a pool that this process runs, from memory, with changes that are not written yet."""
+        """Return the record of a pool that this process runs from memory, with changes that the file lacks."""
         with self._lock, self._file.remembered() as book:
             for sql, values in self._owed:
                 book.execute(sql, values)
             return newest(read(book, clock.now(), "p.session = ?", session))
 
     def spent(self, session: str) -> float:
-        """Return what a pool has cost so far, in US dollars; 0 if the pool is not known. Raises as `receipt`."""
+        """Return what a pool has cost so far, in US dollars; 0 if the pool is not known.
+
+        Raises LedgerError if neither the ledger nor this process's memory can tell.
+        """
         return self.receipt(session).usd
 
     def rate(self, session: str) -> float:
-        """Return the current price of a pool in US dollars per hour; 0 if the pool is not known. Raises as `receipt`.
+        """Return the current price of a pool in US dollars per hour; 0 if the pool is not known.
 
-        Instances that have ended, or are not billed yet, do not count.
+        Instances that have ended, or are not billed yet, do not count. Raises LedgerError if neither the ledger nor
+        this process's memory can tell.
         """
         return self.receipt(session).usd_per_hour
 
@@ -609,7 +632,7 @@ def _answered(session: str, token: str, state: str, error: str) -> Statement:
 
 
 def _refuse_taken(record: Record, now: float) -> None:
-    """Raise UsageError if an unfinished pool occupies its name: a process runs or ends it, or may take it over."""
+    """Raise UsageError if a new pool cannot have this pool's name: a process runs or ends it, or may take it over."""
     if record.client_lives(now):
         doing = "already exists and is run by" if record.ending is None else "is being ended by"
         raise UsageError(
@@ -625,7 +648,7 @@ def _refuse_taken(record: Record, now: float) -> None:
 
 
 def _prune(book: sqlite3.Connection, before: float) -> None:
-    """Delete pools that ended (or were last alive) before this time, unless a machine of theirs may still run."""
+    """Delete pools that ended before this time, or gave their last sign of life then, unless machines may still run."""
     for table in ("earlier_prices", "instances", "orders", "pools"):
         book.execute(
             f"DELETE FROM {table} WHERE session IN (SELECT session FROM pools p WHERE COALESCE(ended, beat) < ? "

@@ -42,7 +42,7 @@ Schema = list[tuple[str, str, str, str | None]]
 
 
 def _passes(error: BaseException) -> bool:
-    """Return True if an error says nothing about the file's content, as when the file is locked or the disk is full."""
+    """Return True if an error does not mean that the file is damaged, as when it is locked or the disk is full."""
     if isinstance(error, sqlite3.Error):
         return getattr(error, "sqlite_errorname", "").startswith(_PASSING)
     return not isinstance(error, (Damaged, UnicodeDecodeError))
@@ -51,7 +51,7 @@ def _passes(error: BaseException) -> bool:
 def version(book: sqlite3.Connection) -> int:
     """Return the version of a ledger's tables, a number from 1. A newer skypool may have written a higher version.
 
-    Raises Damaged if the version and its second copy (see `MARK`) do not match, or the file has no version.
+    The file stores the version twice. Raises Damaged if the two do not match, or if the file has no version.
     """
     said: int = book.execute("PRAGMA user_version").fetchone()[0]
     mark: int = book.execute("PRAGMA application_id").fetchone()[0]

@@ -76,8 +76,8 @@ class LedgerFile:
             work: function that makes the changes on a connection. It may be called twice.
             patience: seconds to wait while another process locks the file; None means 30.
             thoroughly: True checks the whole file for damage first.
-            holds: takes the result of `work`, and returns the session that this process runs from now on, whose rows
-                are then kept in memory. "" (the default) means no session.
+            holds: called with the result of `work`. It returns the session that this process runs from now on; the rows
+                of that session are then also kept in memory. "" (the default) means no session.
 
         Raises:
             LedgerError: the file cannot be written, or is locked for longer than `patience`.
@@ -117,12 +117,12 @@ class LedgerFile:
             yield book
 
     def _restore(self, book: sqlite3.Connection) -> None:
-        """Copy the rows of this process's pools from memory into a ledger, for pools that it lacks."""
+        """Copy the rows of this process's pools from memory into a ledger, except pools that the ledger has already."""
         for session, rows in list(self._held.items()):
             put_back(book, session, rows)
 
     def _healed(self, attempt: Callable[[], T], patience: float) -> T:
-        """Run `attempt`. If the file, but not a lock, causes an error, replace it if damaged, and run it once more."""
+        """Run `attempt`. After an error of the file (not of its lock), replace a damaged file, and run it once more."""
         try:
             try:
                 return attempt()
@@ -165,7 +165,7 @@ class LedgerFile:
 
     @contextmanager
     def _opened(self, patience: float) -> Iterator[sqlite3.Connection]:
-        """Return a context manager for a connection to the file, which is made or brought up to date if needed."""
+        """Return a context manager for a connection to the file. The file is first made, or its tables updated."""
         with self._locked(patience) as lock:
             _take(lock, fcntl.LOCK_SH, patience)  # other processes cannot replace the file meanwhile
             if not self.file.exists():
@@ -200,7 +200,7 @@ class LedgerFile:
 
 
 def _take(lock: int, kind: int, patience: float) -> None:
-    """Lock the lock file, shared or exclusive, in place of an earlier lock. Raise TimeoutError after `patience` s."""
+    """Lock the lock file; `kind` is shared or exclusive. Raise TimeoutError if that takes over `patience` seconds."""
     fcntl.flock(lock, fcntl.LOCK_UN)
     until = time.monotonic() + patience
     while True:

@@ -91,7 +91,7 @@ def schema() -> ledger_damage.Schema:
 
 
 def rows_of(book: sqlite3.Connection, session: str) -> Rows:
-    """Return all rows of one session in the ledger, by the name of their table. Every table is a key."""
+    """Return all rows of one session in the ledger, as lists by the name of the table. Every table has a list."""
     return {each: book.execute(f"SELECT * FROM {each} WHERE session = ?", (session,)).fetchall() for each in KEPT}
 
 

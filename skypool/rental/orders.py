@@ -36,9 +36,9 @@ class Orders:
     be written.
 
     Attributes:
-        tried: names of the providers that may have machines of the pool.
-        counts: the number of orders that were answered or given up. An order that is sent again, as after a reply that
-            was lost, counts once.
+        tried: names of the providers to which an order was sent, so that they may have machines of the pool.
+        counts: the number of orders that were answered or given up, by (provider, machine type, outcome). An order that
+            is sent again, as after a reply that was lost, counts once.
     """
 
     def __init__(self, drivers: Sequence[Driver], rental: Rental, endings: Endings) -> None:
@@ -98,7 +98,7 @@ class Orders:
             )
 
     def undone(self, order: Order, instances: Sequence[Instance]) -> None:
-        """Record that an unfinished launch has terminated machines that it had made. The order stays open."""
+        """Record that machines which an open order had made were terminated again. The order stays open."""
         for each in instances:
             self._made.get(order.token, {}).pop(_key(each), None)
         self._rental.ended(instances)
@@ -137,8 +137,8 @@ class Orders:
         """Terminate the machines of an order that is given up.
 
         If the order got no answer, its machines are looked for now, and again by later calls of `terminate_lost`. If
-        the end of a machine is not proved, nothing is raised: the machine is then one of the pool's, and its provider
-        in `unclear`.
+        the end of a machine is not proved, nothing is raised. The machine is then added to those of the pool, and the
+        attribute `unclear` names its provider.
         """
         self._count(order, "unanswered" if order.token in self._open else "refused")
         asked = self._asked.pop(order.token, {})

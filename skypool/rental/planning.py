@@ -40,8 +40,9 @@ class Planning:
 
     Attributes:
         plan: the last plan; None before the first one, and after a shortage until a new one is made.
-        lacking: the errors of places that accepted an order and then had no machine, by `launch.place`. The launcher
-            skips them. A new plan clears the dict.
+        lacking: the errors of places that accepted an order and then had no machine. The launcher skips these places. A
+            key is what `launch.place` returns for an offer: its provider, machine type, place and market. A new plan
+            clears the dict.
     """
 
     def __init__(

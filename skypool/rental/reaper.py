@@ -31,7 +31,7 @@ PATIENCE = 120.0
 SETTLING = 30.0
 """Seconds after an order for which its machines may still be missing from the provider's lists."""
 _HOPELESS = (CredentialsError, AccessError, UsageError)
-"""Errors that do not pass by themselves."""
+"""Errors that do not pass by themselves, so that another attempt is useless."""
 Say = Callable[[str], None]
 """A function that shows one line of progress."""
 
@@ -115,7 +115,7 @@ def may_pass(error: BaseException) -> bool:
 
 @dataclass
 class _Errand:
-    """The termination of one pool at all of its providers. `seen` has the ids of the pool's instances by provider."""
+    """The termination of one pool at all of its providers. `seen` has the ids of the instances found, by provider."""
 
     drivers: tuple[Driver, ...]
     pool: str
@@ -126,7 +126,8 @@ class _Errand:
     def run(self) -> None:
         """Make one attempt at every provider to end all machines of the pool, and record what has ended.
 
-        All providers are asked at the same time. If one fails, the others are still tried. Raises as `terminate_all`.
+        All providers are asked at the same time. If one fails, the others are still tried. Raises StillRunning if
+        instances may still run, and ErrorGroup if only other resources are left.
         """
         running: list[tuple[Driver, Exception]] = []
         left: list[Exception] = []
@@ -193,13 +194,13 @@ class _Errand:
             return []
 
     def _late(self, provider: str) -> list[str]:
-        """Return tokens of orders and ids of instances that are so new (30 s) that the provider may not list them."""
+        """Return the order tokens and instance ids of the last 30 s that the provider has not listed, and may later."""
         seen = self.seen.get(provider, ())
         new = [each for record in self.records() for each in record.since(clock.now() - SETTLING)]
         return [name for where, name in new if where == provider and name not in seen]
 
     def _write_down(self, failed: Sequence[tuple[Driver, Exception]]) -> None:
-        """Record what has ended: all at providers without an error, else all but the instances that an error names."""
+        """Record what has ended: at a provider with an error, all instances but those that it names; elsewhere, all."""
         if self.ledger is None:
             return
         for name in {each.name for each in self.drivers} - {driver.name for driver, _ in failed}:

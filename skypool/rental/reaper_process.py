@@ -1,6 +1,7 @@
 """Terminates all machines of a pool in a process of its own, which outlives the client and its terminal.
 
-If machines stay for a while after a `with` block (see `linger` of `ComputePool`), the process first waits that long.
+If the pool has `linger=`, its machines stay for that time after its `with` block. The process then first waits for
+that time to pass.
 
 `terminate_in_background` starts the process, and `main` is what the process runs.
 """
@@ -42,8 +43,8 @@ def terminate_in_background(drivers: Sequence[Driver], pool: str, session: str, 
     the new process has read its task, but not for the end of the machines.
 
     Args:
-        staying: True if the machines stay until the time that the ledger has. The process then waits until that time,
-            and does nothing if another process takes the pool over or ends it. Default False.
+        staying: True if the machines stay after the `with` block until a time that the ledger has. The process then
+            waits until that time, and does nothing if another process takes the pool over or ends it. Default False.
 
     Raises:
         SkypoolError: the process could not be started. Machines that can end themselves do so when their lease is over.
@@ -143,7 +144,7 @@ def main() -> int:
 
 
 def _stayed(ledger: Ledger, session: str) -> bool:
-    """Wait until machines need not stay any longer. Return False if another process has the pool, or may have it."""
+    """Wait until a pool's machines stay no longer. Return False if another process has the pool, or may have it."""
     try:
         while (record := ledger.record(session)) is not None and record.is_staying:
             left = record.lasts - time.time()

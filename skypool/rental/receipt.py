@@ -134,13 +134,16 @@ class Line:
 
     @property
     def _counted_until(self) -> float:
-        """The end of the time that may be idle: `until`, or the end of the charged time if the instance has ended."""
+        """The time until which idle time is counted: `until`; for an ended instance, the end of the charged time."""
         if self.billed_from is None:
             return self.until
         return self.begins + self.seconds if self.ended else self.until
 
     def idled(self, span: IdleSpan) -> Line:
-        """Return a copy of this line in which the idle time until the end of a span is recorded."""
+        """Return a copy of this line in which the idle time of the span, and of the time before it, is recorded.
+
+        If idle time was recorded until then already, or is not recorded for this instance, return the line.
+        """
         if self.idle_at is None or span.until <= self.idle_at:
             return self
         since = max(self.idle_at, min(span.since, span.until))

@@ -38,7 +38,15 @@ class Damaged(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """An open order. `at` is when it was last sent, in seconds since 1970; `place` is the zone or region."""
+    """An open order: one that was sent, and that the provider has not answered.
+
+    Attributes:
+        token: identifies the order.
+        type: the machine type.
+        place: the zone, or the region if no zone is known.
+        nodes: the numbers of the nodes that it is for.
+        at: when it was last sent, in seconds since 1970.
+    """
 
     token: str
     provider: str
@@ -54,6 +62,7 @@ class Record:
 
     Attributes:
         client: process that runs or ends the pool, or that did so last.
+        started: time when the pool began.
         beat: time of the last sign of life of `client`.
         lease: seconds for which machines live on without `client`.
         ending: time when a process began to end the pool; None before, and again after a process took the pool over.
@@ -119,7 +128,7 @@ class Record:
         )
 
     def since(self, time: float) -> list[tuple[str, str]]:
-        """Return open orders and running instances from after `time`, which their provider may not list yet.
+        """Return open orders and running instances from after `time`. Their provider may not list their machines yet.
 
         These are pairs (provider, token) for the orders, followed by pairs (provider, id) for the instances.
         """
@@ -173,7 +182,7 @@ def read(book: sqlite3.Connection, now: float, where: str = "TRUE", *values: obj
 def _earlier_prices(
     book: sqlite3.Connection, where: str, values: Sequence[object]
 ) -> dict[tuple[object, object, object], list[tuple[float, float]]]:
-    """Return earlier prices by (session, provider, id), the oldest first, as (end of validity, USD per hour)."""
+    """Return earlier prices by (session, provider, id), the oldest first: (time until which it was valid, USD/hour)."""
     found: dict[tuple[object, object, object], list[tuple[float, float]]] = {}
     sql = f"SELECT e.* FROM earlier_prices e JOIN pools p USING (session) WHERE {where} ORDER BY e.until"
     for session, provider, id_, until, price in book.execute(sql, values):

@@ -79,7 +79,12 @@ class Rental:
     # --- begin and end ---------------------------------------------------------------------------------------
 
     def begin(self, drivers: Sequence[Driver]) -> None:
-        """Record the pool in the ledger, with the settings of these drivers. Raises as `Ledger.begin`."""
+        """Record the pool in the ledger, with the settings of these drivers. Call this before anything is rented.
+
+        Raises:
+            LedgerError: the ledger cannot be written.
+            UsageError: a pool of this name is running, or its machines may still run.
+        """
         terms = self._terms
         ledger = Ledger.here(self.tell)
         ledger.begin(
@@ -93,11 +98,18 @@ class Rental:
         self.ledger = ledger
 
     def adopt(self, instances: Sequence[Instance]) -> Record | None:
-        """Take over the pool with these instances, which another process has left. Return its record before that.
+        """Take over the pool with these instances, which another process has left.
 
         If this pool was made without a budget, it gets the budget that the ledger has for it. If the ledger has a
-        shorter lifetime for it, that lifetime counts. Returns None if the ledger does not have the pool; its costs are
-        not recorded then. Raises as `Ledger.adopt`.
+        shorter lifetime for it, that lifetime counts.
+
+        Returns:
+            The pool's record before the takeover. None if the ledger does not have the pool; its costs are not recorded
+            then.
+
+        Raises:
+            LedgerError: the ledger cannot be written.
+            UsageError: another process runs the pool or is ending it.
         """
         self.has(instances)
         ledger = Ledger.here(self.tell)
@@ -109,9 +121,12 @@ class Rental:
         return known
 
     def hold(self, handover: Handover) -> None:
-        """Take over the pool and the account that another process has handed over. Its prices stay the last known ones.
+        """Take over the pool that another process has handed over. Its prices stay the last known ones.
 
-        Raises as `Ledger.adopt` and `Ledger.receive`, and PoolClosed if the ledger has the pool as ended.
+        Raises:
+            LedgerError: the ledger cannot be written.
+            UsageError: a process runs the pool or is ending it here, or another pool of its name may still run.
+            PoolClosed: the pool has ended, according to the ledger.
         """
         record = handover.record
         self.has(each.instance for each in handover.nodes)
@@ -134,7 +149,7 @@ class Rental:
     def give_back(self) -> Record | None:
         """Undo `adopt` or `hold` in the ledger. Return the record before it; None if the ledger did not have the pool.
 
-        A pool that the ledger got with `hold` counts as over here: its former owner has it.
+        If `hold` has added the pool to the ledger, it counts as ended there: its former owner has it again.
         """
         if self._adopted is not None and self.ledger is not None:
             self.ledger.give_back(self._adopted)
@@ -155,13 +170,18 @@ class Rental:
         return min(self._terms.lease / 3, 60.0)
 
     def beat(self) -> None:
-        """Renew the pool's lease in the ledger. Raises as `check_owner`."""
+        """Renew the pool's lease in the ledger. Blocks.
+
+        Raises:
+            PoolClosed: another process has begun to end the pool.
+            TakenOver: another process has taken the pool over.
+        """
         if self.ledger is not None:
             self.ledger.beat(self.session)
         self.check_owner()
 
     def check_owner(self) -> None:
-        """Raise an error if the pool is no longer this process's. Do nothing if the ledger cannot tell. Blocks.
+        """Raise an error if another process ends the pool or owns it. Do nothing if the ledger cannot tell. Blocks.
 
         Raises:
             PoolClosed: another process has begun to end the pool.
@@ -180,7 +200,10 @@ class Rental:
             )
 
     def idle(self, spans: Mapping[tuple[str, str], IdleSpan]) -> None:
-        """Record in the ledger, if there is one, how long instances were idle, by (provider, id). Does not raise."""
+        """Record in the ledger how long instances were idle, by (provider, id). Do nothing without a ledger.
+
+        Does not raise.
+        """
         if self.ledger is not None:
             self.ledger.idle(self.session, spans)
 
@@ -207,7 +230,7 @@ class Rental:
         return _key(instance) in self._billed
 
     def ends_itself(self, instance: Instance) -> bool:
-        """Return True if an instance that was handed over ends itself when its lease is over."""
+        """Return True if an instance that another process has handed over ends itself when its lease is over."""
         return _key(instance) in self._end_themselves
 
     def is_free(self, instance: Instance) -> bool:
@@ -245,7 +268,10 @@ class Rental:
 
     @contextmanager
     def telling_later(self) -> Iterator[None]:
-        """Show notices of this thread only after the block, which may hold a lock that listeners need."""
+        """Delay notices to the user from this thread until the end of the `with` block.
+
+        The block may hold a lock that listeners of notices need.
+        """
         notices: list[events.Notice] = []
         self._later.notices = notices
         try:

@@ -33,7 +33,9 @@ class Tell(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The checked arguments with which a pool was made. `ComputePool` describes them. Durations are in seconds.
+    """The checked arguments with which a pool was made. Durations are in seconds.
+
+    Those that are not described here are the arguments of `ComputePool` of the same name.
 
     Attributes:
         minimum: number of nodes (or slices) with which the pool is ready.
@@ -75,7 +77,9 @@ class Terms:
 
 
 def pool_name(name: str | None) -> str:
-    """Return a pool's name in the form that clouds take (see `spelt`); for None, a random one like "pool-1f0a9c3e".
+    """Return a pool's name in the form that clouds accept: lower case, with "-" in place of "_" and ".".
+
+    For None, return a random name such as "pool-1f0a9c3e".
 
     Raises UsageError unless the name has 1 to 40 letters, digits, "-", "_" and ".", and begins and ends with a letter
     or digit.
@@ -92,7 +96,7 @@ def pool_name(name: str | None) -> str:
 
 
 def spelt(name: str) -> str:
-    """Return the name of a pool as all clouds take it: `Llama3.1_a` and `llama3-1-a` are the same pool."""
+    """Return a pool's name in the form that all clouds accept: `Llama3.1_a` becomes `llama3-1-a`, the same pool."""
     return name.lower().replace("_", "-").replace(".", "-")
 
 
@@ -130,8 +134,9 @@ class TrustTerms(TypedDict):
 def trust_asked(trust: Any, allow_results: Any) -> TrustTerms:
     """Check the trust arguments of a pool, and return them as the fields `trust` and `allow_results` of `Terms`.
 
-    A class in `allow_results` becomes its full name. Names are not looked up, so the classes need not exist here. See
-    `ComputePool` for the values; all others raise UsageError.
+    `trust` must be "full", "data" or None. `allow_results` must have classes, and names such as "mypkg.Point" and
+    "mypkg.*". A class becomes its full name. Names are not looked up, so the classes need not exist here. Raises
+    UsageError for other values.
     """
     said = None if trust is None else one_of("trust", trust, get_args(Trust))
     several = allow_results if isinstance(allow_results, (list, tuple, set, frozenset)) else [allow_results]

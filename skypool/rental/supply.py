@@ -44,8 +44,8 @@ class Supply:
         rental: the account of the pool.
         attempts: offers that were refused, each with its error.
         orders: the orders of the pool.
-        terminate: terminates instances and proves that they ended; see `Endings.terminate`.
-        terminate_lost: terminates machines of orders without an answer; see `Orders.terminate_lost`.
+        terminate: `Endings.terminate`: terminates instances, proves that they ended, and returns the errors of others.
+        terminate_lost: `Orders.terminate_lost`: looks for machines of orders without an answer, and terminates them.
     """
 
     def __init__(
@@ -88,16 +88,28 @@ class Supply:
     async def look(self) -> Plan:
         """Return the plan: the offers on which machines would be rented now, in the order in which they are tried.
 
-        A plan that is at most 5 minutes old is returned again. Raises as `Planning.look`.
+        A plan that is at most 5 minutes old is returned again.
+
+        Raises:
+            NoOffers: no offer meets the requirements.
+            PoolClosed: the pool is stopped.
+            UsageError: offers meet the requirements, but none of them can keep the budget.
+            ProviderError: the pool's only provider could not be asked.
         """
         return await self._planning.look()
 
     async def look_out(self, pause: Pause) -> Plan:
-        """Return the plan as `look` does. While machines are out of stock, try again for the pool's `wait` time.
+        """Return the plan: the offers on which machines would be rented now, in the order in which they are tried.
 
-        `pause` sleeps between two attempts; it gets the seconds. Raises as `Planning.look`. NoOffers is raised at once
-        if waiting cannot help. ProviderError is raised at once, unless the pool has begun to wait and the error may
-        pass by itself.
+        While machines are out of stock, try again until the pool's `wait` time is over.
+        `pause` is called with the seconds to sleep between two attempts.
+
+        Raises:
+            NoOffers: no offer meets the requirements. Raised at once if waiting cannot help.
+            PoolClosed: the pool is stopped.
+            UsageError: offers meet the requirements, but none of them can keep the budget.
+            ProviderError: the pool's only provider could not be asked. Raised at once, unless the pool has begun to
+                wait and the error may pass by itself.
         """
         plan: Plan = await self._planning.waiting(pause)(self.look)
         return plan
@@ -123,7 +135,8 @@ class Supply:
     def adopt(self) -> list[Instance]:
         """Take over the instances of the pool of this name that another process left, and return them.
 
-        The limits of the pool are those of `Rental.adopt`.
+        If this pool was made without a budget, it gets the budget that the ledger has for it. If the ledger has a
+        shorter lifetime for it, that lifetime counts.
 
         Raises:
             SkypoolError: no provider has instances of the pool, or a provider could not be asked.
@@ -166,7 +179,7 @@ class Supply:
         If too few machines are in stock, another attempt is made, until the pool's `wait` time is over. The machines of
         the earlier attempt are terminated first, so that they cost nothing during the wait. If the end of a machine is
         not proved, that machine is returned, and there is no other attempt. The machines of the last attempt are kept,
-        even if they are too few. Raises as `Planning.look`.
+        even if they are too few. Raises NoOffers, PoolClosed, UsageError or ProviderError if there is no plan.
 
         Args:
             nodes: node numbers; for a slice, the node number of its first host.
@@ -220,7 +233,7 @@ class Supply:
             self.rental.billed([instance])
 
     def rejected(self, instance: Instance, why: Exception) -> None:
-        """Note that an instance was given up before it was ready, so that its driver may avoid such machines.
+        """Note that an instance was given up before it was a ready node, so that its driver may avoid such machines.
 
         After a CapacityError, such machines in the same place are skipped until the next plan. The instance is not
         terminated. A failure of the driver is told to the user, and not raised.
@@ -247,7 +260,7 @@ class Supply:
             )
 
     def _renewed(self, seconds: float) -> Iterator[tuple[str, Exception]]:
-        """Let the tags say that the machines are needed for so long. Yield each provider that failed, and its error."""
+        """Renew the tags: the machines are needed for `seconds` more. Yield (provider, error) for each that failed."""
         for driver in self._drivers:
             if driver.name in self.orders.tried and isinstance(driver, Renews):
                 try:
@@ -339,9 +352,14 @@ class Supply:
     def leave(self, seconds: float) -> tuple[float, str]:
         """Record that this process leaves the pool, whose machines stay. Start a process that ends them afterwards.
 
-        Blocks. The nodes are not told. The machines stay for `seconds`, or less if budget or lifetime end before.
-        Returns that time in seconds, and a notice for the user. Raises SkypoolError if the process could not be
-        started, or the ledger does not have the pool.
+        Blocks. The nodes are not told. The machines stay for `seconds`, or less if the budget or the lifetime ends
+        before.
+
+        Returns:
+            (the seconds for which they stay, a notice for the user).
+
+        Raises:
+            SkypoolError: the process could not be started, or the ledger does not have the pool.
         """
         name, rental = self._terms.name, self.rental
         if rental.ledger is None:

@@ -14,7 +14,7 @@ from skypool.report.tables import Cell, long_table, note, section, table
 
 
 def calls(facts: PoolFacts) -> Element:
-    """Return the section with the calls."""
+    """Return the section of the page with the calls."""
     counts = facts.counts
     if counts is None:
         return section("calls", "Calls", note("The number of calls is unknown: the history of this run is not kept."))
@@ -63,7 +63,7 @@ def _class(number: int) -> str:
 
 
 def _quantile(classes: Sequence[int], share: float) -> str:
-    """Return a quantile of the wall times as text: the upper bound of its class, because single times are not kept."""
+    """Return a quantile of the wall times as text: the upper bound of its class, as exact times are not kept."""
     wanted = share * sum(classes)
     number = next(number for number, below in enumerate(accumulate(classes)) if below >= wanted)
     if number >= len(BOUNDS):

@@ -14,7 +14,7 @@ from skypool.samples.store import Point
 _MOST_PLOTS = 128
 """The most devices with a plot. All of them are in the table."""
 _MOST_TIMES = 12
-"""The number of rows of each device in the table of values over time."""
+"""The most rows for each device in the table of values over time."""
 _MOST_ROWS_OVER_TIME = 1600
 """The most rows of all tables of values over time."""
 _GAP = 3.0

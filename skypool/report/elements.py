@@ -18,7 +18,7 @@ Value = str | int | float | bool | None
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """An element of HTML or SVG, with its attributes and with the elements and texts in it."""
+    """An element of HTML or SVG, with its attributes, and with the elements and texts that it contains."""
 
     tag: str
     attributes: tuple[tuple[str, str | None], ...]
@@ -28,7 +28,7 @@ class Element:
         return "".join(self.parts())
 
     def parts(self) -> Iterator[str]:
-        """Yield the text of the element, in pieces."""
+        """Yield the HTML or SVG text of the element, in pieces."""
         yield f"<{self.tag}"
         for name, value in self.attributes:
             yield f" {name}" if value is None else f' {name}="{escape(_clean(value))}"'
@@ -46,7 +46,9 @@ class Element:
 
 
 def element(tag: str, *children: Element | str | None, **attributes: Value) -> Element:
-    """Return an element of HTML or SVG. Children that are None are left out. Raise ValueError for an invalid name.
+    """Return an element of HTML or SVG. Children that are None are left out.
+
+    Raises ValueError if the name of the tag or of an attribute is not valid.
 
     In names of attributes, "_" becomes "-". A "_" at the end is removed, as in `class_`.
     """

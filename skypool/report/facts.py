@@ -22,7 +22,7 @@ _MOST_POINTS_IN_ALL = 30_000
 
 @dataclass(frozen=True, slots=True)
 class PhaseSpan:
-    """A phase of a node's life, as in `skypool.events.NodePhase`. Times are in seconds since 1970.
+    """A phase of a node's life, such as "booting" or "ready". Times are in seconds since 1970.
 
     `is_over` is False if the phase's end is not known. `until` is then the end of the time line.
     """
@@ -38,7 +38,7 @@ class StepSpan:
     """A step of a node's setup. Times are in seconds since 1970.
 
     Attributes:
-        number: its number, from 1, of `steps`.
+        number: its number, from 1 to `steps`, the number of all steps.
         until: its end; if that is not known, the end of the node or of the time line.
         state: "done", "skipped" (it was done before) or "started" (its end is not known).
     """
@@ -57,9 +57,10 @@ class NodeFacts:
     """The stored data of a node. All tuples are in order of time.
 
     Attributes:
-        phases: the phases of its life, without "ended".
+        phases: the phases of the node's life, without "ended".
         ended: when its machine had ended, in seconds since 1970; None if that is not known.
         error: the error that ended it; "" without one.
+        steps: the steps of its setup.
         work: spans of time, and how long the node worked in each.
         marks: the node's events that are marked on the time line.
         calls: the calls that it ran, as far as they are kept.
@@ -83,7 +84,7 @@ class NodeFacts:
     lines: tuple[Line, ...] = ()
 
     def span_of(self, phase: str) -> PhaseSpan | None:
-        """Return the span of a phase; None if the node was not in it."""
+        """Return when the node was in a phase, such as "booting"; None if it was not in it."""
         return next((each for each in self.phases if each.phase == phase), None)
 
     @property
@@ -101,12 +102,16 @@ class PoolFacts:
     """The stored data of a pool. Times are in seconds since 1970.
 
     Attributes:
+        record: the pool's record in the ledger.
+        receipt: the pool's machines and their costs.
         now: when the facts were read.
-        end: the end of its time line: now, or the time of the last stored data.
+        start: the beginning of the pool's time line.
+        end: the end of the time line: now, or the time of the last stored data.
         state: "live", "ending", "left" (its process is gone, and machines may still run) or "ended".
         is_kept: False if no history is kept, so that only its record and its costs are known.
         nodes: the nodes in the order of their numbers.
         counts: the numbers of calls that ended, by outcome; None if they are not known.
+        journal: the pool's history: its events, ended calls, working times and facts such as the plan.
         points: its samples, summarised over steps of time.
     """
 
@@ -210,7 +215,7 @@ def _node(
 
 
 def _done(facts: Mapping[str, Any], node: int) -> int | None:
-    """Return the number of calls that ended on a node, for all processes that ran the pool; None if not known."""
+    """Return how many calls ended on a node, counted by all processes that ran the pool in turn; None if unknown."""
     found = [int(value) for name, value in facts.items() if name.startswith(f"done {node} ")]
     return sum(found) if found else None
 

@@ -17,11 +17,11 @@ IDLE_FOR = 300.0
 UNUSED_FOR = 120.0
 """Seconds for which a call must have used one of several devices before the user is told."""
 _GAP = 0.5
-"""Seconds without idle time after which a node counts as idle anew."""
+"""If a node works for more than this many seconds, its idle time is counted from 0 again."""
 
 
 class Hints(Watch):
-    """The hints about idle devices of one pool."""
+    """A watch that gives the user hints about idle devices of one pool."""
 
     name = "the hints about idle devices"
     hears = ()

@@ -40,11 +40,14 @@ _LOOK_EVERY = 1.0
 _COUNT_EVERY = 5.0
 """Seconds between two looks at calls and working times."""
 _OFTEN = 60
-"""The number of looks at the beginning that include calls and working times, so that short runs are seen in detail."""
+"""For so many looks, calls and working times are looked at each time, so that short runs are recorded in detail."""
 _RESTS = 200
-"""Factor: the next look at calls waits for this times the duration of a write. So very many calls cost little."""
+"""The pause before the next look at calls is at least this many times as long as the last look and write took.
+
+So the recording of very many calls takes little time.
+"""
 _RESTS_AT_MOST = 30.0
-"""The most seconds of that wait."""
+"""The most seconds that `_RESTS` makes the pause last."""
 _LONGEST = 1000
 """The most characters of a text in an event or an error."""
 _LONGEST_PLAN = 100_000
@@ -52,11 +55,11 @@ _LONGEST_PLAN = 100_000
 _MOST_OFFERS = 20
 """The number of offers of a plan that are kept with their prices."""
 _ALIKE = 0.02
-"""The largest difference of the working shares of two spans of time that are joined."""
+"""Two spans of time are joined if the shares of working time in them differ by at most this."""
 
 
 class History(Watch):
-    """The writer of one pool's history."""
+    """The writer of one pool's history: it writes the pool's events, calls and working times to a file."""
 
     name = "the history of the pool"
     hears = KEPT
@@ -126,7 +129,7 @@ class History(Watch):
         return text if len(text) <= longest else f"{text[: longest - 2]} …"
 
     def _work(self) -> list[WorkSpan]:
-        """Return spans of time with the seconds that nodes worked in them, so far as they are new or were extended."""
+        """Return spans of time with the seconds that nodes worked in them: those that are new or have become longer."""
         changed = []
         for node, now in self._facts.idleness.items():
             if node in self._over:
@@ -168,7 +171,7 @@ class History(Watch):
 
 
 _COLUMNS = ("pool", "time", "node")
-"""Fields of an event that stand in columns of their own, or are the same for all events of a file."""
+"""Fields of an event that are not kept among its data: columns of the file have them, or all events share them."""
 
 
 @dataclass(frozen=True, slots=True)

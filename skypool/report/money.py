@@ -20,7 +20,7 @@ _IDLE = (
 
 
 def money(facts: PoolFacts) -> Element:
-    """Return the section with the costs."""
+    """Return the section of the page with the costs."""
     lines = facts.receipt.lines
     if not lines:
         return section("money", "Money", note("No machine was rented."))

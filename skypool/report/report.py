@@ -46,5 +46,8 @@ class Report:
 
 
 def report_of(record: Record) -> Report:
-    """Return the report of a pool as it is known now. Raise sqlite3.Error if the file of its history is damaged."""
+    """Return a report of a pool, from its record in the ledger and from what has been stored of it until now.
+
+    Raises sqlite3.Error if the file of the pool's history is damaged.
+    """
     return Report(record.pool, page(collect(record, path_of(record.session), clock.now())))

@@ -10,7 +10,7 @@ from skypool.samples.store import SampleStore
 
 
 class SampleFile(Watch):
-    """The writer of one pool's samples."""
+    """The writer of one pool's samples: it writes what is measured on the nodes to a file."""
 
     name = "the file of the samples"
     hears = ()

@@ -66,7 +66,12 @@ def long_table(
     shown: int = 10,
     most: int = 1000,
 ) -> list[Element]:
-    """Return a table of the first `shown` rows, a folded one of rows up to `most`, and a note that counts the rest."""
+    """Return a table of the first `shown` rows, and a hidden one, which can be opened, of further rows up to `most`.
+
+    If there are more than `most` rows, a note says how many are left out. The first cell of each row is its heading.
+    `numbers` has the headings of columns that are aligned to the right. `is_compact` is True for a table with few short
+    columns, which stays a table on narrow screens.
+    """
     made = [table(caption, headings, rows[:shown], numbers, is_compact)]
     if len(rows) > shown:
         rest = rows[shown:most]

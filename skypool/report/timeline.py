@@ -15,7 +15,7 @@ _MOST_NODES = 100
 _MOST_SPANS = 8000
 """About the most spans of working time in all rows together."""
 _CUT = 0.005
-"""The share of the time line above which a step of the setup has a line around it."""
+"""A step of the setup has a line around it if it takes more than this share of the time line."""
 _HEIGHT = 40
 """The height of a row of the plot: the phases are above 16, the work is between 19 and 33, the calls are below."""
 _WORK_TOP = 19
@@ -43,7 +43,7 @@ _LEGEND = (
 
 
 def timeline(facts: PoolFacts) -> Element:
-    """Return the section with the time line."""
+    """Return the section of the page with the time line."""
     shown = facts.nodes[:_MOST_NODES]
     if not shown:
         return section("timeline", "Time line", note("No node was launched, or the history of the nodes is not kept."))
@@ -61,7 +61,10 @@ def timeline(facts: PoolFacts) -> Element:
 
 
 def axis(start: float, span: float) -> Element:
-    """Return a scale with five times of day for a plot. `start` is in seconds since 1970, `span` in seconds."""
+    """Return a scale for a plot over time, with five times of day.
+
+    `start` is the time at the left end, in seconds since 1970, and `span` the length of the plot in seconds.
+    """
     ticks = [element("span", words.clock(start + span * each / 4)) for each in range(5)]
     return element("div", *ticks, class_="axis", aria_hidden="true")
 

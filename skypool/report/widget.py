@@ -23,7 +23,10 @@ _CELL = "padding: 0.15rem 0.75rem 0.15rem 0; text-align: left; vertical-align: t
 
 @dataclass(frozen=True, slots=True)
 class Now:
-    """The state of a pool at one moment. `info` has the fields that observers get; None before the pool's start."""
+    """The state of a pool at one moment.
+
+    `info` has what other processes, such as `skypool ps`, can see of the pool; None before the pool's start.
+    """
 
     info: Mapping[str, Any] | None = None
 

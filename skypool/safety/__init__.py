@@ -10,6 +10,8 @@ docs/trust.md lists what other users can reach, and what each part does about it
 - `private`: folders and files that only this user can change.
 - `quota`: counts what this process keeps of each node, and refuses what is too much.
 - `removal`: removes folders, but nothing that is mounted in them.
+
+A surrogate is a character that UTF-8 cannot encode. Python uses surrogates for bytes that are not UTF-8.
 """
 
 __all__ = ["book", "descriptors", "encodings", "peers", "places", "private", "quota", "removal"]

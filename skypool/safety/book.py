@@ -1,4 +1,4 @@
-"""`Book`: a connection to a SQLite file that accepts any text, even with surrogates, which SQLite cannot store."""
+"""`Book`: a connection to a SQLite file that accepts any text, also with surrogates, which SQLite cannot store."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class Book(sqlite3.Connection):
     """Connection to a SQLite file that escapes surrogates in texts. Pass it as `factory` to `sqlite3.connect`."""
 
     def execute(self, sql: str, values: Any = (), /) -> sqlite3.Cursor:
-        """Execute a statement, as the base class does."""
+        """Execute an SQL statement. Surrogates in the texts among `values` are stored as escapes."""
         return super().execute(sql, _encodable(values))
 
     def executemany(self, sql: str, rows: Iterable[Any], /) -> sqlite3.Cursor:
-        """Execute a statement for each row of values, as the base class does."""
+        """Execute an SQL statement for each row of values. Surrogates in texts are stored as escapes."""
         return super().executemany(sql, map(_encodable, rows))
 
 

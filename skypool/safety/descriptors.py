@@ -18,7 +18,7 @@ _pools: weakref.WeakSet[object] = weakref.WeakSet()
 
 
 def keep(pool: object) -> None:
-    """Keep the reserve until `forget` was called for `pool` and all others. Any thread may call this."""
+    """Fill the reserve, and keep it until `forget` was called for `pool` and all other pools. Thread-safe."""
     with _lock:
         _pools.add(pool)
         _fill()
@@ -31,7 +31,7 @@ def release() -> None:
 
 
 def forget(pool: object) -> None:
-    """Note that a pool has ended. If other pools are left, fill the reserve again for them."""
+    """Note that a pool has ended. If other pools are left, fill the reserve again; otherwise close it."""
     with _lock:
         _pools.discard(pool)
         if _pools:

@@ -13,7 +13,7 @@ from skypool.text import encodable
 
 
 def bytes_of(value: str) -> bytes:
-    """Return the bytes of a secret. It may have surrogates, as environment variables that are not UTF-8 do."""
+    """Return the bytes of a secret. Surrogates, as in environment variables that are not UTF-8, become their bytes."""
     try:
         return value.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:

@@ -8,7 +8,7 @@ from skypool.errors import UsageError
 
 
 def state() -> Path:
-    """Return the folder of files that must last. It may not exist. Raise UsageError if the user has no home folder."""
+    """Return the folder of files that must be kept. It may not exist. Raise UsageError without a home folder."""
     return _folder("user_state_dir")
 
 

@@ -22,14 +22,17 @@ from pathlib import Path
 from skypool.errors import NotPrivate
 
 CLOSED = (files("skypool.safety") / "closed.sh").read_text("utf-8")
-"""The shell function `closed FOLDER`, for nodes. It prints nothing, or why another user can change the folder."""
+"""The source of a shell function for nodes, `closed FOLDER`, which checks a folder.
+
+If another user can change the folder, the function prints why; otherwise it prints nothing.
+"""
 STATE = "set XDG_STATE_HOME to a folder of your own"
 CACHE = "set XDG_CACHE_HOME to a folder of your own"
-"""Advice if the folder for state, or the one for caches, cannot be used."""
+"""Advice if the folder for caches cannot be used. `STATE` is the advice for the folder for state."""
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _MOST_LINKS = 40
-"""The most symbolic links on the way to a folder, as in Linux."""
+"""The most symbolic links that are followed on the way to a folder. Linux has the same limit."""
 
 
 def folder(path: str | os.PathLike[str], instead: str = "", *, mend: bool = True) -> Path:
@@ -61,17 +64,24 @@ def folder(path: str | os.PathLike[str], instead: str = "", *, mend: bool = True
 def check(path: str | os.PathLike[str], instead: str = "") -> None:
     """Check that other users cannot change an existing folder. They may be able to read it. Nothing is changed.
 
-    Raises NotPrivate if another user can change it or what is on the way to it. Raises FileNotFoundError if it does not
-    exist, or another OSError if it cannot be looked at.
+    Args:
+        instead: for the error message, how to use another folder.
+
+    Raises:
+        NotPrivate: another user can change the folder, or what is on the way to it.
+        FileNotFoundError: the folder does not exist.
+        OSError: the folder cannot be examined.
     """
     place = _way_to(os.fspath(path), instead, make=False)
     _judge(place, os.lstat(place), instead)
 
 
 def check_file(path: str | os.PathLike[str], instead: str = "") -> None:
-    """Check a file in a private folder, which others may have put there earlier. A missing file raises nothing.
+    """Check that other users cannot change a file in a private folder. A missing file raises no error.
 
-    Raises NotPrivate if the file is another user's, others can change it, or it is no regular file.
+    Others may have put the file there before the folder became private. `instead` is advice for the error message, on
+    how to use another folder. Raises NotPrivate if the file is another user's, others can change it, or it is no
+    regular file.
     """
     with contextlib.suppress(FileNotFoundError):
         _judge_file(os.fspath(path), os.lstat(path), instead)
@@ -80,7 +90,11 @@ def check_file(path: str | os.PathLike[str], instead: str = "") -> None:
 def opened(path: str | os.PathLike[str], flags: int, instead: str = "") -> int:
     """Open a file in a private folder, and return its descriptor. With O_CREAT, a new file gets mode 0600.
 
-    Raises NotPrivate as `check_file` does, and OSError if the file cannot be opened.
+    `flags` are those of `os.open`. `instead` is advice for the error message, on how to use another folder.
+
+    Raises:
+        NotPrivate: the file is another user's, others can change it, or it is no regular file.
+        OSError: the file cannot be opened.
     """
     place = os.fspath(path)
     with contextlib.suppress(FileNotFoundError):
@@ -96,13 +110,18 @@ def opened(path: str | os.PathLike[str], flags: int, instead: str = "") -> int:
 
 
 def read(path: str | os.PathLike[str]) -> bytes:
-    """Return the contents of a file in a private folder. Raises as `opened` does."""
+    """Return the contents of a file in a private folder.
+
+    Raises:
+        NotPrivate: the file is another user's, others can change it, or it is no regular file.
+        OSError: the file cannot be opened, for example because it does not exist.
+    """
     with open(opened(path, os.O_RDONLY), "rb") as file:
         return file.read()
 
 
 def _way_to(path: str, instead: str, make: bool) -> str:
-    """Check the folders and links on the way to a folder, or make them with `make`. Return its path without links."""
+    """Check the folders on the way to a folder; with `make`, make missing ones. Return the path without links."""
     todo = deque(each for each in os.path.join(os.getcwd(), path).split(os.sep) if each not in ("", os.curdir))
     here = os.sep
     links = 0
@@ -177,7 +196,7 @@ def _is_open(about: os.stat_result) -> bool:
 
 
 def _is_own_group(group: int) -> bool:
-    """Return True if a group is root's, or this user's first group that has their name and no other member."""
+    """Return True if a group is root's, or this user's primary group with the user's name and no other member."""
     import grp
     import pwd
 
@@ -191,7 +210,7 @@ def _is_own_group(group: int) -> bool:
 
 
 def _is_builder(user: int) -> bool:
-    """Return True for root and this user. In a user namespace, return True also for the id of all users outside it."""
+    """Return True for root and this user. In a user namespace, the id that stands for all users outside counts, too."""
     if user in (0, os.geteuid()):
         return True
     try:

@@ -16,8 +16,9 @@ class Share:
     """The part of a node's quota that is for things of one kind.
 
     Attributes:
+        name: the name of the kind of things, such as "samples".
         most: the largest size of these things together, in bytes.
-        beyond: what happens beyond `most`, as the end of a sentence for the user.
+        beyond: what happens to things that exceed `most`, as the end of a sentence for the user.
         strangers: True if only untrusted nodes are limited; False if all are.
     """
 
@@ -45,8 +46,8 @@ class Quota:
     def take(self, node: int, share: Share, size: int) -> bool:
         """Count a thing of `size` bytes that is to be kept. Return False, and count nothing, if there is no room.
 
-        The first refusal calls `tell`, which may emit an event: do not hold a lock that listeners need. Node -1 is the
-        pool itself, which counts as trusted.
+        The first refusal for a node and kind calls `tell`, which may emit an event. So do not hold a lock that
+        listeners of events need. Node -1 is the pool itself, which counts as trusted.
         """
         key = (node, share.name)
         with self._lock:
@@ -61,17 +62,17 @@ class Quota:
         return False
 
     def give_back(self, node: int, share: Share, size: int) -> None:
-        """Subtract a thing that is not kept any more. `size` is the one that was passed to `take`."""
+        """Subtract a thing that is no longer kept. `size` is the number of bytes that was passed to `take`."""
         with self._lock:
             self._used[node, share.name] = max(0, self._used.get((node, share.name), 0) - size)
 
     def set(self, node: int, share: Share, size: int) -> None:
-        """Set the measured size of all things of one kind that are kept of a node, in bytes."""
+        """Replace the counted size of all things of one kind that are kept of a node by a measured `size`, in bytes."""
         with self._lock:
             self._used[node, share.name] = size
 
     def used(self, node: int, share: Share) -> int:
-        """Return the size of the things of one kind that are kept of a node, in bytes."""
+        """Return the counted size of all things of one kind that are kept of a node, in bytes."""
         with self._lock:
             return self._used.get((node, share.name), 0)
 

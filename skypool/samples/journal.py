@@ -21,15 +21,15 @@ from skypool.samples import session_file
 _KEPT = Share(
     "events", 4 << 20, "the oldest of its events are removed, so that they take at most 4 MiB", strangers=True
 )
-"""The share of a node's quota for its events in the file."""
+"""The limit for the events of an untrusted node in the file."""
 _ROW = 100
-"""About how many bytes a row of the file takes beside its text."""
+"""About how many bytes a row of the file takes, without its text."""
 _MOST_EVENTS = 50_000
-"""The most events that are kept. Beyond it, the oldest ones are removed, those of phases last."""
+"""The most events that are kept. Beyond it, the oldest ones are removed, and events about phases only after others."""
 MOST_FAILED = 500
 """The number of failed and cancelled calls that are kept: the newest ones."""
 _MOST_SPANS = 20_000
-"""The most spans of working time. Beyond it, spans that follow each other are joined."""
+"""The most spans of working time that are kept. Beyond it, spans of a node that follow each other are joined."""
 
 
 class JournalEvent(NamedTuple):
@@ -37,7 +37,7 @@ class JournalEvent(NamedTuple):
 
     Attributes:
         kind: the name of the event's class, such as "NodePhase".
-        node: -1 if it concerns the pool.
+        node: the number of the node; -1 if the event concerns the pool.
         data: the other fields of the event.
     """
 
@@ -61,9 +61,13 @@ class WorkSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JournalContent:
-    """The content of a journal, in time order. `calls` has only the slowest calls, and the last that did not succeed.
+    """The content of a journal, in time order.
 
-    `facts` has values of JSON by name, such as the plan.
+    Attributes:
+        events: what happened to the pool and its nodes.
+        calls: only the slowest calls that succeeded, and the newest calls that did not succeed.
+        work: the spans of time in which nodes worked.
+        facts: JSON values by name, such as the plan.
     """
 
     events: tuple[JournalEvent, ...] = ()
@@ -97,7 +101,9 @@ class Journal:
         work: Sequence[WorkSpan] = (),
         facts: Mapping[str, object] | None = None,
     ) -> None:
-        """Add events, calls, spans and facts. A span replaces one with the same node and `since`, a fact its namesake.
+        """Add events, ended calls, spans of working time, and facts.
+
+        A span replaces the span with the same node and `since`. A fact replaces the fact with the same name.
 
         Raises OSError if the folder cannot be made, and sqlite3.Error if the file cannot be written.
         """
@@ -139,7 +145,7 @@ def _sizes(book: sqlite3.Connection) -> dict[int, int]:
 
 
 def _make_room(book: sqlite3.Connection, node: int) -> int:
-    """Remove the older half of a node's events, phases last, until they fit half its quota. Return their bytes."""
+    """Remove a node's oldest events (phases last) until at most half of its limit is left. Return the bytes left."""
     while (size := _sizes(book).get(node, 0)) > _KEPT.most // 2:
         count = book.execute("select count(*) from event where node = ?", (node,)).fetchone()[0]
         book.execute(

@@ -24,7 +24,10 @@ _Pair = tuple[int, int] | None
 
 
 class Machine:
-    """Reader of the machine's load, and of the disk that has `folder`. Rates are averages since the last reading."""
+    """Reader of the machine's load, and of the space on the disk that has `folder`.
+
+    Rates are averages over the time since the last reading.
+    """
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -88,14 +91,19 @@ def _is_disk(name: str) -> bool:
 
 
 def _rates(before: tuple[int, int], now: tuple[int, int], seconds: float) -> tuple[float, float]:
-    """Return by how many MiB per second each of two byte counters has grown; 0 for one that became smaller."""
+    """Return how many MiB per second two byte counters have grown in `seconds`; 0 for one that became smaller."""
     first, second = (max(0.0, (new - old) / _MIB / seconds) for old, new in zip(before, now, strict=True))
     return first, second
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessUse:
-    """CPU time of a process, with that of children that have ended, and its memory."""
+    """What a process uses.
+
+    Attributes:
+        cpu_seconds: CPU time of the process and of its children that have ended.
+        rss_mib: memory of the process in MiB.
+    """
 
     cpu_seconds: float
     rss_mib: float

@@ -17,13 +17,13 @@ from skypool.devices.xid import bounded
 
 _MIB = float(1 << 20)
 _ALL_LINKS = 0xFFFFFFFF
-"""The scope of a field value that stands for all NVLinks of a device together."""
+"""The scope to pass to NVML to read a value for all NVLinks of a device together."""
 _PACKED = "nvidia-ml-py"
 """The folder of skypool's zip with the package nvidia-ml-py."""
 _RARELY = 10.0
 """Seconds between two readings of values that rarely change, such as numbers of errors and of active links.
 
-They need most of the calls to the driver. After an XID error, the values of that GPU are read at once.
+These values need most of the calls to the driver. After an XID error of a GPU, its values are read at once.
 """
 _MOST_EVENTS = 4096
 """The most XID errors that are taken from the driver before the GPUs are read again."""
@@ -48,7 +48,7 @@ def load() -> Any:
 
 
 class Nvml:
-    """Reader of NVIDIA GPUs of this machine: those in `wanted`, which has pairs (index, uuid).
+    """Reader of NVIDIA GPUs of this machine. `wanted` has a pair (index, uuid) for each GPU to read.
 
     NVML is initialised when the object is made. That raises ImportError without nvidia-ml-py, and an NVMLError of
     `pynvml` if the driver or its library is missing or does not work.
@@ -115,9 +115,10 @@ class Nvml:
             return None
 
     def wait(self, seconds: float) -> bool:
-        """Wait up to `seconds` for XID errors, and keep their codes for the next sample. Return True if one came.
+        """Wait up to `seconds` for XID errors (errors that NVIDIA's driver reports). Return True if one came.
 
-        When an error comes, return at once, with all errors that the driver has queued, so that they can be reported.
+        When an error comes, the method returns at once. The codes of this error and of all others that the driver has
+        queued are kept for the next sample.
         """
         nvml = self._nvml
         if not self._watched:

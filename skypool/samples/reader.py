@@ -16,7 +16,7 @@ class Samples:
     """The measurements of a pool's nodes, devices and running calls, as `pool.samples`. Any thread may use it.
 
     Args:
-        engine: the engine of the pool; None before the pool is started.
+        engine: the object that runs the pool; None before the pool is started.
     """
 
     def __init__(self, engine: PoolEngine | None) -> None:

@@ -17,7 +17,9 @@ from skypool.devices.sample import DeviceSample, to_json
 _EVERY = 1.0
 """Seconds between two readings of NVIDIA GPUs."""
 _REST = 0.1
-"""Seconds from an error of the driver to the next reading. The pause doubles with each further error, up to `_EVERY`.
+"""Seconds from an error of NVIDIA's driver to the next reading.
+
+The pause doubles with each further error in a row, up to `_EVERY`.
 
 So one error is reported at once, and many errors in a row do not keep a core busy.
 """
@@ -26,7 +28,7 @@ _TOOLS_EVERY = 10.0
 
 
 def main(wanted: Sequence[Sequence[str | int]]) -> None:
-    """Print samples of devices until stdin ends. `wanted` has a triple (kind, index, uuid) for each device."""
+    """Print samples of devices until stdin ends. `wanted` has a triple (kind, index, uuid) for each device to read."""
     cuda = [(int(index), str(uuid)) for kind, index, uuid in wanted if kind == "cuda"]
     others = [(str(kind), int(index), str(uuid)) for kind, index, uuid in wanted if kind != "cuda"]
     if cuda:

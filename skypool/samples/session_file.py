@@ -17,7 +17,7 @@ from skypool.safety import places, private
 from skypool.safety.book import Book
 
 _MOST_FILES = 200
-"""The number of files that are kept: those of the last sessions."""
+"""The most files that are kept: those of the newest sessions."""
 _MOST_OF_ALL = 1 << 30
 """The largest size of all files together, in bytes. Beyond it, the files of the oldest sessions are removed."""
 _SCHEMA = """
@@ -30,11 +30,11 @@ create table if not exists work (node integer, since real, until real, busy real
 create table if not exists fact (name text primary key, data text);
 """
 _MAKING = threading.Lock()
-"""Held while a file is made, as a file cannot be made by two threads at once."""
+"""A lock that a thread holds while it makes a file, as two threads must not make the same file."""
 _UNFINISHED = 3600.0
 """Seconds after which a file that was never finished is removed. Its process was killed while it made the file."""
 _WAIT = 30.0
-"""Seconds to wait for another connection that writes."""
+"""Seconds to wait while another connection writes to the same file."""
 
 
 def folder() -> Path:
@@ -51,8 +51,11 @@ def path_of(session: str) -> Path:
 def writing(file: Path) -> Iterator[sqlite3.Connection]:
     """Open a file for writing in a `with` block. A missing file is made. Any thread may use this.
 
-    A new file gets its name only when it has its tables, so that nobody reads it before. Raises OSError if the folder
-    cannot be made, or another user can change it, and sqlite3.Error if the file cannot be written.
+    A new file gets its name only when its tables have been made, so that no reader sees an unfinished file.
+
+    Raises:
+        OSError: the folder cannot be made, or another user can change it.
+        sqlite3.Error: the file cannot be written.
     """
     with _MAKING:
         is_new = not file.exists()

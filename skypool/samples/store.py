@@ -28,12 +28,12 @@ _DAY = 24 * _HOUR
 _THIN_EVERY = 300.0
 """Seconds between two passes that thin old samples."""
 _MOST_BYTES = 64 << 20
-"""The largest size of one file. Beyond it, samples are removed until it has `_LEFT` of that size."""
+"""The largest size of one file, in bytes. If it is larger, samples are removed until it has 80 % of this size."""
 _LEFT = 0.8
 _KEPT = Share("samples", 12 << 20, "its measurements are thinned out, so that they take at most 12 MiB", strangers=True)
-"""The share of a node's quota for its samples in the file."""
+"""The limit for the samples of an untrusted node in the file."""
 _DEVICES = 8
-"""The number of devices of a node that is assumed where points are shared out."""
+"""The number of devices that `points` assumes for each node, to find out how many points each device can have."""
 
 
 class SampleStore:
@@ -57,7 +57,9 @@ class SampleStore:
         return self._file_of()
 
     def write(self, rows: Sequence[SampleRow]) -> None:
-        """Write samples to the file, which is made if needed. If that fails, they are lost: newer ones will come.
+        """Write samples to the file, which is made if needed.
+
+        If that fails, these samples are lost, but newer ones will come.
 
         Raises OSError if the file cannot be made, and sqlite3.Error if it cannot be written.
         """
@@ -119,7 +121,7 @@ class Point:
         samples: the number of samples.
         use_percent: utilisation of the device, or of the node's CPUs. `most_used_percent` is its maximum.
         sm_activity_percent: the share of the streaming multiprocessors that were busy.
-        memory_mib: used memory. `most_memory_mib` is its maximum.
+        memory_mib: used memory. `most_memory_mib` is its maximum, and `memory_total_mib` the size of the memory.
         claimed: True if the node is not trusted.
         unknown: why the device could not be read; "" if each sample was read.
     """
@@ -204,7 +206,7 @@ def thin(book: sqlite3.Connection, now: float) -> None:
 
 
 def shrink(book: sqlite3.Connection) -> bool:
-    """If the file is too large, halve the samples of the nodes with the most, and return True. Else return False."""
+    """If the file is too large, halve the samples of the nodes that have most, and return True. Else return False."""
     pages, free, size = (
         book.execute(f"pragma {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
     )

@@ -10,7 +10,10 @@ from skypool.devices.sample import DeviceSample
 
 
 def read(wanted: Sequence[tuple[str, int, str]]) -> list[DeviceSample]:
-    """Return a sample of each device (kind, index, uuid). Blocks for up to 20 s for each run of a tool."""
+    """Return a sample of each device. Blocks for up to 20 s for each run of a vendor's tool.
+
+    `wanted` has a triple (kind, index, uuid) for each device to read.
+    """
     return [_read(kind, index, uuid) for kind, index, uuid in wanted]
 
 

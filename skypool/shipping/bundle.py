@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import zipfile
 
 _LEFT_OUT = ("skypool/cli",)
-"""Folders that nodes do not need."""
+"""Folders that are left out of the zip, because nodes do not need them."""
 _PYNVML = "nvidia-ml-py/pynvml.py"
 """The path in the zip of the module of nvidia-ml-py, outside of the folder from which nodes import other modules."""
 _SENT = (".py", ".csv", ".json", ".sh")
@@ -62,7 +62,7 @@ sys.stdout.flush()
 os.dup2(3, 1)
 os.close(3)
 """
-"""The beginning of each Python program for `program`.
+"""The beginning of each Python program that is given to the function `program`.
 
 It takes the current folder, which others may fill, off the import path. Python's option -P does so, too, but a Python
 that is too old would fail there, before the loader can report its version. Afterwards, stdout leads to the client.
@@ -93,12 +93,16 @@ def assigned(values: Mapping[str, object]) -> str:
 
 
 def padded(data: bytes, block: int) -> bytes:
-    """Return `data` with newlines added up to a multiple of `block` bytes, in which `dd` on a node reads it."""
+    """Return `data` with newlines added up to a multiple of `block` bytes. `dd` on a node reads it in such blocks."""
     return data + b"\n" * (-len(data) % block)
 
 
 def agent_starter(python: str, home: str) -> str:
-    """Return shell text that replaces the shell with the loader. `python` and `home` are as for `program`."""
+    """Return shell text that replaces the shell with the loader, which starts the agent or connects to it.
+
+    `python` is the path of the interpreter on the node; "" for the one that the setup wrote to a file below `home`, the
+    folder of skypool's files on the node.
+    """
     return program(LOADER, python, home)
 
 

@@ -18,9 +18,12 @@ _BEGINNINGS = ("def ", "async def ", "@", "class ")
 
 
 class Source(NamedTuple):
-    """Text of a file, compressed, as it is sent to nodes. Each node gets it once. `key` is a hash of the text.
+    """Text of a file, as it is sent to nodes. Each node gets it once.
 
-    `file` is the file's name, as code objects have it. It need not exist, as with a cell of a notebook.
+    Attributes:
+        file: the file's name, as code objects have it. There need not be such a file, as for a cell of a notebook.
+        key: a hash of the text, after "source-".
+        data: the text, compressed by zlib.
     """
 
     file: str
@@ -34,9 +37,9 @@ _known: dict[str, tuple[list[str], Source]] = {}
 def sources_of(codes: Iterable[CodeType]) -> list[Source]:
     """Return the text of each file that these functions come from, sorted by name.
 
-    A file is read once, because it may be edited while the program runs. It is read again if its text does not fit a
-    function, as after a script was run again in the same process. A file is left out if it has no text here, if its
-    text does not fit, or if it is too large.
+    `codes` are the code objects of the functions. A file is read once, because it may be edited while the program runs.
+    It is read again if its text does not fit a function, as after a script was run again in the same process. A file is
+    left out if it has no text here, if its text does not fit, or if it has more than 2^20 characters.
     """
     found = {}
     for code in codes:

@@ -4,7 +4,8 @@ A module is the user's own if its file is outside the standard library and outsi
 dist-packages, also those of other environments. A package is sent whole: with its data files, and with the metadata of
 its installation if that is editable.
 
-Files are read once: modules that the program has loaded are sent as they were at its first call, or when reloaded.
+Files are read once. Modules that the program has loaded are sent as they were when the program first sent a call. A
+module that is reloaded later is read again.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ _MOST = 50 << 20
 """The most bytes of all files of a package that are sent, besides its modules."""
 _MOST_FILES = 20_000
 _MOST_ENTRIES = 100_000
-"""The most files and folders that are looked at to find those of a package."""
+"""The most files and folders that are looked at to find the files of a package."""
 _MOST_TAKEN = 256 << 20
-"""The most bytes of packages that are not loaded here. Beyond it, nodes get no more of these."""
+"""The most bytes of packages that nodes get although the program itself has not loaded them. Others are refused."""
 _CODE = (".py", ".pyc", ".so", ".pyi", "py.typed")
 _SKIPPED = frozenset(("__pycache__", "node_modules"))
 _SAVING = 2.0
-"""Seconds after a change of a file in which an editor may still be saving it."""
+"""Seconds for which an editor may still be saving a file after the file's last change."""
 _MOST_NAMES = 500
 """The most names of modules in the user's own folders that are sent to nodes."""
 _MOST_VERSIONS = 20
@@ -148,7 +149,7 @@ def _unit(name: str, files: dict[str, bytes], left_out: Sequence[str]) -> Unit:
 
 
 class _Watcher:
-    """Import finder that finds nothing, and notes that some module was imported or reloaded."""
+    """Import finder that finds nothing. It only notes, in `is_dirty`, that some module was imported or reloaded."""
 
     def __init__(self) -> None:
         self.is_dirty = True
@@ -166,7 +167,7 @@ _generation = 0
 
 
 def generation() -> int:
-    """Return a counter, which has grown if a module of the user's own was loaded or reloaded since the last call."""
+    """Return a counter that grows whenever modules of the user's own were loaded, reloaded or removed."""
     if _watcher.is_dirty or _watcher not in sys.meta_path:
         manifest()
     return _generation
@@ -199,7 +200,7 @@ def manifest() -> dict[str, str]:
 
 
 def _take(before: dict[str, Any]) -> None:
-    """Read packages again that have a module loaded or reloaded since `before`, the specs at the last look."""
+    """Read the packages of which a module was loaded or reloaded since `before`, the specs of modules at that time."""
     tops: dict[str, list[str]] = {}
     for name in _specs:
         tops.setdefault(name.partition(".")[0], []).append(name)
@@ -232,7 +233,7 @@ def _remember(unit: Unit) -> None:
 
 
 def _path_of(name: str) -> str:
-    """Return the path that the file of a loaded module has in its unit."""
+    """Return the path, in its unit, of the file of a loaded module, such as "mypkg/tools.py"."""
     module = sys.modules[name]
     place = name.replace(".", "/")
     suffix = os.path.splitext(str(module.__file__))[1]
@@ -243,7 +244,7 @@ def _path_of(name: str) -> str:
 
 
 def _read(top: str, kept: dict[str, bytes], names: Sequence[str] = ()) -> Unit:
-    """Read the files of a module or package and of its loaded modules `names`. Those in `kept` stay as they are."""
+    """Read the files of a module or package, and of its loaded modules `names`. Files in `kept` are not read again."""
     found: dict[str, Path | bytes] = dict(kept)
     origin, places, loader = _locate(top)
     if isinstance(loader, zipimporter):
@@ -263,7 +264,7 @@ def _read(top: str, kept: dict[str, bytes], names: Sequence[str] = ()) -> Unit:
 
 
 def _contents(found: MutableMapping[str, Path | bytes], is_package: bool = True) -> tuple[dict[str, bytes], list[str]]:
-    """Return the contents of files by their path in the unit, and the paths of files that are too large."""
+    """Return the contents of the files `found`, by their path in the unit, and the paths of those too large to send."""
     files: dict[str, bytes] = {}
     left_out: list[str] = []
     room = _MOST
@@ -343,7 +344,7 @@ def _in_zip(loader: zipimporter, top: str) -> dict[str, Path | bytes]:
 
 
 def _locate(name: str) -> tuple[str | None, list[str], Any]:
-    """Return (file, folders of its submodules, loader) of a module, without executing it; (None, [], None) for none."""
+    """Return (file, folders of submodules, loader) of a module, without executing it; (None, [], None) if missing."""
     module = sys.modules.get(name)
     if isinstance(module, ModuleType):
         return getattr(module, "__file__", None), list(getattr(module, "__path__", [])), module.__loader__
@@ -439,7 +440,8 @@ def _names_at(folder: str, _changed: int) -> set[str]:
 class Lender:
     """Source of the user's own modules for one node. It limits how often the node may ask.
 
-    The lenders of a pool share `taken`, the packages that only nodes import, so that all nodes get the same files.
+    `taken` has the packages, by name, that nodes have imported and the program has not. The lenders of all nodes of a
+    pool share it, so that all nodes get the same files.
     """
 
     def __init__(self, taken: MutableMapping[str, Unit] | None = None) -> None:
@@ -451,9 +453,15 @@ class Lender:
         """Return the answer to a node that asks for a module or package: the header of the frame, and its body.
 
         The body is a JSON list of (path, hash, size) of the files, a newline, and the contents of the first files. If
-        the user has no such module, the header's "found" is False, and its "why" is as for `why_not`, or "much" if
-        `is_full`. The name has no dot. `version` is "" for any. Raises ProtocolError if the node asks too often, or for
-        too many modules that do not exist.
+        the user has no such module, the body is empty, and the header's "found" is False. Its "why" then says why, such
+        as "installed numpy==2.1.0", "much" (the limit of 256 MiB is reached), or "".
+
+        Args:
+            name: the name of the module or package, without a dot.
+            version: the hash of its files; "" for any version.
+
+        Raises:
+            ProtocolError: the node asks too often, or for too many modules that do not exist.
         """
         now = time.monotonic()
         header = {"name": name, "version": version}
@@ -486,7 +494,7 @@ class Lender:
 
     @property
     def is_full(self) -> bool:
-        """True if nodes have asked for so many packages not loaded here that they get no more of these."""
+        """True if nodes have got 256 MiB or more of packages that the program has not loaded. They get no more then."""
         return sum(unit.size for unit in self._taken.values()) >= _MOST_TAKEN
 
     def file(self, name: str, version: str, path: str) -> tuple[dict[str, Any], bytes]:
@@ -501,7 +509,7 @@ class Lender:
         return {"name": name, "hash": version, "file": path}, unit.files[path]
 
     def _unit(self, name: str, version: str) -> Unit | None:
-        """Return this version of a package, or else its present version; None if the user has no such package."""
+        """Return this version of a package if it is kept, else its present version; None if there is none to send."""
         if (name, version) in _versions:
             return _versions[name, version]
         with _lock:
@@ -529,7 +537,7 @@ class Lender:
 
 
 def _body(unit: Unit) -> tuple[bytes, int]:
-    """Return the body for `Lender.find`, and the number of files whose contents it has."""
+    """Return the body of an answer about a package, and how many of the files it has with their contents."""
     out = io.BytesIO()
     out.write(json.dumps(unit.listing()).encode() + b"\n")
     count = 0
@@ -542,9 +550,10 @@ def _body(unit: Unit) -> tuple[bytes, int]:
 
 
 def why_not(name: str) -> str:
-    """Return what is known here about a module that is not the user's own; "" if nothing is known.
+    """Return why a module that a node lacks is not sent to it: it is not the user's own. Return "" if nothing is known.
 
-    "made" means that a program made it in memory, without a file. "installed NAME==VERSION" names its distribution.
+    "made" means that the program made it in memory, without a file. "installed NAME==VERSION" names the distribution
+    that contains it.
     """
     if name in _NEVER_SENT:
         return ""

@@ -28,6 +28,8 @@ Words of this package:
 - lifetime: the seconds after which a machine ends in any case.
 - notice: the announcement that the cloud takes a machine back soon.
 - control: the object with which a test changes the cloud behind a driver.
+- market: "on-demand" or "spot". The cloud may take spot machines back.
+- quota: a limit of the account on machines that are alive at the same time.
 - token: a text that the client makes up for each new purchase, so that a repeated request buys nothing twice.
 - journal, events: log files of the cloud, of all calls and of what happened to machines.
 """

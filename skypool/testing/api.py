@@ -54,8 +54,9 @@ _SAYS: dict[type[ProviderError], tuple[str, str, str]] = {
 def refusal(kind: type[ProviderError], what: str, provider: str, text: str | None = None) -> ProviderError:
     """Return (not raise) the error for a request that the fake cloud refuses, with a code, a text and advice.
 
-    Code and advice follow from the class of the error, or from its nearest base class in the table `_SAYS`. `what`
-    completes "refused to" in the message: "create a machine". `text` None stands for the usual text of the class.
+    The class `kind`, or its nearest base class that has an entry in `_SAYS`, determines the code and the advice. `what`
+    completes "refused to" in the message, as in "create a machine". `text` is the provider's text; None means the usual
+    text of the class.
     """
     code, usual, advice = next(_SAYS[each] for each in kind.__mro__ if each in _SAYS)
     text = usual if text is None else text
@@ -66,7 +67,7 @@ class Api:
     """A client's connection to a fake cloud: each method is one call of the cloud's API.
 
     Every method raises CredentialsError if the key is wrong, NoAnswer if a test made the reply get lost, and any error
-    that a test prepared for the call (see `FakeCloudControl.refuse`). A parameter `pool` selects resources of this pool
+    that a test prepared for the call with `FakeCloudControl.refuse`. A parameter `pool` selects resources of this pool
     that were made from this computer; None selects those of all pools of this user, made from any computer.
     """
 
@@ -142,15 +143,20 @@ class Api:
         return new
 
     def describe(self, pool: str | None, after: str = "") -> tuple[list[Machine], str]:
-        """Return one page of the live machines whose tags say that they belong to this user, oldest first.
+        """Return one page of the live machines whose tags name this user, oldest first, and a text for the next page.
 
-        The page begins after `after`, the text that came with the page before; "" for the first page. The returned text
-        is "" after the last page.
+        Pass this text as `after` to get the next page. It is "" on the last page. `after` is "" for the first page.
+        `pool` selects this pool's machines that were made from this computer; None selects those of all pools, made
+        from any computer.
         """
         return self._call("describe", lambda world: page_of(world, _tagged(world.alive(), pool), after), pool=pool)
 
     def machines(self, pool: str | None) -> WholeList[Machine]:
-        """Return this user's live machines from all pages. Raise ProviderError if the list may be incomplete."""
+        """Return this user's live machines from all pages. Raise ProviderError if the list may be incomplete.
+
+        `pool` selects this pool's machines that were made from this computer; None selects those of all pools, made
+        from any computer.
+        """
         what = "the list of machines"
         return whole_list(partial(self.describe, pool), partial(incomplete, self._provider, self._provider, what))
 
@@ -201,7 +207,11 @@ class Api:
         self._call("make", made, kind=kind, pool=pool)
 
     def things(self, pool: str | None) -> list[Thing]:
-        """Return the key pairs and security groups whose tags say that they belong to this user."""
+        """Return the key pairs and security groups whose tags name this user.
+
+        `pool` selects this pool's things that were made from this computer; None selects those of all pools, made from
+        any computer.
+        """
         return self._call("things", lambda world: _tagged(world.things.values(), pool), pool=pool)
 
     def remove(self, kind: str, name: str) -> None:
@@ -229,7 +239,7 @@ class Api:
     def _made(
         self, world: World, stock: Stock, order: Order, nodes: Sequence[int], token: str, said: dict[str, str]
     ) -> list[Machine]:
-        """Make one machine or slice in `world`, and return its machines. Makes nothing if it raises (see `create`)."""
+        """Make one machine or slice in `world`, and return its machines. If it raises an error, nothing was made."""
         if not world.lenient and stock.place not in {each.place for each in world.stock}:
             text = f"no {stock.instance_type} is sold in {stock.where} on the market {stock.market!r}"
             self._refuse(OfferGone, "create a machine", text)
@@ -284,7 +294,7 @@ class Api:
         return new
 
     def _look_after(self, new: Sequence[Machine]) -> None:
-        """Start the process that ends machines on time, unless it runs already, or no new machine needs it."""
+        """Start the process that ends machines on time, unless it runs already or no machine of `new` is alive."""
 
         def looked_after(world: World) -> None:
             if any(each.lives for each in new) and world.real and not hypervisor.busy(self._state.folder):
@@ -325,7 +335,7 @@ class Api:
         return result
 
     def _do(self, work: Callable[[World], T], *, settle: bool) -> T:
-        """Run a function on the locked state, and store its changes. `settle` first applies what is due by now."""
+        """Run a function on the locked state, and store its changes. `settle` first ends machines that are due."""
         while True:
             try:
                 with self._state.open(settle) as world:
@@ -362,7 +372,7 @@ class Api:
 
 
 def _left(world: World, stock: Stock) -> float:
-    """Return how many more machines or slices of a stock can be made: inf for no limit, < 0 above a lowered limit."""
+    """Return how many more machines or slices of a stock can be made: inf without limit, < 0 if too many are alive."""
     capacity = world.capacity.get(stock.place, stock.capacity)
     if capacity is None:
         return float("inf")
@@ -378,7 +388,7 @@ def _tagged(all_: Any, pool: str | None) -> list[Any]:
 def page_of(world: World, machines: Sequence[Machine], after: str) -> tuple[list[Machine], str]:
     """Return the machines of one page of a list, and the text with which the next page is requested; "" at the end.
 
-    `after` is the id of the last machine of the page before; "" for the first page.
+    `after` is that text from the previous page, the id of its last machine; "" for the first page.
     """
     if world.cut:
         return [], "more"

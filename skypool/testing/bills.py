@@ -11,8 +11,9 @@ _HOUR = 3600.0
 def billed(events: Iterable[str], ids: Sequence[str]) -> float:
     """Return what machines cost in USD, by the lines of the file `events` of the cloud. Live machines are left out.
 
-    Each moment costs the price that was valid then. The cloud bills a machine from its creation or from the end of its
-    boot, and for at least its minimum time. In the latter case, a machine that never booted costs nothing.
+    Each moment costs the price that was valid then. A machine is billed for at least its minimum time. The setting
+    `billing` of the cloud says where that time begins: at the machine's creation, or at the end of its boot. In the
+    second case, a machine that never booted costs nothing.
     """
     usd = 0.0
     begins: dict[str, float | None] = {}

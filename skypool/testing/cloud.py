@@ -40,7 +40,10 @@ from skypool.testing.world import USUAL, Billing, Machine, Stock, World
 
 _THINGS = ("key-pair", "security-group")
 _ANSWERS = 5.0
-"""Seconds after its boot in which a machine need not answer. A machine that never boots is given up after them."""
+"""Seconds from the end of a machine's boot in which the machine need not answer.
+
+For a machine that never boots, they count from the first attempt to connect. The client then gives the machine up.
+"""
 
 
 @settings.settings_named
@@ -104,7 +107,7 @@ class FakeCloud:
     # --- the methods of a driver -----------------------------------------------------------------------------
 
     def offers(self, need: Need) -> Iterable[Offer]:
-        """Return an offer, with `available`, for everything that the cloud sells. `need` is ignored."""
+        """Return an offer for each stock of the cloud. `available` tells if it is in stock now. `need` is ignored."""
         return [
             Offer(
                 provider=self.name,
@@ -170,7 +173,7 @@ class FakeCloud:
         return launched
 
     def instances(self, *, pool: str | None = None) -> list[Instance]:
-        """Return the live machines whose tags say that they belong to this user.
+        """Return the live machines whose tags name this user.
 
         Their `offer` is None, because tags do not tell on which offer a machine was rented.
 
@@ -318,7 +321,7 @@ class FakeCloud:
         ]
 
     def _price_list(self, api: Api) -> Finding:
-        """Return the finding of a comparison of the cloud's on-demand prices with its published price list."""
+        """Compare the cloud's on-demand prices with its published price list, and return the result as a finding."""
         try:
             drift = api.drift()
         except ProviderError as e:
@@ -334,8 +337,8 @@ class FakeCloud:
     def prove_creates(self) -> Iterable[Finding]:
         """Send create requests that the cloud must refuse: for an unknown type and an unknown zone, on both markets.
 
-        The finding of a request is good if the driver translated the refusal to OfferGone. If a machine is made all the
-        same, the machine is ended, and the finding is bad.
+        There is one finding for each request. It is good if the driver raised OfferGone for the refusal. If a machine
+        is made all the same, the machine is ended, and the finding is bad.
         """
         impossibles = (
             ("a type that is not sold", replace(USUAL[0], instance_type="no-such-type")),

@@ -61,7 +61,7 @@ _SECRET = re.compile(r"(^|_)(token|secret|password|passphrase|api_?key|access_ke
 
 
 def elsewhere(argv: Sequence[str], what: object) -> str:
-    """Run a new Python process with `what`, pickled, as its stdin, and return its stdout. Waits without limit.
+    """Run a new Python process, send it `what`, pickled, on stdin, and return its stdout. Waits without limit.
 
     The process has the import path and environment of this one. `argv` are arguments of Python, such as ["-m",
     "module"]. AssertionError with the process's stderr is raised if its exit status is not 0.
@@ -81,8 +81,9 @@ class DriverContract(SliceContract):
     the attributes if their defaults do not fit the driver.
 
     Attributes:
-        patience: seconds within which a machine must boot or end.
-        quick: seconds within which `offers` and `launch` must return.
+        patience: seconds within which a machine must boot or end. If it takes longer, the test fails.
+        quick: seconds within which the driver's methods `offers` and `launch` must return. If they take longer, the
+            test fails.
         real: True if commands and pools can run on the machines. False skips the tests that need this.
         several: True if several machines can be rented on one offer. False: each offer is a single machine, and the
             tests use several offers.
@@ -99,7 +100,8 @@ class DriverContract(SliceContract):
     def driver(self) -> Driver:
         """Return the driver under test, ready to rent. A subclass must override this fixture.
 
-        The tests have at most three machines of the driver alive at once, or two slices (see `slice_need`).
+        The tests have at most three machines of the driver alive at once, or two slices of the kind that the fixture
+        `slice_need` describes.
 
         Raises:
             NotImplementedError: the subclass does not override this fixture.
@@ -642,7 +644,7 @@ def _slots_and_devices() -> Callable[[], tuple[int, int]]:
 
 
 def _in_words(error: ProviderError, driver: Driver) -> None:
-    """Raise AssertionError unless an error has the driver's name, the provider's text, and four words of its own."""
+    """Raise AssertionError unless an error has the driver's name, the provider's text, and some words of advice."""
     assert error.provider == driver.name, f"the error must have {driver.name!r} in `provider`: {error!r}"
     assert error.text, f"the error must have the provider's own text in `text`: {error!r}"
     own = str(error).replace(error.text, "").replace(error.code or "\0", "")
@@ -650,7 +652,7 @@ def _in_words(error: ProviderError, driver: Driver) -> None:
 
 
 def _near(said: datetime | None, asked: datetime | None) -> None:
-    """Raise AssertionError unless the time `said` in a tag has a time zone, and is within a second of `asked`."""
+    """Raise AssertionError unless `said`, read from a tag, has a time zone and is at most a second from `asked`."""
     assert said is not None, f"`until` must be the time in the resource's tag, {asked}, not None"
     assert asked is not None
     assert said.tzinfo is not None, f"`until` must have a time zone: {said}"

@@ -77,7 +77,10 @@ class Control(Protocol):
         ...
 
     def leftovers(self) -> int:
-        """Return how many key pairs and other resources than machines exist in the whole cloud, whatever their tags."""
+        """Return how many resources other than machines, such as key pairs, exist in the whole cloud.
+
+        Tags do not matter.
+        """
         ...
 
     def stock_out(self, offer: Offer, left: int, /) -> None:
@@ -108,11 +111,14 @@ class Control(Protocol):
         ...
 
     def interrupt(self, instance: Instance, /) -> None:
-        """Announce on a machine that the provider takes the machine back soon, as providers do with spot machines."""
+        """Make the provider announce that it takes a machine back soon, as providers do with spot machines.
+
+        The announcement appears on the machine.
+        """
         ...
 
     def undying(self, instance: Instance, times: int | None, /) -> None:
-        """Make a machine ignore its next `times` requests to end it; None means all, 0 none."""
+        """Make a machine ignore the next `times` requests to end it. None means all requests, 0 means none."""
         ...
 
     def kill(self, instance: Instance, /) -> None:
@@ -143,7 +149,7 @@ class Control(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FakeCloudControl(Control):
-    """The control of a `FakeCloud`, which prepares failures and reads the calls that the cloud received.
+    """The control of a `FakeCloud`: it prepares failures, and reads the calls that the cloud received.
 
     Every method works on the stored state, and so affects all processes that use the same cloud. Methods that prepare
     failures have two parameters in common: `call` is the name of the affected calls, one of `CALLS`, or "" for any.
@@ -217,8 +223,8 @@ class FakeCloudControl(Control):
     def limit(self, quota: str, most: int) -> None:
         """Set a limit of the account: at most `most` machines that count toward a quota may be alive at once.
 
-        A request beyond the limit fails with QuotaError. Machines that are alive already are not ended. The quota is
-        named as in `Stock.quota`. One that no stock names is accepted, without effect.
+        A request beyond the limit fails with QuotaError. Machines that are alive already are not ended. `quota` is
+        the name in `Stock.quota`. A quota that no stock names is accepted, without effect.
         """
         whole("most", most, "how many machines may be alive at once", least=0)
         with self.state.open() as world:
@@ -239,7 +245,8 @@ class FakeCloudControl(Control):
         Args:
             error: the error to raise. For a class of `skypool.errors`, an error with fitting texts is made. A
                 ConnectionError is raised as NoAnswer.
-            call, times: the name of the calls that fail ("" for any), and how many of them fail (None for all).
+            call: the name of the calls that fail, one of `CALLS`; "" for any.
+            times: how many of these calls fail; None for all until `relent`.
             instance_type, zone, market: only calls that create machines of this type, zone and market fail; "" matches
                 any. The zone of stock without zones is its region. Calls other than "create" fail only if all three are
                 "".
@@ -345,9 +352,10 @@ class FakeCloudControl(Control):
         self.next_machines(boots=None)
 
     def undying(self, instance: Instance, times: int | None = None) -> None:
-        """Make a machine ignore its next `times` requests to end it. None means all, 0 none.
+        """Make a machine ignore the next `times` requests to end it. None means all requests, 0 means none.
 
-        The request after these ends the machine. If one host of a slice ignores a request, the whole slice stays alive.
+        The first request after these ends the machine. If one host of a slice ignores a request, the whole slice stays
+        alive.
         """
         with self.state.open() as world:
             _of(world, instance).undying = times
@@ -374,7 +382,7 @@ class FakeCloudControl(Control):
             world.end(_of(world, instance))
 
     def advance(self, seconds: float) -> None:
-        """Move the cloud's clock forward by `seconds`, and apply what is due by then, as `Clock.advance` does."""
+        """Move the cloud's clock forward by `seconds`. Machines whose lease, lifetime or notice is over by then end."""
         Clock(self.state).advance(seconds)
 
     def partition(self, instance: Instance) -> None:
@@ -391,7 +399,7 @@ class FakeCloudControl(Control):
         """Make the API call with a given number kill the process that makes the call, with SIGKILL.
 
         Args:
-            number: the number of the call (see `RecordedCall.number`). The number of a past call has no effect.
+            number: the number of the call. The cloud counts its calls from 1. The number of a past call has no effect.
             when: "before" or "after" the call takes effect.
         """
         whole("number", number, "the number of a call, from 1", least=1)

@@ -264,7 +264,10 @@ class HttpCloud:
         return Answer(200, {"limits": self._api(request).account()})
 
     def get_types(self, request: Request) -> Answer:
-        """Return all types that are sold, in stock or not, one entry for each type, zone and market (status 200)."""
+        """Return a list of all that is sold, in stock or not, as an answer with status 200.
+
+        It has one entry for each machine type, zone and market.
+        """
         return Answer(200, [_type(each, in_stock) for each, in_stock in self._api(request).stock()])
 
     def post_machine(self, request: Request) -> Answer:
@@ -409,10 +412,10 @@ class HttpCloud:
 
 @dataclass(frozen=True, slots=True)
 class HttpCloudControl(FakeCloudControl):
-    """The control of an `HttpCloud`: that of a `FakeCloud`, except that `kill_client` does not work."""
+    """The control of an `HttpCloud`. It has all methods of `FakeCloudControl`, but `kill_client` raises UsageError."""
 
     def kill_client(self, number: int, when: When) -> None:
-        """Raise UsageError: the server does not know which process sent a request, and so cannot kill that process."""
+        """Raise UsageError: this cloud cannot kill a client, because it does not know which process sent a request."""
         raise UsageError(
             "HttpCloud does not know the process of its client, so kill_client() does not work; kill the client "
             "process in the test, or use FakeCloud"
@@ -423,7 +426,10 @@ class _Api(Api):
     """A client's connection to a fake cloud: `Api` and further calls, which only `HttpCloud` needs."""
 
     def page(self, after: str) -> tuple[list[Machine], str]:
-        """Return one page of all live machines, whatever their tags, and `after` of the next page; "" for no more."""
+        """Return one page of all live machines, whatever their tags, and the value of `after` for the next page.
+
+        That value is "" if there is no next page. `after` is "" for the first page.
+        """
         return self._call("describe", lambda world: page_of(world, world.alive(), after))
 
     def everything(self) -> list[Machine]:
@@ -431,7 +437,7 @@ class _Api(Api):
         return self._call("describe", lambda world: world.alive())
 
     def retag(self, id: str, said: dict[str, str]) -> None:
-        """Replace all tags that clients wrote on a machine. Raises KeyError if the cloud never made it."""
+        """Replace all tags that clients wrote on a machine by `said`. Raises KeyError if the cloud never made it."""
 
         def tagged(world: World) -> None:
             world.machines[id].tags = said

@@ -42,7 +42,8 @@ class Door:
 
     Args:
         folder: the machine's folder.
-        devices: the accelerators that the machine reports, as a JSON list (see the function `devices` of this module).
+        devices: the accelerators that the machine reports, as a JSON list that the function `devices` of this module
+            made.
     """
 
     folder: str
@@ -60,7 +61,7 @@ class Door:
     def trouble(self, said: str) -> Trouble:
         """Return why a command could not be run, judged by `said`, its text on stderr.
 
-        UNREACHABLE means that the machine does not answer; all else is OTHER.
+        The result is `Trouble.UNREACHABLE` if the machine does not answer, and `Trouble.OTHER` for any other reason.
         """
         return Trouble.UNREACHABLE if _NOBODY in said else Trouble.OTHER
 
@@ -183,7 +184,7 @@ def terminate(folder: str, patience: float = 10.0) -> None:
 def remove(folder: str) -> None:
     """Remove the folder of a machine, with everything in it. Errors, such as a missing folder, are ignored.
 
-    The caller must have ended the machine's processes before.
+    The caller must first end the machine's processes.
     """
     removal.remove(folder)
 
@@ -191,7 +192,8 @@ def remove(folder: str) -> None:
 def inhabitants(folder: str) -> list[int]:
     """Return the sorted ids of a machine's live processes, without this process. Empty on systems other than Linux.
 
-    These are the processes that have the machine's folder in their environment (see `MARK`), and all their descendants.
+    These are the processes that have the machine's folder in the environment variable `MARK`, and all their
+    descendants.
     """
     if not run_here():
         return []

@@ -19,7 +19,7 @@ class SliceContract:
     The tests are skipped if the fixture `slice_need` returns None.
 
     Attributes:
-        patience: seconds within which a machine boots or ends.
+        patience: seconds within which a machine must boot or end. If it takes longer, the test fails.
         real: True if commands can run on the machines. False skips the test that needs this.
     """
 

@@ -140,7 +140,7 @@ class State:
         return max((int(number) for each in logs if (number := each[6:]).isdigit()), default=0)
 
     def _read(self, generation: int) -> World:
-        """Return the world in the log of a generation, reading only new records. Without a log, `make` makes one."""
+        """Return the world in the log of a generation. Read only new records. Without a log, `make` makes the world."""
         if generation != self._generation:
             self._world = None
             self._first = 0
@@ -170,7 +170,7 @@ class State:
         return self._world
 
     def _records(self, log: BinaryIO) -> Iterator[tuple[bytes, list[Machine]]]:
-        """Yield (pickled `World` without machines, changed machines) of complete records. Move `_end` behind each."""
+        """Yield each complete record: (pickled `World` without machines, changed machines). Set `_end` to its end."""
         while len(size := log.read(_SIZE.size)) == _SIZE.size:
             length = _SIZE.unpack(size)[0]
             record = log.read(length)
@@ -181,7 +181,7 @@ class State:
             yield pickle.loads(record)
 
     def _note(self, base: bytes, changed: list[Machine]) -> None:
-        """Remember the last record, for `keep` to find changes. `base` is the pickled world without its machines."""
+        """Remember what the log has, so that `keep` finds changes. `base` is the pickled world without machines."""
         self._base = base
         self._marks.update((each.id, _mark(each)) for each in changed)
 
@@ -219,7 +219,7 @@ class State:
                 return
 
     def _taken(self, lock: TextIO, generation: int) -> bool:
-        """Wait for the lock and return True; False if its file was replaced. Overtake a holder that is stopped."""
+        """Wait for the lock, and return True. Return False if it was replaced. Overtake a holder that is stopped."""
         pause = 0.001
         suspect_at = time.monotonic() + _SUSPECT
         while self._counts(lock, generation):
@@ -238,7 +238,7 @@ class State:
         return False
 
     def _counts(self, lock: TextIO, generation: int) -> bool:
-        """Return True if an open lock file is still the cloud's current lock file, and its generation the highest."""
+        """Return True if an open lock file is still the cloud's current one, and no newer generation exists."""
         try:
             there = os.stat(self._lock(generation))
         except FileNotFoundError:

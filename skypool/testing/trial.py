@@ -40,7 +40,7 @@ ABILITIES = {
 
 
 class OrderTerms(TypedDict, total=False):
-    """The keyword arguments of `Trial.order`: optional values for fields of an `Order`."""
+    """The keyword arguments of `Trial.order`. Each replaces the default of the field of the same name of the order."""
 
     pool: str
     need: Need
@@ -56,11 +56,11 @@ class Trial:
         driver: the driver under test.
         control: an object with some or all of the methods in `ABILITIES`. None: tests that need one are skipped.
         need: the requirements of a machine.
-        patience: seconds within which a machine must boot or end.
+        patience: seconds within which a machine must boot or end. AssertionError is raised after them.
         several: True if several machines can be rented on one offer; False if each offer is a single machine.
         pools: the names of the pools that the test uses.
-        stubborn: machines that ignore requests to end them, because the test prepared that. `close` undoes this.
-        cut: True if lists of machines are incomplete, because the test prepared that. `close` undoes this.
+        stubborn: machines that the test has made ignore requests to end them. `close` undoes this.
+        cut: True if the test has made lists of machines incomplete. `close` undoes this.
     """
 
     driver: Driver
@@ -81,13 +81,16 @@ class Trial:
                 pytest.skip(f"the fixture control has no method {each}{ABILITIES[each]}")
 
     def pull(self, ability: str, *arguments: object) -> object:
-        """Call a method of the control, a key of `ABILITIES`, and return its result. Skip the test if it is missing."""
+        """Call a method of the control, and return its result. Skip the test if the control lacks the method.
+
+        `ability` is the name of the method, a key of `ABILITIES`.
+        """
         self.can(ability)
         done: object = getattr(self.control, ability)(*arguments)
         return done
 
     def pull_count(self, ability: str) -> int:
-        """Return what the control's method "count" or "leftovers" returns. Skip the test if it is missing."""
+        """Return the result of the control's method "count" or "leftovers". Skip the test if the method is missing."""
         said = self.pull(ability)
         assert isinstance(said, int), f"{ability}() of the fixture control must return an int, not {said!r}"
         return said
@@ -116,12 +119,15 @@ class Trial:
 
     @property
     def offer(self) -> Offer:
-        """Return the first of the `offers`."""
+        """Return skypool's preferred offer: the first of `offers`."""
         return self.offers[0]
 
     @cached_property
     def offers(self) -> tuple[Offer, ...]:
-        """Return all offers that meet the trial's need, in skypool's order of preference. They are read once."""
+        """Return all offers that meet the trial's need, in skypool's order of preference.
+
+        The driver is asked only once.
+        """
         return self.plan(self.need)
 
     def plan(self, need: Need) -> tuple[Offer, ...]:
@@ -152,8 +158,8 @@ class Trial:
         offers are used one after the other, until there is a machine for each node.
 
         Raises:
-            CapacityError, OfferGone: the first offer is out of stock. If `several` is False: nodes lack a machine, and
-                the last offer is out of stock. Machines that were launched before are not ended.
+            CapacityError, OfferGone: with `several`, the first offer is out of stock. Without, all offers were tried,
+                and some nodes have no machine. The machines that were launched stay alive.
         """
         launched = list[Instance]()
         left = order.nodes

@@ -130,7 +130,7 @@ class Machine:
         boots_at: when the machine's boot is to end; None for never.
         deaf: True if the machine never accepts connections, although it runs.
         has: the accelerator that is really in the machine; None for none.
-        granted: when the machine's lease ends.
+        granted: when the machine's lease ends, unless the client renews it.
         said: the last text that the cloud read from the lease file; "" if nothing was read yet.
         taken_at: when the cloud takes the machine back; infinite if that is not announced.
         undying: how many more requests to end the machine have no effect; None for all.
@@ -138,7 +138,7 @@ class Machine:
         tagged: False if the machine has no tags, so that clients cannot find it.
         slice: the name of the machine's slice; "" if the machine was sold alone.
         owner: the owner tag of the client that made the machine: "user@host".
-        ran_at: when the machine's boot ended; None if the machine still boots, or ended before.
+        ran_at: when the machine's boot ended; None if the machine still boots, or ended during its boot.
         tags: the tags that a client of `HttpCloud` wrote on the machine.
     """
 
@@ -179,8 +179,8 @@ class Thing:
 
     Attributes:
         kind: "key-pair" or "security-group".
-        until: the time until which the pool needs the resource, from its tag; None for no such tag.
-        owner: the owner tag of the client that made the resource: "user@host".
+        until: the time until which the pool needs the thing, from the thing's tag; None for no such tag.
+        owner: the owner tag of the client that made the thing: "user@host".
     """
 
     kind: str
@@ -200,8 +200,8 @@ class Rule:
         when: the error is raised "before" or "after" the call takes effect.
         times: how many more calls are affected; None for all.
         delay: seconds by which each call takes longer.
-        place: instance type, zone and market to which the rule is limited; "" matches any. If one is not "", only calls
-            that create machines match.
+        place: the tuple (instance type, zone, market) to which the rule is limited, with "" for any. If one of them is
+            not "", only calls that create machines match.
     """
 
     call: str
@@ -248,14 +248,15 @@ class World:
         capacity: how many machines (or slices) of a `Stock.place` can be alive at once; None for any number. An entry
             here overrides `Stock.capacity`.
         limits: the maximum number of live machines by quota.
-        kills: the calls whose client is killed: the call's number, and "before" or "after" it takes effect.
+        kills: the calls during which the calling process is killed, each as (number of the call, "before" or "after"
+            the call takes effect).
         calls: how many calls the cloud has received.
         made: how many machines the cloud has made.
-        listed: the cloud's published price list: what it sold when it was new.
+        listed: the cloud's published price list. It has the stock and prices of the time when the cloud was made.
         lenient: True if the cloud also makes machines of types that it does not sell.
-        surcharge: factor by which the sum that follows from the prices is multiplied in the cloud's bill.
+        surcharge: factor by which the cloud's bill is higher than the sum that follows from the prices. Default 1.
         page: largest number of machines in one answer of the call "describe"; None for no limit.
-        cut: True if answers of the call "describe" have no machines, but say that there are more.
+        cut: True if answers of the call "describe" are incomplete: they have no machines, but say that there are more.
     """
 
     folder: str

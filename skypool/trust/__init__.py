@@ -7,9 +7,11 @@ format, and reading this format cannot run code that the stranger chose.
 
 Words that this package uses:
 
+- client: the user's process, which reads results. Node: a rented machine, which writes them.
 - tag: the first byte of an encoded value, which says what kind of value it is.
 - price: bytes that a value counts, at least the memory that it takes when it is read.
-- budget: the sum of the prices that the rest of a value may have. It depends on the number of bytes that were sent.
+- budget: the sum of the prices that the parts of a value may have which are not read yet. At the beginning, it depends
+  on the number of bytes that were sent.
 - beside: memory of large arrays travels in buffers beside (after) the encoded value.
 - table: a list of similar values that is written column by column.
 

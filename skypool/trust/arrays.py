@@ -32,7 +32,7 @@ _LAST_LETTER = 0x10FFFF
 _ALIGNED = 0x80
 """numpy's flag for a type with aligned fields."""
 _AT_ONCE = 1 << 20
-"""The number of bytes of an array whose values are checked in one step."""
+"""The number of bytes of an array that are checked in one step."""
 _TENSORS = [
     "float64",
     "float32",
@@ -211,7 +211,7 @@ def _shape(shape: Any) -> tuple[int, ...]:
 def _view(r: Reading, data: Any, dtype: Any, shape: Any) -> Any:
     """Return a one-dimensional array of the type `dtype` that has exactly this memory, after checking the memory.
 
-    The budget is reduced by an eighth of the memory's size, and for booleans and texts by more.
+    An eighth of the memory's size is subtracted from the budget, and more for booleans and texts.
 
     Args:
         data: the memory as bytes, which are copied. None takes the next buffer that was sent beside the encoded value,
@@ -248,7 +248,8 @@ def _view(r: Reading, data: Any, dtype: Any, shape: Any) -> Any:
 def _check_items(r: Reading, np: Any, made: Any) -> None:
     """Check that booleans are 0 or 1, and that texts have valid characters only, also in fields of structured types.
 
-    Arrays of other types are not checked. The budget is reduced. Raises NotData if a boolean or text is not valid.
+    Arrays of other types are not checked. The price of the check is subtracted from the budget. Raises NotData if a
+    boolean or text is not valid.
     """
     if made.dtype.names:
         for name in made.dtype.names:
@@ -291,7 +292,7 @@ def _ndarray(r: Reading, args: tuple[Any, ...]) -> Any:
 def _objects(r: Reading, args: tuple[Any, ...]) -> Any:
     """Return an array of Python objects, built from a shape, a memory order ("C" or "F") and a list of items.
 
-    Raises NotData if these do not fit, or an item is a container that CPython frees recursively (see `check_chain`).
+    Raises NotData if these do not fit, or if an item is a container that CPython frees recursively, such as a deque.
     """
     shape, order, items = args
     if type(items) is not list or len(items) != math.prod(_shape(shape)) or order not in ("C", "F"):
@@ -329,7 +330,8 @@ def _dtype(r: Reading, args: tuple[Any, ...]) -> Any:
 def keys() -> frozenset[type]:
     """Return the types whose instances may be dictionary keys: numpy's scalar types, and those in `values.KEYS`.
 
-    numpy's types for objects and raw bytes (`object_`, `void`) are left out. Raises NotData if numpy is not installed.
+    `values.KEYS` has types such as dates and paths. numpy's types for objects and raw bytes (`object_`, `void`) are
+    left out. Raises NotData if numpy is not installed.
     """
     np = _library("numpy")
     return KEYS | frozenset(kind for kind in np.sctypeDict.values() if kind not in (np.object_, np.void))
@@ -373,6 +375,7 @@ def tensor(buffer: Any, dtype: str, shape: tuple[int, ...], kind: str, wants_gra
     Args:
         buffer: the memory: bytes, a bytearray or a memoryview.
         dtype: the name of the type, such as "float32".
+        shape: the shape, which must match the size of the memory.
         kind: "tensor", or "parameter" for a `torch.nn.Parameter`.
         wants_grad: the tensor's `requires_grad`.
 

@@ -32,7 +32,7 @@ from skypool.wire.pickling import SCRIPT
 T = TypeVar("T")
 _MISSING = object()
 _MOST_COLUMNS = 1000
-"""By how many columns a SyntaxError may end after the text that it shows. Python marks each of them."""
+"""The most columns by which the place that a SyntaxError marks may go beyond the text that it shows."""
 _STATELESS: tuple[Any, ...] = (None, {}, (None, None), (None, {}))
 _SAME_VERSION = "Use the same version of the module {} on your machine and on the node"
 
@@ -73,7 +73,7 @@ def locate(module: str, name: str) -> type | None:
 
 
 def is_own(module: str) -> bool:
-    """Return True if a loaded module belongs to the user (as the script does) or to skypool, and to no library."""
+    """Return True if a loaded module belongs to the user, like the user's script, or to skypool, and to no library."""
     if module in SCRIPT or module.partition(".")[0] == "skypool":
         return True
     space: Any = types.ModuleType.__getattribute__(sys.modules[module], "__dict__")
@@ -82,11 +82,15 @@ def is_own(module: str) -> bool:
 
 
 def resolve(tag: int, shape: ClassShape, allowed: Allowed) -> bool:
-    """Find a class that a node named for a value with this tag, and set `kind` and `make` of the `ClassShape`.
+    """Find the class that a node has named for a value, and set `kind` and `make` of `shape`, which describes it.
 
     Return True if instances of the class may be made on the client. Otherwise return False, and leave `make` None.
-    `allowed` are further classes that the user allows. Raises NotData if a name that the node sent is not the name of a
-    field of the data class, or is sent twice.
+    Raises NotData if a name that the node sent is not the name of a field of the data class, or is sent twice.
+
+    Args:
+        tag: the tag of the value, which says what kind of class it must be.
+        shape: the class as the node named it.
+        allowed: further classes that the user allows.
     """
     kind = locate(shape.module, shape.name)
     if kind is None:
@@ -255,7 +259,7 @@ class Filler:
                 place.__set__(made, value)
 
     def rows(self, columns: Sequence[Sequence[Any]]) -> list[Any]:
-        """Return new instances whose fields have the values of these columns, which are in the order of `fields`."""
+        """Return new instances, one for each row of a table that has a column for each field, in this order."""
         made: list[Any] = [object.__new__(self._kind) for _ in columns[0]]
         if self._in_slots is None:
             names = self._names

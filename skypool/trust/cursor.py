@@ -14,7 +14,7 @@ from skypool.wire.frames import Buffer
 
 _U64 = struct.Struct("<Q")
 _COPIED = 1 << 20
-"""The size in bytes below which the encoded value is copied to bytes, which are read faster than a memoryview."""
+"""The size in bytes below which an encoded value is copied to bytes, because they are read faster than a memoryview."""
 _INSIDE = 10
 """The number of levels added to the depth of nesting when a part of a value is read by a decoder of its own."""
 FAULTY = "No correct node sends this: end the pool and rent another machine"
@@ -42,7 +42,7 @@ class NotData(Exception):
 class Cursor:
     """The state of reading one value: the position in its bytes, the depth of nesting, and the budget that is left.
 
-    Methods that read raise struct.error if fewer than the 8 bytes of a number or length are left.
+    Methods that read a number or a length raise struct.error if fewer than 8 bytes are left.
 
     Args:
         buffers: the encoded value, followed by the buffers of its large arrays. At least one buffer.

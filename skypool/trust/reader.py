@@ -39,8 +39,9 @@ _scan = make_scanner(json.JSONDecoder())  # type: ignore[arg-type]  # it takes a
 class DataReader:
     """A reader of the results and exceptions that one node sends in skypool's data format.
 
-    Unlike a pickle, this format cannot run code that the sender chose. `allowed` are names of classes that the user
-    allows in results, as `classes.Allowed` describes them.
+    Unlike a pickle, this format cannot run code that the sender chose. `node` is the number of the node, for messages.
+    `allowed` are names of classes that the user allows in results: "mypkg.Point", or "mypkg.*" for all classes in a
+    package and its subpackages.
     """
 
     def __init__(self, node: int, allowed: frozenset[str] = frozenset()) -> None:
@@ -48,7 +49,11 @@ class DataReader:
         self._makers: dict[str, Maker] = {**values.MAKERS, **arrays.MAKERS, "one": self._member}
 
     def value(self, buffers: Sequence[Buffer], what: str) -> Any:
-        """Return the encoded value, as `Reader.value` says. Its arrays use the memory of the buffers."""
+        """Return the value that is encoded in these buffers. Its arrays use the memory of the buffers.
+
+        `what` is the value's name in error messages. Raises UntrustedResult if the buffers are not in skypool's data
+        format, or name a class that is not allowed.
+        """
         try:
             return self._read(buffers)
         except NotData as e:
@@ -86,7 +91,8 @@ class DataReader:
     def _read(self, buffers: Sequence[Buffer], parent: Reading | None = None) -> Any:
         """Return the value that is encoded in these buffers, as small JSON or in skypool's data format.
 
-        The value shares the budget of `parent`, an enclosing value's decoder, if any. Any exception becomes a NotData.
+        If `parent`, the decoder of an enclosing value, is given, both values share one budget. Any exception is raised
+        as a NotData.
         """
         try:
             data = buffers[0]
@@ -155,13 +161,13 @@ class DataReader:
         return error
 
     def _member(self, r: Reading, link: Any) -> BaseException:
-        """Return one exception of an exception group, as `_one` does. Raises NotData if `link` is no exception."""
+        """Return one exception of an exception group, or a RemoteError in its place. Raises NotData for other data."""
         if not _is_link(link):
             raise NotData("it contains an exception group with a member that is not an exception", advice=FAULTY)
         return self._one(link, parent=r)
 
     def _explained(self, refused: NotData, instead: str) -> str:
-        """Return the reason of a refusal, its setting, and what to do: `instead`, unless `refused.advice` is set."""
+        """Return why a value was refused, by which setting, and advice: `instead`, unless `refused` has its own."""
         setting = f"Node {self._node} has {_SETTING}"
         if refused.advice:
             return f"{refused.why}. {setting}, which refuses this. {refused.advice}"

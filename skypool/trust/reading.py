@@ -1,7 +1,7 @@
 """Decodes values in skypool's data format. Nodes that may not run code in this process send them.
 
-`writing` has the encoder. The dictionaries in this module and in `values` and `arrays`, and the function
-`classes.resolve`, define which values are possible.
+`writing` has the encoder. Only these values can be read: those with a function in `_ACTS` of this module or in `MAKERS`
+of `values` and `arrays`, and instances of the classes that `classes.resolve` accepts.
 """
 
 from __future__ import annotations
@@ -67,8 +67,10 @@ from skypool.wire.frames import Buffer
 class ClassShape:
     """A class as the sender of a value named it, with the names of the fields that are sent for each instance.
 
-    `name` is the qualified name, such as "Outer.Inner". `fields` are in the order in which their values are sent; empty
-    if the class is not a data class.
+    Args:
+        module: the name of the module that defines the class.
+        name: the qualified name of the class, such as "Outer.Inner".
+        fields: the names of the fields, in the order in which their values are sent; () if the class is no data class.
 
     Attributes:
         kind: the class on the client; None until the decoder has found the class.
@@ -164,9 +166,9 @@ class Reading(Cursor):
     # --- keys ------------------------------------------------------------------------------------------------
 
     def check_key(self, key: Any) -> int:
-        """Check that a value may be a dictionary key or set member, and subtract its price from the budget.
+        """Check that a value may be a dictionary key or set member. Subtract its price from the budget, and return it.
 
-        Return the price. It is higher for keys that take longer to hash. Tuples and frozensets are checked with their
+        The price is higher for keys that take longer to hash. Tuples and frozensets are checked with their
         contents. A part that occurs several times counts each time.
 
         Raises:
@@ -206,10 +208,10 @@ class Reading(Cursor):
         return price
 
     def mapping(self, keys: list[Any], values: Iterable[Any]) -> dict[Any, Any]:
-        """Return a dictionary of these keys (see `check_key`) and values. Of equal keys, the last one's value is kept.
+        """Return a dictionary of these keys and values. Of equal keys, the last one's value is kept.
 
-        Raises NotData if adding the keys takes far too long, because a sender may choose keys with equal hashes to keep
-        this process busy.
+        Each key is checked by `check_key`. Raises NotData if a key is not allowed, or if adding the keys takes far too
+        long, because a sender may choose keys with equal hashes to keep this process busy.
         """
         made: dict[Any, Any] = {}
         following = iter(values)
@@ -217,7 +219,11 @@ class Reading(Cursor):
         return made
 
     def members(self, items: list[Any]) -> set[Any]:
-        """Return a set of these items. The checks, and the limit on the time of adding, are those of `mapping`."""
+        """Return a set of these items. Each item is checked by `check_key`, as a dictionary key is.
+
+        Raises NotData if an item may not be a set member, or if adding the items takes far too long, because a sender
+        may choose items with equal hashes to keep this process busy.
+        """
         made: set[Any] = set()
         self._add(items, made.update)
         return made

@@ -16,13 +16,14 @@ from skypool.wire.frames import Buffer
 _SETTING = 'trust="data" (set in ComputePool or the default for machines of strangers)'
 _INSTEAD = "Return plain values instead (numbers, texts, lists, arrays)"
 _LONGEST_PATH = 100
-"""The number of characters of a path inside a value that messages show."""
+"""The most characters that messages show of the path of a refused part inside a value."""
 
 
 class DataWriter:
     """A writer of results and exceptions for a client that reads skypool's data format only.
 
-    `allowed` are names of classes that the user allows in results, as `classes.Allowed` describes them.
+    `node` is the number of the node, for messages. `allowed` are names of classes that the user allows in results:
+    "mypkg.Point", or "mypkg.*" for all classes in a package and its subpackages.
     """
 
     def __init__(self, node: int, allowed: Sequence[str] = ()) -> None:
@@ -59,7 +60,7 @@ class DataWriter:
         return bytes(data), ""
 
     def _explained(self, refused: WriteError, instead: str) -> str:
-        """Return reason, place and setting of a refusal, and what to do: `instead`, unless `refused.advice` is set."""
+        """Return why a part was refused, where it is, by which setting, and advice: its own, or else `instead`."""
         path = refused.path if len(refused.path) <= _LONGEST_PATH else f"{refused.path[:_LONGEST_PATH]}…"
         why = f"{refused.why} (at {path})" if path else refused.why
         setting = f"Node {self._node} has {_SETTING}"

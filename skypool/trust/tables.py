@@ -28,6 +28,7 @@ class Table:
     """A list of similar values (tuples, dictionaries or instances of a data class) as columns.
 
     Attributes:
+        tag: the tag of the table: TUPLES, DICTS or INSTANCES.
         names: the names of the columns: keys of dictionaries, fields of instances, or for tuples numbers from 0.
         columns: the columns. Each has one value for each row.
         row_price: the price in bytes of one row, without the values in it.

@@ -57,8 +57,13 @@ def _arguments(args: tuple[Any, ...], *kinds: type | tuple[type, ...], optional:
 def plainly(make: Callable[..., Any], *kinds: type | tuple[type, ...], optional: int = 0) -> Maker:
     """Return a function that checks the number and exact types of arguments, and then calls `make` with them.
 
-    It takes a decoder, which it does not use, and a tuple of arguments, and raises NotData if they are wrong.
-    `optional` arguments may be missing at the end. Exceptions of `make` are not caught.
+    The function takes a decoder, which it does not use, and a tuple of arguments. It raises NotData if the arguments
+    are wrong, and does not catch exceptions of `make`.
+
+    Args:
+        make: the function or class that builds the value.
+        kinds: the type of each argument; a tuple of types allows each of them.
+        optional: how many arguments may be missing at the end.
     """
 
     def made(_: Reading, args: tuple[Any, ...]) -> Any:
@@ -69,10 +74,10 @@ def plainly(make: Callable[..., Any], *kinds: type | tuple[type, ...], optional:
 
 
 def check_chain(parts: Iterable[Any]) -> None:
-    """Raise NotData if an item is a deque, defaultdict, slice or numpy array of objects, or of a subclass.
+    """Raise NotData if one of these items is a deque, defaultdict, slice or numpy array of objects, or of a subclass.
 
-    Call this with the items of such a container. CPython frees these containers recursively, so freeing a long chain
-    of them, each inside the next, would crash Python.
+    Call this with the items that are directly inside such a container. CPython frees these containers recursively, so
+    freeing a long chain of them, each inside the next, would crash Python.
     """
     for part in parts:
         if isinstance(part, CHAINS) or (type(part).__name__ == "ndarray" and part.dtype.hasobject):

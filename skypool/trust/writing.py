@@ -82,7 +82,7 @@ _F64 = struct.Struct("<bd").pack
 _SMALL_BUFFER = 1024
 """The size in bytes from which an array's memory is sent as a separate buffer, not as a part of the encoded value."""
 _SHORT = 32
-"""The length up to which a text or bytes object is written again at each occurrence, instead of a reference."""
+"""The greatest length of a text or bytes object that is written at each occurrence, without references to it."""
 _FEW = 4
 """The number of items up to which a list is written item by item."""
 _MOST_DICT = 64
@@ -95,7 +95,7 @@ def _too_deep() -> WriteError:
 
 
 class _Entangled(Exception):
-    """Raised if a cell of a table refers to a row of the table. The value is then written again without tables."""
+    """Raised if a cell of a table refers to a row of this table. The whole value is then written without tables."""
 
 
 def write(value: object, allowed: classes.Allowed) -> list[Buffer]:
@@ -162,7 +162,7 @@ class _Writing:
     def buffers_of(self, value: object) -> list[Buffer]:
         """Return the buffers of a value: the encoded value, then the memory of large arrays.
 
-        The reader allows memory by the number of bytes sent, so zeros are added if these would be too few.
+        The reader's budget depends on the number of bytes sent. So zeros are added if these are too few for the price.
         """
         try:
             self.value(value)
@@ -239,11 +239,11 @@ class _Writing:
     # --- references to values that were written before -------------------------------------------------------
 
     def _again(self, value: object) -> bool:
-        """Write a reference to a value and return True if this object was written before. Otherwise return False.
+        """If this object was written before, write a reference to it and return True. Otherwise return False.
 
-        Inside an exception, the result is always False. Raises _Entangled for a row of a table that is being written.
-        For a value that contains itself but permits no reference, such as a tuple, raises _Entangled too, or WriteError
-        without tables.
+        Inside an exception, the result is always False. Raises _Entangled if the object is a row of a table that is
+        being written. Some values, such as tuples, cannot be referred to before they are complete. For one that
+        contains itself, raises _Entangled if tables are in use, and otherwise WriteError.
         """
         if self._alone or (number := self._memo.get(id(value))) is None:
             if id(value) in self._open:
@@ -275,7 +275,7 @@ class _Writing:
     def _deeper(self, parts: Iterable[Any], path: Callable[[int], str]) -> None:
         """Write the parts of a value, with the depth of nesting increased by one, up to `DEEPEST` (150).
 
-        `path` returns the path of a part by its index, such as "[2]", to put before the path of a WriteError.
+        If a part cannot be written, the path in the WriteError gets `path(index)`, such as "[2]", at its beginning.
         """
         self._depth += 1
         if self._depth > DEEPEST:
@@ -474,7 +474,8 @@ class _Writing:
     def _shape(self, kind: type, names: tuple[str, ...] = ()) -> None:
         """Write a class and the names of the fields whose values follow for each instance.
 
-        A class that was written before with the same fields becomes a number. Raises WriteError for a local class.
+        If the class was written before with the same fields, only its number is written. Raises WriteError for a class
+        that is defined inside a function.
         """
         module = kind.__module__
         name = kind.__qualname__
@@ -613,7 +614,7 @@ class _Writing:
 
 
 def _array_price(name: str, args: tuple[Any, ...]) -> int:
-    """Return the price of an array in addition to that of the arguments: for its type, and for checking its contents.
+    """Return what an array costs beyond the price of its arguments: for making its type, and checking its contents.
 
     It is 0 for values that are not numpy arrays, scalars or types.
     """

@@ -22,6 +22,8 @@ The words of this package:
 - definition: a class, a function, or another object that has a name in a script and exists once in a process. Its
   version is a hash of what it is made of. Token: a hash of a value of a global that can change in place.
 - sender: the process that has pickled a definition or an exception. Script: the user's module `__main__`.
+- by value: a definition is pickled with its contents, not by its name, because the receiver cannot import the script.
+- view: the values that the function of a call must find in its globals, which it shares with other functions.
 """
 
 __all__ = [

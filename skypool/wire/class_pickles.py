@@ -49,15 +49,17 @@ _NOTHING = object()
 
 
 class _Unknown(Exception):
-    """The pickle of a class cannot be kept, because a change of one of its parts would not be noticed."""
+    """Raised if the pickle of a class cannot be kept, because a change of one of its parts might not be noticed."""
 
 
 class _Kept:
     """Pickle of a class, and the objects that it was made of, to notice whether one has changed.
 
     Attributes:
+        kind: the class.
+        data: the pickle.
         classes: for each class in the pickle: its dict, its attributes, and the names of attributes that Python makes.
-        functions: for each function in the pickle: the function, and the result of `_parts_of`.
+        functions: for each function in the pickle: the function, and its code, defaults and other parts.
         globals: for each global that a function uses: the dict of globals, its name and its value.
         version: a hash of the pickle.
     """
@@ -161,15 +163,19 @@ def _parts_of(function: FunctionType) -> tuple[Any, ...]:
 
 _EMPTY = cloudpickle._make_empty_cell()
 _kept: dict[tuple[str, str], _Kept | type] = {}
-"""By module and name: the pickle of a class, or the class if it cannot be kept."""
+"""A dict from module and name of a class to its kept pickle, or to the class itself if its pickle cannot be kept."""
 _applied: dict[str, tuple[str, int, int]] = {}
-"""By the id of a class: the version that was applied last, and the numbers of changes of globals and classes then."""
+"""A dict from the id of a class to what was true when its pickle was last read here.
+
+The values are the version of the pickle, and how many changes of globals and of classes there had been in this process.
+"""
 
 
 def reduce_kept(kind: type, pickled: Callable[[type], bytes]) -> Any:
-    """Return how to pickle a class by its kept pickle; None if the class cannot be kept.
+    """Return how to pickle a class by its kept pickle, as `__reduce__` does; None if its pickle cannot be kept.
 
-    `kind` is a class that is pickled by value, and `pickled` makes its pickle.
+    `kind` is a class that is pickled by value. `pickled(kind)` makes its pickle, if none is kept or the class has
+    changed.
     """
     place = kind.__module__, kind.__qualname__
     kept = _kept.get(place)
@@ -192,7 +198,7 @@ def reduce_kept(kind: type, pickled: Callable[[type], bytes]) -> Any:
 
 
 def _class(id_: str, sender: str, version: str, data: bytes) -> Any:
-    """Return the class that has this id here. If it may differ from the sender's, read its pickle `data` first."""
+    """Return the class that has this id here. Read its pickle `data` first if the class is new or may be outdated."""
     found = identity.known(id_)
     if found is not None and (sender == identity.here() or identity.is_own(found)):
         return found

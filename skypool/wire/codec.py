@@ -23,7 +23,7 @@ PLAIN = frozenset({int, float, bool, str, bytes, type(None), complex})
 _DEPTH = 4
 """The depth of nesting up to which `_is_plain` examines a value."""
 _MANY = 64
-"""The number of items from which `_is_plain` does not examine a collection: cloudpickle at once is then faster."""
+"""The number of items from which `_is_plain` does not examine a collection, as using cloudpickle at once is faster."""
 _DEEPEST = 50
 """The most levels of parts inside parts that are searched for one that cannot be pickled."""
 _SMALL_BUFFER = 1024
@@ -38,7 +38,8 @@ def dumps(
     Args:
         value: anything that cloudpickle can pickle.
         what: the name of the value in messages, such as `train(cfg=…)`. The path in a PickleError starts with it.
-        codes: a list that gets the code of the functions that were pickled by value.
+        codes: a list that gets the code objects of the functions that were pickled by value.
+        kind: the class of the pickler.
 
     Raises:
         PickleError: the value cannot be pickled. The message names the part of the value that is the cause.
@@ -87,8 +88,8 @@ result_writer: ResultWriter | None = None
 def dump_items(items: Sequence[object]) -> bytes:
     """Return several items of a stream as one byte string that a node sends to its client.
 
-    It is a pickle, or plain data if `result_writer` is set because the client does not trust this node. An item other
-    than a number, text, bool, bytes or None is given as a tuple of its serialized buffers.
+    It is a pickle, or plain data if `result_writer` is set because the client does not trust this node. `items` has
+    numbers, texts, bools, bytes and None as they are. For another item, it has a tuple with the serialized item.
     """
     return pickle.dumps(items, PROTOCOL) if result_writer is None else bytes(result_writer.value(items, "items")[0])
 
@@ -131,7 +132,7 @@ def _collector(buffers: list[Buffer]) -> Callable[[pickle.PickleBuffer], bool]:
 def loads(buffers: Sequence[Buffer]) -> Any:
     """Return the value that `dumps` serialized. Exceptions of unpickling are raised unchanged.
 
-    Arrays in the value use the memory of `buffers` without a copy, and are writable if that is.
+    Arrays in the value use the memory of `buffers` without a copy. They are writable if this memory is.
     """
     return pickle.loads(buffers[0], buffers=buffers[1:]) if len(buffers) > 1 else pickle.loads(buffers[0])
 
@@ -174,7 +175,7 @@ def find_blame(value: object, path: str, error: BaseException) -> tuple[str, str
 
 
 def _refuses(value: object) -> bool:
-    """Return True if an object's own `__reduce__` raises. It cannot be pickled then, whatever its parts are."""
+    """Return True if an object itself refuses to be pickled, whatever its parts are: its own `__reduce__` raises."""
     if type(value).__reduce__ is object.__reduce__:
         return False
     try:

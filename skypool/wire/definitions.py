@@ -29,7 +29,7 @@ _MADE_WITH = ("__module__", "__qualname__", "__slots__", "__orig_bases__", "__fi
 """The attributes that a class must have while it is made."""
 _MADE_ANEW = frozenset(("__dict__", "__weakref__", "_abc_impl", "__slotnames__"))
 _MADE_ANEW |= {"__annotate_func__", "__annotate__", "__annotations_cache__"}  # Python 3.14
-"""The attributes that Python makes with each class, or when it first uses one."""
+"""The attributes that Python makes with each class, or when it first needs them."""
 MADE_BY_ENUM = frozenset(
     (
         "_member_names_",
@@ -41,7 +41,7 @@ MADE_BY_ENUM = frozenset(
     )
 )
 _FOLLOWING = frozenset(("__dataclass_fields__", "__dataclass_params__"))
-"""Attributes that follow from others, so that the version of a class can leave them out. They take long to hash."""
+"""Attributes that follow from other attributes. The version of a class leaves them out, as they take long to hash."""
 OF_MEMBERS = frozenset(("_name_", "_value_", "__objclass__", "_sort_order_"))
 """The attributes that `enum` gives each member."""
 
@@ -50,7 +50,7 @@ OF_MEMBERS = frozenset(("_name_", "_value_", "__objclass__", "_sort_order_"))
 
 
 def reduce_code(code: CodeType) -> Any:
-    """Return how to pickle a code object with the name of its file, for tracebacks.
+    """Return how to pickle a code object, as `__reduce__` does, with the name of its file for tracebacks.
 
     cloudpickle 3.1.3 leaves the name out: https://github.com/cloudpipe/cloudpickle/pull/560
     """
@@ -63,6 +63,7 @@ class _Sent(NamedTuple):
 
     Attributes:
         id: the id of the function; None if it has no name, so that each copy of it is separate.
+        sender: the name of the process that has pickled the function.
         version: the version of the function; None if `id` is None.
         space: the dict of globals of its module.
         names: the globals that it uses, by name.
@@ -84,7 +85,8 @@ class _Sent(NamedTuple):
 def reduce_function(function: FunctionType, space: namespaces.Space) -> Any:
     """Return how to pickle a function by value, as `__reduce__` does.
 
-    `space` has its globals: the same object for all functions of a module in one pickle.
+    `space` stands for the dict of globals of the function's module. All functions of a module in one pickle must get
+    the same object.
     """
     state, slots = cloudpickle._function_getstate(function)
     if parameters := getattr(function, "__type_params__", None):
@@ -120,7 +122,7 @@ def _is_constant(defaults: tuple[object, ...] | dict[str, object] | None) -> boo
 def _function(
     id_: str | None, sender: str, version: str | None, code: CodeType, values: dict[str, Any], cells: int | None
 ) -> FunctionType:
-    """Return the function that has this id here; if it is missing or outdated, a new one still without attributes."""
+    """Return the function that has this id here. If there is none, or it is outdated, return a new one to be filled."""
     found = None if id_ is None else identity.known(id_)
     if found is not None and not identity.is_outdated(found, sender, version):
         return cast(FunctionType, found)
@@ -228,7 +230,7 @@ def _class(
     members: tuple[_Member, ...],
     boundary: Any,
 ) -> type:
-    """Return the class that has this id here, or a new one still without its attributes."""
+    """Return the class that has this id here. If there is none, return a new one, whose attributes are set later."""
     found = identity.known(id_)
     if found is not None:
         return cast(type, found)
@@ -246,7 +248,7 @@ def _class(
 
 
 def _maker(metaclass: type) -> Any:
-    """Return the metaclass that makes copies of a class: the first in the MRO that was not defined in a script."""
+    """Return the class that makes copies of a class with this metaclass: the first in its MRO that is of no script."""
     # what a script's metaclass does, such as registering the class, was done where the class was defined
     return next(each for each in metaclass.__mro__ if not identity.is_tracked(each))
 
@@ -256,7 +258,7 @@ _silencing = threading.RLock()
 
 @contextmanager
 def _silenced(bases: tuple[type, ...]) -> Iterator[None]:
-    """Keep Python from calling some `__init_subclass__` methods in this thread, while a subclass of `bases` is made."""
+    """Switch off `__init_subclass__` methods of scripts in this thread, while a subclass of `bases` is made."""
     # methods of scripts, and those that need arguments, were called where the subclass was defined
     owners = [
         kind

@@ -1,4 +1,4 @@
-"""The texts of exceptions, for messages, and notes on exceptions. These may come from nodes."""
+"""Makes texts of exceptions for messages, and adds notes to exceptions. The exceptions may come from nodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def text_of(error: BaseException) -> str:
 
 
 def told(error: BaseException, most: int = 10_000) -> str:
-    """Return the type and the text of an exception, for an event. The result is cut to `most` characters.
+    """Return the type and the text of an exception, such as "ValueError: too small", cut to `most` characters.
 
     A node may have sent the exception, so its text may have any length.
     """
@@ -34,7 +34,7 @@ def cut(text: str, most: int = 10_000) -> str:
 
 
 def annotate(error: BaseException, note: str, attributes: Mapping[str, object], instead_of: str = "") -> None:
-    """Add a note and attributes to an exception. An earlier note `instead_of` is removed.
+    """Add a note and attributes to an exception. If it has the note `instead_of`, that note is removed.
 
     No code of the exception's class is run, because it may refuse attributes, as a frozen dataclass does.
     """

@@ -90,7 +90,8 @@ _OWN = os.path.dirname(os.path.dirname(_leave_out_own_frames.__code__.co_filenam
 def dump_one(error: BaseException, home: bool = True) -> ErrorLink:
     """Serialize one exception without its causes. Return (pickle or None, name of the type, text, reason, notes).
 
-    The reason says why there is no pickle, or only an inexact one; otherwise it is "". `home` is as for `dump_error`.
+    The reason says why there is no pickle, or only an inexact one; otherwise it is "". `home` is True if a node sends
+    the exception to its client. Then `codec.result_writer`, if it is set, encodes the exception as plain data.
 
     Three ways to pickle the exception are tried. The first pickle that gives back the same type with the same text is
     taken, or else the first one that gives back the same type. An exception that would end a process, such as
@@ -124,7 +125,7 @@ def dump_one(error: BaseException, home: bool = True) -> ErrorLink:
 
 
 class _LenientPickler(Pickler):
-    """Pickler that sends parts of an exception that cannot be pickled, or a RemoteError with its name and text."""
+    """Pickler that, in place of an exception that cannot be pickled, sends what can be, or a RemoteError."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, BaseException) and failure_of(obj) is not None:
@@ -191,7 +192,8 @@ def load_error(buffers: Sequence[Buffer]) -> BaseException:
     """Return (do not raise) the exception that `dump_error` serialized.
 
     It has the original type if that can be unpickled here. Otherwise it is a RemoteError with the original's name and
-    text. The last cause in its chain is a RemoteTraceback. For other buffers, any exception may be raised.
+    text. The last cause in its chain is a RemoteTraceback. If `buffers` are not from `dump_error`, any exception may be
+    raised.
     """
     chain, text = pickle.loads(buffers[0])
     errors = [_load_one(*link, traceback_text=text) for link in chain]

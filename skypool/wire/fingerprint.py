@@ -44,7 +44,7 @@ class _Hash:
 
 
 class _Fingerprinter(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """Pickler for `fingerprint`. It writes the ids of classes, and what functions consist of."""
+    """Pickler whose output is hashed. It writes the ids of classes in place of classes, and the parts of functions."""
 
     dispatch_table: ClassVar[Any] = ChainMap(
         cast(Any, {CodeType: lambda code: (_part, (hash(code),))}),

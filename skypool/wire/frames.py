@@ -38,11 +38,11 @@ MAX_HEADER = 1 << 20
 MAX_BODY = 16 << 20
 """The greatest length of a frame's body, in bytes."""
 INLINE = 64 << 10
-"""The size in bytes up to which a value is sent as the body of one frame."""
+"""The greatest size in bytes of a value that is sent as the body of one frame. Larger values are sent in pieces."""
 CHUNK = 1 << 20
-"""The size in bytes of one piece of a larger value."""
+"""The size in bytes of the pieces in which a value larger than `INLINE` is sent. The last one may be smaller."""
 _USUAL = CHUNK + (64 << 10)
-"""The memory in bytes of a decoder. It grows for a larger frame, and shrinks afterwards."""
+"""The usual size in bytes of a decoder's memory. It grows for a larger frame, and shrinks afterwards."""
 ALIGN = 64
 """Each buffer in a frame's body starts at a multiple of this number of bytes: aligned arrays are processed faster."""
 TOGETHER = 512
@@ -123,7 +123,7 @@ def encode(kind: Kind, header: Mapping[str, object], body_length: int = 0) -> by
 
 
 def members(header: Mapping[str, object]) -> str:
-    """Return the JSON of a header without its outer braces, such as `"id":1,"ok":true`, for use in a longer header."""
+    """Return the JSON of a header without its outer braces, such as `"id":1,"ok":true`, for a longer header."""
     return _encode_json(header)[1:-1]
 
 
@@ -235,7 +235,7 @@ _END = struct.Struct("!QI?d")
 
 
 End = tuple[int, bool, float, bytes]
-"""The result of one call in a frame of several: (id, True if the call returned, seconds it ran, its value or error)."""
+"""The result of one call in a frame with several: (id, True if it returned, seconds that it ran, value or error)."""
 
 
 def end_of(id_: int, ok: bool, seconds: float, data: Buffer) -> bytes:
@@ -323,7 +323,7 @@ def _object_in(data: memoryview) -> dict[str, Any]:
 def check_json(data: bytes) -> None:
     """Refuse JSON that would take far more memory when parsed than it takes as text, such as a list of empty lists.
 
-    Raises ProtocolError if the estimate exceeds 3 times the length of the text plus 256 KiB.
+    Raises ProtocolError if the estimated memory exceeds 3 times the length of the text plus 256 KiB.
     """
     memory, limit = _memory_of(data), _JSON_GROWS * len(data) + JSON_SPARE
     if memory > limit:
@@ -342,9 +342,12 @@ def _memory_of(data: bytes) -> int:
 def share_of_header(value: Mapping[str, object]) -> tuple[int, int]:
     """Return how much of the limits of a frame's header a part of that header takes.
 
-    The first number is the length of the JSON in bytes, which counts towards `MAX_HEADER`. The second is the memory in
-    bytes that its objects take beyond what is allowed for that length. It counts towards `JSON_SPARE`, and is negative
-    for long texts. The sender adds up the parts: a receiver gives up the connection if a header is too large.
+    A sender adds up these numbers for all parts, because a receiver gives up the connection if a header is too large.
+
+    Returns:
+        (length, memory). The length of the JSON in bytes counts towards `MAX_HEADER`. The memory in bytes that its
+        objects take, beyond what is allowed for that length, counts towards `JSON_SPARE`. It is negative if they take
+        less than that.
     """
     data = _encode_json(value).encode()
     return len(data), _memory_of(data) - _JSON_GROWS * len(data)
@@ -403,7 +406,7 @@ class Decoder:
         """Count `n` more bytes as read, and return the frames that they complete.
 
         The frames are views of the decoder's memory, valid until the next call of `space`. Bytes of an incomplete frame
-        are kept for later calls. Raises ProtocolError as `scan` does.
+        are kept for later calls. Raises ProtocolError if a frame is invalid, of another protocol version, or too large.
         """
         self._end += n
         frames, used = scan(self._view[self._start : self._end], self.most)

@@ -51,7 +51,9 @@ class AgentConfig:
         folder: the agent's own folder.
         spool: the folder for values that are too large for memory.
         cwd: the working folder of calls.
+        pool: the name of the pool.
         node: the node's number among the `nodes` of the pool, from 0.
+        slice: the node's position among the machines of its TPU slice.
         slots: a plan for each slot, or the number of slots, among which the devices are split. "per-device" means one
             slot for each device. None means one slot with all devices; on a node without devices, one for each CPU.
         lease: how long the node lives after each sign of life from its client.
@@ -122,7 +124,7 @@ class NodeHealth:
         disk_free: free bytes on the disk with the folder that calls run in.
         time: the machine's clock, in seconds since 1970.
         address: the machine's own address in its network; "" if unknown.
-        monitored: True if the agent measures the devices, and reports their health as soon as it is known.
+        monitored: True if the agent measures the devices, and reports their state as soon as it has measured them.
         host: the machine's own name; "" if that is not a valid host name.
     """
 
@@ -212,7 +214,7 @@ def _slot(said: object) -> SlotPlan:
 
 
 def _table(what: str, said: object, checks: Mapping[str, _Check]) -> dict[str, Any]:
-    """Return a copy of a JSON object. Raises ProtocolError, which names `what`, for unknown or invalid fields."""
+    """Check the fields of a JSON object, and return a copy. Raises ProtocolError, which names `what`, for bad ones."""
     if type(said) is not dict:
         raise protocol_violation(f"{what} must be a JSON object, not {type(said).__name__}")
     for name, value in said.items():

@@ -23,8 +23,9 @@ from skypool.wire.transport import SSH
 def declared(ssh: SSH, label: str, key: str) -> SSH:
     """Return a copy of `ssh` that trusts only the public host key `key`, "ssh-ed25519 AAAA…".
 
-    The key is written into a known_hosts file in skypool's own folder. An older file of the same label is replaced.
-    Characters of the label other than letters, digits, "." and "-" become "-".
+    The key is written into a known_hosts file in skypool's own folder. `label` names the machine and the file. In the
+    file's name, characters other than letters, digits, "." and "-" become "-". An older file of the same label is
+    replaced.
     """
     alias = f"skypool-{re.sub(r'[^A-Za-z0-9.-]', '-', label)}"
     file = folder() / f"{alias}.declared"
@@ -36,12 +37,13 @@ def declared(ssh: SSH, label: str, key: str) -> SSH:
 
 
 def believed(ssh: SSH, label: str, strict: bool) -> tuple[SSH, str]:
-    """Return a transport that trusts the machine's host keys in the user's own known_hosts files, and a notice.
+    """Return a copy of `ssh` that trusts the machine's host keys in the user's own known_hosts files, and a notice.
 
-    If these files have no key of the machine, the transport trusts the first key that the machine shows. From then on,
-    only that key is trusted. The notice tells the user so; it is "" if the files have a key. Does not connect.
+    If these files have no key of the machine, the copy trusts the first key that the machine shows. From then on, only
+    that key is trusted. The notice tells the user so; it is "" if the files have a key. Does not connect.
 
     Args:
+        ssh: the transport that reaches the machine.
         label: names the machine in the notice and in messages.
         strict: True to raise an error if the user's own files have no key of the machine.
 
@@ -88,7 +90,7 @@ def fingerprint(name: str, file: str) -> str:
 
 
 def _where(ssh: SSH) -> tuple[str, list[str]]:
-    """Return the name under which ssh looks up a host key, and the known_hosts files that it reads; by `ssh -G`."""
+    """Return the name under which ssh looks up a host key, and the known_hosts files that it reads. Runs `ssh -G`."""
     done = _run(["ssh", "-G", *ssh.argv([])[1:-1]])
     said = dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
     if done.returncode or "hostname" not in said:

@@ -24,7 +24,7 @@ MOST_WRAPPERS = 8
 
 @dataclass(slots=True)
 class _Origin:
-    """Origin of a definition that this process has received. Only `sender`, which sent it first, may change it here."""
+    """Origin of a definition that this process has received. Only the process that sent it first may change it here."""
 
     sender: str
     version: str | None = None  # None until its content has arrived
@@ -33,7 +33,7 @@ class _Origin:
 
 _received: weakref.WeakKeyDictionary[Any, _Origin] = weakref.WeakKeyDictionary()
 _strong: dict[str, Any] = {}
-"""Definitions that have no weak references, such as a ContextVar. Python advises to create these at module level."""
+"""The definitions, by id, to which Python allows no weak references, such as a ContextVar. They are kept for ever."""
 _strong_ids: dict[int, str] = {}
 
 
@@ -98,7 +98,10 @@ def receive(id_: str, sender: str, made: Any) -> Any:
 
 
 def replace(id_: str, sender: str, made: Any) -> Any:
-    """Let a new object take the place of the one that has this id, and return it. The old object stays as it is."""
+    """Give the id of a definition to the new object `made`, which `sender` has sent, and return that.
+
+    The object that had the id stays as it is.
+    """
     with cloudpickle._DYNAMIC_CLASS_TRACKER_LOCK:
         cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID[id_] = made
         cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS[made] = id_
@@ -107,7 +110,7 @@ def replace(id_: str, sender: str, made: Any) -> Any:
 
 
 changes = 0
-"""A number that grows when a definition that is here is replaced by another version of it."""
+"""A number that grows when a definition in this process takes over another version."""
 
 
 def version_of(thing: Any) -> str | None:
@@ -122,7 +125,7 @@ def is_own(thing: Any) -> bool:
 
 
 def came_from(thing: Any, sender: str) -> bool:
-    """Return True if `sender` is the process that sent a definition first, and so may change it here."""
+    """Return True if a definition came from the process `sender` first, which may therefore change it here."""
     origin = _received.get(thing)
     return origin is not None and origin.sender == sender and sender != here()
 
@@ -130,7 +133,8 @@ def came_from(thing: Any, sender: str) -> bool:
 def is_outdated(thing: Any, sender: str, version: str | None) -> bool:
     """Return True if a definition that is here must take over the content that has just arrived from `sender`.
 
-    It must if that is its first sender, and it has no content yet or has another version than the arrived one.
+    It must if `sender` is the process that sent it first, and if it has no content yet or another version than
+    `version`, that of the arrived content.
     """
     return came_from(thing, sender) and (version is None or _received[thing].version != version)
 
@@ -141,7 +145,7 @@ def names_of(thing: Any) -> frozenset[str]:
 
 
 def note(thing: Any, version: str | None, names: frozenset[str] = frozenset()) -> None:
-    """Note which version of a received definition is here now, and for a class the names of its attributes."""
+    """Note that a received definition has this version now. For a class, `names` has the names of its attributes."""
     global changes
     if _received[thing].version not in (None, version):
         changes += 1

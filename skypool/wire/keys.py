@@ -71,7 +71,7 @@ class Keys:
         return file
 
     def _make(self, file: Path) -> None:
-        """Make a key pair, or replace one. The private key is put in place last, so with it there is a public key."""
+        """Make a key pair, or replace one. The public key is put in place first, so a private key never lacks one."""
         new = file.with_name(f"new-{file.name}")
         new.unlink(missing_ok=True)  # left by a process that was killed
         _keygen(new, f"skypool-{self.folder.parent.name}")

@@ -167,16 +167,20 @@ def _fill_dispatcher(made: Any, state: tuple[dict[type, Any], dict[str, Any], di
 
 
 def reduce_member(member: Any) -> Any:
-    """Return how to pickle a member of an enum of a script: by its name. A value may be unequal to its own copy."""
+    """Return how to pickle a member of an enum of a script: by its name; NotImplemented if that is not possible.
+
+    It is not pickled by its value, because a value may be unequal to its own copy.
+    """
     kind = type(member)
     by_name = kind.__reduce_ex__ is cast(Any, Enum).__reduce_ex__ and kind._member_map_.get(member._name_) is member
     return (getattr, (kind, member._name_)) if by_name and identity.is_by_value(kind) else NotImplemented
 
 
 def reduce_global(thing: Any, name: str) -> Any:
-    """Return how to pickle an object of a script whose `__reduce__` returns `name`: it says that it is this global.
+    """Return how to pickle an object of a script that exists once in a process, such as a marker for "missing".
 
-    Such an object, often a marker for "missing", exists once in a process.
+    Its `__reduce__` has returned the text `name`: pickle would store only that it is the global of this name. If it is
+    not, `name` is returned, for which pickle raises its error.
     """
     if not identity.has_strong_id(thing):
         found: Any = sys.modules.get(type(thing).__module__)
@@ -197,7 +201,7 @@ def _global(id_: str, kind: type) -> Any:
 
 
 _empty: set[str] = set()
-"""The ids of globals whose attributes have not arrived."""
+"""The ids of objects from `reduce_global` that were made here, but whose attributes have not arrived yet."""
 
 
 def _fill_global(thing: Any, state: Any) -> None:
@@ -274,4 +278,4 @@ REDUCERS: dict[type, Callable[[Any], Any]] = {
     weakref.WeakKeyDictionary: _reduce_weak_dictionary,
     weakref.WeakValueDictionary: _reduce_weak_dictionary,
 }
-"""For each type, how to pickle its objects."""
+"""A dict from a type to the function that returns how to pickle an object of this type, as `__reduce__` does."""

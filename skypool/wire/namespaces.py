@@ -1,9 +1,9 @@
 """Gives the functions of a script one dict of globals on a worker, as a module has.
 
 The function of a call, its helpers and the methods of classes then see the same globals. What they assign there stays
-on that worker. A global gets a new value from the client when it has changed there.
+on that worker. When a global changes on the client, it gets the new value here, too.
 
-Each function that is called keeps values of its own for the globals that arrived with it: see `View`.
+Each function that is called has a view: the values that it must find in the globals which arrived with it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CONSTANTS = (int, float, complex, str, bytes, bool, type(None), BuiltinFunctionT
 """Types whose values cannot change."""
 _DEFINITIONS = (type, FunctionType, ModuleType, *NAMED)
 Key = tuple[str, str]
-"""(process, module): the module's dict of globals that functions come from."""
+"""(name of a process, name of a module): identifies the dict of globals of that module in that process."""
 
 
 class Token(str):
@@ -32,11 +32,16 @@ class Token(str):
 
 
 class _Absent:
-    """Marker for a missing global: its token if the sender lacks it or never sent it, its value if it is not here."""
+    """Marker in place of the value of a global that is missing here, or of the token of one that the sender lacks."""
 
 
 class Space:
-    """Stand-in for the globals of a function in a pickle. Unpickling it gives a dict of globals, as `receive` does."""
+    """Stand-in for the dict of globals of a function in a pickle. It is unpickled as the dict that `receive` returns.
+
+    Attributes:
+        key: (process, module) of the dict; None if it is not that of a module.
+        base: the names that each module has, such as `__name__` and `__file__`.
+    """
 
     __slots__ = ("base", "key")
 
@@ -56,7 +61,7 @@ class Space:
 
 
 class _Shared:
-    """Dict of globals here that all functions of one module of another process share."""
+    """Dict of globals in this process, shared by all functions that come from one module of another process."""
 
     __slots__ = ("key", "tokens", "values")
 
@@ -72,7 +77,7 @@ _main: dict[str, Any] | None = None
 
 
 def own_main(values: dict[str, Any]) -> None:
-    """Use `values`, the dict of the module `__main__` here, for the globals of the first script that sends functions.
+    """Let the first script whose functions arrive here use `values`, the dict of this process's `__main__`, as globals.
 
     So pickle and typing, which look names up in `__main__`, find the names of the script.
     """
@@ -83,8 +88,10 @@ def own_main(values: dict[str, Any]) -> None:
 def receive(key: Key | None, base: dict[str, Any]) -> dict[str, Any]:
     """Return the dict of globals for functions that arrive. Unpickling a `Space` calls this.
 
-    All functions of one module of another process share a dict. Functions of no module, or of a module of this process,
-    get a new one: nobody changes a module's globals from outside. `key` is (process, module), or None for no module.
+    All functions of one module of another process share a dict. Functions of no module get a new dict, and so do those
+    that come back to the process of their module, whose globals nobody may change from outside.
+
+    `key` is (process, module), or None for no module. A new dict gets the names and values in `base`.
     """
     if key is None or key[0] == identity.here():
         return {**base, "__builtins__": builtins.__dict__}
@@ -104,7 +111,7 @@ def _new_globals(key: Key, base: dict[str, Any]) -> dict[str, Any]:
 
 
 class View:
-    """The values that the function of a call must find in the globals which it shares with others.
+    """The values that the function of a call must find in the globals which it shares with other functions.
 
     Two versions of a function may be called in turn: one that was sent before the client assigned a global, and one
     that was sent after that. Each finds the values that arrived with it, or what it has assigned since. Functions with
@@ -118,7 +125,7 @@ class View:
         self.changes = 0
 
     def forget_classes(self) -> None:
-        """Forget the versions noted by `define`, because the function is unpickled again."""
+        """Forget the versions of classes that `define` has noted, because the function is unpickled again."""
         self._classes = []
 
     def define(self, kind: Any, version: str) -> None:
@@ -126,7 +133,7 @@ class View:
         self._classes.append((kind, version))
 
     def is_outdated(self) -> bool:
-        """Return True if a class that the function uses has changed here, so that the function is unpickled again."""
+        """Return True if a class that the function uses has changed here: the function must be unpickled again."""
         if self.changes == identity.changes:
             return False
         self.changes = identity.changes
@@ -137,7 +144,10 @@ class View:
         self._kept = [_entry(entry.shared, entry.name) for entry in self._kept]
 
     def enter(self) -> None:
-        """Give the globals the values that `leave` saved, except those whose token is the same now as at that time."""
+        """Give the globals the values that `leave` has saved.
+
+        A global whose token is the same as at that time keeps its present value.
+        """
         for entry in self._kept:
             if _differ(entry.shared.tokens.get(entry.name, _Absent), entry.token):
                 _assign(*entry)
@@ -171,7 +181,7 @@ class View:
 
 
 class _Entry(NamedTuple):
-    """Shared global with the value and the token that it has at some time."""
+    """Value and token of one global of a shared dict, as they are at some time."""
 
     shared: _Shared
     name: str
@@ -188,12 +198,15 @@ _loading: View | None = None
 
 
 def is_entered(view: View) -> bool:
-    """Return True if the globals have the values of `view`, and no definition here has changed since it was checked."""
+    """Return True if the globals have the values of `view`, and no definition has changed since it was last checked.
+
+    Then the function of the view can run at once.
+    """
     return view is _current and view.changes == identity.changes
 
 
 def enter(view: View) -> None:
-    """Save the values of the current view, and give the globals those of this view from now on."""
+    """Give the globals the values of this view. The values that they had are saved in the view that was current."""
     global _current
     if view is not _current:
         if _current is not None:
@@ -217,7 +230,7 @@ def loading(view: View) -> Iterator[None]:
 
 
 def define(kind: Any, version: str) -> None:
-    """Note in the view of the function that is being unpickled, if any, the version of a class that has arrived."""
+    """Note the version of a class that has arrived, in the view of the function that is being unpickled, if any."""
     if _loading is not None:
         _loading.define(kind, version)
 
@@ -225,10 +238,16 @@ def define(kind: Any, version: str) -> None:
 def bind(
     values: dict[str, Any], sender: str, arrived: Mapping[str, Any], tokens: Mapping[str, Token], absent: Sequence[str]
 ) -> None:
-    """Give a dict of globals the values that arrived with a function from `sender`.
+    """Give a dict of globals the values that arrived with a function.
 
-    In a shared dict, a global that has not changed on the sender's side keeps the value that it has here. `tokens` has
-    the tokens of globals that can change in place. `absent` names globals that the function uses and the sender lacks.
+    In a shared dict, a global that has not changed on the sender's side keeps the value that it has here.
+
+    Args:
+        values: the dict of globals.
+        sender: the name of the process that has sent the function.
+        arrived: the globals that arrived, by name.
+        tokens: the tokens of those that can change in place.
+        absent: names of globals that the function uses, and that the sender lacks.
     """
     shared = _by_dict.get(id(values))
     if shared is None:
@@ -253,7 +272,7 @@ def bind(
 
 
 def _differ(before: Any, token: Any) -> bool:
-    """Return True if a global has changed on the sender's side, by its earlier token and its present one."""
+    """Return True if the earlier and the present token of a global show that it has changed on the sender's side."""
     if before is token:
         return False
     if type(before) is not type(token):
@@ -267,7 +286,7 @@ _epoch = 0
 
 
 def epoch() -> int:
-    """Return a number that grows when a global here takes over another value from its sender."""
+    """Return a number that grows when a global in this process takes over another value from its sender."""
     return _epoch
 
 

@@ -42,8 +42,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
 
     Attributes:
         codes: the code of the functions that were pickled by value.
-        keeps: True if classes may be pickled by pickles that `class_pickles` keeps. False for the function of a call,
-            which needs the globals of all methods.
+        keeps: True if the pickles of classes that `class_pickles` keeps may be used. False for the function of a call,
+            because the globals of all methods must be pickled with it.
     """
 
     def __init__(self, *args: Any, keeps: bool = True, **kwargs: Any) -> None:

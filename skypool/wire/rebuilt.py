@@ -11,7 +11,7 @@ from types import MemberDescriptorType
 from typing import Any, cast
 
 HEAP = 1 << 9
-"""The flag of a class that Python code, not C, has made."""
+"""The flag, in `__flags__`, of classes that Python code has made, in contrast to those made in C."""
 _LEFT_OUT = frozenset(("obj", "message", "exceptions"))
 """Attributes that Python does not pickle either, or that cannot be assigned."""
 _METHODS = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
@@ -23,7 +23,7 @@ def base_of(kind: type[BaseException]) -> type[BaseException]:
 
 
 def makes_itself(kind: type[BaseException]) -> bool:
-    """Return True if Python can make exceptions of this class again, or if the class says itself how to pickle them."""
+    """Return True if Python's own way to pickle works for exceptions of this class, or if the class defines its own."""
     base = base_of(kind)
     if kind.__init__ is base.__init__ and kind.__new__ is base.__new__:
         return True
@@ -31,7 +31,7 @@ def makes_itself(kind: type[BaseException]) -> bool:
 
 
 def parts_of(error: BaseException) -> tuple[type[BaseException], tuple[Any, ...], tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments with which `rebuild` makes an exception again."""
+    """Return the four arguments with which `rebuild` makes an exception again: (kind, given, args, state)."""
     reduced: tuple[Any, ...] = cast(Any, base_of(type(error))).__reduce__(error)
     # an exception group may have more arguments of its own
     given = (error.message, error.exceptions) if isinstance(error, BaseExceptionGroup) else tuple(reduced[1])
@@ -56,8 +56,12 @@ def rebuild(
 ) -> BaseException:
     """Return an exception without calling `__init__` and `__new__` of its class.
 
-    `given` are the arguments for the base class that is Python's own. An OSError takes its errno and filename from
-    them. `args` is the value for the attribute `args`, and `state` has the other attributes.
+    Args:
+        kind: the class.
+        given: the arguments for the first of its base classes that is Python's own. An OSError takes its errno and
+            filename from them.
+        args: the value of the attribute `args`.
+        state: the other attributes, by name.
     """
     base = base_of(kind)
     error = base.__new__(kind, *given)

@@ -97,10 +97,7 @@ _NOT_DROPPED = r"forwarding failed|refused|timed out|verification failed|Permiss
 _STREAM_KEPT = {"StdinNull": "no", "ForkAfterAuthentication": "no", "SessionType": "default"}
 """Options of `ssh` that connect its stdin and stdout with the command, whatever the user's configuration says."""
 _NAMES_STREAMS = (8, 7)
-"""The first release of OpenSSH (major, minor) with the options in `_STREAM_KEPT`.
-
-An older `ssh` refuses to run with them.
-"""
+"""The first release of OpenSSH (major, minor) with the options in `_STREAM_KEPT`. An older `ssh` refuses them."""
 
 
 @functools.cache
@@ -201,7 +198,7 @@ class SSH:
 
 _BUFFERS = (4 << 20, 1 << 20, 256 << 10)
 _COMPLAINTS = 16
-"""The most reads of 64 KiB from a command's stderr at a time."""
+"""The most reads, of up to 64 KiB each, from a command's stderr in one call of `complaint`."""
 
 
 class CommandStream:
@@ -252,7 +249,7 @@ class CommandStream:
     def end(self, patience: float = 2.0) -> str:
         """Close the socket, wait until the command ends, and return the last 2000 bytes of stderr, as stripped text.
 
-        A command that still runs half a second after `patience` seconds is killed, with its process group.
+        A command that still runs after `patience` seconds and another half second is killed, with its process group.
         """
         self.socket.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -278,7 +275,11 @@ class CommandStream:
         self.reap(patience)
 
     def reap(self, patience: float = 0.5) -> None:
-        """Do as `close`, but leave the socket open for a thread that may read it. Call `shut` before."""
+        """Close the pipe for stderr, and wait until the command ends. Call `shut` before.
+
+        A command that still runs after `patience` seconds is killed, with its process group. Unlike `close`, this
+        leaves the socket open, because a thread may still read it.
+        """
         stderr = self.stderr
         self.stderr = -1
         if stderr >= 0:
@@ -303,9 +304,9 @@ def _widen(end: socket.socket) -> None:
 
 
 _LONGEST = 4 << 20
-"""The most bytes that an `Errand` may write."""
+"""The most bytes that the command of an `Errand` may write to stdout and stderr together."""
 _COMPLAINT = 4096
-"""The bytes of its stderr that are kept, from the end."""
+"""The number of last bytes of stderr that an `Errand` keeps."""
 
 
 class Errand:
@@ -350,7 +351,7 @@ class Errand:
         return self._process.returncode, out.decode("utf-8", "replace"), complaint
 
     def _read(self, out: bytearray, said: bytearray, until: float) -> bool:
-        """Read stdout to its end, and stderr until then. Return False if they are too long. Raises TimeoutError."""
+        """Read stdout to its end, and stderr as far as it has come. Return False if too long. Raises TimeoutError."""
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         total = 0
@@ -384,7 +385,7 @@ class Errand:
 
 
 def missing_key(transport: Transport) -> str:
-    """Return the beginning of a sentence that says that the private key's file does not exist; "" if it does."""
+    """Return the beginning of a sentence that says that the file of the private key is missing; "" if it is there."""
     identity = transport.identity if isinstance(transport, SSH) else ""
     return (
         f"the key file {identity} does not exist on this computer; "

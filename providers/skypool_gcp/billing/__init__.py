@@ -1,7 +1,9 @@
 """Finds Google's prices, in Google's price catalogue or in tables of this package.
 
 The catalogue is read at most once a day; the tables have the prices that the catalogue lacks. `rates` returns all known
-prices, as a `Rates`. API: https://cloud.google.com/billing/docs/reference/rest/v1/services.skus/list (read 2026-11-22).
+prices, as a `Rates`. A unit is what Google charges for, such as one vCPU, one GiB of memory or one GPU of a family of
+machine types. A SKU is one item of the catalogue: a unit in some regions, on one market ("on-demand" or "spot").
+API: https://cloud.google.com/billing/docs/reference/rest/v1/services.skus/list (read 2026-11-22).
 The catalogue has tens of thousands of descriptions of charged items. skus.json defines how they are interpreted.
 
 The tables, with their sources and the days on which the sources stated the prices:
@@ -53,14 +55,14 @@ class Skus(TypedDict):
     Attributes:
         services: The ids of the two services whose SKUs are read: Compute Engine and Cloud TPU.
         sku: Regular expressions for the descriptions of SKUs, with the groups "name", "spot" and "also" (also spot).
-        units: The factor that turns a price for the catalogue's unit of usage into a price for an hour.
-        families: The catalogue's name, such as "A2 Instance", by the start of the machine type's name.
-        plain: The families whose machine types have no GPUs, or attached ones.
-        whole: The catalogue's name of a GPU whose price includes its share of the machine, by family.
-        share: vCPUs for a whole GPU, by family whose machines may have a fraction of a GPU.
-        ssd: GiB of local SSD for each GPU that are charged separately, by the start of the machine type's name.
-        names: skypool's name of a unit, such as "nvidia-l4", by the catalogue's.
-        fours: The name in `Rates.chips`, by the catalogue's name of a TPU whose price is for four chips.
+        units: A dict from the catalogue's unit of usage, such as "h", to the factor that gives the price for an hour.
+        families: A dict from family (the start of a machine type's name) to its name in the catalogue: "A2 Instance".
+        plain: The families whose machine types have no GPUs, or GPUs that are attached to machines.
+        whole: A dict from family to the catalogue's name of a GPU whose price includes its share of the machine.
+        share: A dict from family to the vCPUs for a whole GPU, for families with fractions of a GPU.
+        ssd: A dict from the start of a machine type's name to the GiB of local SSD for each GPU that cost extra.
+        names: A dict from the catalogue's name of a unit to skypool's, such as "nvidia-l4".
+        fours: A dict from the catalogue's name of a TPU, whose price is for four chips, to the name in `Rates.chips`.
     """
 
     services: list[str]
@@ -90,7 +92,7 @@ _AGAIN = 600.0
 """Seconds after which the catalogue is requested again if it could not be read."""
 
 _SOON = 12.0
-"""Seconds that reading the catalogue may take. After that, the tables are used."""
+"""Seconds that reading the catalogue may take. If it takes longer, earlier prices and the tables are used."""
 
 _PAGE = 5000
 """The number of SKUs on a page of the catalogue. It is the largest that the API allows."""
@@ -102,7 +104,7 @@ _NO_ADDRESS = (
     "environment variables set other addresses for some of Google's APIs, but none for its price catalogue "
     "(CLOUDSDK_API_ENDPOINT_OVERRIDES_CLOUDBILLING)"
 )
-"""The reason why the catalogue is not read if the user set addresses for other APIs only."""
+"""The text of `Rates.why` if the user set other addresses for Google's APIs, but none for the price catalogue."""
 
 _reading = threading.Lock()
 
@@ -173,6 +175,10 @@ class Rates:
 
         Args:
             kind: The machine type, such as "g2-standard-4".
+            region: The region, such as "us-central1".
+            market: "on-demand" or "spot".
+            vcpus: The machine's number of vCPUs.
+            gib: The machine's memory in GiB.
             cards: The machine's GPUs, built in or attached, as (Google's name, number).
         """
         units = _units(kind, vcpus, gib, cards)
@@ -229,12 +235,12 @@ def chips() -> dict[str, dict[Place, Price]]:
 
 
 def _only_usd(known: Mapping[str, Mapping[Place, Price]]) -> dict[str, dict[Place, float]]:
-    """Return a copy of a table of prices that has numbers in USD per hour in place of `Price` objects."""
+    """Return a copy of a table of prices, with a number in USD per hour in place of each `Price`."""
     return {name: {place: price.usd for place, price in places.items()} for name, places in known.items()}
 
 
 def _read_table(file: str) -> dict[str, dict[Place, Price]]:
-    """Read a CSV file of this package, and return its prices by name and then by (region, market)."""
+    """Read a CSV file of this package. Return a dict from name to a dict from (region, market) to price."""
     found: dict[str, dict[Place, Price]] = {}
     text = (files("skypool_gcp.billing") / file).read_text("utf-8")
     for row in csv.DictReader(text.splitlines()):
@@ -248,7 +254,7 @@ def _read_table(file: str) -> dict[str, dict[Place, Price]]:
 
 
 def _units(kind: str, vcpus: float, gib: float, cards: Sequence[tuple[str, int]]) -> dict[str, float]:
-    """Return the number of units ("n2 core", "n2 ram") that a machine is charged for; {} if skus.json lacks it."""
+    """Return a dict from unit, such as "n2 core", to the number that a machine is charged for; {} if not known."""
     count = sum(number for _, number in cards)
     short = kind.split("-")[0]
     if short in SKUS["whole"]:
@@ -267,7 +273,7 @@ def _units(kind: str, vcpus: float, gib: float, cards: Sequence[tuple[str, int]]
 
 
 def _total(units: Mapping[str, float], usd: Mapping[str, Mapping[Place, float]], place: Place) -> float | None:
-    """Return the price of all units together in USD per hour; None if `units` is empty or a price is not known."""
+    """Return the price of all units together, in USD per hour; None if there are none, or if a price is not known."""
     total = 0.0
     for what, number in units.items():
         rate = usd.get(what, {}).get(place)
@@ -347,7 +353,8 @@ def drift(found: Rates, shapes: Mapping[str, Shape]) -> Comparison:
     """Compare the tables of this package with the prices of Google's catalogue.
 
     Args:
-        shapes: The shapes of machine types, by name. A machine type that is not among them is not compared.
+        found: The prices, as `rates` returned them.
+        shapes: A dict from machine type to its shape. A machine type that the dict lacks is not compared.
     """
     kinds = {name: places for name, places in machines().items() if name in shapes}
     of_chips = _only_usd(chips())
@@ -361,7 +368,7 @@ def drift(found: Rates, shapes: Mapping[str, Shape]) -> Comparison:
 
 
 def _read(settings: _api.Settings, seconds: float) -> dict[str, dict[Place, float]]:
-    """Read Google's whole price catalogue within `seconds`. Return USD per hour by unit and (region, market)."""
+    """Read Google's price catalogue within `seconds`. Return a dict: unit to (region, market) to USD per hour."""
     until = time.monotonic() + seconds
     found: dict[str, dict[Place, float]] = {}
 
@@ -382,7 +389,7 @@ def _read(settings: _api.Settings, seconds: float) -> dict[str, dict[Place, floa
 
 
 def _pages(settings: _api.Settings, timeout: float) -> Iterator[billing_v1.ListSkusResponse]:
-    """Yield the pages of Google's price catalogue, each requested when it is taken. Raises the SDK's own errors."""
+    """Yield the pages of Google's price catalogue. Each is requested when it is taken. Raise the SDK's own errors."""
     client = _client(_api.endpoint("cloudbilling") or "", _login(settings.billed()))
     for service in SKUS["services"]:
         request = billing_v1.ListSkusRequest(parent=service, currency_code="USD", page_size=_PAGE)
@@ -390,7 +397,7 @@ def _pages(settings: _api.Settings, timeout: float) -> Iterator[billing_v1.ListS
 
 
 def _meant(skus: Iterable[billing_v1.Sku]) -> Iterator[tuple[str, Place, float]]:
-    """Yield (unit, (region, market), USD per hour) for each item of the catalogue that this driver rents."""
+    """Yield (unit, (region, market), USD per hour) for each SKU that is charged for what this driver rents."""
     for sku in skus:
         shape = next(filter(None, (each.fullmatch(sku.description) for each in _SHAPES)), None)
         usage = sku.category.usage_type
@@ -411,7 +418,7 @@ def _meant(skus: Iterable[billing_v1.Sku]) -> Iterator[tuple[str, Place, float]]
 
 
 def _usd(sku: billing_v1.Sku) -> float:
-    """Return the present price of a SKU's unit in USD per hour, of the first tier above 0; 0.0 if it has none."""
+    """Return a SKU's present price in USD per hour: the first one above 0; 0.0 if there is none."""
     for info in list(sku.pricing_info)[-1:]:
         expression = info.pricing_expression
         hours = SKUS["units"].get(expression.usage_unit, 0.0)
@@ -422,7 +429,7 @@ def _usd(sku: billing_v1.Sku) -> float:
 
 
 def _login(project: str) -> Credentials:
-    """Return credentials whose requests to the catalogue count toward the project, if they can name a project."""
+    """Return credentials for the catalogue. If they can name a project, Google counts requests toward `project`."""
     found = _api.credentials("cloudbilling")
     if isinstance(found, auth_credentials.CredentialsWithQuotaProject) and not found.quota_project_id:
         return _api.followed(found.with_quota_project(project))

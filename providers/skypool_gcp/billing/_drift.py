@@ -17,7 +17,7 @@ Prices = Mapping[str, Mapping[Place, float]]
 """Prices in USD per hour, by a name and then by (region, market)."""
 
 _TOLERANCE = 0.01
-"""The share by which a price may differ: the catalogue has more digits than Google's pages."""
+"""The share by which two equal prices may differ, because the catalogue has more digits than Google's pages."""
 
 
 class Difference(NamedTuple):
@@ -37,7 +37,7 @@ class Difference(NamedTuple):
 
     @property
     def share(self) -> float:
-        """The size of the difference, as a share of the table's price."""
+        """The size of the difference as a share of the table's price, such as 0.1 for 10 %."""
         return abs(self.theirs - self.ours) / self.ours
 
 
@@ -69,6 +69,7 @@ def compare(tables: Prices, in_catalogue: Callable[[str, Place], float | None]) 
     """Compare the prices of tables with the catalogue.
 
     Args:
+        tables: The prices of the tables in USD per hour: a dict from name to a dict from (region, market) to price.
         in_catalogue: Returns the catalogue's price for a name and a (region, market); None if the catalogue has none.
     """
     found = [*_pairs(tables, in_catalogue)]

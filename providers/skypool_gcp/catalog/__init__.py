@@ -2,7 +2,7 @@
 
 The API lists machine types without prices. The prices come from `skypool_gcp.billing`. A machine type without a price
 is not offered. The module also has helpers for image paths, addresses of machines, and the environment variables of TPU
-hosts.
+hosts. GPUs are attached to machines of the N1 types. Machines of other types with GPUs have these built in.
 
 The tables are in facts.json. Their sources:
 
@@ -59,18 +59,19 @@ IMAGES: dict[str, str] = {
     "ubuntu-24.04": "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-amd64",
     "ubuntu-22.04": "projects/ubuntu-os-cloud/global/images/family/ubuntu-2204-lts",
 }
-"""Paths of image families.
+"""A dict to paths of image families. An image family is a name for the newest of several images.
 
-The keys "cuda" and "tpu" are accelerator runtimes, which the images support. The other keys are short names that a user
-may write instead of a path.
+The keys "cuda" and "tpu" are runtimes (software families of accelerators), which the images support. The other keys are
+short names that a user may write instead of a path.
 """
 
 _OLDER = {
     IMAGES["cuda"]: "projects/deeplearning-platform-release/global/images/family/common-cu128-ubuntu-2204-nvidia-570",
 }
-"""Paths of older image families. Each is used if Google does not have the newer family of its key any more."""
+"""A dict from path of an image family to that of an older one, which is used if Google has removed the newer."""
 _NEEDS_580 = {"B200", "B300", "GB200", "GB300", "RTX_PRO_6000"}
-"""GPUs whose machine types need NVIDIA's driver 580, so that the older family with driver 570 does not serve them.
+"""GPUs that need NVIDIA's driver 580. The older image family in `_OLDER`, with driver 570, does not serve them.
+
 https://cloud.google.com/compute/docs/gpus/install-drivers-gpu (read 2026-11-22 in a stored copy)"""
 
 STATES: dict[str, Literal["starting", "running"]] = {
@@ -95,7 +96,7 @@ _VCPUS_FOR_A_GPU = 4
 """The smallest number of vCPUs that an N1 machine must have for each of its GPUs."""
 
 _PLAIN_GIB = {"highcpu": 1, "standard": 4, "highmem": 8}
-"""GiB of memory for each vCPU of E2 and N2 machine types, by the second word of their names."""
+"""A dict from the second word in the name of an E2 or N2 machine type to its GiB of memory for each vCPU."""
 
 _DISK_GB = 30
 """The smallest size, in GB, of the disk of a machine without accelerators."""
@@ -107,10 +108,10 @@ _LEAST_BILLED = 60.0
 """The shortest time that is billed, in seconds: a rule of Compute Engine's machine types."""
 
 _ARCHS: dict[str, Arch] = {"ARM64": "arm64", "X86_64": "x86_64", "": "x86_64"}
-"""Processor architectures, by the API's name. For some machine types, the API gives no name ("")."""
+"""A dict from the API's name of a processor architecture, which is "" for some machine types, to skypool's name."""
 
 Card = tuple[str, int]
-"""The API's name of an accelerator type, and the number of accelerators."""
+"""The pair (the API's name of an accelerator type, number of accelerators)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +168,10 @@ class Ends(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The places in which a subnetwork of the setting `networks` can be used.
+    """Where a network of the setting `networks`, given as "NETWORK/SUBNETWORK", can be used.
 
     Attributes:
-        regions: The regions that have a subnetwork of this name in this network.
+        regions: The regions in which the network has a subnetwork of this name.
         profile: The network's profile, such as ".../networkProfiles/us-central1-b-vpc-roce"; "" if it has none.
     """
 
@@ -223,9 +224,10 @@ def fabric(machine_type: str) -> list[str]:
 
 
 def reaches(place: Place, type: str, zone: str) -> bool:
-    """Return True if an interface of type "GVNIC" or "MRDMA", of a machine in a zone, can be in the subnetwork `place`.
+    """Return True if a network interface of a machine can be in a subnetwork of the setting `networks`.
 
-    A network with an RDMA profile takes only MRDMA, and only in the zone of the profile:
+    `type` is the type of the interface, "GVNIC" or "MRDMA". `zone` is the machine's zone. A network with an RDMA
+    profile takes only MRDMA, and only in the zone of the profile:
     https://docs.cloud.google.com/vpc/docs/rdma-network-profiles (read 2026-11-24 in a stored copy).
     """
     if _api.region_of(zone) not in place.regions:
@@ -236,10 +238,9 @@ def reaches(place: Place, type: str, zone: str) -> bool:
 
 
 def refuse_unpriced(need: Need) -> None:
-    """Refuse a need for an accelerator that Google has only in a machine type without a known price.
+    """Raise UsageError if the need names an accelerator that Google has only in a machine type without a known price.
 
-    Raises:
-        UsageError: The need names such an accelerator. The message names it and the machine type.
+    The message names the accelerator and the machine type.
     """
     names = {each.name for each in need.accelerators}
     for kind, accelerator in FACTS["unpriced"].items():
@@ -252,7 +253,7 @@ def refuse_unpriced(need: Need) -> None:
 
 
 def _plain_types(known: Iterable[str], need: Need) -> list[str]:
-    """Return the sorted names of the E2 and N2 types of `known` that meet the need, as `types` describes."""
+    """Return the sorted E2 and N2 types of `known` that meet the need, without those that are much too large."""
     enough: dict[str, int] = {}
     for name in known:
         if not name.startswith(("e2-", "n2-")):
@@ -289,9 +290,10 @@ def pairs(need: Need) -> dict[str, list[Card]]:
 
 @dataclass(frozen=True)
 class Ware:
-    """A machine type in a zone, with the accelerators of its machines. The method `offers` makes the offers.
+    """A machine type in a zone, with the accelerators of its machines. The method `offers` makes offers of it.
 
     Attributes:
+        record: The API's record of the machine type.
         cards: The accelerators, as (Google's name, number).
         attached: True if the accelerators are attached to the machine, False if they are built into the machine type.
     """
@@ -311,8 +313,10 @@ class Ware:
         reservation is full.
 
         Args:
+            need: The requirements of a node, of which the markets and the disk size are used.
             base: The image that the user chose: a path, or a short name such as "ubuntu-24.04". "" means the image that
                 fits the accelerator.
+            rates: Google's prices.
             held: The reservations in which the machine may be placed. None means outside reservations.
 
         Raises:
@@ -355,7 +359,7 @@ class Ware:
             )
 
     def _markets(self, need: Need, *, reserved: bool) -> Sequence[Market]:
-        """Return the markets of the need on which the machine type is sold. A reservation is used on demand only."""
+        """Return the need's markets on which the machine type is sold; if `reserved`, only "on-demand" of these."""
         if reserved:
             return [each for each in need.markets if each == "on-demand"]
         if self.record.name in FACTS["spot only"]:
@@ -363,13 +367,13 @@ class Ware:
         return need.markets
 
     def _price(self, rates: billing.Rates, region: str, market: Market, gb: int) -> billing.Price | None:
-        """Return the price of the machine with its disk and public address, or None if it is not known."""
+        """Return the price of a machine with a disk of `gb` GB and a public address; None if it is not known."""
         gib = self.record.memory_mb / 1024
         price = rates.machine(self.record.name, region, market, float(self.record.guest_cpus), gib, self.cards)
         return price and billing.Price(price.usd + extras(region, market, gb), price.source)
 
     def _quota(self, region: str, market: Market) -> str:
-        """Return the region and the quota of a machine, such as "us-east1 PREEMPTIBLE_NVIDIA_L4_GPUS"."""
+        """Return the quota that a machine counts toward, after the region: "us-east1 PREEMPTIBLE_NVIDIA_L4_GPUS"."""
         series = self.record.name.rpartition("-")[0]
         names = [model for model, _ in self.cards] if self.attached else []
         names += [series, family(series)]
@@ -413,10 +417,10 @@ def _reserved(reservation: compute_v1.Reservation) -> Reserved:
 def wares(
     records: Iterable[compute_v1.MachineType], models: Iterable[compute_v1.AcceleratorType], need: Need
 ) -> Iterator[Ware]:
-    """Yield each machine type together with the accelerators that a machine of this type would have.
+    """Yield each machine type in each zone, together with the accelerators that a machine of this type would have.
 
-    A machine type is yielded once, with its built-in accelerators. But an N1 type is yielded once for each suitable
-    type and number of GPUs that its zone has, and never without GPUs. Only N1 types are compared with the need.
+    A machine type is yielded once, with its built-in accelerators, whether the need names them or not. But an N1 type
+    is yielded once for each type and number of GPUs that the need names and the zone has, and never without GPUs.
 
     Args:
         records: The API's records of machine types, each in one zone.
@@ -438,7 +442,8 @@ def wares(
 def extras(region: str, market: Market, gb: int) -> float:
     """Return the price in USD per hour of a machine's disk and public address, which Google charges separately.
 
-    The price of a disk is that of the most expensive region in its part of the world. Sources:
+    `gb` is the size of the disk. The price of a disk is that of the most expensive region in its part of the world, and
+    the price of an address depends on the market. Sources:
     https://cloud.google.com/compute/disks-image-pricing and https://cloud.google.com/vpc/network-pricing.
     """
     gb_a_month = next(usd for start, usd in FACTS["disk"].items() if region.startswith(start))
@@ -446,13 +451,16 @@ def extras(region: str, market: Market, gb: int) -> float:
 
 
 def image_for(asked: str, has: Accelerator | None, arch: Arch, need: Need) -> tuple[str, int]:
-    """Return the path of the image for a machine, or of an image family, and the size of the machine's disk in GB.
+    """Return the pair (path of the image for a machine or of an image family, size of the machine's disk in GB).
 
     If the user chose no image, the result is Google's image with drivers for the accelerator. It is Ubuntu 24.04 if
     there is no image with drivers. The disk has at least 120 GB with an accelerator, and at least 30 GB without one.
 
     Args:
         asked: The image that the user chose: a path, or a short name such as "ubuntu-24.04". "" means none.
+        has: The machine's accelerator; None for a machine without one.
+        arch: The machine's processor architecture.
+        need: The requirements of a node, of which the disk size is used.
 
     Raises:
         UsageError: `asked` is not written like a path or a short name of an image. Whether the image exists is not

@@ -11,7 +11,15 @@ Words of this package:
 
 - reservation: capacity that the project reserved before.
 - operation: Google's record of a change in progress.
+- record: the API's description of a resource, as an object of Google's SDK.
 - placement policy: a resource that puts machines close together.
+- session, run of a pool: the time from the start to the end of a pool. It may have several orders.
+- need, offer, order: the requirements of a node, a machine type with zone, market and price, and the request to rent
+  machines for nodes of a pool (`skypool.model`). A node is a rented machine of a pool; its node number is its number
+  there.
+- finding: the result of one check. Leftover: another resource of a pool than a machine, such as a disk.
+- lease: the time for which a machine lives on without hearing from its client.
+- settings: the arguments of `skypool_gcp.GCP`.
 - In arguments: `calls` and `api` send the requests. `what` is a request in words, for error messages. `said` are
   skypool's tags of a resource, such as the pool and the node number.
 """
@@ -120,7 +128,7 @@ class Compute:
         return Answers(found, [*records.lacks, *attachable.lacks])
 
     def _connected(self, offers: Sequence[Offer]) -> list[Offer]:
-        """Return the offers whose machines fit the setting `networks`; without it, all, with a warning of slow GPUs."""
+        """Return the offers whose machines fit the setting `networks`; without it, warn, and return all offers."""
         wanted = {each.instance_type for each in offers if catalog.fabric(each.instance_type)}
         if not wanted:
             return list(offers)
@@ -145,7 +153,7 @@ class Compute:
         return fits
 
     def _places(self) -> dict[str, catalog.Place]:
-        """Return where each network of the setting `networks` can be used. Raises ProviderError if one is missing."""
+        """Return where each network of the setting `networks` can be used. Raise ProviderError if one is missing."""
         names = self.settings.networks or ()
         profiles = {
             name: look(self._calls.networks.get, name).network_profile for name in {n.partition("/")[0] for n in names}
@@ -321,7 +329,7 @@ class Compute:
         return _proof.refusals(self._calls, find)
 
     def _shapes(self) -> dict[str, billing.Shape]:
-        """Return the vCPUs, memory and GPUs of each machine type in the table of prices that Google still has."""
+        """Return a dict from machine type to shape, for the types in the table of prices that Google still has."""
         records = look(self._calls.machine_types.list, _named(sorted(billing.machines())))
         return {
             each.name: billing.Shape(
@@ -376,7 +384,7 @@ class Compute:
             return _api.call("to tell the time", lambda: session.head(base, timeout=10).headers["Date"])
 
     def _quota(self, metric: str) -> str | Finding:
-        """Return the limit and use of a project-wide quota, as text. Raises QuotaError if nothing is left."""
+        """Return the limit and use of a project-wide quota, as text. Raise QuotaError if nothing is left of it."""
         for each in look(self._calls.project_record).quotas:
             if each.metric == metric:
                 text = f"limit {each.limit:g}, in use {each.usage:g}"
@@ -393,7 +401,7 @@ class Compute:
     def image(self, path: str, has: Accelerator | None = None) -> compute_v1.Image:
         """Return Google's record of an image, or of the newest image of an image family.
 
-        If Google has ended one of skypool's default families, an older family is used; see `catalog.families`.
+        If Google has removed one of skypool's default families, an older family is used that serves the accelerator.
 
         Args:
             path: The path of an image or of an image family, such as "projects/P/global/images/family/F". Or a short
@@ -412,14 +420,14 @@ class Compute:
         return self._image(last)
 
     def _image(self, path: str) -> compute_v1.Image:
-        """Return Google's record of the image at a path. The exceptions are those of `image`."""
+        """Return Google's record of the image at a path. Raise ProviderError if there is none."""
         parsed = catalog.parsed(path)
         if parsed.is_family:
             return look(self._calls.newest_image, parsed.project, parsed.name)
         return look(self._calls.images.get, parsed.name, project=parsed.project)
 
     def _image_name(self, path: str) -> str:
-        """Return the name of the image at a path, or of the newest image of a family. Raises what `image` raises."""
+        """Return the name of the image at a path, or of a family's newest image. Raise ProviderError if none exists."""
         return str(self.image(path).name)
 
     def machine(self, record: compute_v1.Instance, said: Mapping[str, str]) -> Instance:
@@ -446,7 +454,7 @@ class Compute:
         return replace(instance, billed_from=datetime.fromisoformat(record.last_start_timestamp).timestamp())
 
     def _addresses(self, instance: Instance) -> catalog.Ends:
-        """Return a machine's addresses. Wait up to 120 s for the public one, then raise ProviderError ("pending")."""
+        """Return a machine's addresses. Raise ProviderError ("pending") if it has no public one within 120 s."""
         what = f"to describe the machine {instance.id}"
         tell = partial(self._calls.instances.get, instance.id, what, zone=instance.region)
 
@@ -487,7 +495,7 @@ class Compute:
                 raise outcome  # the first error only: the pool does not handle groups of errors here
 
     def _place_together(self, offer: Offer, order: Order) -> list[str]:
-        """Create the placement policy of a pool's run. Return its path in a list, or [] if the type supports none."""
+        """Create the placement policy for the machines. Return its path in a list; [] if the type supports none."""
         if catalog.family(offer.instance_type) not in catalog.FACTS["placed"]:
             return []
         policy = _requests.placement(order, offer.region)
@@ -498,7 +506,7 @@ class Compute:
     def _begin(
         self, offer: Offer, order: Order, node: int, *, image: compute_v1.Image, policies: Sequence[str], what: str
     ) -> tuple[str, compute_v1.Operation | None]:
-        """Request the machine of one node, and return its name and the operation; None if the machine exists."""
+        """Request the machine of one node. Return (name, operation); the latter is None if the machine exists."""
         name = _api.name(order.pool, order.token, str(node))
         instance = _requests.machine(
             self.settings,
@@ -515,7 +523,7 @@ class Compute:
         return name, retry.patiently(insert, _REQUESTED)
 
     def _made(self, zone: str, what: str, begun: tuple[str, compute_v1.Operation | None] | Exception) -> Instance:
-        """Wait up to 180 s for the machine that `_begin` requested, and return it. Raises what `_begin` raised."""
+        """Wait up to 180 s for the machine that `_begin` requested, and return it. `begun` is its result or error."""
         if isinstance(begun, Exception):
             raise begun
         name, operation = begun
@@ -531,7 +539,7 @@ class Compute:
         return self.machine(record, _api.said(record.labels))
 
     def _ranked(self, instance: Instance, node: int) -> Instance:
-        """Write a new node number into a machine's labels, and return a copy of the instance with that number."""
+        """Give a machine another node number: write it into the labels, and return the instance with that number."""
         self.label(instance.id, instance.region, {tags.NODES: tags.packed([node])})
         return replace(instance, node=node)
 
@@ -608,14 +616,14 @@ def _named(names: Sequence[str]) -> str:
 
 
 def _takes(machine_type: str) -> str:
-    """Return which further interfaces a machine type takes, such as "a4-highgpu-8g takes 1 GVNIC and 8 MRDMA"."""
+    """Return the further network interfaces of a machine type as text: "TYPE takes 1 GVNIC and 8 MRDMA in …"."""
     types = catalog.fabric(machine_type)
     parts = [f"{types.count(type)} {type}" for type in ("GVNIC", "MRDMA") if type in types]
     return f"{machine_type} takes {' and '.join(parts)} in this order"
 
 
 def _slow(machine_types: Iterable[str]) -> str:
-    """Return the warning that GPUs of several machines reach each other slowly without the setting `networks`."""
+    """Return a warning: without the setting `networks`, GPUs of several such machines reach each other slowly."""
     several = sorted(machine_types)
     return (
         f"GPUs of several machines of {', '.join(several)} reach each other over one ordinary network interface, "
@@ -624,5 +632,5 @@ def _slow(machine_types: Iterable[str]) -> str:
 
 
 def _gone(instance: Instance, text: str, *, code: str) -> ProviderError:
-    """Return the error for a machine that has ended or is ending; errors.csv maps `code` to its class."""
+    """Return the error for a machine that has ended or is ending. The file errors.csv maps `code` to its class."""
     return _api.REFUSALS.error(f"access to the machine {instance.id}", code, text)

@@ -38,7 +38,9 @@ _SILENT = "UNREACHABLE"
 """Code of the warning with which a list says that a zone or region did not answer."""
 
 _LACKING = frozenset({"PARTIAL_SUCCESS", "LIST_OVERHEAD_QUOTA_EXCEED"})
-"""Codes of other warnings that results of a list are missing. The second code means that the filter left out too many.
+"""Codes of other warnings with which a list says that it is incomplete.
+
+The second code means that the request's filter left out too many resources.
 
 The meanings are those of `Warning.Code` in google-cloud-compute 1.57 (read 2026-11-26).
 """
@@ -70,7 +72,7 @@ Described = TypeVar("Described", bound=_Described)
 
 
 class _Place(TypedDict, total=False):
-    """The fields of a request that say where a resource is. `project` is the one that pays, if it is not given."""
+    """The fields of a request that say where a resource is. Without `project`, it is in the project that pays."""
 
     project: str
     zone: str
@@ -90,7 +92,8 @@ class Collection(Generic[Record]):
         client: The class of the SDK that has the methods of this collection.
         one: The field of a request that names one resource, such as "disk".
         words: The resources in words, for error messages.
-        many: The field of a list's parts, one for each zone and region, that has the resources. "" if it has no parts.
+        many: The field with the resources in each part of a list, for a list with a part for each zone and region. ""
+            for a list without parts.
         may_lack: True if `list` may leave out a zone or region that does not answer.
     """
 
@@ -102,7 +105,7 @@ class Collection(Generic[Record]):
     may_lack: bool = False
 
     def get(self, name: str, what: str = "", **place: Unpack[_Place]) -> Record:
-        """Return one record. Raises ProviderError with the `code` "notFound" if it does not exist."""
+        """Return the record of one resource. Raise ProviderError with the code "notFound" if it does not exist."""
         record: Record = self.send("get", what or f"the {self.one} {name}", **place, **{self.one: name})
         return record
 
@@ -134,10 +137,14 @@ class Collection(Generic[Record]):
     def insert(
         self, record: Record, what: str, *, request_id: str = "", **place: Unpack[_Place]
     ) -> compute_v1.Operation | None:
-        """Start to create a resource, and return the operation; None if one of this name exists, which is not changed.
+        """Start to create a resource, and return the operation.
+
+        Returns None if there is a resource of this name already. It is not changed.
 
         Args:
-            request_id: A UUID. The API creates only one resource for it, even if the request is sent again.
+            record: The resource to create.
+            request_id: A UUID. The API creates only one resource for it, even if the request is sent again. "" for
+                none.
         """
         once = {"request_id": request_id} if request_id else {}
         insert = partial(self.send, "insert_unary", what, **place, **once, **{f"{self.one}_resource": record})
@@ -151,7 +158,7 @@ class Collection(Generic[Record]):
         return quietly(partial(self.send, "delete_unary", what, **place, **{self.one: name}), "notFound")
 
     def send(self, method: str, what: str, **fields: Any) -> Any:
-        """Send the request of any method of the SDK that answers at once, and return its answer."""
+        """Send a request by the SDK's method of this name, and return its answer. The method must answer at once."""
         return _api.call(what, self._ready(method, fields), project=self.settings.billed())
 
     def _ready(self, method: str, fields: Mapping[str, Any]) -> Callable[[], Any]:
@@ -196,7 +203,7 @@ class ComputeApi:
 
     @property
     def accelerator_types(self) -> Collection[compute_v1.AcceleratorType]:
-        """Each type of GPU once for each zone where machines can get it. The list may lack zones, too."""
+        """Each type of GPU once for each zone where machines can get it. The list may lack zones that do not answer."""
         client, kind = compute_v1.AcceleratorTypesClient, "accelerator_type"
         return Collection(self.settings, client, kind, "accelerator types", "accelerator_types", may_lack=True)
 
@@ -284,7 +291,7 @@ class ComputeApi:
         return quietly(partial(self.instances.send, "set_labels_unary", what, **fields), "notFound")
 
     def operation(self, begun: compute_v1.Operation) -> compute_v1.Operation:
-        """Fetch the present state of an operation. If it has failed, nothing is raised: the record has the error."""
+        """Return the present record of the operation `begun`. If it has failed, the record has the error."""
         place: _Place = {}
         client: Callable[..., Any] = compute_v1.GlobalOperationsClient
         if begun.zone:
@@ -296,7 +303,7 @@ class ComputeApi:
 
 
 def _missing(what: str, parts: Iterable[Any], silent: Iterable[str] = ()) -> ProviderError | None:
-    """Return the error for an incomplete list, or None. `silent` names the places that did not answer."""
+    """Return the error for a list if its `parts` have warnings or `silent` places did not answer; else None."""
     codes = {part.warning.code for part in parts}
     if silent or _SILENT in codes:
         places = ", ".join(sorted(silent)) or "a part of Google Cloud"
@@ -307,7 +314,7 @@ def _missing(what: str, parts: Iterable[Any], silent: Iterable[str] = ()) -> Pro
 
 
 def _client_of(kind: Callable[..., Client]) -> Client:
-    """Return the SDK's client for one kind of resource, such as `compute_v1.DisksClient`. Safe in several threads."""
+    """Return the shared client of the SDK for one kind of resource. `kind` is its class, such as `DisksClient`."""
     with _making:
         client: Client = _client(_api.endpoint("compute"), kind, _api.credentials("compute"))
     return client
@@ -326,7 +333,7 @@ def _client(endpoint: str | None, kind: Any, credentials: Credentials) -> Any:
 
 
 def look(method: Callable[P, V], *args: P.args, **kwargs: P.kwargs) -> V:
-    """Call a function that only reads, and return its result.
+    """Call `method`, which only reads, with these arguments, and return its result.
 
     The call is repeated for up to 20 s, with random pauses, while the API does not answer or gets too many requests.
 
@@ -344,6 +351,8 @@ def insist(api: ComputeApi, what: str, change: Callable[[], compute_v1.Operation
     many requests were sent, if another request is changing the resource, or if the resource is still in use.
 
     Args:
+        api: Sends the requests for the state of the change.
+        what: The change in words, for error messages.
         change: Starts the change, and returns its operation, or None if there is nothing to do. May be called several
             times.
         seconds: The time limit for starting a new attempt. Each attempt waits that long for its operation, so the whole
@@ -416,7 +425,15 @@ def described(collection: Collection[Described], pool: str | None = None) -> Ite
     """Yield the resources that belong to this user's pools, each with the tags that skypool wrote into its description.
 
     This is for kinds of resources that have no labels, such as firewall rules. Only resources whose names begin with
-    "skypool-" are read. Otherwise it works like `labelled`.
+    "skypool-" are read. The request is sent when the first item is taken, and is repeated for up to 20 s if there is no
+    answer.
+
+    Args:
+        pool: The name of a pool that was started from this machine. None means all pools of this user, started from any
+            machine.
+
+    Raises:
+        ProviderError: The list could not be read.
     """
     for each in look(collection.list, 'name eq "skypool-.*"'):
         said = _api.tags_in(each.description)

@@ -31,7 +31,7 @@ _REQUESTED = 30.0
 """Seconds for which a request is repeated while there is no answer."""
 
 _NEEDED = timedelta(minutes=10)
-"""Time after which `skypool gc` may delete what Google made unexpectedly."""
+"""Time from the request on after which `skypool gc` may delete what Google made although it should have refused."""
 
 _POOL = "prove"
 """The name of the pool in the tags of the requests."""
@@ -42,7 +42,7 @@ _UNKNOWN = "skypool-does-not-exist"
 
 @dataclass(frozen=True)
 class _Impossible:
-    """A request that Google must refuse with the error `expected`. `remove` deletes what was made anyway."""
+    """A request that Google must refuse. `create` sends it, `expected` is the error's class, `remove` undoes it."""
 
     what: str
     made: str
@@ -70,7 +70,7 @@ def refusals(calls: ComputeApi, find: Callable[[], tuple[Offer, compute_v1.Image
 
 
 def _requests_for(calls: ComputeApi, offer: Offer, image: compute_v1.Image) -> list[_Impossible]:
-    """Return the requests that must be refused: three for machines, and one for a firewall rule. Sends none."""
+    """Return the requests that Google must refuse: for three machines and a firewall rule. None is sent here."""
     order = Order(_POOL, f"{secrets.token_hex(8)}-1", (0, 1, 2), Need(), until=datetime.now(UTC) + _NEEDED)
     settings = calls.settings
     elsewhere = replace(settings, network=_UNKNOWN, subnetwork=None)
@@ -116,7 +116,7 @@ def _requests_for(calls: ComputeApi, offer: Offer, image: compute_v1.Image) -> l
 
 
 def _refused(calls: ComputeApi, request: _Impossible) -> str:
-    """Send a request, and return Google's refusal. Raises ProviderError if it was not refused as expected."""
+    """Send a request, and return Google's refusal as text. Raise ProviderError if it was not refused as expected."""
     try:
         _asked.done(calls, retry.patiently(request.create, _REQUESTED), request.what, _MADE)
     except ProviderError as e:
@@ -134,7 +134,7 @@ def _refused(calls: ComputeApi, request: _Impossible) -> str:
 
 
 def _remove(calls: ComputeApi, request: _Impossible) -> None:
-    """Delete what a request may have made, and wait until it is gone. Raises ProviderError if that fails."""
+    """Delete what a request may have made, and wait until it is gone. Raise ProviderError if that fails."""
     try:
         _asked.insist(calls, f"to remove {request.made}", request.remove, _MADE)
     except ProviderError as e:

@@ -76,7 +76,9 @@ def machine(
 
     Args:
         name: The name of the machine and of its disk.
+        image: Google's record of the image that the machine starts from.
         labels: The labels of the machine and of its disk.
+        scripts: The programs that the machine runs at boot.
         policies: The paths of the machine's placement policies. Empty for none.
     """
     zone = offer.zone
@@ -132,7 +134,10 @@ def template(
     """Build the instance template from which Google creates the machines of a TPU slice.
 
     Args:
+        name: The name of the template.
+        image: Google's record of the image that the machines start from.
         labels: The labels of the machines and their disks.
+        scripts: The programs that each machine runs at boot.
 
     Raises:
         CredentialsError: The project that pays is not known.
@@ -176,6 +181,7 @@ def group(
 
     Args:
         name: The name of the group. The instance template and the workload policy of the slice must have this name.
+        hosts: The number of machines in the group.
         description: The group's description text, which holds the tags as JSON.
 
     Raises:
@@ -313,7 +319,7 @@ def _local_ssds(offer: Offer) -> list[compute_v1.AttachedDisk]:
 
 
 def _network_interface(settings: _api.Settings, offer: Offer, *, subnetwork: str) -> compute_v1.NetworkInterface:
-    """Return an interface with a public address. `subnetwork` counts only if the settings name a subnetwork."""
+    """Return a network interface with a public address. `subnetwork` is used only if the settings name one."""
     return compute_v1.NetworkInterface(
         network=settings.path(),
         subnetwork=subnetwork if settings.subnetwork else None,
@@ -323,7 +329,7 @@ def _network_interface(settings: _api.Settings, offer: Offer, *, subnetwork: str
 
 
 def _fabric(settings: _api.Settings, offer: Offer, order: Order) -> list[compute_v1.NetworkInterface]:
-    """Return the further interfaces, without public addresses, over which GPUs of several machines reach each other."""
+    """Return the further network interfaces, without public addresses, that connect GPUs of several machines."""
     if not (order.need.private_network and settings.networks):
         return []
     region = f"projects/{settings.billed()}/regions/{offer.region}"
@@ -359,7 +365,7 @@ def _scheduling(offer: Offer, order: Order) -> compute_v1.Scheduling:
 
 
 def _run_limit(order: Order) -> int | None:
-    """Return the seconds after which Google deletes a machine, rounded down; None if Google accepts no such limit."""
+    """Return the seconds after which Google itself deletes a machine; None if the order's lifetime cannot be set."""
     lifetime = order.lifetime
     if lifetime is None or not _SHORTEST_RUN <= lifetime <= _LONGEST_RUN:
         return None
@@ -436,9 +442,9 @@ def firewall_rules(settings: _api.Settings, order: Order, networks: Sequence[str
 
 
 def placement(order: Order, region: str) -> compute_v1.ResourcePolicy:
-    """Build the resource policy that places the machines of a private network close together.
+    """Build the placement policy, a resource policy that puts the machines of a private network close together.
 
-    All orders of one run of the pool have the same policy name in a region.
+    All orders of one run of the pool share the policy in a region: its name is the same for all of them.
     """
     return compute_v1.ResourcePolicy(
         name=_api.name(order.pool, tags.session(order), region),

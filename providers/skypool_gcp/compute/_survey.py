@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from google.cloud import compute_v1
 
 _WITH_GPUS = "[ag][0-9]+x?-.*"
-"""A regular expression for the names of machine types with built-in GPUs, of present and coming families."""
+"""A regular expression for the names of machine types with built-in GPUs, also of families that may come later."""
 
 _MOST = 4
-"""The most names that a text lists; the others are counted."""
+"""The most names that a text lists. The others are only counted: "and 3 more"."""
 
 
 def network(calls: ComputeApi, regions: Sequence[str]) -> str:
-    """Check that the network of the settings has a subnetwork in each region in which machines may be rented.
+    """Check that the network of the settings has a subnetwork in each of these regions. Return the result as text.
 
     Raises:
         ProviderError: There is no such network, or it has no subnetwork in a region, or Google did not answer.
@@ -57,11 +57,12 @@ def network(calls: ComputeApi, regions: Sequence[str]) -> str:
 
 
 def quotas(calls: ComputeApi, regions: Sequence[str]) -> Finding:
-    """Return a finding about the quotas of each family of GPUs: the largest, and in how many regions it is not zero.
+    """Return a finding about the quotas of each family of GPUs in these regions.
 
-    Each family has a standard and a preemptible quota. Spot VMs use the latter. VMs with a limit of their lifetime,
-    which skypool's machines have, may use either. Compute Engine's API has the quotas of older GPUs only. If all
-    quotas are zero, the finding is not a failure, but open (`Finding.open`): the user may want no GPUs.
+    It tells the largest limit of each quota, and in how many regions the limit is not zero. Each family has a standard
+    and a preemptible quota. Spot machines use the latter. Machines with a limited lifetime, such as skypool's, may use
+    either. Compute Engine's API has the quotas of older GPUs only. If all quotas are zero, the finding is not a
+    failure, but open (`Finding.open`): the user may want no GPUs.
 
     Raises:
         ProviderError: Google did not answer.
@@ -96,7 +97,7 @@ def quotas(calls: ComputeApi, regions: Sequence[str]) -> Finding:
 
 
 def _most(limits: Sequence[float] | None) -> str:
-    """Return the largest of the regions' limits, and how many are not zero, as text; "not told" if `limits` is None."""
+    """Return a text such as "up to 8 in 3 regions": the largest limit, and how many are not 0. None: "not told"."""
     several = [each for each in limits or () if each]
     if limits is None:
         return "not told"
@@ -104,7 +105,7 @@ def _most(limits: Sequence[float] | None) -> str:
 
 
 def types(records: Iterable[compute_v1.MachineType], models: Iterable[compute_v1.AcceleratorType]) -> str:
-    """Compare Google's machine types with GPUs, and its GPUs, with those that this version of skypool knows.
+    """Return a text that says that this version of skypool knows all of Google's machine types with GPUs, and all GPUs.
 
     Args:
         records: Google's machine types of the families with GPUs, in all zones.
@@ -138,10 +139,11 @@ def _is_known(model: str) -> bool:
 
 
 def fabric(places: Mapping[str, catalog.Place] | None) -> str:
-    """Return how many networks the GPUs of several machines have, or what is missing without the setting `networks`.
+    """Return a text that says how many networks connect the GPUs of several machines.
 
     Args:
-        places: The networks of the settings; None if the settings name none.
+        places: A dict from each network of the setting `networks` to where it can be used. None without this setting:
+            the text then says that such GPUs have only one ordinary interface.
     """
     if places is None:
         kinds = ", ".join(FACTS["fabric"])
@@ -156,6 +158,6 @@ def filter() -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-    """Return at most four names, joined by commas, and the number of the others, as text: "a, b, c, d and 3 more"."""
+    """Return names as text. Of more than four names, only four are listed: "a, b, c, d and 3 more"."""
     more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
     return f"{', '.join(names[:_MOST])}{more}"

@@ -8,7 +8,14 @@ Documentation: https://docs.cloud.google.com/compute/docs/tpus/create-tpu-mig-mu
 If Google has no room for a group, the group waits for room until somebody deletes the group. A group does not replace
 lost machines: if a machine is lost, the slice ends.
 
-Other words of this package, such as slice and operation, are explained in `skypool_gcp.tpu`.
+Words of this package:
+
+- slice: a group of TPU hosts that start, are billed and end together. Each host is one `Instance`.
+- operation: Google's record of a change in progress.
+- part: a class that does a part of the driver's work: `Compute`, `Tpu`, and `Groups` in this package.
+- need, offer, order: the requirements of a node, a type of slice with zone, market and price, and the request to rent
+  slices for nodes of a pool (`skypool.model`). A node is a rented host of a pool; its node number is its number there.
+- In arguments: `nodes` are the node numbers of a slice's hosts. `said` are skypool's tags of a slice, as a dict.
 """
 
 from __future__ import annotations
@@ -113,11 +120,11 @@ class Groups(Tpu):
         return Compute(self.settings).leftovers(pool=pool)
 
     def check(self) -> Iterable[Finding]:
-        """Return []: the checks of the part `compute` also cover this part."""
+        """Return []: this part needs no checks of its own, because those of the part `compute` cover it."""
         return []
 
     def prove_creates(self) -> Iterable[Finding]:
-        """Return []: the requests of the part `compute` also prove this part."""
+        """Return []: this part sends no requests of its own, because those of the part `compute` show the same."""
         return []
 
     @property
@@ -128,11 +135,11 @@ class Groups(Tpu):
     # --- making ----------------------------------------------------------------------------------------------
 
     def _let_in(self, offer: Offer, order: Order) -> None:
-        """Create the firewall rules for a slice's hosts, and wait for them. Hosts reach each other on all ports."""
+        """Create the firewall rules for a slice's hosts, which reach each other on all ports. Wait for the rules."""
         Compute(self.settings).let_in(replace(order, need=replace(order.need, private_network=True)))
 
     def _queued(self, offer: Offer, order: Order, nodes: Sequence[int]) -> compute_v1.Operation | None:
-        """Create the workload policy and the instance template of a slice, and request its instance group."""
+        """Request the instance group of a slice, and return the operation. Create policy and template before it."""
         settings = self.settings
         name = self._slice(order, nodes)
         slice = tables.slices()[offer.instance_type]
@@ -167,7 +174,7 @@ class Groups(Tpu):
         return self._machines.groups.insert(group, what, zone=offer.zone, request_id=id)
 
     def _look(self, zone: str, slice: str, operation: Any = None) -> str:
-        """Return the state of a slice in the words of Cloud TPU, or raise the error with which it failed."""
+        """Return a slice's state in Cloud TPU's words, such as "ACTIVE". Raise the error with which it failed."""
         what = f"to make the TPU slice {slice} in {zone}"
         over = _asked.done(self._machines, operation, what, 0.0)
         group, machines = self._seen(zone, slice)
@@ -188,7 +195,7 @@ class Groups(Tpu):
         return "CREATING"
 
     def _ends(self, zone: str, slice: str) -> tuple[str, list[catalog.Ends]]:
-        """Return a slice's type and its hosts' addresses, without waiting; ("", []) if there is no group."""
+        """Return (type, addresses of the hosts) of a slice. [] until all hosts run; ("", []) if it has no group."""
         group, machines = self._seen(zone, slice)
         if group is None:
             return "", []
@@ -203,7 +210,7 @@ class Groups(Tpu):
     # --- finding, ending -------------------------------------------------------------------------------------
 
     def _found(self, region: str, pool: str | None) -> Iterator[Instance]:
-        """Yield all machines of this user's pools on Compute Engine, in all zones, also hosts of slices."""
+        """Yield all machines on Compute Engine of one pool, or of all pools of this user, also hosts of slices."""
         groups = {each.name: (each, said) for each, said in _asked.described(self._machines.groups, pool)}
         machines: dict[str, list[tuple[compute_v1.Instance, dict[str, str]]]] = {}
         for each, said in _asked.labelled(self._machines.instances, pool):
@@ -222,13 +229,13 @@ class Groups(Tpu):
             yield from self._hosts(zone, slice, said, _catalog.state(group, hosts, size, age))
 
     def _seen(self, zone: str, slice: str) -> tuple[compute_v1.InstanceGroupManager | None, list[compute_v1.Instance]]:
-        """Return the instance group of a slice, None if it does not exist, and the machines with the slice's label."""
+        """Return (instance group of a slice, its machines). The group is None if it does not exist."""
         find = partial(self._machines.groups.get, slice, f"the instance group {slice}", zone=zone)
         group = look(quietly, find, "notFound")
         return group, look(self._machines.instances.list, f"labels.{google.SLICE}={slice}")
 
     def _ask_to_terminate(self, zone: str, slice: str) -> bool:
-        """Request the end of a slice, without waiting. Return True if a part of it still existed."""
+        """Request the end of a slice, without waiting. Return True if its group or one of its machines existed."""
         group, machines = self._seen(zone, slice)
         if group is not None:
             # this deletes the machines of the group, too

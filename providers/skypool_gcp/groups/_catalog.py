@@ -25,19 +25,19 @@ _GENERATIONS = ("tpu7x",)
 """The generations of TPUs that Compute Engine rents out."""
 
 _NUMBERS = ("agent-worker-number", "worker-id", "tpu-env")
-"""Keys of a machine's metadata that may hold the machine's number in its slice."""
+"""Keys of a machine's metadata, any of which may hold the machine's number in its slice."""
 
 _YOUNG = 60.0
-"""Seconds after the creation of a group during which missing machines of the group count as being created."""
+"""Seconds after the creation of an instance group during which its missing machines count as being created."""
 
 _LEAST_BILLED = 60.0
 """The shortest time that is billed, in seconds: a rule of Compute Engine's machine types."""
 
 
 def wanted(need: Need) -> dict[str, Accelerator]:
-    """Return the types of TPU7x slices that meet a need, such as "tpu7x-16", as the keys of a dict.
+    """Return a dict from each type of TPU7x slice that meets a need, such as "tpu7x-16", to an accelerator.
 
-    Each value is the accelerator, of those in the need, that the slice provides.
+    It is the one of the need's accelerators that the slice provides.
     """
     known = tables.slices()
     return {type: each for type, each in slices.wanted(need).items() if known[type].generation in _GENERATIONS}
@@ -52,6 +52,7 @@ def offers(
         records: Machine types, as the API lists them, each in one zone.
         zones: The zones for which to make offers. Records of other zones are ignored.
         base: The image that the user chose. "" means Google's own image for TPUs.
+        rates: Google's prices.
 
     Raises:
         UsageError: `base` does not have the form of an image's path.
@@ -131,7 +132,7 @@ def state(
 
 
 def _is_making(group: compute_v1.InstanceGroupManager) -> bool:
-    """Return True if Google is creating a group's machines, or waits until it has room for the machines."""
+    """Return True if Google is creating machines of an instance group, or waits for room to create them."""
     actions = group.current_actions
     return bool(
         group.status.bulk_instance_operation.in_progress or actions.creating or actions.creating_without_retries
@@ -139,14 +140,14 @@ def _is_making(group: compute_v1.InstanceGroupManager) -> bool:
 
 
 def in_order(machines: Sequence[compute_v1.Instance]) -> list[compute_v1.Instance]:
-    """Return the hosts of a slice sorted by their numbers in the slice, or by name if the numbers are incomplete."""
+    """Return a slice's hosts sorted by their numbers in the slice; by name if these are not complete."""
     if numbered(machines):
         return sorted(machines, key=_number)
     return sorted(machines, key=lambda each: each.name)
 
 
 def numbered(machines: Sequence[compute_v1.Instance]) -> bool:
-    """Return True if the metadata of the machines numbers them 0, 1, 2 and so on without a gap, in any order."""
+    """Return True if the machines have the numbers 0, 1, 2 and so on in their metadata, without a gap, in any order."""
     return sorted(map(_number, machines)) == list(range(len(machines)))
 
 

@@ -7,8 +7,13 @@ Words of this package:
 
 - slice: a group of TPU hosts that start, are billed and end together. Each host is one `Instance`.
 - queued resource: Google's object for the request for a slice.
-- node: Google's object for the running slice. Only the node has labels. A "node number" is that of a host in the pool.
+- node: Google's object for the running slice. Only the node has labels. But a "node number" is the number of a host in
+  its pool.
 - operation: Google's record of a change in progress.
+- need, offer, order: the requirements of a node, a type of slice with zone, market and price, and the request to rent
+  slices for nodes of a pool (`skypool.model`).
+- lease: the time for which a host lives on without hearing from its client. Finding: the result of one check.
+- settings: the arguments of `skypool_gcp.GCP`.
 - In arguments: `nodes` are the node numbers of a slice's hosts. `what` is a request in words, for error messages.
   `said` are skypool's tags of a slice, such as the pool and the node numbers.
 
@@ -51,18 +56,18 @@ _KEYING = 600.0
 """Seconds that a host may need until it accepts ssh connections with the right host key."""
 
 _MARGIN = 240.0
-"""Seconds for which a new slice counts as needed at least, after the longest wait for its chips."""
+"""Seconds for which a new slice counts as needed after the longest wait for its chips, if its order ends earlier."""
 
 _BILLED = (
     "without GCP(service_account=…), a TPU slice is billed until the client ends it; "
     "if the client is killed, run `skypool gc --yes`"
 )
-"""The text of a finding of `Tpu.check`, if the settings name no service account."""
+"""The text of the finding of `Tpu.check` about the end of slices, if the settings name no service account."""
 
 _ENDS = (
     "a TPU slice deletes itself when its lease is over, if its account may delete TPU slices (as with roles/tpu.admin)"
 )
-"""The text of a finding of `Tpu.check`, if the settings name a service account."""
+"""The text of the finding of `Tpu.check` about the end of slices, if the settings name a service account."""
 
 
 @dataclass(frozen=True)
@@ -226,20 +231,20 @@ class Tpu(Regional):
 
     @staticmethod
     def _slice(order: Order, nodes: Sequence[int]) -> str:
-        """Return the name of the slice with these node numbers. A repeated order gives the same name."""
+        """Return the name of an order's slice for these node numbers. A repeated order gives the same name."""
         return google.name(order.token, str(nodes[0]))
 
     # --- making ----------------------------------------------------------------------------------------------
 
     def _tagged(self, order: Order, nodes: Sequence[int]) -> dict[str, str]:
-        """Return the tags for a new slice. They mark it as needed for at least the setting `queue` plus 240 s."""
+        """Return the tags for a new slice, whose expiry time is at least the setting `queue` plus 240 s from now."""
         # the labels of a slice cannot be changed while the slice waits for its chips
         late = datetime.now(UTC) + timedelta(seconds=self.settings.queue + _MARGIN)
         until = max(order.until, late) if order.until else order.until
         return tags.tags(replace(order, nodes=tuple(nodes), until=until))
 
     def _let_in(self, offer: Offer, order: Order) -> None:
-        """Create the firewall rules for a slice's hosts. If the account may not do that, only warn."""
+        """Create the firewall rules for a slice's hosts. If the account may not do that, only issue a warning."""
         among = order.need.private_network or offer.hosts > 1
         try:
             Compute(self.settings).let_in(replace(order, need=replace(order.need, private_network=among)))
@@ -271,7 +276,7 @@ class Tpu(Regional):
         )
 
     def _tried(self, offer: Offer, order: Order, nodes: Sequence[int]) -> ProviderError | None:
-        """Request one slice, delete it, and return the error with which Google refused it; None if it did not."""
+        """Request a slice, and delete what was made. Return the error with which Google refused it; None if not."""
         hosts = list(self._launched(offer, order, nodes))
         try:
             begun = self._queued(offer, order, nodes)
@@ -291,7 +296,7 @@ class Tpu(Regional):
             yield replace(each, offer=offer)
 
     def _refused(self, offer: Offer, slices: Sequence[str], begun: Sequence[Any]) -> dict[int, ProviderError]:
-        """Wait up to 8 s until Google has accepted or refused the slices. Return errors of refused ones by index."""
+        """Wait up to 8 s until Google has accepted or refused the slices. Return a dict: refused index to error."""
         refused: dict[int, ProviderError] = {}
         unknown = set(range(len(slices)))
 
@@ -330,7 +335,7 @@ class Tpu(Regional):
         return state
 
     def _ready(self, zone: str, slice: str) -> tuple[str, list[catalog.Ends]]:
-        """Wait until a slice has its hosts, and return its type and the addresses of its hosts, in order."""
+        """Wait until a slice has all its hosts. Return (type, addresses of the hosts in order)."""
 
         def look() -> tuple[str, list[catalog.Ends]]:
             kind, ends = self._ends(zone, slice)
@@ -346,7 +351,7 @@ class Tpu(Regional):
         return retry.patiently(look, self.settings.queue + _MADE, "pending")
 
     def _ends(self, zone: str, slice: str) -> tuple[str, list[catalog.Ends]]:
-        """Return a slice's type and its hosts' addresses, [] until it is ready; ("", []) if there is no node."""
+        """Return (type, addresses of the hosts) of a slice. [] until it is ready; ("", []) if it has no node."""
         node = self._calls.node(zone, slice, f"to describe the TPU slice {slice}")
         if node is None:
             return "", []
@@ -358,7 +363,7 @@ class Tpu(Regional):
     # --- finding, ending -------------------------------------------------------------------------------------
 
     def _found(self, region: str, pool: str | None) -> Iterator[Instance]:
-        """Yield the hosts of all slices of this user's pools, also of slices that wait for their chips."""
+        """Yield the hosts of a pool's slices, or of all pools of this user, also if a slice waits for its chips."""
         queued = {
             each.name.replace("/queuedResources/", "/nodes/"): each for each in self._calls.queued_resources(region)
         }
@@ -385,14 +390,14 @@ class Tpu(Regional):
     def _hosts(
         self, zone: str, slice: str, said: Mapping[str, str], state: _catalog.State, **detail: object
     ) -> Iterator[Instance]:
-        """Yield an instance for each node number in a slice's tags. `detail` is added to the instance's `detail`."""
+        """Yield an instance for each node number in a slice's tags. `detail` gives entries of `Instance.detail`."""
         for host in range(len(tags.unpacked(said.get(tags.NODES, "")))):
             about = {"api": self.api, "host": host, **detail}
             made = tags.instance(self.name, f"{slice}-w-{host}", said, host, state, about, region=zone)
             yield replace(made, slice=slice)
 
     def _terminate(self, region: str, instances: Mapping[str, Instance]) -> Mapping[str, str]:
-        """Request the end of slices, without waiting. Return the instances still there, with reasons ("" for none)."""
+        """Request the end of slices, without waiting. Return a dict from each host still there to the reason, or ""."""
         slices = list(dict.fromkeys(each.slice for each in instances.values()))
         outcomes = dict(zip(slices, at_once(partial(self._ask_to_terminate, region), slices), strict=True))
         left: dict[str, str] = {}
@@ -406,7 +411,7 @@ class Tpu(Regional):
         return left
 
     def _ask_to_terminate(self, zone: str, slice: str) -> bool:
-        """Request the end of a slice, without waiting, unless it is ending. Return True if a part of it existed."""
+        """Request the end of a slice that is not ending yet, without waiting. Return True if a part of it existed."""
         what = f"to end the TPU slice {slice}"
         queued = self._calls.queued_resource(zone, slice, what)
         node = self._calls.node(zone, slice, what)
@@ -417,7 +422,7 @@ class Tpu(Regional):
         return queued is not None or node is not None
 
     def _relabel(self, until: datetime, instance: Instance) -> None:
-        """Record in the labels of a slice's node until when the slice is needed. Other labels are kept."""
+        """Write the time until which a slice is needed into the labels of its node. Other labels are kept."""
         labels = instance.detail["labels"] | google.labels({tags.UNTIL: tags.stamp(until)})
         self._calls.set_labels(instance.region, instance.slice, labels, f"to label the TPU slice {instance.slice}")
 

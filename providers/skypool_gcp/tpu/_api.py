@@ -41,7 +41,7 @@ PASSING = ("FailedPrecondition", "BadRequest", "Aborted", "Conflict")
 
 
 class _Page(_api.Paged, Protocol):
-    """The type of one page of a list; it lacks the items of the zones in `unreachable`. For type checkers only."""
+    """The type of a page of a list. The page lacks the items of zones in `unreachable`. For type checkers only."""
 
     @property
     def unreachable(self) -> Iterable[str]: ...
@@ -97,7 +97,7 @@ class TpuApi:
         return sorted(each.location_id for page in pages for each in page.locations)
 
     def accelerator_types(self, zone: str) -> list[tpu_v2.AcceleratorType]:
-        """Return the records of the types of slices that a zone has, such as v5p-8, also those out of stock."""
+        """Return the records of the types of slices that a zone has, such as "v5p-8", in stock or not."""
         request = tpu_v2.ListAcceleratorTypesRequest(parent=self.zone_path(zone))
         what = f"the list of TPU types in {zone}"
         pages = _pages(what, lambda: _current_client().list_accelerator_types(request=request, timeout=_TIMEOUT).pages)
@@ -147,9 +147,10 @@ class TpuApi:
     def create_queued_resource(
         self, zone: str, slice: str, resource: tpu_v2.QueuedResource, request_id: str, what: str
     ) -> Operation | None:
-        """Request a slice, and return the operation. Returns None if the slice exists, or if the API says "not found".
+        """Request a slice, and return the operation. Return None if the slice exists, or if the API says "not found".
 
         Args:
+            resource: The queued resource to create, which describes the slice.
             request_id: A UUID. The API makes only one slice for this UUID, even if the request is repeated.
         """
         request = tpu_v2.CreateQueuedResourceRequest(
@@ -165,7 +166,7 @@ class TpuApi:
         )
 
     def delete_queued_resource(self, zone: str, slice: str, what: str) -> None:
-        """Start to delete a queued resource together with its node."""
+        """Start to delete the queued resource of a slice together with its node, without waiting for the end."""
         request = tpu_v2.DeleteQueuedResourceRequest(name=self.queued_path(zone, slice), force=True)
         _unless(
             _GONE,
@@ -174,7 +175,7 @@ class TpuApi:
         )
 
     def delete_node(self, zone: str, slice: str, what: str) -> None:
-        """Start to delete a node."""
+        """Start to delete the node of a slice, without waiting for the end."""
         request = tpu_v2.DeleteNodeRequest(name=self.node_path(zone, slice))
         _unless(
             _GONE,
@@ -183,7 +184,7 @@ class TpuApi:
         )
 
     def set_labels(self, zone: str, slice: str, labels: Mapping[str, str], what: str) -> None:
-        """Start to replace all labels of a node; labels that are not in `labels` are removed.
+        """Start to replace all labels of a slice's node. Labels that are not in `labels` are removed.
 
         Does nothing if the node is in a state in which the API does not change labels.
         """
@@ -224,7 +225,7 @@ def raise_status(status: Status, what: str) -> NoReturn:
 
 
 def _final(error: BaseException, what: str) -> ProviderError:
-    """Return the error for a stored error of Google. It is never NoAnswer or RateLimitError: a retry is useless."""
+    """Return skypool's error for one that Google has stored. It is never NoAnswer or RateLimitError: do not retry."""
     found = _api.error_of(error, what)
     if isinstance(found, (NoAnswer, RateLimitError)):
         return _api.REFUSALS.error(what, "FAILED", found.text)
@@ -246,13 +247,13 @@ def _unless(codes: tuple[str, ...], what: str, ask: Callable[[], V]) -> V | None
 
 
 def _current_client() -> tpu_v2.TpuClient:
-    """Return the cached client for the present address of the API and the present credentials."""
+    """Return the client for the API's present address and the present credentials. It is made once for these."""
     return _client(_api.endpoint("tpu") or "", _api.credentials("tpu"))
 
 
 @lru_cache(maxsize=16)
 def _client(address: str, credentials: Credentials) -> tpu_v2.TpuClient:
-    """Make a client for Cloud TPU: by gRPC for Google's own address ("") and "grpc://…", and by REST for others."""
+    """Make a client for Cloud TPU. It uses gRPC for Google's own address ("") and for "grpc://…", else REST."""
     if address and not address.startswith("grpc://"):
         client = tpu_v2.TpuClient(credentials=credentials, transport="rest", client_options={"api_endpoint": address})
         _api.attend(client, "tpu")

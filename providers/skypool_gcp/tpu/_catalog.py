@@ -67,10 +67,10 @@ Engine's machine types. It applies only to slices of Compute Engine, such as TPU
 
 
 def wanted(need: Need) -> dict[str, Accelerator]:
-    """Return the types of slices that meet a need, such as "v5p-16", as the keys of a dict.
+    """Return a dict from each type of slice that meets a need, such as "v5p-16", to an accelerator.
 
-    Each value is the accelerator, of those in the need, that the slice provides. If the need names a number of chips
-    instead of a type of slice, the slice must have one host with exactly these chips.
+    It is the one of the need's accelerators that the slice provides. If the need names a number of chips instead of a
+    type of slice, the slice must have one host with exactly these chips.
     """
     return {
         type: accelerator
@@ -81,7 +81,7 @@ def wanted(need: Need) -> dict[str, Accelerator]:
 
 
 def _serves(slice: Slice, accelerator: Accelerator) -> bool:
-    """Return True if a slice has the type that `accelerator` names, or one host with exactly as many such chips."""
+    """Return True if `accelerator` names this type of slice, or chips of which one host of the slice has as many."""
     if accelerator.slice is not None:
         return accelerator.slice == slice
     chips = (tables.tpu_names()[slice.generation], slice.chips)
@@ -89,9 +89,9 @@ def _serves(slice: Slice, accelerator: Accelerator) -> bool:
 
 
 def regions(need: Need, rates: Rates) -> set[str]:
-    """Return the regions with a price for a slice that meets the need, of those that match `need.regions`.
+    """Return the regions, of those that match `need.regions`, in which a slice that meets the need has a known price.
 
-    Slices that Cloud TPU's API does not have, such as TPU7x, are left out.
+    Slices that Cloud TPU's API does not have, such as TPU7x, do not count.
     """
     kinds = [tables.slices()[type] for type in wanted(need)]
     names = {_priced(each) for each in kinds if each.runtime_version}  # Cloud TPU's API does not have the others
@@ -105,6 +105,7 @@ def offers(zone: str, sold: Iterable[str], need: Need, rates: Rates, *, ends_its
 
     Args:
         sold: The types of slices that the zone has.
+        rates: Google's prices.
         ends_itself: True if slices delete themselves when their lease is over. The offers say so.
     """
     serving = wanted(need)
@@ -164,7 +165,7 @@ def _whole(slice: Slice, chip: Price, market: Market) -> float:
 
 
 def _priced(slice: Slice) -> str:
-    """Return the name of a slice's chips in the price list: "v5e", or for v2 and v3 by size: "v2 device", "v2 pod"."""
+    """Return the name of a slice's chips in the prices, such as "v5e". For v2 and v3: "v2 device" or "v2 pod"."""
     if slice.generation not in _PRICED_BY_SIZE:
         return slice.generation
     return f"{slice.generation} {'device' if slice.vms == 1 else 'pod'}"

@@ -24,7 +24,7 @@ Tried = Callable[[Offer, Order, Sequence[int]], ProviderError | None]
 """A function that requests a slice, deletes what was made, and returns the error with which Google refused it."""
 
 _NEEDED = timedelta(minutes=10)
-"""Time after which `skypool gc` may delete what Google made unexpectedly."""
+"""Time from the request on after which `skypool gc` may delete what Google made although it should have refused."""
 
 _POOL = "prove"
 """The name of the pool in the tags of the requests."""
@@ -35,7 +35,7 @@ _UNKNOWN = "skypool-does-not-exist"
 
 @dataclass(frozen=True, slots=True)
 class _Impossible:
-    """A request that Google must refuse with the error `expected`. A part of `offer` does not exist."""
+    """A request that Google must refuse, because a part of `offer` does not exist. `expected` is the error's class."""
 
     what: str
     offer: Offer
@@ -87,14 +87,14 @@ def _cheapest(offers: Sequence[Offer]) -> Offer:
 
 
 def _not_sent(error: Exception) -> str:
-    """Return why no request was sent, if the API is not enabled. Raises any other error."""
+    """Return a text that says that nothing was sent, if `error` means that the API is not enabled. Else raise it."""
     if getattr(error, "code", "") in google.DISABLED:
         return "not sent, as the API of Cloud TPU is not enabled"
     raise error
 
 
 def _refused(tried: Tried, order: Order, request: _Impossible) -> str:
-    """Send a request, and return Google's refusal. Raises ProviderError if it was not refused as expected."""
+    """Send a request, and return Google's refusal as text. Raise ProviderError if it was not refused as expected."""
     refusal = tried(request.offer, order, [request.node])
     if refusal is None:
         raise ProviderError(

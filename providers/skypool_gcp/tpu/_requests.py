@@ -88,7 +88,7 @@ def request_id(path: str) -> str:
 
 
 def _startup_script(settings: _api.Settings, order: Order, *, parent: str, slice: str) -> str:
-    """Return the script that each host runs as root at boot. At the end of the lease, it ends the slice or host."""
+    """Return the script that each host runs as root at boot. When the lease is over, it ends the slice or the host."""
     end = userdata.OFF
     if settings.service_account:
         base = _api.endpoint("tpu") or "https://tpu.googleapis.com"

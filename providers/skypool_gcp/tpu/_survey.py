@@ -22,19 +22,19 @@ _DISABLED = (
     "not enabled: the API of Cloud TPU, which only TPU slices of v2 to v6e need. Enable it with "
     "`gcloud services enable tpu.googleapis.com`"
 )
-"""The text of a finding, for a project in which the API is not enabled."""
+"""The text of the finding about zones, if the API is not enabled for the project."""
 
 _QUOTAS = (
     "not told by the API of Cloud TPU; see the quotas of tpu.googleapis.com at "
     "https://console.cloud.google.com/iam-admin/quotas?project={project}"
 )
-"""The text of a finding. Google's reference of the API has no method for quotas (read 2026-11-24)."""
+"""The text of the finding about quotas. Google's reference of the API has no method for them (read 2026-11-24)."""
 
 _UPDATE = "update skypool: `pip install --upgrade 'skypool[gcp]'`"
-"""Advice for everything that a newer release of skypool may know."""
+"""Advice in findings about something that this release of skypool does not know."""
 
 _SHOWN = 4
-"""The number of names that a finding lists."""
+"""The most names that a finding lists. The others are only counted: "and 3 more"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +75,18 @@ def findings(calls: TpuApi, chosen: Sequence[str] | None, end: str) -> Iterator[
 
 
 def _seen(calls: TpuApi, zone: str) -> _Zone:
-    """Ask which types of slices and which runtime versions Cloud TPU has in a zone, and return them."""
+    """Request the types of slices and the runtime versions that Cloud TPU has in a zone, and return them."""
     types = frozenset(google.last_part(each.name) for each in calls.accelerator_types(zone))
     return _Zone(zone, types, frozenset(google.last_part(each.name) for each in calls.runtime_versions(zone)))
 
 
 def _known() -> Mapping[str, Slice]:
-    """Return the slices of skypool's tables that Cloud TPU's API has, by their types. TPU7x is not among them."""
+    """Return a dict from type to slice, for the slices of skypool's tables that Cloud TPU's API has, unlike TPU7x."""
     return {type: slice for type, slice in tables.slices().items() if slice.runtime_version}
 
 
 def _read(seen: Sequence[_Zone | Exception]) -> list[_Zone]:
-    """Return the zones from the outcomes of `_seen`. Raises the first error if a zone could not be read."""
+    """Return the zones in `seen`, the results and errors of the function `_seen`. Raise the first error, if any."""
     for each in seen:
         if isinstance(each, Exception):
             raise each
@@ -94,7 +94,7 @@ def _read(seen: Sequence[_Zone | Exception]) -> list[_Zone]:
 
 
 def _types(seen: Sequence[_Zone | Exception], *, is_all: bool) -> str:
-    """Compare the zones' slice types with skypool's, and return the result in words. Raises UsageError if none fit."""
+    """Return a text that compares the zones' slice types with skypool's. Raise UsageError if skypool knows none."""
     zones = _read(seen)
     known, sold = set(_known()), {type for zone in zones for type in zone.types}
     where = _listed(zone.name for zone in zones) if len(zones) <= _SHOWN else f"{len(zones)} zones"
@@ -112,7 +112,7 @@ def _types(seen: Sequence[_Zone | Exception], *, is_all: bool) -> str:
 
 
 def _runtimes(seen: Sequence[_Zone | Exception]) -> str:
-    """Return the names of the runtime versions that the zones' slices need. Raises UsageError if a zone lacks one."""
+    """Return the names of the runtime versions that the zones' slices need. Raise UsageError if a zone lacks one."""
     needed: dict[str, list[str]] = {}
     missing: dict[str, list[str]] = {}
     for zone in _read(seen):
@@ -125,7 +125,7 @@ def _runtimes(seen: Sequence[_Zone | Exception]) -> str:
 
 
 def _listed(names: Iterable[str], most: int = _SHOWN) -> str:
-    """Return names in words, at most so many: "a, b and 3 more". Returns "" if there are none."""
+    """Return names as text, at most `most` of them, and the number of the others: "a, b and 3 more". "" for none."""
     every = sorted(names)
     more = f" and {len(every) - most} more" if len(every) > most else ""
     return ", ".join(every[:most]) + more
