@@ -1,4 +1,4 @@
-"""Values that mean harm, in the format of `skypool.trust.reading`, written byte by byte; see tests/test_trust.py."""
+"""Values that mean harm, in the format of `skypool.trust.decoding`, written byte by byte; see tests/test_trust.py."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from skypool.trust.classes import Allowed
+from skypool.trust.encoding import _Writing
 from skypool.trust.format import MAGIC
-from skypool.trust.writing import _Writing
 
 POINTERS = b"A" * 16
 

@@ -25,9 +25,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skypool import console, events
+from skypool.console.layout import share_lines
 from skypool.console.lines import LONGEST, Lines, bare, harmless, last_line, marked
 from skypool.console.outlet import Above, Backlog, Outlet
-from skypool.console.view import share_lines
 from skypool.console.words import Words, span
 from skypool.logs.reader import Assembler
 
@@ -705,7 +705,7 @@ def drawn(*happened: events.Event, height: int = 24, now: float = 100.0, unfinis
     from rich.console import Console
 
     from skypool.console.board import Board
-    from skypool.console.view import draw
+    from skypool.console.layout import draw
 
     board = Board()
     for e in happened:

@@ -16,7 +16,7 @@ import skypool as sky
 from skypool import cli
 from skypool.cli import top_survey
 from skypool.console.board import Board
-from skypool.console.view import draw_pool
+from skypool.console.layout import draw_pool
 from skypool.observers import client
 from skypool.observers.observed import Observed
 from skypool.rental.ledger import Ledger

@@ -14,7 +14,7 @@ import pytest
 
 import skypool as sky
 from skypool import events
-from skypool.agent.plan import GANG_PROCESSES
+from skypool.agent.slot_plan import GANG_PROCESSES
 from skypool.calls.call import Call
 from skypool.calls.futures import CallFuture
 from skypool.calls.pending import PendingCall

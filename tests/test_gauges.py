@@ -11,7 +11,7 @@ from rich.console import Console
 from skypool import console, events
 from skypool.console.board import Board, Figures, Picture, Row
 from skypool.console.gauges import bar, bars, gauges, usd
-from skypool.console.view import draw
+from skypool.console.layout import draw
 from skypool.devices.sample import DeviceSample, NodeSample
 
 GPU = DeviceSample(

@@ -16,7 +16,7 @@ import skypool as sky
 from skypool import clock, events
 from skypool.calls.idle import FRESH, IdleTime
 from skypool.console.board import Board
-from skypool.console.view import draw
+from skypool.console.layout import draw
 from skypool.devices.sample import DeviceSample, NodeSample
 from skypool.errors import PoolClosed
 from skypool.observers.observed import Observed

@@ -19,7 +19,7 @@ import pytest
 
 from skypool.provision.bootstrap import SetupBundle
 from skypool_images import Image, ImageError, Step, assemble
-from skypool_images.steps import shell
+from skypool_images.script import shell
 from tests.conftest import served
 from tests.needs import SHELLCHECK
 

@@ -20,7 +20,7 @@ from skypool import events
 from skypool.link.chunks import Pieces
 from skypool.link.connection import Link
 from skypool.link.inbound import Piece
-from skypool.link.turns import Turns
+from skypool.link.reading_turns import Turns
 from skypool.wire.transport import CommandStream
 from tests.conftest import eventually
 from tests.exhausted import without_descriptors

@@ -34,7 +34,7 @@ from skypool.logs.writer import LogWriter
 from skypool.observers import client
 from skypool.observers import place as sockets
 from skypool.pool.watch import Watches
-from skypool.proof.redaction import Redaction
+from skypool.proof.report_redaction import Redaction
 from tests.conftest import eventually
 from tests.facts import Given, watching
 from tests.log_work import fail, gang, greet, hush, serve

@@ -14,7 +14,7 @@ import pytest
 
 import skypool as sky
 from skypool import events
-from skypool.calls.parts import FirstFailure
+from skypool.calls.broadcast import FirstFailure
 from skypool.errors import PoolClosed, WorkerDied
 from tests.conftest import eventually
 

@@ -29,9 +29,9 @@ from skypool.model import Bill, Finding, Market, Need, Offer, PriceSource
 from skypool.proof import findings
 from skypool.proof.comparison import bill_step, price_step
 from skypool.proof.proof import Proof
-from skypool.proof.redaction import Redaction
 from skypool.proof.renting import Wish
 from skypool.proof.report import RentedMachine, Report, Step, from_json
+from skypool.proof.report_redaction import Redaction
 from skypool.proof.selection import select
 from skypool.rental.ledger import Ledger
 from skypool.testing import FakeCloud, Stock

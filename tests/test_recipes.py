@@ -20,7 +20,7 @@ import pytest
 
 from skypool.accelerators import tables
 from skypool_images.recipes import CUDA_FLOORS, NEURON, RUNTIMES, packages, recipe
-from skypool_images.steps import Step, assemble, shell
+from skypool_images.script import Step, assemble, shell
 from tests.lab import repository
 from tests.lab.kernel import wait_until
 from tests.lab.machines import Lab, Machine

@@ -17,8 +17,8 @@ import pytest
 import skypool as sky
 from skypool import devices, events
 from skypool.accelerators import Custom
-from skypool.agent.plan import plan_slots, share
 from skypool.agent.processes import usable_cpus
+from skypool.agent.slot_plan import plan_slots, share
 from skypool.devices import Device
 from skypool.errors import UsageError, WorkerDied
 from skypool.runtime import InstanceInfo

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Never
 
-from skypool_images import bootstrap, document, payload, spec
+from skypool_images import document, payload, spec, steps
 from skypool_images.errors import ImageError, nearest
 from skypool_images.payload import Packed, Progress
+from skypool_images.script import Step, assemble
 from skypool_images.spec import Spec
-from skypool_images.steps import Step, assemble
 
 _OTHER_WORDS = {"environment": "env", "packages": "pip", "dependencies": "pip", "commands": "run", "docker": "base"}
 """A dict from a field name that other tools use, such as "packages", to the field that an error message suggests."""
@@ -260,7 +260,7 @@ class Image:
                 is not valid.
         """
         name = None if packed is None else packed.name
-        return bootstrap.steps(self.spec, bootstrap.Target(runtime, python, mig, count, name))
+        return steps.steps(self.spec, steps.Target(runtime, python, mig, count, name))
 
     def bare(self, runtime: str = "none", packed: Packed | None = None) -> bool:
         """Return True if the image needs only a Python of the right minor version on a machine of this runtime.

@@ -14,7 +14,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from skypool_images.steps import Step, shell
+from skypool_images.script import Step, shell
 
 RUNTIMES = ("cuda", "rocm", "neuron", "tpu", "hpu", "none")
 

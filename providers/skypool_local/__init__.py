@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from skypool import devices
-from skypool.agent.plan import share
 from skypool.agent.processes import descendants, is_keeper, started
+from skypool.agent.slot_plan import share
 from skypool.drivers import settings
 from skypool.drivers.contract import Abilities
 from skypool.errors import CapacityError, NotPrivate, StillRunning, UsageError

@@ -40,7 +40,7 @@ The words of this package:
 In the agent's process:
 
 - `start`: starts keeper and agent, and kills everything when the agent ends.
-- `plan`: the node's configuration, and how its devices are split among slots.
+- `slot_plan`: the node's configuration, and how its devices are split among slots.
 - `node`: the event loop: receives calls, returns outcomes, handles the deaths of workers.
 - `messages`: what clients and workers send, as typed tuples, each made from a frame in one place.
 - `named_calls`: the calls that the client has not acknowledged, by name; `status`: reports the state of the node.
@@ -70,7 +70,7 @@ In a worker's process:
 - `worker_channel`, `packets`: send and receive packets between worker and agent.
 - `capture`: captures everything that a call prints, if the call's options ask for that.
 - `shield`: lets the stop of a call wait while the worker's own code holds a lock.
-- `left_behind`: ends the processes that a call has left, so that a new process replaces the worker.
+- `left_processes`: ends the processes that a call has left, so that a new process replaces the worker.
 - `call_state`: puts back what a call has changed in its process; `broken_devices`: finds a broken CUDA context.
 - `import_clock`: measures how long a call imports modules, which does not count towards its timeout.
 - `output_stream`: `sys.stdout` and `sys.stderr`; `streams`: sends the items of generators.
@@ -94,7 +94,7 @@ __all__ = [
     "import_clock",
     "items",
     "lease",
-    "left_behind",
+    "left_processes",
     "loader",
     "messages",
     "modules",
@@ -106,10 +106,10 @@ __all__ = [
     "own_name",
     "packages",
     "packets",
-    "plan",
     "processes",
     "shared_page",
     "shield",
+    "slot_plan",
     "slots",
     "stacks",
     "start",

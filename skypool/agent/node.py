@@ -32,8 +32,8 @@ from skypool.agent.named_calls import NamedCalls
 from skypool.agent.notice import Lookout
 from skypool.agent.packages import Packages
 from skypool.agent.packets import PACKET
-from skypool.agent.plan import GANG_PROCESSES, NodePlan
 from skypool.agent.shared_page import SharedPage
+from skypool.agent.slot_plan import GANG_PROCESSES, NodePlan
 from skypool.agent.slots import CPU, GANG, MAIN, OWN, SERVICE, Slot, Slots, too_many_processes
 from skypool.agent.status import Status
 from skypool.agent.stops import Stops

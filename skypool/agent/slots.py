@@ -29,7 +29,6 @@ from skypool.agent.batch import SharedBatch
 from skypool.agent.call import NodeCall
 from skypool.agent.notice import Herald
 from skypool.agent.packets import CLOEXEC, PACKET, SPACE, descriptors, rights
-from skypool.agent.plan import GANG_PROCESSES, GANG_ROWS, NodePlan
 from skypool.agent.processes import (
     Orphans,
     adopt_orphans,
@@ -40,6 +39,7 @@ from skypool.agent.processes import (
     usable_cpus,
 )
 from skypool.agent.shared_page import SharedPage
+from skypool.agent.slot_plan import GANG_PROCESSES, GANG_ROWS, NodePlan
 from skypool.agent.worker import LOADING, Worker
 from skypool.clock import RunningClock
 from skypool.errors import UsageError

@@ -28,8 +28,8 @@ from skypool.clock import RunningClock
 from skypool.safety import removal
 
 if TYPE_CHECKING:
-    from skypool.agent.plan import NodePlan
     from skypool.agent.shared_page import SharedPage
+    from skypool.agent.slot_plan import NodePlan
     from skypool.wire.handshake import AgentConfig
 
 SOCKET = "agent.sock"
@@ -200,7 +200,7 @@ def _plan(config: AgentConfig) -> NodePlan:
     """Detect this machine's devices and state, and return the node's plan. May change a rented machine's hosts file."""
     from skypool import devices
     from skypool.agent import health, own_name
-    from skypool.agent.plan import NodePlan, plan_slots
+    from skypool.agent.slot_plan import NodePlan, plan_slots
 
     found = devices.detect()
     described = health.describe(found)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from skypool.agent.call_queue import CallQueue
 from skypool.agent.client import Client
-from skypool.agent.plan import NodePlan
+from skypool.agent.slot_plan import NodePlan
 from skypool.agent.slots import CPU, SERVICE, Slots
 from skypool.wire.frames import Kind
 

@@ -24,7 +24,7 @@ from skypool.agent.batch import LARGEST_END, SharedBatch
 from skypool.agent.call_state import CallState
 from skypool.agent.capture import PRINTED, Capture
 from skypool.agent.import_clock import ImportClock
-from skypool.agent.left_behind import end_processes, holds_process_group
+from skypool.agent.left_processes import end_processes, holds_process_group
 from skypool.agent.modules import FoundPackage, ScriptModule, UserModules, take_source
 from skypool.agent.notice import Herald
 from skypool.agent.output_stream import OutputStream

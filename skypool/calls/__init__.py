@@ -33,12 +33,13 @@ Modules:
 - `futures`: `CallFuture` and `Stream`, which the caller waits for; `map`: `pool.map`.
 - `callbacks`: threads that call functions that users add to futures. These functions may block.
 - `gangs`: starts, stops and reruns the processes of a gang together. `skypool.gangs` decides what happens.
-- `parts`: one call that runs on several nodes, and stops on all of them when it fails on one.
+- `broadcast`: one call that runs on several nodes, and stops on all of them when it fails on one.
 - `groups`: several calls that run at the same time.
 """
 
 __all__ = [
     "arguments",
+    "broadcast",
     "call",
     "call_events",
     "callbacks",
@@ -54,7 +55,6 @@ __all__ = [
     "map",
     "node_queue",
     "options",
-    "parts",
     "pending",
     "program",
     "progress",

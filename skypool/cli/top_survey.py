@@ -143,7 +143,7 @@ def _nodes(said: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def picture_of(view: PoolView) -> Picture:
-    """Return the nodes and costs of a pool whose owner has answered, for `skypool.console.view`."""
+    """Return the nodes and costs of a pool whose owner has answered, for `skypool.console.layout`."""
     rows = tuple(_row(each) for each in _nodes(view.said or {"nodes": []}))
     figures = Figures(view.usd, view.usd_per_hour, view.idle_usd)
     failed = int(view.said.get("failed", 0)) if view.said else 0

@@ -9,8 +9,8 @@ from skypool.metrics.exporter import Exporter
 from skypool.metrics.metering import Metering
 from skypool.observers.watch import Observers
 from skypool.pool.watch import Watch
-from skypool.report.hints import Hints
 from skypool.report.history import History
+from skypool.report.idle_hints import Hints
 from skypool.report.sample_file import SampleFile
 
 

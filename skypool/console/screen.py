@@ -142,7 +142,7 @@ class Screen:
             pause = min(_AT_LEAST_EVERY, max(_PAUSE, _DUTY * (drawn - began)))
 
     def _draw(self, live: Live, text: str) -> None:
-        from skypool.console.view import draw
+        from skypool.console.layout import draw
 
         pictures = [board.picture() for board in self._boards]
         unfinished = [line for _, above, _ in self._aboves if (line := above.unfinished)]

@@ -20,7 +20,7 @@ Modules:
 - `reports`: turns the output and the status reports of nodes into events.
 - `forward`: a port of this computer that leads to a port of the node; `relay`: its program on the node.
 - `readings`: lets one thread read the connections to many nodes.
-- `turns`: decides which thread reads the connection.
+- `reading_turns`: decides which thread reads the connection.
 """
 
 __all__ = [
@@ -32,8 +32,8 @@ __all__ = [
     "inbound",
     "inbox",
     "outbox",
+    "reading_turns",
     "readings",
     "relay",
     "reports",
-    "turns",
 ]

@@ -18,7 +18,7 @@ from skypool.errors import ProtocolError, SkypoolError, protocol_violation
 from skypool.link import inbound
 from skypool.link.chunks import Pieces
 from skypool.link.inbound import Bye, Outcome, Outcomes, Piece, Pong, Printed, Said, Taken, Welcome, Yielded
-from skypool.link.turns import Turns, quickest_turns
+from skypool.link.reading_turns import Turns, quickest_turns
 from skypool.text import printable
 from skypool.wire.frames import Buffer, Decoder, Frame
 from skypool.wire.transport import CommandStream

@@ -15,7 +15,7 @@
 - `takeover`: takes a pool over from another process, or gives it up to one.
 - `tending`: renews the lease and the prices of a pool, and ends it when its limits are over.
 - `call_ends`: ends the calls, streams and services of a pool that ends.
-- `advice`: tells the user about calls that could run better.
+- `call_advice`: tells the user about calls that could run better.
 - `closing`: closes the watches of a pool within a limit of time.
 - `departures`: all ways in which a pool loses a node.
 - `connector`: turns rented machines into nodes.
@@ -61,8 +61,8 @@ The words of this package:
 """
 
 __all__ = [
-    "advice",
     "agents",
+    "call_advice",
     "call_ends",
     "closing",
     "connections",

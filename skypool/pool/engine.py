@@ -26,8 +26,8 @@ from skypool.event_loop import Loop, beside
 from skypool.link.inbound import Welcome
 from skypool.link.reports import NodeReports
 from skypool.pool import closing, shutdown, states
-from skypool.pool.advice import Advice
 from skypool.pool.agents import Agents
+from skypool.pool.call_advice import Advice
 from skypool.pool.call_ends import CallEnds
 from skypool.pool.connections import Connections
 from skypool.pool.connector import Connector

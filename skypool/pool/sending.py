@@ -9,12 +9,12 @@ from functools import partial
 from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from skypool.calls.broadcast import ListFuture, StreamParts
 from skypool.calls.call import Call, ComputeFunction, packed
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.futures import CallFuture, Items, ResultCell, Stream
 from skypool.calls.map import Map, map_of_gangs
 from skypool.calls.options import NamedNodes, Options
-from skypool.calls.parts import ListFuture, StreamParts
 from skypool.calls.pending import Packed, PendingCall, UserCall
 from skypool.errors import ConnectionLost, UsageError
 from skypool.event_loop import Loop

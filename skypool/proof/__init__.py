@@ -4,9 +4,9 @@ It has three levels: "read" only reads, "write" sends creates that must be refus
 cents. `skypool doctor` shows the level "read", too.
 
 - `report`: the steps of a proof and their results, as JSON and Markdown.
-- `redaction`: removes secrets, account names and addresses from a report.
+- `report_redaction`: removes secrets, account names and addresses from a report.
 - `recording`: writes requests and replies into files, without secrets.
-- `scrub`: finds what is private in texts. `placeholders` has the texts that take its place.
+- `recording_scrub`: finds what is private in texts. `placeholders` has the texts that take its place.
 - `findings`: the levels "read" and "write", and the checks of this computer.
 - `selection`: chooses what the level "cents" rents, and computes what that can cost at most. No I/O.
 - `comparison`: compares prices and bills with receipts. No I/O.
@@ -34,9 +34,9 @@ __all__ = [
     "placeholders",
     "proof",
     "recording",
-    "redaction",
+    "recording_scrub",
     "renting",
     "report",
-    "scrub",
+    "report_redaction",
     "selection",
 ]

@@ -24,9 +24,9 @@ from skypool.offers.ranking import Plan
 from skypool.offers.search import look_around
 from skypool.proof import findings, guard, renting
 from skypool.proof.comparison import bill_step
-from skypool.proof.redaction import Redaction, secrets_of
 from skypool.proof.renting import Wish
 from skypool.proof.report import Level, RentedMachine, Report, Step
+from skypool.proof.report_redaction import Redaction, secrets_of
 from skypool.proof.selection import Selection, Stage, select
 
 MARGIN = 120.0

@@ -22,7 +22,7 @@ from typing import Any
 from skypool.drivers import border, tags
 from skypool.drivers.border import NOTHING_PRIVATE, Exchange, Kind, Private
 from skypool.errors import UsageError
-from skypool.proof.scrub import Scrubber
+from skypool.proof.recording_scrub import Scrubber
 from skypool.safety import private
 
 FORMAT = 1

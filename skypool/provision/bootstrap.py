@@ -1,7 +1,7 @@
 """Sets up a machine over SSH: connects, sends the script, the files and the secrets, and follows the steps to the end.
 
 All of this uses one connection. At the end, the shell that ran the steps becomes the loader. Lines of the script that
-begin with "@" tell skypool about its progress; all others are output of its steps. `skypool_images.steps.assemble`
+begin with "@" tell skypool about its progress; all others are output of its steps. `skypool_images.script.assemble`
 describes these lines.
 """
 

@@ -6,7 +6,7 @@
 - `overview`, `timeline`, `devices`, `calls`, `money`, `problems`: the sections of the page.
 - `elements`: elements of HTML and SVG, which escape their texts; `tables`: tables, sections and lists made of them.
 - `history`, `sample_file`: write to disk, while a pool runs, what a report is made of.
-- `hints`: tells the user about devices that are not used.
+- `idle_hints`: tells the user about devices that are not used.
 - `widget`: the live display of a pool in a notebook.
 - `words`: formats times, numbers and amounts. A value that is not known is "unknown".
 
@@ -19,8 +19,8 @@ __all__ = [
     "devices",
     "elements",
     "facts",
-    "hints",
     "history",
+    "idle_hints",
     "money",
     "overview",
     "page",

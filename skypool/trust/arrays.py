@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from skypool.trust.cursor import FAULTY, NotData
-from skypool.trust.reading import Maker, Reading
+from skypool.trust.decoding import Maker, Reading
 from skypool.trust.values import KEYS, check_chain
 
 _TYPE = re.compile(r"[<>|=]?(?:[biufc]\d{1,2}|\?|b1|O|[SUV][1-9]\d{0,8}|[Mm]8(?:\[(\d{0,10})([A-Za-z\u03bc]{1,7})\])?)")
@@ -171,11 +171,8 @@ def _types_in(said: Any) -> int:
 
 
 def _said_of(made: Any) -> Any:
-    """Return the text or tuple that stands for a numpy type in skypool's data format, such as "<f8".
-
-    Raises NoData unless the items are numbers, booleans, texts, bytes, times or objects. Also raises NoData for items
-    of 0 bytes and for Python objects in fields.
-    """
+    """Return the text or tuple for a numpy type in skypool's data format, such as "<f8". Raises NoData for others."""
+    # only for items that are numbers, booleans, texts, bytes, times or objects, and of more than 0 bytes
     said: Any
     if made.subdtype is not None:
         return ("sub", _said_of(made.subdtype[0]), tuple(made.subdtype[1]))
@@ -246,11 +243,8 @@ def _view(r: Reading, data: Any, dtype: Any, shape: Any) -> Any:
 
 
 def _check_items(r: Reading, np: Any, made: Any) -> None:
-    """Check that booleans are 0 or 1, and that texts have valid characters only, also in fields of structured types.
-
-    Arrays of other types are not checked. The price of the check is subtracted from the budget. Raises NotData if a
-    boolean or text is not valid.
-    """
+    """Raise NotData for booleans that are not 0 or 1, and for texts with characters that are not valid."""
+    # also in fields of structured types; other arrays are not checked
     if made.dtype.names:
         for name in made.dtype.names:
             _check_items(r, np, made[name])
@@ -290,10 +284,8 @@ def _ndarray(r: Reading, args: tuple[Any, ...]) -> Any:
 
 
 def _objects(r: Reading, args: tuple[Any, ...]) -> Any:
-    """Return an array of Python objects, built from a shape, a memory order ("C" or "F") and a list of items.
-
-    Raises NotData if these do not fit, or if an item is a container that CPython frees recursively, such as a deque.
-    """
+    """Return an array of Python objects, built from a shape, a memory order ("C" or "F") and a list of items."""
+    # an item must not be a container that CPython frees recursively, such as a deque
     shape, order, items = args
     if type(items) is not list or len(items) != math.prod(_shape(shape)) or order not in ("C", "F"):
         raise NotData(

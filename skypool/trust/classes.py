@@ -23,8 +23,8 @@ from skypool.errors import WorkerDied, died
 from skypool.shipping import user_modules
 from skypool.text import printable
 from skypool.trust.cursor import FAULTY, NotData
+from skypool.trust.decoding import ClassShape, Reading
 from skypool.trust.format import ALLOWED, ERROR, FLAGS, INSTANCE, MEMBER, NAMED
-from skypool.trust.reading import ClassShape, Reading
 from skypool.trust.refusals import short_form
 from skypool.wire import exceptions, rebuilt
 from skypool.wire.pickling import SCRIPT
@@ -128,10 +128,8 @@ def _home(kind: type, name: str) -> str:
 
 
 def _member(kind: type[enum.Enum], _: Reading, values: tuple[Any, ...]) -> enum.Enum:
-    """Return the member of an enumeration whose name or alias is the only item of `values`, or raise NotData.
-
-    It is looked up in a dictionary, as calling the class would run its `_missing_` or make a new enumeration.
-    """
+    """Return the member of an enumeration by its name or alias, the only item of `values`. Raises NotData."""
+    # looked up in a dictionary, as calling the class would run its `_missing_` or make a new enumeration
     (name,) = values
     found = kind.__dict__["_member_map_"].get(name) if type(name) is str else None
     if found is None:
@@ -161,10 +159,8 @@ def _mask(kind: type[enum.Enum]) -> int:
 
 
 def _is_plain_flag(kind: type[enum.Enum]) -> bool:
-    """Return True if a class is an `enum.Flag` whose members are made by the standard library's code only.
-
-    So it must not define its own `_missing_`, or make members with another `__new__` than that of object or int.
-    """
+    """Return True if a class is an `enum.Flag` whose members only the standard library's code makes."""
+    # it has no `_missing_` of its own, and no other `__new__` than that of object or int
     made = _attribute(kind, "_new_member_")
     return (
         issubclass(kind, enum.Flag)
@@ -193,10 +189,7 @@ def is_data(kind: type) -> bool:
 
 
 def _makes_itself_plainly(kind: type) -> bool:
-    """Return True if no code of a class runs when `object.__new__` makes an instance, nor when the instance is deleted.
-
-    The class and its bases must not define `__new__`, `__del__`, or a `__setstate__` that `@dataclass` did not add.
-    """
+    """Return True if no code of a class runs when an instance is made by `object.__new__`, or deleted."""
     own = ("__new__", "__del__", "__setstate__")
     return all(_home(kind, each) in ("", "builtins") or _is_generated(kind, each) for each in own)
 
@@ -277,11 +270,8 @@ class Filler:
 
 
 def _place(kind: type, name: Any) -> Any:
-    """Return the slot descriptor that sets a field of a class, or None if the field is in an instance's dictionary.
-
-    Raises NotData if the class has a method, property or other descriptor of this name, or if no field may have this
-    name.
-    """
+    """Return the slot descriptor of a field of a class; None if it is in an instance's dictionary. Raises NotData."""
+    # not a field: a method, property or other descriptor of this name, or a name that no field may have
     if type(name) is str and name.isidentifier() and not (name.startswith("__") and name.endswith("__")):
         there = _attribute(kind, name)
         if isinstance(there, types.MemberDescriptorType):
@@ -297,11 +287,8 @@ def _place(kind: type, name: Any) -> Any:
 
 
 def _set_attribute(kind: type, made: Any, name: Any, value: Any) -> None:
-    """Set an attribute of an instance without running `__setattr__`.
-
-    Raises NotData if the class has no such field, or if it is one that Python keeps in C. Python's own code relies on
-    the types of these without a check. `name` and `path` of exceptions are set if they are text or None.
-    """
+    """Set an attribute of an instance without running `__setattr__`. Raises NotData if that is not safe."""
+    # Python's own code relies, without a check, on the types of fields that it keeps in C
     place = _place(kind, name)
     if place is None:
         object.__getattribute__(made, "__dict__")[name] = value

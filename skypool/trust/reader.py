@@ -15,9 +15,9 @@ from skypool.text import printable
 from skypool.trust import arrays, classes, values
 from skypool.trust.classes import Allowed
 from skypool.trust.cursor import FAULTY, NotData
+from skypool.trust.decoding import ClassShape, Maker, Reading
+from skypool.trust.encoding import JSON, MOST_JSON
 from skypool.trust.format import ALLOWED
-from skypool.trust.reading import ClassShape, Maker, Reading
-from skypool.trust.writing import JSON, MOST_JSON
 from skypool.wire import rebuilt
 from skypool.wire.exceptions import RemoteTraceback
 from skypool.wire.frames import Buffer
@@ -89,11 +89,7 @@ class DataReader:
         return errors[0]
 
     def _read(self, buffers: Sequence[Buffer], parent: Reading | None = None) -> Any:
-        """Return the value that is encoded in these buffers, as small JSON or in skypool's data format.
-
-        If `parent`, the decoder of an enclosing value, is given, both values share one budget. Any exception is raised
-        as a NotData.
-        """
+        """Return the value that is encoded in these buffers. With `parent`, both share a budget. Raises only NotData."""
         try:
             data = buffers[0]
             if len(data) <= _MOST_JSON and data[:5] == JSON:
@@ -115,11 +111,8 @@ class DataReader:
             ) from None
 
     def _resolve(self, r: Reading, tag: int, shape: ClassShape) -> None:
-        """Find the class that a node named for a value with this tag, and set `kind` and `make` of `shape`.
-
-        If the class is an enumeration or allowed by the user, the decoder then accepts its instances as dictionary
-        keys. Raises NotData if no imported module defines it, or its instances must not be made from data.
-        """
+        """Find the class that a node named for a value with this tag, and set `kind` and `make` of `shape`."""
+        # instances of an enumeration or of an allowed class may be dictionary keys then
         if not classes.resolve(tag, shape, self._allowed):
             name = printable(str(shape))[:200]
             if classes.locate(shape.module, shape.name) is None:

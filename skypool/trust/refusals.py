@@ -55,11 +55,8 @@ def refusal(value: object) -> WriteError:
 
 
 def _maker_of(value: object) -> str:
-    """Return the name of the function that pickle would call to rebuild a value, such as "posix.system"; "" for none.
-
-    Runs the value's `__reduce_ex__`. The name ends with "." if the function has no name, or if pickle stores only the
-    value's own name, as for NotImplemented.
-    """
+    """Return the name of the function that pickle calls to rebuild a value, such as "posix.system"; "" for none."""
+    # the name ends with "." if the function has none, or if pickle stores the value's own name only
     kind = type(value)
     if kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__:
         return ""

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from skypool.errors import UntrustedResult
 from skypool.trust.classes import Allowed
+from skypool.trust.encoding import write
 from skypool.trust.refusals import WriteError
-from skypool.trust.writing import write
 from skypool.wire.frames import Buffer
 
 _SETTING = 'trust="data" (set in ComputePool or the default for machines of strangers)'

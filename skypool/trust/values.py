@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from skypool.trust.cursor import FAULTY, NotData
-from skypool.trust.reading import Maker, Reading
+from skypool.trust.decoding import Maker, Reading
 
 _LONGEST_NUMBER = 100_000
 """The greatest length of a Decimal in characters, and of a Fraction's numerator and denominator in bits.
@@ -38,10 +38,7 @@ _KINDS_OF_ADDRESS = ("Address", "Network", "Interface")
 
 
 def _arguments(args: tuple[Any, ...], *kinds: type | tuple[type, ...], optional: int = 0) -> None:
-    """Check the number and exact types of the arguments of a value that a node sent. Raises NotData if they are wrong.
-
-    Subclasses are refused, such as a boolean for an int. `optional` arguments may be missing at the end.
-    """
+    """Raise NotData unless a value's arguments have these exact types. The last `optional` ones may be missing."""
     if not len(kinds) - optional <= len(args) <= len(kinds):
         raise NotData(
             f"it contains {len(args)} arguments for one of its parts, which takes {len(kinds)}", advice=FAULTY
@@ -99,10 +96,8 @@ def _counter(_: Reading, args: tuple[Any, ...]) -> Counter[Any]:
 
 
 def _ordered(_: Reading, args: tuple[Any, ...]) -> OrderedDict[Any, Any]:
-    """Return an OrderedDict, built from two dictionaries: one of its items, and one of its attributes.
-
-    Only the attribute `_metadata` is allowed, because the OrderedDict of torch's `state_dict()` has it.
-    """
+    """Return an OrderedDict, built from two dictionaries: one of its items, and one of its attributes."""
+    # the OrderedDict of torch's `state_dict()` has the attribute `_metadata`
     _arguments(args, dict, dict)
     if set(args[1]) - {"_metadata"}:
         raise NotData(

@@ -10,8 +10,8 @@ from functools import partial
 import numpy as np
 
 from skypool.trust.classes import Allowed
+from skypool.trust.encoding import write
 from skypool.trust.reader import DataReader
-from skypool.trust.writing import write
 from skypool.wire import codec
 
 Row = tuple[str, str, str, str]

@@ -34,8 +34,8 @@ from skypool.link.inbox import Arrival
 from skypool.link.reports import NodeReports
 from skypool.shipping.user_modules import Lender
 from skypool.trust.classes import Allowed
+from skypool.trust.encoding import write
 from skypool.trust.reader import DataReader
-from skypool.trust.writing import write
 from skypool.wire import codec
 from skypool.wire.frames import Decoder, Kind, encode, end_of, frame, scan
 from skypool.wire.handshake import AgentConfig

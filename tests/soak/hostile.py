@@ -30,9 +30,9 @@ from typing import Any
 import skypool as sky
 from skypool import events
 from skypool.console.board import Board
+from skypool.console.layout import draw
 from skypool.console.plain import Plain
 from skypool.console.printer import Printer
-from skypool.console.view import draw
 from skypool.model import Trust
 from skypool.observers import client
 from skypool.observers.observed import Observed

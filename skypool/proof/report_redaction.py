@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from skypool.drivers.border import NOTHING_PRIVATE
-from skypool.proof.scrub import Scrubber
+from skypool.proof.recording_scrub import Scrubber
 
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 """Matches names of environment variables that may have secrets."""

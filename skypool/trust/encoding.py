@@ -122,11 +122,7 @@ def write(value: object, allowed: classes.Allowed) -> list[Buffer]:
 
 
 def _is_json(value: object) -> bool:
-    """Return True if a value is small and JSON can represent it without loss.
-
-    Such values are None, booleans, floats, integers of fewer than 64 bits and ASCII texts of fewer than 200 characters.
-    Dictionaries of fewer than 16 such values, with ASCII keys, count too.
-    """
+    """Return True for None, small numbers and ASCII texts, and for small dictionaries of these."""
     kind = type(value)
     if kind is str:
         return len(value) < MOST_JSON and value.isascii()  # type: ignore[arg-type, attr-defined]  # a str here
@@ -262,21 +258,15 @@ class _Writing:
         return True
 
     def _number(self, value: object) -> None:
-        """Give a value the next number, from 0, so that references to this value can be written later.
-
-        Call this before the parts of a list, dictionary, set or data class are written, and after any other value.
-        Inside an exception a value gets a number, too, but no reference to it can be written.
-        """
+        """Give a value the next number, from 0. References to the value are written with this number."""
+        # called before the parts of a list, dictionary, set or data class are written, and after other values
         if not self._alone:
             self._memo[id(value)] = self._numbered
             self._kept.append(value)
         self._numbered += 1
 
     def _deeper(self, parts: Iterable[Any], path: Callable[[int], str]) -> None:
-        """Write the parts of a value, with the depth of nesting increased by one, up to `DEEPEST` (150).
-
-        If a part cannot be written, the path in the WriteError gets `path(index)`, such as "[2]", at its beginning.
-        """
+        """Write the parts of a value, one level deeper. `path(index)` is the path of a part, for errors."""
         self._depth += 1
         if self._depth > DEEPEST:
             raise _too_deep()
@@ -356,10 +346,7 @@ class _Writing:
         return True
 
     def _table(self, kind: type, items: Sequence[Any], path: Callable[[int], str]) -> bool:
-        """Write rows of type `kind` as columns, and return True. If they form no table, write nothing and return False.
-
-        The rows form a table if `table_of` says so, and no row was written before.
-        """
+        """Write rows of type `kind` as columns, and return True. Return False if they form no table."""
         table = table_of(kind, items)
         if table is None or any(id(item) in self._memo for item in items):
             return False
@@ -440,11 +427,8 @@ class _Writing:
         self._key_price(items)
 
     def _key_price(self, keys: list[Any]) -> None:
-        """Add the price of these dictionary keys or set members to the price of the value.
-
-        It is at least what the reader subtracts from its budget for the keys: 0 if all are texts or bytes. Tuples and
-        frozensets are counted with their contents.
-        """
+        """Add the price of these dictionary keys or set members to the price of the value."""
+        # at least what the reader subtracts: 0 if all are texts or bytes
         if set(map(type, keys)) <= {str, bytes}:
             return
         todo = [*keys]
@@ -472,11 +456,7 @@ class _Writing:
         self._deeper(args, path)
 
     def _shape(self, kind: type, names: tuple[str, ...] = ()) -> None:
-        """Write a class and the names of the fields whose values follow for each instance.
-
-        If the class was written before with the same fields, only its number is written. Raises WriteError for a class
-        that is defined inside a function.
-        """
+        """Write a class with the names of its fields, or its number if it was written before. Raises WriteError."""
         module = kind.__module__
         name = kind.__qualname__
         if "<locals>" in name:
@@ -549,10 +529,7 @@ class _Writing:
         return None
 
     def _buffer(self, memory: Any) -> Any:
-        """Return the bytes of a piece of memory, an object with the buffer protocol, if it has less than 1024 bytes.
-
-        Otherwise return None, and add it, without a copy, to the buffers that are sent beside the encoded value.
-        """
+        """Return the bytes of a piece of memory. Send larger memory beside the value, and return None."""
         view = memoryview(memory).cast("B") if memoryview(memory).nbytes else memoryview(b"")
         if len(view) < _SMALL_BUFFER:
             return bytes(view)
@@ -575,10 +552,8 @@ class _Writing:
             self._arguments((int(value.value),))
 
     def _error(self, error: BaseException) -> None:
-        """Write an exception without its causes, and without references to other values.
-
-        With references, few bytes could encode an exception that takes very long to print.
-        """
+        """Write an exception without its causes, and without references to other values."""
+        # with references, few bytes could encode an exception that takes very long to print
         self._out.append(ERROR)
         self._shape(type(error))
         self._price += INSTANCE_PRICE
@@ -593,10 +568,7 @@ class _Writing:
             self._alone -= 1
 
     def _allowed_value(self, value: Any) -> None:
-        """Write an instance of a class that the user allows: the class, and the arguments and state that pickle uses.
-
-        Runs `__reduce_ex__` of the class. Raises WriteError if pickle would need more than these.
-        """
+        """Write an instance of a class that the user allows, as pickle's `__reduce_ex__` takes it apart."""
         reduced = value.__reduce_ex__(4)
         if type(reduced) is not tuple or len(reduced) < 2 or any(part is not None for part in reduced[3:]):
             raise refusal(value)
@@ -614,10 +586,7 @@ class _Writing:
 
 
 def _array_price(name: str, args: tuple[Any, ...]) -> int:
-    """Return what an array costs beyond the price of its arguments: for making its type, and checking its contents.
-
-    It is 0 for values that are not numpy arrays, scalars or types.
-    """
+    """Return what making and checking an array costs beyond the price of its arguments; 0 for other values."""
     from skypool.trust import arrays
 
     return arrays.price_of(name, args)

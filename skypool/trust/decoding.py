@@ -468,10 +468,7 @@ def _strs(r: Reading) -> list[str]:
 
 
 def _columns(r: Reading, width: int) -> tuple[int, list[list[Any]]]:
-    """Read a table of `width` columns, and return the number of rows and a list of the columns.
-
-    Raises NotData if the columns are not equally long, or the table has no columns or exceeds the budget.
-    """
+    """Read a table of `width` columns, and return (the number of rows, the columns). Raises NotData."""
     count = r.number()
     if count * (8 * width + 1) > 1 << 50 or not width:
         raise NotData(f"it contains a table of {count} rows and {width} columns, which is not possible", advice=FAULTY)
