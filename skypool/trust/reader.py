@@ -89,7 +89,7 @@ class DataReader:
         return errors[0]
 
     def _read(self, buffers: Sequence[Buffer], parent: Reading | None = None) -> Any:
-        """Return the value that is encoded in these buffers. With `parent`, both share a budget. Raises only NotData."""
+        """Return the value that is encoded in these buffers. With `parent`, both share a budget. Raises NotData."""
         try:
             data = buffers[0]
             if len(data) <= _MOST_JSON and data[:5] == JSON:
