@@ -53,7 +53,7 @@ LONGEST = """
     hostile_nodes verda second_user_ports quote first_hour services troubleshooting slices bundle recipes userdata
     pauses bootstrap spot driver_kit joblib resize remote aws_prove executor lab least_billed gce_pools nets lab_tpu
     guides gcp_groups observers network_check image_script house cli_shell lab_aws vastai_pools pool ledger large
-    tpu_pools jupyter own_name mixed lab_gce tracebacks full_disk darwin driver_contract trust parts paid_examples
+    tpu_pools jupyter own_name mixed lab_gce tracebacks full_disk darwin driver_contract trust broadcast paid_examples
     aws_permissions runpod_pools published forward gcp_prices reaper aws_pools verda_pools spot_lab gang_node fuzz
     console gang_decisions fake_cloud aws_schema spawned link lab_verda gcp_prove ranking lab_vastai cli_money
     interrupts metrics otlp testing_page sizing gcp_permissions docs_architecture cli_accelerators resize_lab

@@ -139,14 +139,14 @@ class ListFuture(JoinedFuture[list[T]]):
 
     def _on_part_end(self, place: int, end: BaseException | Returned) -> None:
         """Note the end of the part on node `nodes[place]`. When it is the last one, finish this future."""
-        with self._counting:
-            self._running -= 1
-            is_last = self._running == 0
         if isinstance(end, BaseException) and not self.parts[place].cancelled():  # not an error of a stopped part
             if self._options.independent or len(self.parts) == 1:
                 self._errors.append(end)
             else:
                 self._failure.add(place, end)
+        with self._counting:  # only now, as the last part to be counted finishes the call with all errors
+            self._running -= 1
+            is_last = self._running == 0
         if is_last:
             self._finish()
 

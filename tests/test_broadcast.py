@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ import pytest
 
 import skypool as sky
 from skypool import events
-from skypool.calls.broadcast import FirstFailure
+from skypool.calls.broadcast import FirstFailure, ListFuture
+from skypool.calls.options import Options
 from skypool.errors import PoolClosed, WorkerDied
 from tests.conftest import eventually
 
@@ -95,6 +97,28 @@ def test_parts_that_fail_together_are_attached_to_the_first(pool: sky.ComputePoo
     (note,) = caught.value.__notes__
     assert ".fail failed on node 0, one of 3 nodes of this call; it also failed on node 1: KeyError: 1; " in note
     assert note.endswith("node 2: KeyError: 2")
+
+
+def test_an_error_that_is_still_being_read_counts_when_the_last_part_ends() -> None:
+    entered, go = threading.Event(), threading.Event()
+
+    class Slow(Exception):
+        def __str__(self) -> str:
+            entered.set()
+            go.wait(10)
+            return "slow"
+
+    future: ListFuture[int] = ListFuture("f", [0, 1], Options(), lambda text: None)
+    slow = threading.Thread(target=future.parts[0].finish, args=(Slow(),))
+    slow.start()
+    assert entered.wait(10)
+    future.parts[1].finish(KeyError("quick"))
+    assert not future.done()
+    go.set()
+    slow.join()
+    with pytest.raises(KeyError) as caught:
+        future.result(10)
+    assert [type(each) for each in caught.value.others] == [Slow]
 
 
 def test_a_death_counts_before_the_errors_that_it_causes(pool: sky.ComputePool) -> None:
