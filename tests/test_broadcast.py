@@ -118,7 +118,7 @@ def test_an_error_that_is_still_being_read_counts_when_the_last_part_ends() -> N
     slow.join()
     with pytest.raises(KeyError) as caught:
         future.result(10)
-    assert [type(each) for each in caught.value.others] == [Slow]
+    assert [type(each) for each in caught.value.others] == [Slow]  # type: ignore[attr-defined]
 
 
 def test_a_death_counts_before_the_errors_that_it_causes(pool: sky.ComputePool) -> None:
