@@ -169,7 +169,7 @@ class Settings:
     networks: tuple[str, ...] | None = None
 
     def billed(self) -> str:
-        """Return the id of the project that pays. A recording that is on does not contain this id.
+        """Return the id of the project that pays. If requests are being recorded, the recording leaves this id out.
 
         The first of these that names a project is used: the setting `project`, $GOOGLE_CLOUD_PROJECT,
         $CLOUDSDK_CORE_PROJECT, and the credentials.

@@ -158,7 +158,7 @@ class SSH:
         return [self._offer(accelerator, labels, left_out) for accelerator, labels in groups.items()]
 
     def _offer(self, accelerator: Accelerator | None, labels: list[str], left_out: dict[str, str]) -> Offer:
-        """Return an offer of hosts with the same accelerator. `left_out` is a dict from unusable host to reason."""
+        """Return an offer of the hosts `labels`. `left_out` says why other hosts cannot be used; the offer tells it."""
         name = labels[0]
         if len(labels) > 1:
             name = f"{name} and {len(labels) - 1} more"

@@ -256,7 +256,7 @@ class Slots:
     def add_cpu_slot(self) -> Slot:
         """Add one more CPU slot to `all`, and return it. `start` must be called for it.
 
-        The caller must check that `spare` is above 0.
+        The caller must check that the node may have more CPU slots: `spare` is above 0.
         """
         slot = Slot(self._lasting, devices.hidden(), CPU)
         self._lasting += 1

@@ -119,7 +119,8 @@ class Lane:
     def is_late(self, now: float) -> bool:
         """Return True if idle nodes should take over calls that wait here. `now` is of `time.monotonic()`.
 
-        They should if the calls that wait for a slot are much work, or if no call has ended here for 5 ms or ever.
+        They should if the calls that wait for a slot are estimated to take long, if no call has ended here yet, or if
+        the last one ended 5 ms ago or earlier.
         """
         if self.seconds is None or now - self.moved >= STUCK:
             return True

@@ -365,10 +365,10 @@ class Link:
             stream.reap()
 
     def allow(self, seconds: float) -> None:
-        """Allow the node to live for this many seconds from now; then it ends itself. Any thread may call this.
+        """Let the node end itself in this many seconds from now. Any thread may call this. It returns at once.
 
-        This returns at once. The node is told now, and again with each ping, also after a reconnection. A later call
-        replaces the time of an earlier one, even by a longer time. The pool's `max_lifetime` still holds.
+        The node is told now, and with each ping it is told how many of these seconds are left. A later call replaces
+        the time of an earlier one, and may make it longer. The pool's `max_lifetime` still holds.
         """
         self._allowed = time.monotonic() + seconds
         self.send(self._ping())

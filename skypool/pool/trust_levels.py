@@ -111,7 +111,7 @@ class TrustLevels:
         return self._readers.get(node) is not None
 
     def trusts(self) -> set[Trust]:
-        """Return the decisions for all nodes so far. Any thread may call this."""
+        """Return the levels of trust that some node has, without repetition. Any thread may call this."""
         return {said.trust for _, said in list(self._words.values())}
 
     def announce(self) -> None:

@@ -399,7 +399,7 @@ class Scrubber:
         return made
 
     def _placeholder(self, kind: Kind, value: str) -> str:
-        """Return the placeholder of a value. Return a placeholder or a non-public address unchanged."""
+        """Return the placeholder of a value; the value itself if it is a placeholder or a non-public address."""
         if value in self._issued or (kind == "address" and not self._is_public(value)):
             return value
         if value not in self._made:

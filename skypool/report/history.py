@@ -1,6 +1,6 @@
-"""`History`: writes what happens in a pool to disk, so that a report can be made of it, also after its end.
+"""`History`: keeps what happens in a pool, so that a report of it can be made, also after the pool's end.
 
-`skypool.samples.journal` writes the file.
+It is written to a file on the disk by `skypool.samples.journal`.
 """
 
 from __future__ import annotations

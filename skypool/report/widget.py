@@ -37,7 +37,7 @@ class Now:
 
 
 def picture(pool: str, now: Now) -> str:
-    """Return the state of a pool as HTML, in the colours of the page around it."""
+    """Return the state `now` of a pool as HTML, in the colours of the page around it."""
     info = now.info
     if info is None:
         return str(element("div", element("strong", f"Pool {pool}"), ": not started"))

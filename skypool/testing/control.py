@@ -271,9 +271,10 @@ class FakeCloudControl(Control):
             world.cut = on
 
     def throttle(self, times: int = 1, retry_after: float | None = 0.1, call: str = "") -> None:
-        """Make the next `times` calls named `call` ("" for any) fail with RateLimitError, before they take effect.
+        """Make the next `times` calls named `call` fail with RateLimitError, before they take effect.
 
-        `retry_after` is the seconds that the error tells the client to wait; None: the error names no time.
+        `call` is a call of the cloud's API, such as "create"; "" for any. `retry_after` is the seconds that the error
+        tells the client to wait; None: the error names no time.
         """
         words = "the fake cloud received too many requests; wait, and repeat the request"
         error = RateLimitError(words, provider="fake", code="SlowDown", text="too many", retry_after=retry_after)

@@ -171,7 +171,7 @@ def _types_in(said: Any) -> int:
 
 
 def _said_of(made: Any) -> Any:
-    """Return the text or tuple for a numpy type in skypool's data format, such as "<f8". Raises NoData for others."""
+    """Return a numpy type as data: a text such as "<f8", or a tuple for a structured type. May raise NoData."""
     # only for items that are numbers, booleans, texts, bytes, times or objects, and of more than 0 bytes
     said: Any
     if made.subdtype is not None:
