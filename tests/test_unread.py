@@ -22,8 +22,8 @@ BOUND = 30.0
 @sky.compute
 def losses(log: str, size: int = 1 << 16) -> Iterator[bytes]:
     """Never ends by itself; leaves what stopped it."""
-    Path(log).write_text("began")
     try:
+        Path(log).write_text("began")
         while True:
             yield bytes(size)
     except GeneratorExit:
@@ -34,8 +34,8 @@ def losses(log: str, size: int = 1 << 16) -> Iterator[bytes]:
 @sky.compute
 def slow_losses(log: str) -> Iterator[int]:
     """Works for long between two items."""
-    Path(log).write_text("began")
     try:
+        Path(log).write_text("began")
         yield 0
         time.sleep(600)
         yield 1
