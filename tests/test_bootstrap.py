@@ -26,7 +26,7 @@ from skypool.model import Access
 from skypool.provision import bootstrap as bootstrap_module
 from skypool.provision.bootstrap import SetupBundle, bootstrap, reach
 from skypool.shipping import bundle
-from skypool.wire.handshake import AgentConfig
+from skypool.wire.agent_config import AgentConfig
 from skypool.wire.transport import SSH, CommandStream, Subprocess
 from skypool_images import Image, Step, assemble
 from skypool_images.payload import Packed

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 import skypool as sky
 from skypool.shipping import bundle as ship
+from skypool.wire.agent_config import AgentConfig
 from skypool.wire.frames import PREFIX, WIRE_VERSION, Kind, encode, scan
-from skypool.wire.handshake import AgentConfig
 from tests.conftest import children, eventually, home
 from tests.soak import frames
 

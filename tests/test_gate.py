@@ -10,7 +10,7 @@ from skypool.accelerators import H100, parse
 from skypool.devices.device import Device
 from skypool.link import inbound
 from skypool.provision import health_check
-from skypool.wire.handshake import NodeHealth
+from skypool.wire.agent_config import NodeHealth
 
 NOW = 1_800_000_000.0
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from skypool.errors import ProtocolError
-from skypool.wire.handshake import AgentConfig, SlicePlace, SlotPlan
+from skypool.wire.agent_config import AgentConfig, SlicePlace, SlotPlan
 
 CONFIG = AgentConfig(
     folder="/a",

@@ -13,7 +13,7 @@ from skypool.console.words import Words
 from skypool.devices.sample import CallSample, DeviceSample, NodeSample
 from skypool.link.inbound import Welcome
 from skypool.rental.receipt import Line, Receipt
-from skypool.report.idle_hints import IDLE_FOR, UNUSED_FOR, Hints
+from skypool.report.unused_devices import IDLE_FOR, UNUSED_FOR, Hints
 from skypool.testing import FakeCloud
 from tests.conftest import eventually
 from tests.facts import Given, watch_of

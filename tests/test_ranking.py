@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from skypool.accelerators import parse
 from skypool.accelerators.ranges import catalog
 from skypool.model import Market, Need, Offer, PriceSource
-from skypool.offers.ordering import ORDERS, OrderBy
+from skypool.offers.price_per_unit import ORDERS, OrderBy
 from skypool.offers.ranking import Plan, rank_offers
 from tests.lab.prices import snapshot
 

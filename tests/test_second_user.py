@@ -43,7 +43,7 @@ from skypool.shipping import bundle
 from skypool.testing import FakeCloud
 from skypool.testing import state as fake_state
 from skypool.wire import host_keys
-from skypool.wire.handshake import AgentConfig
+from skypool.wire.agent_config import AgentConfig
 from skypool.wire.keys import Keys
 from skypool.wire.transport import SSH
 from skypool_local import Local

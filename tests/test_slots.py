@@ -23,7 +23,7 @@ from skypool.devices import Device
 from skypool.errors import UsageError, WorkerDied
 from skypool.runtime import InstanceInfo
 from skypool.testing import FakeCloud, Stock
-from skypool.wire.handshake import SlotPlan
+from skypool.wire.agent_config import SlotPlan
 from tests.conftest import eventually
 from tests.watched import Watched
 

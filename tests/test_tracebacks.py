@@ -181,5 +181,5 @@ def test_an_error_with_causes_of_its_own_or_with_items_shows_the_users_lines_alo
 
 
 def test_a_bug_of_skypool_keeps_its_frames(tmp_path: Path) -> None:
-    err = said(tmp_path, "from skypool.wire import handshake\nhandshake.AgentConfig.from_json(3)\n")
-    assert 'skypool/wire/handshake.py", line ' in err
+    err = said(tmp_path, "from skypool.wire import agent_config\nagent_config.AgentConfig.from_json(3)\n")
+    assert 'skypool/wire/agent_config.py", line ' in err

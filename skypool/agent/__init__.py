@@ -71,7 +71,7 @@ In a worker's process:
 - `capture`: captures everything that a call prints, if the call's options ask for that.
 - `shield`: lets the stop of a call wait while the worker's own code holds a lock.
 - `left_processes`: ends the processes that a call has left, so that a new process replaces the worker.
-- `call_state`: puts back what a call has changed in its process; `broken_devices`: finds a broken CUDA context.
+- `restore`: puts back what a call has changed in its process; `broken_devices`: finds a broken CUDA context.
 - `import_clock`: measures how long a call imports modules, which does not count towards its timeout.
 - `output_stream`: `sys.stdout` and `sys.stderr`; `streams`: sends the items of generators.
 - `modules`: imports the user's own modules; `child_imports`: lets processes that calls start import them, too.
@@ -85,7 +85,6 @@ __all__ = [
     "call",
     "call_output",
     "call_queue",
-    "call_state",
     "capture",
     "child_imports",
     "client",
@@ -107,6 +106,7 @@ __all__ = [
     "packages",
     "packets",
     "processes",
+    "restore",
     "shared_page",
     "shield",
     "slot_plan",

@@ -15,9 +15,9 @@ from skypool.agent.slots import Slot
 from skypool.agent.unacknowledged import Unacknowledged
 from skypool.errors import CallTimeout, ConnectionLost, SkypoolError, WorkerDied
 from skypool.wire import exceptions
+from skypool.wire.agent_config import AgentConfig
 from skypool.wire.exceptions import STOPPED_IN
 from skypool.wire.frames import Kind, encode, pad
-from skypool.wire.handshake import AgentConfig
 
 _PROGRAMS = 4
 """The most programs whose stacks an error shows."""

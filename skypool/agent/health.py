@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from skypool.devices.device import Device
 from skypool.devices.tools import ask
-from skypool.wire.handshake import NodeHealth
+from skypool.wire.agent_config import NodeHealth
 
 SWITCH = "SKYPOOL_SAMPLES"
 """The environment variable that switches measurements off on a machine, by the value "off".

@@ -9,7 +9,7 @@ from typing import Literal
 from skypool.agent.processes import usable_cpus
 from skypool.devices import pinned
 from skypool.devices.device import Device
-from skypool.wire.handshake import AgentConfig, NodeHealth, SlotPlan
+from skypool.wire.agent_config import AgentConfig, NodeHealth, SlotPlan
 
 GANG_PROCESSES = 128
 """The most processes of gangs that a node runs at once."""

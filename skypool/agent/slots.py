@@ -45,8 +45,8 @@ from skypool.clock import RunningClock
 from skypool.errors import UsageError
 from skypool.gangs import environment
 from skypool.gangs.environment import Member
+from skypool.wire.agent_config import SlotPlan
 from skypool.wire.frames import Buffer, Frame, parse_frame
-from skypool.wire.handshake import SlotPlan
 
 _WAKE = 0.2
 """Seconds after which a worker that was asked to stop a call is woken for the first time."""

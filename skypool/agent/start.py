@@ -30,7 +30,7 @@ from skypool.safety import removal
 if TYPE_CHECKING:
     from skypool.agent.shared_page import SharedPage
     from skypool.agent.slot_plan import NodePlan
-    from skypool.wire.handshake import AgentConfig
+    from skypool.wire.agent_config import AgentConfig
 
 SOCKET = "agent.sock"
 """The name of the agent's Unix socket in its folder."""
@@ -82,7 +82,7 @@ def connect(config: Mapping[str, Any], start: bool) -> NoReturn:
         words = -1
         if agent is None and start:
             words = os.open("last-words", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            from skypool.wire.handshake import AgentConfig
+            from skypool.wire.agent_config import AgentConfig
 
             agent = _start(AgentConfig.from_json(config), words)
     if agent is None:

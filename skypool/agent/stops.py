@@ -13,7 +13,7 @@ from skypool.agent.call_queue import CallQueue
 from skypool.agent.processes import children, descendants
 from skypool.agent.slots import GANG, Slot, Slots
 from skypool.clock import RunningClock
-from skypool.wire.handshake import AgentConfig
+from skypool.wire.agent_config import AgentConfig
 
 _WRITING = 0.5
 """Seconds in which processes must have written their stacks. After that, the call is told to stop in any case."""

@@ -21,7 +21,6 @@ from weakref import ref
 from skypool import runtime
 from skypool.agent import broken_devices, child_imports, stacks
 from skypool.agent.batch import LARGEST_END, SharedBatch
-from skypool.agent.call_state import CallState
 from skypool.agent.capture import PRINTED, Capture
 from skypool.agent.import_clock import ImportClock
 from skypool.agent.left_processes import end_processes, holds_process_group
@@ -29,6 +28,7 @@ from skypool.agent.modules import FoundPackage, ScriptModule, UserModules, take_
 from skypool.agent.notice import Herald
 from skypool.agent.output_stream import OutputStream
 from skypool.agent.packets import CLOEXEC, PACKET, SPACE, descriptors
+from skypool.agent.restore import CallState
 from skypool.agent.shared_page import SharedPage
 from skypool.agent.shield import Cancelled, Shield
 from skypool.agent.streams import Sender

@@ -10,8 +10,8 @@ from skypool.cli import output
 from skypool.drivers import registry
 from skypool.errors import NoOffers, UsageError
 from skypool.model import Offer, PriceSource
-from skypool.offers.ordering import ORDERS
 from skypool.offers.plan import plan
+from skypool.offers.price_per_unit import ORDERS
 from skypool.offers.ranking import Plan
 
 Accelerators = Annotated[

@@ -27,7 +27,7 @@ from skypool.event_loop import Loop
 from skypool.metrics.exporter import Exporter, exporters_asked
 from skypool.model import SlotsAsked, Trust
 from skypool.offers.need import NodeTerms, bases_asked, drivers_asked, image_asked, need_asked, nodes_asked, order_asked
-from skypool.offers.ordering import OrderBy
+from skypool.offers.price_per_unit import OrderBy
 from skypool.pool import shutdown
 from skypool.pool.engine import PoolEngine
 from skypool.pool.linger import IN_NOTEBOOK, NOTEBOOK_NOTICE, in_notebook, linger_asked

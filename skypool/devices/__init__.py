@@ -10,7 +10,7 @@ standard library. Without a device or a vendor's tool, its functions report no d
 
 - `device`: `Device`, `Stats`, and the base class `Family` of all kinds of devices.
 - `cuda` (NVIDIA), `rocm` (AMD), `neuron` (Trainium), `tpu` (Google), `hpu` (Gaudi), `host` (CPU, Apple): the families.
-- `identity`: finds a device in skypool's catalogue of accelerators (`skypool.accelerators`).
+- `catalogue_entry`: finds a device in skypool's catalogue of accelerators (`skypool.accelerators`).
 - `tools`: runs the vendors' command-line tools.
 - `network`: finds the network interfaces of this machine.
 - `elsewhere`: detects the accelerators of another machine.
@@ -123,7 +123,7 @@ def accelerators() -> tuple[Accelerator, ...]:
 
     Devices that the catalogue does not know are left out.
     """
-    from skypool.devices.identity import summary
+    from skypool.devices.catalogue_entry import summary
 
     return summary(detect())
 

@@ -52,7 +52,7 @@ class Device:
     @property
     def accelerator(self) -> Accelerator | None:
         """The accelerator in skypool's catalogue that this device is, with count 1; None if the catalogue lacks it."""
-        from skypool.devices.identity import identify  # imported here because few callers need the catalogue
+        from skypool.devices.catalogue_entry import identify  # imported here because few callers need the catalogue
 
         return identify(self)
 

@@ -27,7 +27,7 @@ def accelerators(answer: Iterable[str]) -> tuple[Accelerator, ...]:
 
     `answer` has the lines of the output. Devices that skypool's catalogue does not know are left out.
     """
-    from skypool.devices.identity import summary
+    from skypool.devices.catalogue_entry import summary
 
     told: dict[str, str] = {}
     name = ""

@@ -17,8 +17,8 @@ from skypool.link.inbox import Arrival, Inbox, complaint
 from skypool.link.outbox import Outbox
 from skypool.text import printable
 from skypool.trust import Reader
+from skypool.wire.agent_config import AgentConfig
 from skypool.wire.frames import CHUNK, Buffer, Decoder, Kind, frame
-from skypool.wire.handshake import AgentConfig
 from skypool.wire.transport import CommandStream, Transport, refusal
 
 _STALE = 15.0

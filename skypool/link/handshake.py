@@ -15,8 +15,8 @@ from skypool.errors import ConnectionLost, ProtocolError, PythonMismatch, TakenO
 from skypool.link import inbound
 from skypool.link.inbound import Taken, Welcome
 from skypool.shipping import bundle
+from skypool.wire.agent_config import AgentConfig
 from skypool.wire.frames import WIRE_VERSION, Decoder, Frame, Kind, long_frame
-from skypool.wire.handshake import AgentConfig
 from skypool.wire.transport import CommandStream
 
 _LONGEST_LINE = 65536

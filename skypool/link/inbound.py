@@ -18,8 +18,8 @@ from skypool.devices.device import Device
 from skypool.devices.sample import NodeSample, node_sample
 from skypool.errors import ProtocolError, protocol_violation
 from skypool.text import one_line, printable
+from skypool.wire.agent_config import NodeHealth
 from skypool.wire.frames import CHUNK, INLINE, End, Frame, Kind, ends_in, header_of, total_length
-from skypool.wire.handshake import NodeHealth
 
 _LARGEST_ID = 1 << 63
 """The limit that ids, counts and sizes in messages must stay below."""

@@ -19,7 +19,7 @@ from skypool.offers.need import (
     nodes_asked,
     order_asked,
 )
-from skypool.offers.ordering import OrderBy
+from skypool.offers.price_per_unit import OrderBy
 from skypool.offers.ranking import Plan
 from skypool.offers.search import look_around
 

@@ -18,8 +18,8 @@ from skypool.errors import (
 )
 from skypool.model import Need, Offer
 from skypool.offers import price_cache
-from skypool.offers.ordering import OrderBy
 from skypool.offers.price_cache import Answer
+from skypool.offers.price_per_unit import OrderBy
 from skypool.offers.ranking import Plan, rank_offers
 
 _OFFERS_TIMEOUT = 30.0

@@ -24,7 +24,7 @@
 - `watch`: `Watch`, the base class of watches; `facts`: what a pool shows to its watches.
 - `forwards`: ports of this computer that lead to ports of nodes.
 - `health`: judges nodes by their samples; `new_samples`: the newest samples, until they are written to a file.
-- `idle`: records the idle time of nodes in the ledger.
+- `idle_record`: records the idle time of nodes in the ledger.
 - `limits`: finds out when a pool must end as planned: budget, lifetime, another process.
 - `linger`: ends a pool that has had no work for a while.
 - `service`: `Service`, the user's object for a long-lived call or program that takes no slot.
@@ -72,7 +72,7 @@ __all__ = [
     "facts",
     "forwards",
     "health",
-    "idle",
+    "idle_record",
     "launches",
     "life",
     "lifecycle",

@@ -21,7 +21,7 @@ from skypool.provision import health_check
 from skypool.provision.node_setup import NodeSetup
 from skypool.rental.request import Terms
 from skypool.shipping import bundle, user_modules
-from skypool.wire.handshake import AgentConfig, SlicePlace, SlotPlan
+from skypool.wire.agent_config import AgentConfig, SlicePlace, SlotPlan
 from skypool.wire.transport import CommandStream
 
 

@@ -35,7 +35,7 @@ from skypool.pool.departures import Departures
 from skypool.pool.facts import Facts
 from skypool.pool.forwards import Forwards
 from skypool.pool.health import HealthWatch
-from skypool.pool.idle import IdleWatch
+from skypool.pool.idle_record import IdleWatch
 from skypool.pool.launches import Launches
 from skypool.pool.life import Life
 from skypool.pool.limits import Limits

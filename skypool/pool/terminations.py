@@ -14,7 +14,7 @@ from skypool.link.connection import Link
 from skypool.model import Instance
 from skypool.pool import closing, states
 from skypool.pool.connector import Connector
-from skypool.pool.idle import IdleWatch
+from skypool.pool.idle_record import IdleWatch
 from skypool.pool.life import Life
 from skypool.rental.receipt import Receipt
 from skypool.rental.supply import Supply

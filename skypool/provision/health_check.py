@@ -10,7 +10,7 @@ from math import ceil
 
 from skypool.accelerators import Accelerator
 from skypool.devices.device import Device
-from skypool.wire.handshake import NodeHealth
+from skypool.wire.agent_config import NodeHealth
 
 CLOCK_SKEW = 30.0
 """Seconds that a node's clock may differ from the client's. Beyond that, certificates and signed requests may fail."""

@@ -6,7 +6,7 @@
 - `overview`, `timeline`, `devices`, `calls`, `money`, `problems`: the sections of the page.
 - `elements`: elements of HTML and SVG, which escape their texts; `tables`: tables, sections and lists made of them.
 - `history`, `sample_file`: write to disk, while a pool runs, what a report is made of.
-- `idle_hints`: tells the user about devices that are not used.
+- `unused_devices`: tells the user about devices that are not used.
 - `widget`: the live display of a pool in a notebook.
 - `words`: formats times, numbers and amounts. A value that is not known is "unknown".
 
@@ -20,7 +20,6 @@ __all__ = [
     "elements",
     "facts",
     "history",
-    "idle_hints",
     "money",
     "overview",
     "page",
@@ -29,6 +28,7 @@ __all__ = [
     "sample_file",
     "tables",
     "timeline",
+    "unused_devices",
     "widget",
     "words",
 ]

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from skypool.errors import UsageError
 from skypool.safety import places, private
-from skypool.wire.handshake import AgentConfig
+from skypool.wire.agent_config import AgentConfig
 
 if TYPE_CHECKING:
     import zipfile

@@ -18,7 +18,7 @@ Words that this package uses:
 Modules:
 
 - `format`: defines the tags and the prices.
-- `reader`: reads results and exceptions. `decoding` decodes one value. `cursor` holds the position in its bytes and
+- `reader`: reads results and exceptions. `decoding` decodes one value. `budget` holds the position in its bytes and
   the budget.
 - `sending`: writes results in a worker process on the node. `encoding` encodes one value. `tables` makes tables.
 - `refusals`: makes the errors for values that cannot be written as data.

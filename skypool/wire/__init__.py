@@ -7,7 +7,7 @@
   definitions exist already, and `fingerprint` whether a value has changed. `class_pickles` keeps pickles of classes.
   `namespaces` keeps the globals of scripts on nodes.
 - `error_text`: the texts of exceptions, for messages.
-- `handshake`: the configuration that a client sends to an agent, and the agent's answer about its machine.
+- `agent_config`: the configuration that a client sends to an agent, and the agent's answer about its machine.
 - `transport`: builds and starts the command that reaches a node (`ssh`, `docker exec` or local).
 - `keys`: makes the SSH keys of a pool; `host_keys`: verifies host keys.
 
@@ -27,6 +27,7 @@ The words of this package:
 """
 
 __all__ = [
+    "agent_config",
     "class_pickles",
     "codec",
     "definitions",
@@ -34,7 +35,6 @@ __all__ = [
     "exceptions",
     "fingerprint",
     "frames",
-    "handshake",
     "host_keys",
     "identity",
     "keys",

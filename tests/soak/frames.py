@@ -37,8 +37,8 @@ from skypool.trust.classes import Allowed
 from skypool.trust.encoding import write
 from skypool.trust.reader import DataReader
 from skypool.wire import codec
+from skypool.wire.agent_config import AgentConfig
 from skypool.wire.frames import Decoder, Kind, encode, end_of, frame, scan
-from skypool.wire.handshake import AgentConfig
 from skypool.wire.transport import CommandStream, Transport
 
 SECONDS, SECONDS_A_MEGABYTE = 0.1, 0.1
