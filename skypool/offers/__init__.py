@@ -2,7 +2,7 @@
 
 - `need`: checks the requirements for each node (accelerator, market, region, size).
 - `search`: asks all providers at once; `price_cache`: keeps their answers between runs.
-- `ranking`: makes the plan. `filters` rejects offers that do not meet the need. `price_per_unit` sorts the rest by price.
+- `ranking`: makes the plan. `filters` rejects offers that do not meet the need; `price_per_unit` sorts the others.
 - `plan`: the function `sky.plan`, which shows what a pool would rent.
 
 The words of this package:
