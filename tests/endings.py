@@ -34,11 +34,11 @@ from skypool.metrics.exporter import Exporter, Source
 from skypool.observers.server import ObserverServer
 from skypool.pool import call_ends, engine, terminations
 from skypool.pool.forwards import Forwards
+from skypool.pool.new_samples import NewSamples
 from skypool.rental.ledger import Ledger
 from skypool.rental.reaper import terminate_all
 from skypool.report import report
 from skypool.samples.journal import Journal
-from skypool.samples.store import SampleStore
 from skypool.testing import FakeCloud
 from tests.conftest import eventually
 from tests.work import add, endless, nap
@@ -77,7 +77,7 @@ class Saboteur:
         broken: dict[str, tuple[Any, str]] = {
             "history": (Journal, "write"),
             "logs": (LogWriter, "_put"),
-            "samples": (SampleStore, "write"),
+            "samples": (NewSamples, "take"),
             "report": (report, "report_of"),
             "observers": (ObserverServer, "close"),
             "forwards": (Forwards, "close"),

@@ -234,7 +234,7 @@ def test_the_events_of_a_stranger_are_bounded_by_their_size(quota: Quota, little
 # --- measurements --------------------------------------------------------------------------------------------
 
 
-def test_a_node_has_so_many_devices_causes_and_codes_and_no_more_however_they_change(tmp_path: Path) -> None:
+def test_a_node_has_so_many_devices_causes_and_codes_and_no_more_however_they_change() -> None:
     watch = HealthWatch("p", Quota(lambda node: True), lambda node: True, lambda event: None, lambda *_: None)
     series = set()
     for n in range(300):
@@ -253,7 +253,7 @@ def test_a_node_has_so_many_devices_causes_and_codes_and_no_more_however_they_ch
     assert len({each for each in series if "throttled" in each}) <= 128
 
 
-def test_a_usual_node_keeps_all_its_devices(tmp_path: Path) -> None:
+def test_a_usual_node_keeps_all_its_devices() -> None:
     watch = HealthWatch("p", Quota(lambda node: True), lambda node: True, lambda event: None, lambda *_: None)
     for n in range(3):
         watch.arrived(0, [NodeSample(time=time.time() + n, devices=cards(16, throttled=("power cap",)))])

@@ -205,5 +205,9 @@ def test_a_pool_works_and_ends_while_one_of_its_watches_hangs(monkeypatch: pytes
     pool.events.listen(lambda event: heard.append(event.text) if isinstance(event, events.Notice) else None)
     with pool:
         assert list(pool.map(add, range(100))) == list(range(1, 101))
+        eventually(pool.samples.latest)
+        began = time.monotonic()
+        assert pool.samples.history()
+        assert time.monotonic() - began < 4, "it waits for the watch that writes samples, and for no other"
     assert [each for each in heard if "the slow watch did not end" in each]
     over.set()

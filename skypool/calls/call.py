@@ -701,10 +701,9 @@ def packed(call: Call[T]) -> Packed[T]:
         UsageError: the argument is no `Call`.
         PickleError: the function or an argument cannot be pickled. The message names it.
     """
-    call_asked(call).sent = True  # also if it is refused: the error is enough, without a warning
-    function = call.function
-    payload, feeds = payload_of(function, call.args, call.kwargs)
-    return Packed(function.code(), payload, call.options, feeds, function.is_generator)
+    call_asked(call)
+    payload, feeds = call.payload()
+    return Packed(call.function.code(), payload, call.options, feeds, call.function.is_generator)
 
 
 def no_call(value: object, operator: str) -> UsageError:

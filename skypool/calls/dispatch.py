@@ -478,7 +478,7 @@ class Dispatch:
         self._end(pending, error)
 
     def _end(self, pending: PendingCall, error: BaseException) -> None:
-        """End a call with an error of skypool's own. Its caller gets the error after the lock is released."""
+        """End a call with an error of skypool's own. A gang gets it at once, others after the lock is released."""
         pending.settled = True
         if pending.gang is None:
             self.effects.ends.append(partial(pending.finish, error))

@@ -45,12 +45,13 @@ class Code:
 
 
 class Packed(NamedTuple, Generic[T]):
-    """A call of which everything is pickled, so that it can be sent. `T` is the type of its value.
+    """A call whose function and arguments are pickled, so that it can be sent. `T` is the type of its value.
 
     Attributes:
         code: the function.
         payload: the arguments.
-        feeds: the iterators among the arguments. Their items are sent while the call runs.
+        options: the options of the call.
+        feeds: the iterators among the arguments, which are not pickled. Their items are sent while the call runs.
         is_generator: True if the function is a generator function.
     """
 

@@ -48,11 +48,11 @@ _LONGEST_ERROR = 1000
 
 
 class EndedCall(NamedTuple):
-    """The record of a call that has ended. A call that ran as several processes has one for each.
+    """The record of a call that has ended. A call that ran on several nodes, or as several processes, has one record.
 
     Attributes:
         name: the name of the function.
-        node: the number of the node that ran the call; -1 if none did.
+        node: the number of the node that ran the call, or of one of them; -1 if none did.
         ended: when its result arrived, in seconds since 1970.
         seconds: the wall time of the function, as the node measured it; None if unknown.
         outcome: "ok", "failed" or "cancelled".

@@ -10,8 +10,8 @@ from skypool.metrics.metering import Metering
 from skypool.observers.watch import Observers
 from skypool.pool.watch import Watch
 from skypool.report.history import History
-from skypool.report.sample_file import SampleFile
 from skypool.report.unused_devices import Hints
+from skypool.samples.sample_file import SampleFile
 
 
 def watches_of(exporters: Sequence[Exporter] = ()) -> list[Watch]:

@@ -30,7 +30,7 @@ NOTEBOOK_NOTICE = (
 )
 """The notice for the user about `IN_NOTEBOOK`."""
 SLACK = 10.0
-"""Seconds that a node waits beyond the time at which its pool's process should end it, so that the process is first.
+"""Seconds that a node waits beyond the time at which a process should end it: its pool's, or that for `linger=`.
 
 If both ended the machine at once, its end would be unproved for a while, because providers may list machines late.
 """

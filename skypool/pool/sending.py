@@ -124,10 +124,10 @@ class CallSender:
     ) -> tuple[V, PendingCall, Dispatch]:
         """Queue a call for one of these nodes. Return (value, the queued call, the dispatch)."""
         # `outlet_of` gets the call's name, and returns (value, the object that gets the call's result)
+        dispatch = self.working().dispatch
         value, outlet = outlet_of(call.name)
         node = named[0] if isinstance(named, tuple) and len(named) == 1 else None if named == "all" else named
         pending = PendingCall(call.code, call.payload, outlet, call.options, node=node, feeds=call.feeds)
-        dispatch = self.working().dispatch
         dispatch.submit(pending)
         return value, pending, dispatch
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from skypool import events
-from skypool.calls.call import ComputeFunction, packed
+from skypool.calls.call import Call, ComputeFunction, packed
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.futures import CallFuture, Returned
 from skypool.calls.options import Options
@@ -36,11 +36,13 @@ _LATE = 2.0
 _LOCALHOST = "localhost"
 
 
-def check_service(call: Packed[Any]) -> None:
+def check_service(call: Call[Any]) -> None:
     """Raise UsageError if a call cannot be a service, because of its options or because it is a generator."""
     options = call.options
-    if call.is_generator:
-        raise UsageError(f"{call.name} is a generator function, and a service cannot yield items: send it as a call")
+    if call.function.is_generator:
+        raise UsageError(
+            f"{call.function.name} is a generator function, and a service cannot yield items: send it as a call"
+        )
     if options.retries or options.retry_on:
         raise UsageError("a service has no retries= and retry_on=; pool.service(restart=…) starts it again")
     if options.procs is not None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, NoReturn, ParamSpec, TypeVar, overload
 
 from skypool.calls import call as calls
-from skypool.calls.call import Call, ComputeFunction, Group, packed
+from skypool.calls.call import Call, ComputeFunction, Group, call_asked, packed
 from skypool.calls.futures import CallFuture
 from skypool.calls.groups import run_group, send_group
 from skypool.calls.options import NamedNodes, NodesAsked, node_asked
@@ -111,9 +111,9 @@ class CallSurface:
                 that is named.
             PoolClosed: the pool has ended.
         """
-        asked = packed(call)
-        named: NamedNodes = asked.options.node if node is None else node_asked(node)
-        return self._sender.send(asked, self._narrowed(named, call), every=isinstance(named, (str, tuple)))
+        call_asked(call).sent = True  # also if it is refused here: the error is enough, without a warning
+        named: NamedNodes = call.options.node if node is None else node_asked(node)
+        return self._sender.send(packed(call), self._narrowed(named, call), every=isinstance(named, (str, tuple)))
 
     def run_group(self, group: Group[R]) -> R:
         """Run the calls of a group at the same time, and wait for all. `group >> pool` does the same.
@@ -290,13 +290,14 @@ class CallSurface:
             NodeInterrupted, NodeRetired: the node gets no new calls, as the provider takes it back or it was retired.
             PoolClosed: the pool has ended.
         """
-        asked = packed(call)
-        check_service(asked)
+        call_asked(call).sent = True
+        check_service(call)
         again = restarts_asked(restart)
         if name is not None and not (isinstance(name, str) and name):
             raise UsageError(f"name must be a text that names the service in messages, not {name!r}")
         switch("busy", busy)
-        named: NamedNodes = asked.options.node if node is None else node_asked(node)
+        named: NamedNodes = call.options.node if node is None else node_asked(node)
+        asked = packed(call)
         nodes = self._narrowed(named, call)
         if isinstance(named, (str, tuple)):
             return self._sender.start_services(asked, nodes, again, name, busy)

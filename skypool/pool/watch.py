@@ -236,10 +236,10 @@ class Watches:
             if not each.watch.must_begin:
                 each.begin(facts)
 
-    def settle(self, within: float) -> None:
-        """Wait until each watch has heard the events so far and has settled, but at most `within` seconds."""
+    def settle(self, within: float, kind: type[Watch] = Watch) -> None:
+        """Wait at most `within` seconds until each watch of a kind has heard the events so far, and has settled."""
         until = time.monotonic() + within
-        for runner, number in [(each, each.ask()) for each in self._runners]:
+        for runner, number in [(each, each.ask()) for each in self._runners if isinstance(each.watch, kind)]:
             runner.wait_done(number, max(0.0, until - time.monotonic()))
 
     def close(self, within: float, others: Sequence[closing.Part] = ()) -> None:

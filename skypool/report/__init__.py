@@ -5,7 +5,7 @@
 - `page`: builds the HTML page; `style.css` has its colours and its layout.
 - `overview`, `timeline`, `devices`, `calls`, `money`, `problems`: the sections of the page.
 - `elements`: elements of HTML and SVG, which escape their texts; `tables`: tables, sections and lists made of them.
-- `history`, `sample_file`: write to disk, while a pool runs, what a report is made of.
+- `history`: writes to disk, while a pool runs, what a report is made of.
 - `unused_devices`: tells the user about devices that are not used.
 - `widget`: the live display of a pool in a notebook.
 - `words`: formats times, numbers and amounts. A value that is not known is "unknown".
@@ -25,7 +25,6 @@ __all__ = [
     "page",
     "problems",
     "report",
-    "sample_file",
     "tables",
     "timeline",
     "unused_devices",

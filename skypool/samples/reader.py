@@ -6,6 +6,7 @@ from skypool.devices.health import NodeHealth
 from skypool.devices.sample import NodeSample
 from skypool.pool.engine import PoolEngine
 from skypool.samples import store
+from skypool.samples.sample_file import SampleFile
 from skypool.samples.session_file import path_of
 
 _TO_SETTLE = 8.0
@@ -44,7 +45,7 @@ class Samples:
         engine = self._engine
         if engine is None:
             return []
-        engine.watches.settle(_TO_SETTLE)
+        engine.watches.settle(_TO_SETTLE, SampleFile)
         return list(store.history(path_of(engine.rental.session), node, since, until))
 
     def health(self) -> dict[int, NodeHealth]:

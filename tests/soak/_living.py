@@ -36,7 +36,6 @@ from skypool.observers.watch import Observers
 from skypool.rental import reaper
 from skypool.rental.ledger import Ledger
 from skypool.report.history import History
-from skypool.report.sample_file import SampleFile
 from skypool.testing import FakeCloud, Stock
 from tests.bill import Item, bill
 from tests.endings import PATIENCE, when_left
@@ -222,7 +221,7 @@ class LivingWorld:
         where, name = {
             "history": (watch_of(pool, History).journal, "write"),
             "logs": (watch_of(pool, LogWriter), "_put"),
-            "samples": (watch_of(pool, SampleFile)._store, "write"),
+            "samples": (begun.health.samples, "take"),
             "metrics": (watch_of(pool, Metering), "close"),
             "observers": (watch_of(pool, Observers), "close"),
             "forwards": (begun.forwards, "close"),

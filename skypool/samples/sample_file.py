@@ -22,7 +22,7 @@ class SampleFile(Watch):
         self._no_room = ""
 
     def tick(self) -> None:
-        """Write the new samples to the file. If that fails, tell the user once, and try again later."""
+        """Write the new samples to the file. If that fails, they are lost, and the user is told once."""
         try:
             if rows := self._facts.health.samples.take():
                 self._store.write(rows)
