@@ -355,5 +355,6 @@ def test_the_histogram_the_errors_and_the_money_are_those_of_the_database(page: 
     receipt = made.record.receipt(time.time())
     lines = sorted(receipt.lines, key=lambda each: (each.node, each.launched))
     assert cells == [*(f"{each.usd:.4f}" for each in lines), f"{receipt.usd:.4f}"]
-    assert page.locator("#plan").get_by_text(time.strftime("%Y-%m-%d", time.gmtime())).count() > 0
+    day = time.strftime("%Y-%m-%d", time.gmtime(made.record.started))
+    assert page.locator("#plan").get_by_text(day).count() > 0
     assert os.environ["XDG_STATE_HOME"] in str(made.kept)
