@@ -330,7 +330,7 @@ def test_a_folder_that_cannot_be_made_at_first_is_made_for_what_comes_later(plac
     watches = watching(LogWriter(Limits()), given := Given())
     watches.hear(printed("lost\n"))
     eventually(lambda: given.notices, 30, "the notice")
-    watches.settle(30)
+    watches.settle(within=30)
     place.unlink()
     watches.hear(printed("kept\n"))
     eventually(lambda: files.runs("mine"), 30, "the folder")

@@ -95,10 +95,10 @@ def test_it_does_its_regular_work_after_events_and_when_it_is_asked_and_at_inter
     told = watching(watch, Given())
     told.hear(notice("a"))
     eventually(lambda: watch.told == ["begin", "a", "tick"])
-    told.settle(30)
+    told.settle(within=30)
     assert watch.told == ["begin", "a", "tick", "settle"]
     Regular.every = 0.01
-    told.settle(30)  # so that it is known
+    told.settle(within=30)  # so that it is known
     eventually(lambda: watch.told.count("tick") > 3)
     told.close(30)
 
@@ -120,7 +120,7 @@ def test_one_that_raises_is_told_of_once_and_left_out_and_others_go_on(method: s
     told.begin(given)
     for n in range(3):
         told.hear(notice(str(n)))
-        told.settle(30)
+        told.settle(within=30)
     told.close(30)
     assert other.told == ["begin", "0", "1", "2", "close"]
     [said] = given.notices

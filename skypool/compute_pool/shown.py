@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from skypool.report.widget import Now, Widget
     from skypool_images import Image
 
-_TO_SETTLE = 8.0
-"""The most seconds for which a report waits until the watches of the pool have written everything."""
-
 
 class ShownPool(ABC):
     """Base class of `ComputePool`: the methods and properties that do not change the pool."""
@@ -159,7 +156,7 @@ class ShownPool(ABC):
         record = None
         if self._begun is not None:
             self._begun.idle.record()
-            self._begun.watches.settle(_TO_SETTLE)
+            self._begun.watches.settle()
             record = Ledger.here().record(self._begun.rental.session)
         if record is None:
             raise UsageError(f"pool {self.name!r} has not been started, so there is nothing to report")

@@ -104,7 +104,7 @@ class NewSamples:
             self._size = 0
         for each in waiting:
             self._quota.give_back(each.node, WAITING, each.size)
-        return list(waiting)
+        return waiting
 
     def forget(self, node: int) -> None:
         """Forget the newest sample of a node that has ended."""

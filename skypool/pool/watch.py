@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 MOST_WAITING = 16 << 20
 """The approximate bytes of events that may wait for one watch. Further events are dropped and counted."""
+_TO_SETTLE = 8.0
+"""The most seconds for which a reader waits, unless it says otherwise, until watches have written everything."""
 _TO_BEGIN = 8.0
 """The most seconds for which the start of a pool waits for a watch that it must have."""
 
@@ -164,6 +166,7 @@ class Watch:
     every: ClassVar[float | None] = None
     must_begin: ClassVar[bool] = False
     closes: ClassVar[int] = 0
+    _told_failure = ""
 
     def begin(self, facts: PoolFacts) -> None:
         """Begin to watch a pool."""
@@ -187,6 +190,12 @@ class Watch:
 
     def close(self) -> None:
         """End the work, because the pool has ended. This is called after `hear` was called for all events."""
+
+    def tell_failure(self, facts: PoolFacts, what: str, error: Exception) -> None:
+        """Tell the user what has failed, and why. Say nothing if the last failure had the same reason."""
+        if str(error) != self._told_failure:
+            self._told_failure = str(error)
+            facts.notice(f"{what}: {error}")
 
 
 class Watches:
@@ -236,7 +245,7 @@ class Watches:
             if not each.watch.must_begin:
                 each.begin(facts)
 
-    def settle(self, within: float, kind: type[Watch] = Watch) -> None:
+    def settle(self, kind: type[Watch] = Watch, within: float = _TO_SETTLE) -> None:
         """Wait at most `within` seconds until each watch of a kind has heard the events so far, and has settled."""
         until = time.monotonic() + within
         for runner, number in [(each, each.ask()) for each in self._runners if isinstance(each.watch, kind)]:

@@ -77,7 +77,6 @@ class History(Watch):
         self._over: set[int] = set()  # nodes that are gone, and whose working time is written
         self._written: dict[str, object] = {}  # facts for the report
         self._planned: tuple[Plan | None, int] = (None, 0)
-        self._no_room = ""
         self._due = 0.0
         self._looks = 0
 
@@ -104,9 +103,7 @@ class History(Watch):
         try:
             self.journal.write(made, [each._replace(error=self._text(each.error)) for each in calls], work, facts)
         except Exception as e:  # noqa: BLE001 - there may be room later
-            if str(e) != self._no_room:
-                self._no_room = str(e)
-                self._facts.notice(f"the history of the pool cannot be kept: {e}")
+            self.tell_failure(self._facts, "the history of the pool cannot be kept", e)
         else:
             self._written |= facts
 

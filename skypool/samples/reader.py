@@ -9,9 +9,6 @@ from skypool.samples import store
 from skypool.samples.sample_file import SampleFile
 from skypool.samples.session_file import path_of
 
-_TO_SETTLE = 8.0
-"""The most seconds for which `history` waits until the newest samples are written."""
-
 
 class Samples:
     """The measurements of a pool's nodes, devices and running calls, as `pool.samples`. Any thread may use it.
@@ -45,7 +42,7 @@ class Samples:
         engine = self._engine
         if engine is None:
             return []
-        engine.watches.settle(_TO_SETTLE, SampleFile)
+        engine.watches.settle(SampleFile)
         return list(store.history(path_of(engine.rental.session), node, since, until))
 
     def health(self) -> dict[int, NodeHealth]:

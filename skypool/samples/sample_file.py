@@ -19,7 +19,6 @@ class SampleFile(Watch):
     def begin(self, facts: PoolFacts) -> None:
         self._facts = facts
         self._store = SampleStore(lambda: path_of(facts.session), facts.quota)
-        self._no_room = ""
 
     def tick(self) -> None:
         """Write the new samples to the file. If that fails, they are lost, and the user is told once."""
@@ -27,9 +26,7 @@ class SampleFile(Watch):
             if rows := self._facts.health.samples.take():
                 self._store.write(rows)
         except Exception as e:  # noqa: BLE001 - there may be room later
-            if str(e) != self._no_room:
-                self._no_room = str(e)
-                self._facts.notice(f"measurements of nodes cannot be kept: {e}")
+            self.tell_failure(self._facts, "measurements of nodes cannot be kept", e)
 
     def close(self) -> None:
         self.tick()

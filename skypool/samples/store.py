@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -37,7 +36,7 @@ _DEVICES = 8
 
 
 class SampleStore:
-    """The file with the samples of one pool. Any thread may use it.
+    """The file with the samples of one pool. One thread at a time may write it.
 
     Args:
         file: returns the path of the file. Called when the file is first needed.
@@ -49,7 +48,6 @@ class SampleStore:
         self._quota = quota or Quota(lambda node: False)
         self._is_measured = False  # True once the quotas know what the file had
         self._nodes: set[int] = set()
-        self._writing = threading.Lock()
         self._thinned = 0.0
 
     @cached_property
@@ -63,7 +61,7 @@ class SampleStore:
 
         Raises OSError if the file cannot be made, and sqlite3.Error if it cannot be written.
         """
-        with self._writing, session_file.writing(self._file) as book:
+        with session_file.writing(self._file) as book:
             if not self._is_measured:
                 for node, size in sizes(book).items():
                     self._quota.set(node, _KEPT, size)
