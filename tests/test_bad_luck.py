@@ -26,6 +26,7 @@ import skypool as sky
 from skypool import events
 from skypool.agent import node
 from skypool.calls.roster import Roster
+from skypool.link import connection
 from skypool.shipping import bundle
 from tests.conftest import children, descendants, eventually, home, nodes, processes_of
 from tests.work import add, nap
@@ -687,9 +688,17 @@ def test_a_node_that_takes_too_long_to_answer_is_told_with_what_it_printed(
     monkeypatch: pytest.MonkeyPatch, says: str, ends: str
 ) -> None:
     monkeypatch.setattr(bundle, "agent_starter", lambda python, home: f"{says}cat >/dev/null")
+    monkeypatch.setattr(connection, "_START", 0.5)
     pool = sky.ComputePool(slots=1, console="off", liveness=1)
     with pytest.raises(sky.ConnectionLost, match=f"cannot be reached: the node did not answer within 1 s{ends}$"):
         pool.start()
+
+
+def test_a_node_may_start_more_slowly_than_its_later_silence_is_borne(monkeypatch: pytest.MonkeyPatch) -> None:
+    starter = bundle.agent_starter
+    monkeypatch.setattr(bundle, "agent_starter", lambda python, home: f"sleep 2; {starter(python, home)}")
+    with sky.ComputePool(slots=1, console="off", liveness=1) as mine:
+        assert add(1) >> mine == 2
 
 
 def test_a_stopped_agent_is_noticed_within_liveness() -> None:

@@ -183,7 +183,7 @@ def test_a_host_that_is_lost_costs_its_slice_which_is_replaced_as_a_whole(tpu: T
         machine = first.hosts[1].machine
         assert machine is not None
         machine.kill()
-        eventually(lambda: [node for node, phase in pool.nodes.items() if phase == "ready"] == [2, 3], 180)
+        eventually(lambda: [node for node, phase in pool.nodes.items() if phase == "ready"] == [2, 3], 90)
         assert [each["env"]["TPU_WORKER_ID"] for each in work.about() @ pool] == ["0", "1"]
         assert first.id not in {each.id for each in tpu.queued.values()}
     assert tpu.left() == {}

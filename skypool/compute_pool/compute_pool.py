@@ -122,7 +122,8 @@ class ComputePool(ShownPool, CallSurface, Executor):
             or when its lease is over if that is sooner. Default None: machines end at once after a `with` block, and an
             open pool has no such limit, except one hour in a notebook.
         liveness: the time without any message from a node after which the node is given up. The node's calls then raise
-            ConnectionLost, unless the calls may run again on another node. Default 90 s.
+            ConnectionLost, unless the calls may run again on another node. The first answer of a node may take 30 s, if
+            that is longer. Default 90 s.
         grace: the time between SIGTERM and SIGKILL for a call that exceeded its `timeout` and has no `grace` of its
             own. Default 5 s.
         wait: the time to keep asking while every suitable offer is out of stock. The time counts anew for each launch

@@ -23,6 +23,8 @@ from skypool.wire.transport import CommandStream, Transport, refusal
 
 _STALE = 15.0
 """Seconds without any message from the node after which the connection is replaced by a new one."""
+_START = 30.0
+"""Seconds that a node always has for its first answer: its agent is started, and asks the drivers of its devices."""
 _AT_ONCE = 20
 """The most reconnections without a pause while no call of the node ends, and none is sent."""
 _EACH_SECOND = 1.0
@@ -189,7 +191,8 @@ class Link:
     async def open(self, stream: CommandStream | None = None, *, start: bool = True) -> Welcome:
         """Connect to the node for the first time, and start to watch whether the node is silent. Call this once.
 
-        There is only one attempt. The node must answer within `liveness` seconds.
+        There is only one attempt. The node must answer within `liveness` seconds. An agent that is started has at least
+        30 s, because it looks at the node's devices first.
 
         Args:
             stream: a connection at whose other end the loader already runs. If None, a new connection is made.
@@ -213,7 +216,7 @@ class Link:
         """Try once to connect, within the time limit of `open`. Pass the WELCOME to `on_welcome`, and return it."""
         left = self._inbox.heard + self._liveness - self._clock()
         # without `start`, at most until the node is given up, but at least 1 s
-        patience = self._liveness if start else max(1.0, min(self._liveness / 3, left))
+        patience = max(self._liveness, _START) if start else max(1.0, min(self._liveness / 3, left))
         preamble = b"" if stream else self._preamble
         if stream is None:
             stream = await asyncio.to_thread(CommandStream, self._transport.argv(self._command))
