@@ -33,8 +33,8 @@ from skypool.logs.writer import LogWriter
 from skypool.metrics.exporter import Exporter, Source
 from skypool.observers.server import ObserverServer
 from skypool.pool import call_ends, engine, terminations
-from skypool.pool.forwards import Forwards
 from skypool.pool.new_samples import NewSamples
+from skypool.pool.open_forwards import Forwards
 from skypool.rental.ledger import Ledger
 from skypool.rental.reaper import terminate_all
 from skypool.report import report

@@ -29,7 +29,7 @@ from skypool.shipping import bundle
 from skypool.wire.agent_config import AgentConfig
 from skypool.wire.transport import SSH, CommandStream, Subprocess
 from skypool_images import Image, Step, assemble
-from skypool_images.payload import Packed
+from skypool_images.file_archive import Packed
 from tests.conftest import descendants, eventually, nodes, processes_of
 
 ROOT = Path(__file__).parent.parent

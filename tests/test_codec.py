@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from skypool.calls.call import compute
 from skypool.errors import CapacityError, PickleError, RateLimitError, RemoteError, WorkerDied
-from skypool.wire import codec, exceptions, pickling, rebuilt
+from skypool.wire import codec, exception_pickles, exceptions, pickling
 
 scalars = (
     st.none()
@@ -585,7 +585,7 @@ def test_a_remote_error_survives_another_trip() -> None:
 
 
 def test_an_exception_unpickled_in_a_process_without_its_class_module_never_runs_its_init() -> None:
-    made = rebuilt.rebuild(OtherSignature, ("text",), ("text",), {"code": 1})
+    made = exception_pickles.rebuild(OtherSignature, ("text",), ("text",), {"code": 1})
     assert isinstance(made, OtherSignature)
     assert made.args == ("text",)
     assert not hasattr(made, "where")

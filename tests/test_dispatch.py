@@ -26,9 +26,9 @@ from skypool.errors import (
     WorkerDied,
     taken_back,
 )
-from skypool.link.connection import Link
 from skypool.link.inbound import ItemWanted, Outcome, Outcomes, Recalled, Welcome, Yielded
 from skypool.link.inbox import Arrival
+from skypool.link.link import Link
 from skypool.trust.reader import DataReader
 from skypool.wire import codec, exceptions
 from skypool.wire import frames as wire
@@ -425,7 +425,7 @@ def test_a_map_begins_on_all_idle_nodes_although_its_first_calls_end_at_once() -
     office = Office(1, 1, 1)
     busy = office.send(node=1)
     first, *rest = [PendingCall(CODE, codec.dumps(((), {})), ResultCell(), Options()) for _ in range(5)]
-    assert office.dispatch.hand_out.idle_lanes(first) == 2
+    assert office.dispatch.placement.idle_lanes(first) == 2
     office.dispatch.submit_spread([first, rest[0]])
     office.end(first)
     office.dispatch.submit(*rest[1:])

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skypool_images import Image, ImageError, mirror, payload, recipes, requirements
+from skypool_images import Image, ImageError, file_archive, mirror, recipes, requirements
 from skypool_images.spec import Spec
 
 MINE = "{}.{}".format(*sys.version_info)
@@ -354,13 +354,13 @@ def test_large_files_are_packed_piece_by_piece_and_said(tmp_path: Path) -> None:
 def test_files_are_compressed_once_for_all_that_a_pool_asks_of_its_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count, whole = [], payload.pack
+    count, whole = [], file_archive.pack
 
     def counted(*args: Any) -> Any:
         count.append(args)
         return whole(*args)
 
-    monkeypatch.setattr(payload, "pack", counted)
+    monkeypatch.setattr(file_archive, "pack", counted)
     (tmp_path / "a").write_text("a")
     image = Image(files={"a": str(tmp_path / "a")})
     packed = image.pack()

@@ -23,7 +23,7 @@ from skypool.errors import (
 from skypool.model import Instance
 from skypool.pool.lifecycle import step
 from skypool.pool.replacement import LIVING, REPLACEMENTS, WORTHWHILE
-from skypool.pool.resizing import check_retirement
+from skypool.pool.shrinking import check_retirement
 from skypool.pool.states import (
     Action,
     Admit,

@@ -18,8 +18,8 @@ import pytest
 import skypool as sky
 from skypool import events
 from skypool.link.chunks import Pieces
-from skypool.link.connection import Link
 from skypool.link.inbound import Piece
+from skypool.link.link import Link
 from skypool.link.reading_turns import Turns
 from skypool.wire.transport import CommandStream
 from tests.conftest import eventually

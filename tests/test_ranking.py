@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from skypool.accelerators import parse
 from skypool.accelerators.ranges import catalog
 from skypool.model import Market, Need, Offer, PriceSource
-from skypool.offers.price_per_unit import ORDERS, OrderBy
 from skypool.offers.ranking import Plan, rank_offers
+from skypool.offers.sort_keys import ORDERS, OrderBy
 from tests.lab.prices import snapshot
 
 H100, A100 = parse("H100:8"), parse("A100-80GB:8")

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Never
 
-from skypool_images import document, payload, spec, steps
+from skypool_images import document, file_archive, spec, steps
 from skypool_images.errors import ImageError, nearest
-from skypool_images.payload import Packed, Progress
+from skypool_images.file_archive import Packed, Progress
 from skypool_images.script import Step, assemble
 from skypool_images.spec import Spec
 
@@ -328,7 +328,7 @@ class Image:
         Raises:
             ImageError: a local file cannot be read, or a glob matches no file.
         """
-        return payload.pack(self.spec, progress)
+        return file_archive.pack(self.spec, progress)
 
     def payload_name(self) -> str:
         """Return the name that the archive of the image's files gets on a node; "" if there is nothing to send.

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from skypool_images import payload, recipes, requirements
+from skypool_images import file_archive, recipes, requirements
 from skypool_images.errors import ImageError
 from skypool_images.requirements import TORCH, WantedPackages
 from skypool_images.script import Step, program, shell
@@ -66,10 +66,10 @@ def steps(spec: Spec, node: Target) -> list[Step]:
         made.append(_env(wanted, minor, key))
         before.append(key)
     archive = node.payload
-    if archive is None and (packed := payload.pack(spec)) is not None:
+    if archive is None and (packed := file_archive.pack(spec)) is not None:
         archive = packed.name
     if archive:
-        made.append(_files(archive, payload.roots(spec)))
+        made.append(_files(archive, file_archive.roots(spec)))
         before.append(archive)
     return [*made, *_runs(spec, before)]
 
@@ -204,7 +204,7 @@ def _file(path: str, text: str) -> str:
 
 def _files(name: str, roots: Iterable[str]) -> Step:
     known = f"P=$SKYPOOL_HOME/payload/{name}\nU=$SKYPOOL_HOME/payload/unpacked\n"
-    unpacks = "\n".join(f'unpack {root} "{place}"' for root, place in payload.PLACES.items() if root in roots)
+    unpacks = "\n".join(f'unpack {root} "{place}"' for root, place in file_archive.PLACES.items() if root in roots)
     check = (
         f'{known}echo "check that all files are there" > "$B/command"\n'
         '[ "$(head -n 1 "$U")" = "$P $SKYPOOL_WORK" ]\nall_there < "$U"'

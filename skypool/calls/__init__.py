@@ -24,7 +24,7 @@ Modules:
 - `options`: the options that `@compute` takes, such as timeout, retries and output.
 - `pending`: the client's record of a call until it ends.
 - `dispatch`: takes calls and the messages of nodes, and sends calls again when their node is lost.
-- `roster`: the nodes, and what is known about them; `hand_out`: chooses a node for each call and sends it there.
+- `roster`: the nodes, and what is known about them; `placement`: chooses a node for each call and sends it there.
 - `call_events`: reports calls that fail or run again to the user.
 - `effects`: actions that are decided under the lock and performed after it; `values`: the values of `pool.put`.
 - `waiting`: the calls that wait for a node; `progress`: handles messages of nodes about running calls.
@@ -50,12 +50,12 @@ __all__ = [
     "futures",
     "gangs",
     "groups",
-    "hand_out",
     "idle",
     "map",
     "node_queue",
     "options",
     "pending",
+    "placement",
     "program",
     "progress",
     "roster",

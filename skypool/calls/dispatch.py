@@ -1,4 +1,4 @@
-"""`Dispatch`: takes calls, has `HandOut` send each to a node, and sends it again when the node is lost.
+"""`Dispatch`: takes calls, has `Placement` send each to a node, and sends it again when the node is lost.
 
 Threads of callers and the engine's thread use a `Dispatch` under one lock. No thread blocks or runs the user's code,
 unpickling included, while it holds that lock. Callbacks, and the ends of calls that are decided under the lock, wait in
@@ -23,10 +23,10 @@ from skypool.calls.call_events import CallEvents
 from skypool.calls.callbacks import Callbacks
 from skypool.calls.effects import Effects
 from skypool.calls.futures import CallFuture, Items, ResultCell
-from skypool.calls.hand_out import HandOut
 from skypool.calls.node_queue import Lane, NodeQueue, lanes_of
 from skypool.calls.options import Options, no_such_node
 from skypool.calls.pending import Code, PendingCall
+from skypool.calls.placement import Placement
 from skypool.calls.progress import CallProgress, Ended, errors_in
 from skypool.calls.roster import Roster
 from skypool.calls.tally import CallTally, Parts, Present, present, text_of_error
@@ -39,9 +39,9 @@ from skypool.errors import (
     SkypoolError,
     gone_with,
 )
-from skypool.link.connection import Link
 from skypool.link.inbound import ItemWanted, Outcome, Outcomes, Recalled, Welcome, Yielded
 from skypool.link.inbox import Arrival
+from skypool.link.link import Link
 
 if TYPE_CHECKING:
     from skypool.calls.gangs import GangRunner
@@ -86,7 +86,7 @@ class Dispatch:
         node_queues: the queue of each node, by the node's number.
         gangs: None until the first gang is submitted.
         roster: the nodes, and what is known about them.
-        hand_out: sends waiting calls to nodes.
+        placement: sends waiting calls to nodes.
         values: the values of `pool.put`.
         progress: handles what nodes say about running calls.
         parts: the parts of calls that run on several nodes.
@@ -112,7 +112,7 @@ class Dispatch:
         self.node_queues = self.roster.node_queues
         self._staying = self.roster.staying
         self._waiting = WaitingCalls(self.node_queues)
-        self.hand_out = HandOut(self.roster, self._waiting, on_drained)
+        self.placement = Placement(self.roster, self._waiting, on_drained)
         self.values = Values(self.roster)
         self._has_stopped = False  # True if calls may wait that were cancelled meanwhile
         self.parts = Parts()
@@ -170,7 +170,7 @@ class Dispatch:
                         last = queues[id(queue)] = queue
             finally:
                 for queue in queues.values():
-                    self.hand_out.send_on(queue, spread)
+                    self.placement.send_on(queue, spread)
 
     def _submit_to_one(self, pending: PendingCall, node: int) -> None:
         node_queue = self.node_queues.get(node)
@@ -180,7 +180,7 @@ class Dispatch:
             self._lost(pending, node_queue.why_leaving, begun=False)
         else:
             node_queue.lane(pending).pinned.append(pending)
-            self.hand_out.fill(node_queue)
+            self.placement.fill(node_queue)
 
     def _has_one_of(self, pending: PendingCall, nodes: tuple[int, ...]) -> bool:
         """Return True if one of these nodes can run a call; else end the call. Raises UsageError if none exists."""
@@ -349,7 +349,7 @@ class Dispatch:
             self.values.give(node_queue)
             if self.gangs is not None:
                 self.gangs.node_up(node, node_queue.devices)
-            self.hand_out.fill(node_queue)
+            self.placement.fill(node_queue)
 
     @_then_acts
     def inherit(self, node: int, welcome: Welcome, link: Link) -> list[CallFuture[object]]:
@@ -417,8 +417,8 @@ class Dispatch:
             node_queue.recall_all()
             if self.gangs is not None:
                 self.gangs.resumed(node)
-            self.hand_out.fill(node_queue)
-            self.hand_out.hand_out_again()
+            self.placement.fill(node_queue)
+            self.placement.hand_out_again()
 
     def _unknown(self, node_queue: NodeQueue, lane: Lane, known: Container[int]) -> list[PendingCall]:
         """Remove a lane's calls that the node does not know (not in `known`). Return those that must be sent again."""
@@ -465,11 +465,11 @@ class Dispatch:
                 while lane.pinned:
                     self._lost(lane.pinned.popleft(), node_queue.why_leaving, begun=False)
             self._lose_shared(node, node_queue.why_leaving)
-            self.hand_out.hand_out_again()
+            self.placement.hand_out_again()
             if self.gangs is not None:
                 self.gangs.node_leaving(node)
             node_queue.recall_all()
-            self.hand_out.fill(node_queue)
+            self.placement.fill(node_queue)
 
     def _end_stopped(self, pending: PendingCall) -> None:
         """End a cancelled call that no node runs any more. Its result becomes a SkypoolError that says so."""
@@ -508,7 +508,7 @@ class Dispatch:
                 for node_queue in gone:
                     self.gangs.node_gone(node_queue.node)
             self._lose_shared(node, error)
-            self.hand_out.hand_out_again()
+            self.placement.hand_out_again()
 
     def _lost(self, pending: PendingCall, error: BaseException, text: str = "", *, begun: bool) -> None:
         """Queue a call again whose run failed or whose node is lost; if it cannot run again, end it with `error`."""
@@ -526,7 +526,7 @@ class Dispatch:
                 pending.id = next(self.ids)  # frames about the old id belong to the run before
                 self.tally.retried()
                 self.effects.others.append(partial(self._told.retried, pending, error, pending.at, pending.attempt))
-            self.hand_out.requeue(pending)
+            self.placement.requeue(pending)
         else:
             if isinstance(error, (NodeInterrupted, NodeRetired)):
                 words = f"{pending.name} was lost: {error}, and {why_not or 'the pool is ending'}"
@@ -573,7 +573,7 @@ class Dispatch:
                 node_queue.idle.gone(clock.now())
             self.node_queues.clear()
             self._staying.clear()
-            self.hand_out.heavy.clear()
+            self.placement.heavy.clear()
         self._end_all(left, error)
 
     def _end_all(self, calls: Sequence[PendingCall], error: BaseException) -> None:
@@ -692,9 +692,9 @@ class Dispatch:
                         self._on_recalled(node_queue, said)
                     elif isinstance(said, (ItemWanted, Yielded)):
                         self.progress.on_items(node_queue, said, buffers)
-                self.hand_out.fill(node_queue)
-                if self.hand_out.put_back:
-                    self.hand_out.hand_out_again()
+                self.placement.fill(node_queue)
+                if self.placement.put_back:
+                    self.placement.hand_out_again()
                 if node_queue.idle.calls or node_queue.idle.held:
                     node_queue.note_idle()
             for pending, end in ended:
@@ -729,7 +729,7 @@ class Dispatch:
             pending = node_queue.take(id_)
             if pending is not None:
                 self._lost(pending, node_queue.why_leaving, begun=False)  # the error is for those bound to that node
-        self.hand_out.hand_out_again()
+        self.placement.hand_out_again()
 
 
 def _drop_stopped(queues: Iterable[deque[PendingCall]]) -> None:

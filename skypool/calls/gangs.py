@@ -21,10 +21,10 @@ from skypool.calls.call import ComputeFunction
 from skypool.calls.callbacks import Callbacks
 from skypool.calls.effects import Effects
 from skypool.calls.futures import CallFuture, JoinedFuture, Returned, results_of
-from skypool.calls.hand_out import HandOut
 from skypool.calls.node_queue import NodeQueue
 from skypool.calls.options import Options
 from skypool.calls.pending import NO_CALL, Code, Packed, PendingCall, UserCall
+from skypool.calls.placement import Placement
 from skypool.calls.roster import Roster
 from skypool.calls.tally import CallTally, Parts, text_of_error
 from skypool.errors import (
@@ -181,7 +181,7 @@ class Sender(Protocol):
 
     node_queues: dict[int, NodeQueue]
     roster: Roster
-    hand_out: HandOut
+    placement: Placement
     parts: Parts
     ids: Iterator[int]
     callbacks: Callbacks
@@ -455,7 +455,7 @@ class GangRunner:
         node_queue = self._sender.node_queues.get(node)
         if node_queue is not None:
             node_queue.lanes[0].held = None
-            self._sender.hand_out.fill(node_queue)
+            self._sender.placement.fill(node_queue)
 
     def _ask(self, gang: int, attempt: int, node: int) -> None:
         """Send a node an empty call. The node's answer becomes an event, and so does a failure of the call."""

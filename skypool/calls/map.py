@@ -13,7 +13,7 @@ from skypool.calls.call import ComputeFunction
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.futures import CallFuture, ResultCell, cancel_all
 from skypool.calls.pending import Packed, PendingCall
-from skypool.link.readings import reading
+from skypool.link.direct_reading import reading
 
 T = TypeVar("T")
 _GATHER = 0.001
@@ -81,7 +81,7 @@ class Map(Generic[T]):
             pending = PendingCall(code, payload, ResultCell(), options, node=node, feeds=feeds, chunk=self._chunksize)
             if begins:
                 begins = False
-                first = self._dispatch.hand_out.idle_lanes(pending)
+                first = self._dispatch.placement.idle_lanes(pending)
             self._sent.append(pending)
             chunk.append(pending)
             if first:

@@ -16,7 +16,7 @@ from skypool.calls.futures import Items
 from skypool.calls.idle import IdleTime
 from skypool.calls.pending import SMALL, PendingCall
 from skypool.errors import ConnectionLost, protocol_violation, retired, taken_back
-from skypool.link.connection import Link
+from skypool.link.link import Link
 from skypool.wire.frames import INLINE, TOGETHER, Buffer, Kind, encode, frame, pad, seal
 
 _AHEAD_SECONDS = 0.02

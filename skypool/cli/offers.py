@@ -11,8 +11,8 @@ from skypool.drivers import registry
 from skypool.errors import NoOffers, UsageError
 from skypool.model import Offer, PriceSource
 from skypool.offers.plan import plan
-from skypool.offers.price_per_unit import ORDERS
 from skypool.offers.ranking import Plan
+from skypool.offers.sort_keys import ORDERS
 
 Accelerators = Annotated[
     list[str] | None,

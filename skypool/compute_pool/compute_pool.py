@@ -27,7 +27,7 @@ from skypool.event_loop import Loop
 from skypool.metrics.exporter import Exporter, exporters_asked
 from skypool.model import SlotsAsked, Trust
 from skypool.offers.need import NodeTerms, bases_asked, drivers_asked, image_asked, need_asked, nodes_asked, order_asked
-from skypool.offers.price_per_unit import OrderBy
+from skypool.offers.sort_keys import OrderBy
 from skypool.pool import shutdown
 from skypool.pool.engine import PoolEngine
 from skypool.pool.linger import IN_NOTEBOOK, NOTEBOOK_NOTICE, in_notebook, linger_asked
@@ -618,7 +618,7 @@ class ComputePool(ShownPool, CallSurface, Executor):
             if engine is None and not self._ended:
                 self._terms = replace(self._terms, minimum=minimum, maximum=maximum)
                 return
-        self._running(engine).sizing.resize(minimum, maximum)
+        self._running(engine).node_count.resize(minimum, maximum)
 
     def retire(self, node: int) -> None:
         """Let a node end once its calls have ended, and do without it from now on. This does not wait for its end.
@@ -640,7 +640,7 @@ class ComputePool(ShownPool, CallSurface, Executor):
         whole("node", node, "the number of a node", least=0)
         if self._begun is None and not self._ended:
             raise UsageError(f"pool {self.name!r} was not started, so it has no node {node}")
-        self._running(self._begun).sizing.retire(node)
+        self._running(self._begun).node_count.retire(node)
 
     def wait_ready(self, n: int | None = None, timeout: Duration | None = None) -> None:
         """Wait until at least `n` nodes are ready for calls. If the pool was not started, start it first.
@@ -663,7 +663,7 @@ class ComputePool(ShownPool, CallSurface, Executor):
         left = None if timeout is None else seconds("timeout", timeout)
         if self._begun is None:
             self.start()
-        Loop.shared().run(self._running(self._begun).sizing.wait_ready(n, left))
+        Loop.shared().run(self._running(self._begun).node_count.wait_ready(n, left))
 
     def _running(self, engine: PoolEngine | None) -> PoolEngine:
         """Return the engine of a pool that runs or starts. Raises PoolClosed, or the error that ended the pool."""

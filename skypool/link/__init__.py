@@ -11,7 +11,7 @@ The connection can break and be made again without losing calls or results. Word
 
 Modules:
 
-- `connection`: connects, reconnects, and gives up a node that has been silent for too long.
+- `link`: connects, reconnects, and gives up a node that has been silent for too long.
 - `handshake`: the first messages between the client and the agent.
 - `outbox`: the send queue. Small frames overtake large values.
 - `inbox`: receives messages, in the thread of the pool's event loop or in the thread of a waiting caller.
@@ -19,21 +19,21 @@ Modules:
 - `chunks`: reassembles large values that arrive in pieces; `buffers`: memory for them.
 - `reports`: turns the output and the status reports of nodes into events.
 - `forward`: a port of this computer that leads to a port of the node; `relay`: its program on the node.
-- `readings`: lets one thread read the connections to many nodes.
+- `direct_reading`: lets one thread read the connections to many nodes.
 - `reading_turns`: decides which thread reads the connection.
 """
 
 __all__ = [
     "buffers",
     "chunks",
-    "connection",
+    "direct_reading",
     "forward",
     "handshake",
     "inbound",
     "inbox",
+    "link",
     "outbox",
     "reading_turns",
-    "readings",
     "relay",
     "reports",
 ]

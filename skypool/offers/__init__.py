@@ -2,7 +2,7 @@
 
 - `need`: checks the requirements for each node (accelerator, market, region, size).
 - `search`: asks all providers at once; `price_cache`: keeps their answers between runs.
-- `ranking`: makes the plan. `filters` rejects offers that do not meet the need; `price_per_unit` sorts the others.
+- `ranking`: makes the plan. `filters` rejects offers that do not meet the need; `sort_keys` sorts the others.
 - `plan`: the function `sky.plan`, which shows what a pool would rent.
 
 The words of this package:
@@ -17,4 +17,4 @@ The words of this package:
 - price table: prices that are shipped with a driver, for use when the provider does not report its own.
 """
 
-__all__ = ["filters", "need", "plan", "price_cache", "price_per_unit", "ranking", "search"]
+__all__ = ["filters", "need", "plan", "price_cache", "ranking", "search", "sort_keys"]

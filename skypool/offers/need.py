@@ -16,7 +16,7 @@ from skypool.drivers import registry
 from skypool.drivers.contract import Driver
 from skypool.errors import UsageError
 from skypool.model import Arch, Need, SlotsAsked, Wanted
-from skypool.offers.price_per_unit import ORDERS, OrderBy
+from skypool.offers.sort_keys import ORDERS, OrderBy
 
 if TYPE_CHECKING:
     from skypool.accelerators.spelling import Spelling

@@ -19,9 +19,9 @@ from skypool.offers.need import (
     nodes_asked,
     order_asked,
 )
-from skypool.offers.price_per_unit import OrderBy
 from skypool.offers.ranking import Plan
 from skypool.offers.search import look_around
+from skypool.offers.sort_keys import OrderBy
 
 if TYPE_CHECKING:
     from skypool.offers.need import AcceleratorAsked

@@ -18,7 +18,7 @@ from skypool import clock
 from skypool.errors import nearest
 from skypool.model import Need, Offer, PriceSource
 from skypool.offers.filters import checks_of, rejected
-from skypool.offers.price_per_unit import (
+from skypool.offers.sort_keys import (
     SPOT_DAYS,
     UNITS,
     OrderBy,

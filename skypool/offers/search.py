@@ -19,8 +19,8 @@ from skypool.errors import (
 from skypool.model import Need, Offer
 from skypool.offers import price_cache
 from skypool.offers.price_cache import Answer
-from skypool.offers.price_per_unit import OrderBy
 from skypool.offers.ranking import Plan, rank_offers
+from skypool.offers.sort_keys import OrderBy
 
 _OFFERS_TIMEOUT = 30.0
 """Seconds that a provider has to return its offers. A provider that takes longer is left out of the plan."""

@@ -3,7 +3,7 @@
 - `lifecycle`: a pure state machine. It decides when to launch, drain, replace and end nodes.
 - `states`: the states, events and actions of `lifecycle`, as values.
 - `replacement`: decides if a lost node is replaced.
-- `resizing`: decides which nodes are retired when a pool becomes smaller.
+- `shrinking`: decides which nodes are retired when a pool becomes smaller.
 - `surface`: `CallSurface`, the ways to send calls to a pool or to some of its nodes.
 - `sending`: sends these calls to nodes: to one, to each of several, or as a gang.
 - `views`: `PoolView`, which `pool[0:4]` returns: some nodes of a pool that calls can be sent to.
@@ -11,7 +11,7 @@
 - `engine`: makes the parts of a pool, starts and stops it, and performs what `lifecycle` decides.
 - `launches`: rents the machines of new nodes, and lets a pool grow while calls wait.
 - `terminations`: ends the machines of nodes.
-- `sizing`: changes the number of nodes, and waits until nodes are ready.
+- `node_count`: changes the number of nodes, and waits until nodes are ready.
 - `takeover`: takes a pool over from another process, or gives it up to one.
 - `tending`: renews the lease and the prices of a pool, and ends it when its limits are over.
 - `call_ends`: ends the calls, streams and services of a pool that ends.
@@ -22,13 +22,13 @@
 - `agents`: connects to the agents of nodes.
 - `connections`: how each node is reached.
 - `watch`: `Watch`, the base class of watches; `facts`: what a pool shows to its watches.
-- `forwards`: ports of this computer that lead to ports of nodes.
+- `open_forwards`: ports of this computer that lead to ports of nodes.
 - `health`: judges nodes by their samples; `new_samples`: the newest samples, until they are written to a file.
 - `idle_record`: records the idle time of nodes in the ledger.
 - `limits`: finds out when a pool must end as planned: budget, lifetime, another process.
 - `linger`: ends a pool that has had no work for a while.
 - `service`: `Service`, the user's object for a long-lived call or program that takes no slot.
-- `services`: starts the services of a pool, restarts them after their end, and closes them.
+- `service_supervisor`: starts the services of a pool, restarts them after their end, and closes them.
 - `network`: checks that the nodes reach each other; `skypool.gangs.network` writes the error message.
 - `node_listener`: passes the messages of a node on.
 - `trust_levels`: decides for each node if its results may be unpickled.
@@ -70,7 +70,6 @@ __all__ = [
     "departures",
     "engine",
     "facts",
-    "forwards",
     "health",
     "idle_record",
     "launches",
@@ -80,14 +79,15 @@ __all__ = [
     "linger",
     "network",
     "new_samples",
+    "node_count",
     "node_listener",
+    "open_forwards",
     "replacement",
-    "resizing",
     "sending",
     "service",
-    "services",
+    "service_supervisor",
+    "shrinking",
     "shutdown",
-    "sizing",
     "states",
     "surface",
     "takeover",

@@ -11,8 +11,8 @@ from typing import Protocol
 
 from skypool.calls.dispatch import Dispatch
 from skypool.drivers.contract import Driver
-from skypool.link.connection import Link, Listener
 from skypool.link.inbound import Welcome
+from skypool.link.link import Link, Listener
 from skypool.model import Access, Instance, SlotsAsked, Trust
 from skypool.pool.life import Life
 from skypool.pool.limits import Limits

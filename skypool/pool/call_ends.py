@@ -14,7 +14,7 @@ from skypool.errors import PoolClosed
 from skypool.event_loop import beside
 from skypool.pool import closing
 from skypool.pool.life import Life
-from skypool.pool.services import Services
+from skypool.pool.service_supervisor import Services
 
 _TO_END_CALLS = 5.0
 """The most seconds for which the end of machines waits for callbacks of the user about calls that end."""

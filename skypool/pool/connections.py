@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from skypool.link.connection import Link
 from skypool.link.inbound import Welcome
+from skypool.link.link import Link
 from skypool.model import Access
 from skypool.pool import states
 from skypool.shipping.user_modules import Lender

@@ -17,7 +17,7 @@ from skypool.model import Instance
 from skypool.pool import states
 from skypool.pool.life import Life
 from skypool.pool.limits import PLANNED, Limits
-from skypool.pool.services import Services
+from skypool.pool.service_supervisor import Services
 from skypool.pool.takeover import Takeover
 from skypool.rental.supply import Supply
 

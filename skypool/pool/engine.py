@@ -33,17 +33,17 @@ from skypool.pool.connections import Connections
 from skypool.pool.connector import Connector
 from skypool.pool.departures import Departures
 from skypool.pool.facts import Facts
-from skypool.pool.forwards import Forwards
 from skypool.pool.health import HealthWatch
 from skypool.pool.idle_record import IdleWatch
 from skypool.pool.launches import Launches
 from skypool.pool.life import Life
 from skypool.pool.limits import Limits
 from skypool.pool.linger import SLACK, LingerWatch
+from skypool.pool.node_count import NodeCount
 from skypool.pool.node_listener import NodeListener
+from skypool.pool.open_forwards import Forwards
 from skypool.pool.replacement import alike
-from skypool.pool.services import Services
-from skypool.pool.sizing import Sizing
+from skypool.pool.service_supervisor import Services
 from skypool.pool.states import Phase
 from skypool.pool.takeover import Takeover
 from skypool.pool.tending import Tending
@@ -142,7 +142,7 @@ class PoolEngine:
         self.takeover = Takeover(terms, self.life, self.supply, agents, self.dispatch, self.services)
         self.departures = Departures(self.life, self.supply, self.dispatch, self.services, self._limits, self.takeover)
         self._launches = Launches(terms, self.life, self.supply, self.dispatch)
-        self.sizing = Sizing(terms, self.life, self.supply, self.dispatch, self._launches)
+        self.node_count = NodeCount(terms, self.life, self.supply, self.dispatch, self._launches)
         self._terminations = Terminations(self.life, self.supply, self._connector, self.idle)
         self._tending = Tending(self.life, self.supply, self.idle, self._limits, self.takeover)
         self.advice = Advice(terms, self.life)

@@ -13,10 +13,10 @@ from skypool.link.inbound import Welcome
 from skypool.model import Access
 from skypool.offers.ranking import Plan
 from skypool.pool import states
-from skypool.pool.forwards import Forwards
 from skypool.pool.health import HealthWatch
 from skypool.pool.idle_record import IdleWatch
 from skypool.pool.life import Life
+from skypool.pool.open_forwards import Forwards
 from skypool.pool.trust_levels import TrustLevels
 from skypool.provision.node_setup import NodeSetup
 from skypool.rental.orders import OrderKey

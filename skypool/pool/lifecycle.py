@@ -31,7 +31,7 @@ from skypool.pool.replacement import (
     is_hopeless,
     may_replace,
 )
-from skypool.pool.resizing import surplus
+from skypool.pool.shrinking import surplus
 from skypool.pool.states import (
     Action,
     Admit,

@@ -11,7 +11,7 @@ from skypool import clock
 from skypool.checks import duration_words
 from skypool.errors import BudgetExceeded, LifetimeExceeded, PoolClosed
 from skypool.event_loop import beside
-from skypool.link.connection import Link
+from skypool.link.link import Link
 from skypool.pool.linger import LingerWatch
 from skypool.rental.budget import NODE_LATER
 from skypool.rental.rental import Rental

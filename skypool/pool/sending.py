@@ -261,7 +261,7 @@ class CallSender:
                 f"{name} has an iterator among its arguments, which the processes of a gang cannot share: pass a list"
             )
         if every:
-            self.working().sizing.check_least(name, least, len(named) if isinstance(named, tuple) else None)
+            self.working().node_count.check_least(name, least, len(named) if isinstance(named, tuple) else None)
         nodes = [*self._chosen(name, named, least, self._check_gang if every else None, every=every)]
         engine = self.working()
         strangers = [node for node in nodes if engine.trust_levels.is_stranger(node)]
@@ -310,7 +310,7 @@ class CallSender:
         while True:
             engine = self.working()
             if numbers is None:
-                engine.sizing.await_nodes(name, least if every else 1, every)
+                engine.node_count.await_nodes(name, least if every else 1, every)
             there = engine.dispatch.roster.nodes(numbers)
             try:
                 if check is not None:

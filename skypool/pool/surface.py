@@ -18,7 +18,7 @@ from skypool.errors import UsageError
 from skypool.link.forward import Forward
 from skypool.pool.sending import CallSender
 from skypool.pool.service import Service
-from skypool.pool.services import check_service, restarts_asked
+from skypool.pool.service_supervisor import check_service, restarts_asked
 
 P = ParamSpec("P")
 R = TypeVar("R")

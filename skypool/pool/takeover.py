@@ -14,7 +14,7 @@ from skypool.model import Access, Instance
 from skypool.pool import states
 from skypool.pool.agents import Agents
 from skypool.pool.life import Life
-from skypool.pool.services import Services
+from skypool.pool.service_supervisor import Services
 from skypool.pool.states import Phase
 from skypool.rental.handover import Handover, HeldNode, NoSupply
 from skypool.rental.launch import Rented

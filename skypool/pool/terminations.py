@@ -10,7 +10,7 @@ from functools import partial
 
 from skypool.errors import ConnectionLost, StillRunning, not_ended, together
 from skypool.event_loop import beside
-from skypool.link.connection import Link
+from skypool.link.link import Link
 from skypool.model import Instance
 from skypool.pool import closing, states
 from skypool.pool.connector import Connector

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from skypool.link.inbound import Welcome
     from skypool.model import Access
     from skypool.offers.ranking import Plan
-    from skypool.pool.forwards import Forwards
     from skypool.pool.health import HealthWatch
+    from skypool.pool.open_forwards import Forwards
     from skypool.pool.states import Pool
     from skypool.rental.orders import OrderKey
     from skypool.rental.receipt import Receipt

@@ -21,8 +21,8 @@ from skypool.drivers.preflight import failure
 from skypool.errors import CredentialsError, LedgerError
 from skypool.event_loop import Loop
 from skypool.model import Finding, Need, Offer
-from skypool.offers.price_per_unit import SPOT_DAYS, outdated
 from skypool.offers.search import look_around
+from skypool.offers.sort_keys import SPOT_DAYS, outdated
 from skypool.rental.ledger import Ledger
 
 TABLE_DAYS = 180

@@ -25,7 +25,7 @@ from skypool.safety import private
 from skypool.shipping import bundle
 from skypool.text import printable
 from skypool.wire.transport import CommandStream, Transport, refusal
-from skypool_images.payload import Packed
+from skypool_images.file_archive import Packed
 
 _BLOCK = 4096
 """Bytes that `dd` on the machine reads at a time. Everything that is sent is padded to a multiple of this number."""

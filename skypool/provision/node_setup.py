@@ -9,7 +9,7 @@ from skypool.model import Access, Instance
 from skypool.processes import host_name
 from skypool.provision.bootstrap import SetupBundle
 from skypool.rental.request import Terms, packed
-from skypool_images.payload import Packed, Progress
+from skypool_images.file_archive import Packed, Progress
 
 
 class NodeSetup:

@@ -11,7 +11,7 @@ from skypool.checks import one_of
 from skypool.errors import UsageError
 from skypool.model import Need, Trust
 from skypool.offers.need import hosts_alike
-from skypool.offers.price_per_unit import OrderBy
+from skypool.offers.sort_keys import OrderBy
 from skypool.rental.budget import Budget
 
 Check = Literal["network", "nccl"]

@@ -26,7 +26,8 @@ from skypool.trust.budget import FAULTY, NotData
 from skypool.trust.decoding import ClassShape, Reading
 from skypool.trust.format import ALLOWED, ERROR, FLAGS, INSTANCE, MEMBER, NAMED
 from skypool.trust.refusals import short_form
-from skypool.wire import exceptions, rebuilt
+from skypool.wire import exceptions
+from skypool.wire.exception_pickles import HEAP, assign
 from skypool.wire.pickling import SCRIPT
 
 T = TypeVar("T")
@@ -292,7 +293,7 @@ def _set_attribute(kind: type, made: Any, name: Any, value: Any) -> None:
     place = _place(kind, name)
     if place is None:
         object.__getattribute__(made, "__dict__")[name] = value
-    elif place.__objclass__.__flags__ & rebuilt.HEAP or (name in ("name", "path") and type(value) in (str, type(None))):
+    elif place.__objclass__.__flags__ & HEAP or (name in ("name", "path") and type(value) in (str, type(None))):
         place.__set__(made, value)
     elif name != "name_from":  # left out: from Python 3.12 on, printing an ImportError imports what its `name` says
         raise NotData(
@@ -343,7 +344,7 @@ def _error(kind: type[Exception], r: Reading, values: tuple[Any, ...]) -> Except
     state.pop("args", None)  # some built-in exceptions have their arguments there, too
     notes = state.pop("__notes__", None)
     if type(notes) is list and notes:
-        rebuilt.assign(made, "__notes__", [printable(note) for note in notes if type(note) is str])
+        assign(made, "__notes__", [printable(note) for note in notes if type(note) is str])
     for name, value in state.items():
         _set_attribute(kind, made, name, value)
     return made

@@ -18,7 +18,7 @@ from skypool.trust.classes import Allowed
 from skypool.trust.decoding import ClassShape, Maker, Reading
 from skypool.trust.encoding import JSON, MOST_JSON
 from skypool.trust.format import ALLOWED
-from skypool.wire import rebuilt
+from skypool.wire.exception_pickles import assign
 from skypool.wire.exceptions import RemoteTraceback
 from skypool.wire.frames import Buffer
 
@@ -84,8 +84,8 @@ class DataReader:
         chain, text = got
         errors = [self._one(link, printable(text)) for link in chain]
         for error, cause in itertools.pairwise(errors):
-            rebuilt.assign(error, "__cause__", cause)
-        rebuilt.assign(errors[-1], "__cause__", RemoteTraceback(printable(text)))
+            assign(error, "__cause__", cause)
+        assign(errors[-1], "__cause__", RemoteTraceback(printable(text)))
         return errors[0]
 
     def _read(self, buffers: Sequence[Buffer], parent: Reading | None = None) -> Any:
@@ -150,7 +150,7 @@ class DataReader:
         if not isinstance(error, Exception):
             error = RemoteError(printable(kind), printable(text), traceback, printable(why))
         if notes and not getattr(error, "__notes__", None):
-            rebuilt.assign(error, "__notes__", list(map(printable, notes)))
+            assign(error, "__notes__", list(map(printable, notes)))
         return error
 
     def _member(self, r: Reading, link: Any) -> BaseException:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from skypool.errors import PickleError, RemoteError, SkypoolError
-from skypool.wire import codec, rebuilt
+from skypool.wire import codec, exception_pickles
 from skypool.wire.codec import failure_of, name_of, short
 from skypool.wire.error_text import text_of
 from skypool.wire.frames import Buffer
@@ -163,7 +163,7 @@ class _Rebuilt:
 
     def __reduce__(self) -> tuple[Any, ...]:
         error = self.error
-        kind, given, args, state = rebuilt.parts_of(error)
+        kind, given, args, state = exception_pickles.parts_of(error)
         if isinstance(error, BaseExceptionGroup):
             given = args = (error.message, [_Member(each) for each in error.exceptions])
         elif self.in_part:
@@ -175,7 +175,7 @@ class _Rebuilt:
             note = f"attributes left out because they cannot be pickled: {', '.join(left)}"
             notes = [*state.get("__notes__", ()), *([note] if left else [])]
             state = {name: part for name, part in state.items() if name not in left} | {"__notes__": notes}
-        return rebuilt.rebuild, (kind, given, args, state)
+        return exception_pickles.rebuild, (kind, given, args, state)
 
 
 class _Member:
@@ -198,8 +198,8 @@ def load_error(buffers: Sequence[Buffer]) -> BaseException:
     chain, text = pickle.loads(buffers[0])
     errors = [_load_one(*link, traceback_text=text) for link in chain]
     for error, cause in itertools.pairwise(errors):
-        rebuilt.assign(error, "__cause__", cause)
-    rebuilt.assign(errors[-1], "__cause__", RemoteTraceback(text))
+        exception_pickles.assign(error, "__cause__", cause)
+    exception_pickles.assign(errors[-1], "__cause__", RemoteTraceback(text))
     return errors[0]
 
 
@@ -215,5 +215,5 @@ def _load_one(
     if not isinstance(error, Exception):
         error = RemoteError(kind, text, traceback_text, why)
     if notes and not getattr(error, "__notes__", None):  # a class with a `__reduce__` of its own may lose them
-        rebuilt.assign(error, "__notes__", notes)
+        exception_pickles.assign(error, "__notes__", notes)
     return error

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, cast
 
 import cloudpickle
 
-from skypool.wire import class_pickles, definitions, identity, named, rebuilt
+from skypool.wire import class_pickles, definitions, exception_pickles, identity, named
 from skypool.wire.namespaces import Space
 
 PROTOCOL = 5
@@ -78,12 +78,12 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
             if obj in identity.UNNAMED:
                 return super().reducer_override(obj)
         if issubclass(kind, BaseException):
-            return rebuilt.reduce(obj)
+            return exception_pickles.reduce(obj)
         if isinstance(kind, EnumMeta):
             return named.reduce_member(obj)
         if (
             kind.__reduce__ is not object.__reduce__
-            and cast(Any, kind).__flags__ & rebuilt.HEAP
+            and cast(Any, kind).__flags__ & exception_pickles.HEAP
             and identity.is_by_value(kind)
         ):
             reduced = obj.__reduce_ex__(PROTOCOL)

@@ -28,9 +28,9 @@ from skypool.calls.options import Options
 from skypool.calls.pending import Code, PendingCall
 from skypool.errors import ConnectionLost, ProtocolError, UntrustedResult
 from skypool.link.chunks import Pieces
-from skypool.link.connection import Link
 from skypool.link.inbound import ModuleAsked, Pong, Printed, Welcome, message_of
 from skypool.link.inbox import Arrival
+from skypool.link.link import Link
 from skypool.link.reports import NodeReports
 from skypool.shipping.user_modules import Lender
 from skypool.trust.classes import Allowed

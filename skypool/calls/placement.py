@@ -1,4 +1,4 @@
-"""`HandOut`: sends waiting calls to the nodes with the most room, and has busy nodes give calls back for idle ones."""
+"""`Placement`: sends waiting calls to the nodes with most room, and has busy nodes give calls back for idle ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOOKED_AT = 8
 """The most busy lanes that are compared to choose the one from which an idle lane takes calls over."""
 
 
-class HandOut:
+class Placement:
     """The sender of waiting calls to the nodes of one pool. Callers of its methods hold the lock of the roster.
 
     Args:

@@ -9,8 +9,8 @@ import contextlib
 import selectors
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from skypool.link.connection import Link
 from skypool.link.inbox import Reading
+from skypool.link.link import Link
 
 _FEW = 4
 """The most connections that are simply read one after the other. For more, it is quicker to ask which have data."""

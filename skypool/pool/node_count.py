@@ -1,4 +1,4 @@
-"""`Sizing`: how many nodes a pool has. It changes their number, retires nodes, and waits until nodes are ready."""
+"""`NodeCount`: how many nodes a pool has. It changes their number, retires nodes, and waits until nodes are ready."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from skypool.pool import states
 from skypool.pool.launches import Launches
 from skypool.pool.life import Life
 from skypool.pool.replacement import LIVING
-from skypool.pool.resizing import check_retirement
+from skypool.pool.shrinking import check_retirement
 from skypool.pool.states import Phase
 from skypool.rental.handover import NoSupply
 from skypool.rental.request import Terms
 from skypool.rental.supply import Supply
 
 
-class Sizing:
+class NodeCount:
     """Sets the number of one pool's nodes.
 
     A method runs in the engine's thread unless its description says otherwise.
