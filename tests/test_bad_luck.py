@@ -26,7 +26,7 @@ import skypool as sky
 from skypool import events
 from skypool.agent import node
 from skypool.calls.roster import Roster
-from skypool.link import connection
+from skypool.link import link
 from skypool.shipping import bundle
 from tests.conftest import children, descendants, eventually, home, nodes, processes_of
 from tests.work import add, nap
@@ -688,7 +688,7 @@ def test_a_node_that_takes_too_long_to_answer_is_told_with_what_it_printed(
     monkeypatch: pytest.MonkeyPatch, says: str, ends: str
 ) -> None:
     monkeypatch.setattr(bundle, "agent_starter", lambda python, home: f"{says}cat >/dev/null")
-    monkeypatch.setattr(connection, "_START", 0.5)
+    monkeypatch.setattr(link, "_START", 0.5)
     pool = sky.ComputePool(slots=1, console="off", liveness=1)
     with pytest.raises(sky.ConnectionLost, match=f"cannot be reached: the node did not answer within 1 s{ends}$"):
         pool.start()

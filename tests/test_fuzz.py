@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import skypool as sky
+from skypool.link import link
 from skypool.shipping import bundle as ship
 from skypool.wire.agent_config import AgentConfig
 from skypool.wire.frames import PREFIX, WIRE_VERSION, Kind, encode, scan
@@ -199,8 +200,9 @@ FALSE_NODE = """\
     ],
 )
 def test_a_node_that_talks_nonsense_is_given_up_by_name_and_the_client_goes_on(
-    honest: sky.ComputePool, nonsense: str, at_once: bool, tmp_path: Path
+    honest: sky.ComputePool, nonsense: str, at_once: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(link, "_START", 2.0)
     false = tmp_path / "python"
     text = textwrap.dedent(FALSE_NODE).format(
         python=sys.executable, version=WIRE_VERSION, nonsense=nonsense, at_once=at_once

@@ -18,7 +18,7 @@ import skypool as sky
 from skypool import events
 from skypool.accelerators import H100
 from skypool.errors import ConnectionLost, PoolClosed, ProtocolError, RemoteError, WorkerDied
-from skypool.link import connection
+from skypool.link import link
 from skypool.link.inbound import message_of
 from skypool.provision.health_check import most_slots
 from skypool.report import words
@@ -127,7 +127,7 @@ def test_a_node_that_speaks_nonsense_is_given_up_alone_and_its_call_ends(
 def test_a_node_that_ends_each_connection_at_once_is_not_reached_again_without_pause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "_AT_ONCE", 2)
+    monkeypatch.setattr(link, "_AT_ONCE", 2)
     downs: list[float] = []
     with sky.ComputePool(false_node(tmp_path, "sys.exit()"), slots=1, console="off", liveness=30) as pool:
         pool.events.listen(lambda e: downs.append(time.monotonic()) if isinstance(e, events.LinkDown) else None)
