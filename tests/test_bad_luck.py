@@ -696,8 +696,8 @@ def test_a_node_that_takes_too_long_to_answer_is_told_with_what_it_printed(
 
 def test_a_node_may_start_more_slowly_than_its_later_silence_is_borne(monkeypatch: pytest.MonkeyPatch) -> None:
     starter = bundle.agent_starter
-    monkeypatch.setattr(bundle, "agent_starter", lambda python, home: f"sleep 2; {starter(python, home)}")
-    with sky.ComputePool(slots=1, console="off", liveness=1) as mine:
+    monkeypatch.setattr(bundle, "agent_starter", lambda python, home: f"sleep 6; {starter(python, home)}")
+    with sky.ComputePool(slots=1, console="off", liveness=4) as mine:
         assert add(1) >> mine == 2
 
 
