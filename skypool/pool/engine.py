@@ -84,7 +84,7 @@ class PoolEngine:
         life: the state of the pool.
         departures: handles the loss of nodes.
         takeover: takes the pool over from another process, or gives it up.
-        sizing: changes the number of nodes, and waits for them.
+        node_count: changes the number of nodes, and waits for them.
         call_ends: ends calls, streams and services.
         facts: what the pool shows to its watches.
         watches: runs the watches.

@@ -372,11 +372,9 @@ def _look_for_leftovers(place: Path, sites: Sequence[Site], before: set[int], mo
 
 
 def _of_another_lab(mount: str, own: set[str]) -> bool:
-    """Return whether a line of /proc/self/mounts is of a machine that other tests have at the same time."""
-    if "/skypool-docker-" in mount:  # none of the sites has a Docker daemon
-        return True
-    named = re.search(r"/skypool-lab/runs/(\w+)|/netns/lab-(\w+)", mount)
-    return named is not None and (named[1] or named[2]) not in own
+    """Return whether a line of /proc/self/mounts is of a machine or a Docker daemon of other tests."""
+    named = re.search(r"(?:/skypool-lab/runs/|/netns/lab-|/skypool-docker-)(\w+)", mount)
+    return named is not None and named[1] not in own
 
 
 def _processes_of(place: str) -> list[int]:
