@@ -672,7 +672,7 @@ def test_what_a_pool_can_do_without_may_fail(monkeypatch: pytest.MonkeyPatch) ->
 
 def processes_busy(pool: sky.ComputePool) -> bool:
     engine: Any = pool._engine
-    return any(node_queue.underway for node_queue in engine.dispatch.node_queues.values())
+    return any(lane.underway for each in engine.dispatch.node_queues.values() for lane in each.lanes)
 
 
 def test_calls_of_a_killed_node_run_elsewhere_if_retries_allow() -> None:

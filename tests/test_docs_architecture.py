@@ -229,7 +229,7 @@ with pool:
     assert train(1) >> pool == 2
     end_of("A call")
     future = until_there(str(folder / "go")) > pool
-    until(lambda: any(each.underway for each in pool._engine.dispatch.node_queues.values()))
+    until(lambda: any(lane.underway for each in pool._engine.dispatch.node_queues.values() for lane in each.lanes))
     cloud.control.interrupt(cloud.instances()[0], notice=3)
     until(lambda: list(pool.nodes.values()) == ["ended", "ready"])
     (folder / "go").touch()

@@ -64,7 +64,9 @@ def start(pool: sky.ComputePool, call: Call[Any], size: int, *, of: int | None =
 
 
 def ids_of(pool: sky.ComputePool) -> list[int]:
-    return [pending.id for pending in engine_of(pool).dispatch.node_queues[0].underway]
+    dispatch = engine_of(pool).dispatch
+    with dispatch._lock:
+        return [pending.id for pending in dispatch.node_queues[0].underway]
 
 
 def values(futures: Sequence[CallFuture[Any]]) -> list[Any]:
