@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import subprocess
 import sys
@@ -11,11 +12,13 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from skypool.drivers import Refusals, Rest, pages, preflight, retry, settings
-from skypool.errors import CapacityError, NoAnswer, ProviderError, RateLimitError, UsageError
+from skypool.drivers import Refusals, Rest, contract, pages, preflight, retry, settings
+from skypool.errors import CapacityError, NoAnswer, ProviderError, RateLimitError, StillRunning, UsageError
 from tests.conftest import served
 
 # --- settings ------------------------------------------------------------------------------------------------
@@ -39,6 +42,24 @@ def test_a_mistyped_word_is_told_the_nearest() -> None:
 
 
 # --- questions -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("errors", "calls"), [([errno.EMFILE, errno.ENFILE], 3), ([errno.EMFILE, errno.EACCES], 2)])
+def test_machines_end_though_no_descriptor_is_left_for_a_while(errors: list[int], calls: int) -> None:
+    asked: list[int] = []
+
+    def terminate(instances: object) -> None:
+        asked.append(1)
+        if errors:
+            raise OSError(errors.pop(0), "no")
+
+    driver: Any = SimpleNamespace(name="cloud", terminate=terminate)
+    if calls == 3:
+        contract.terminate(driver, [])
+    else:
+        with pytest.raises(StillRunning):
+            contract.terminate(driver, [])
+    assert len(asked) == calls
 
 
 def test_outcomes_are_in_order_and_errors_are_among_them() -> None:

@@ -10,9 +10,11 @@ together. A lease is how long a machine lives on without hearing from its client
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 from skypool import tracebacks
@@ -20,6 +22,8 @@ from skypool.errors import StillRunning, not_ended
 from skypool.model import Access, Bill, Finding, Instance, Leftover, Need, Offer, Order, Trust
 
 T = TypeVar("T")
+_DESCRIPTORS = 10.0
+"""Seconds to wait for a file descriptor when machines must end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +78,27 @@ def terminate(driver: Driver, instances: Sequence[Instance]) -> None:
     """Terminate instances with the driver's method `terminate`, and raise `StillRunning` for every kind of failure.
 
     Blocks until the provider says that the instances have ended. Any other error of the driver becomes the cause of a
-    StillRunning that names all the given instances.
+    StillRunning that names all the given instances. While this process has no file descriptor left, the method is
+    called again for 10 s.
 
     Raises:
         StillRunning: names the instances whose end could not be proved. They may still run and cost money.
     """
     try:
-        driver.terminate(instances)
+        _with_descriptors(partial(driver.terminate, instances))
     except StillRunning:
         raise
     except Exception as e:
         why = str(e) or type(e).__name__
         raise not_ended({f"{each.id} at {driver.name}": why for each in instances}, instances) from e
+
+
+def _with_descriptors(do: Callable[[], None]) -> None:
+    """Call `do`, and again while the process has no file descriptor left."""
+    from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
+
+    exhausted = retry_if_exception(lambda e: isinstance(e, OSError) and e.errno in (errno.EMFILE, errno.ENFILE))
+    Retrying(retry=exhausted, stop=stop_after_delay(_DESCRIPTORS), wait=wait_fixed(0.1), reraise=True)(do)
 
 
 def undo(terminate: Callable[[Sequence[Instance]], None], order: Order, instances: Sequence[Instance]) -> None:
