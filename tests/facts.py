@@ -73,7 +73,7 @@ class Given:
     def is_stranger(self, node: int) -> bool:
         return False
 
-    def way(self, node: int) -> Access:
+    def way(self, node: int) -> tuple[Access, str]:
         raise AssertionError("there is no node")
 
     def listen(self, hear: Callable[[events.Event], None]) -> Callable[[], None]:

@@ -16,8 +16,9 @@ import typer
 from skypool.cli import output
 from skypool.cli.observe import Name
 from skypool.errors import SkypoolError, UsageError
+from skypool.link.reach import local_command
 from skypool.model import Access, Instance
-from skypool.observers import client, reach
+from skypool.observers import client
 from skypool.rental.ledger import Ledger
 
 _A_SHELL = 'exec "${SHELL:-$(command -v bash || command -v sh)}"'
@@ -51,7 +52,7 @@ def shell(
     try:
         argv = client.command(pool, node, where + run, terminal, ports)
     except client.NoOwner:  # its process is gone, stopped, or on another computer
-        argv = reach.local_command(_access(pool, node), where + run, terminal, ports)
+        argv = local_command(_access(pool, node), "", where + run, terminal, ports)
     try:
         os.execvp(argv[0], argv)  # replaces this process, so signals and the exit status are the program's own
     except FileNotFoundError as e:

@@ -33,6 +33,7 @@ __all__ = [
     "inbox",
     "link",
     "outbox",
+    "reach",
     "reading_turns",
     "relay",
     "reports",

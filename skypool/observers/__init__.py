@@ -6,7 +6,6 @@ They cannot send calls, rent or end machines: there is no such request.
 
 - `place`: where the sockets are, and how they are put there and removed.
 - `protocol`: the messages between an observer and the owner.
-- `reach`: the command by which an observer reaches a node.
 - `stacks`: what the processes of the nodes are doing.
 - `server`: the owner's side; `observed`: what it shows of a pool; `watch`: opens and closes it with the pool.
 - `client`: the observer's side.
@@ -15,4 +14,4 @@ A node's agent is the process there that runs calls. A forward is a port of this
 node. A socket is stale if its owner was killed, so that no process serves it.
 """
 
-__all__ = ["client", "observed", "place", "protocol", "reach", "server", "stacks", "watch"]
+__all__ = ["client", "observed", "place", "protocol", "server", "stacks", "watch"]

@@ -123,7 +123,8 @@ def command(
     """Return a local command that runs a shell script on a node, by the way in which the owner reaches the node.
 
     Args:
-        script: the script. It can use the variables `folder` (folder of the node's agent) and `cwd` (that of calls).
+        script: the script. It can use the variables `folder` (folder of the node's agent), `cwd` (that of calls) and
+            `python`.
         terminal: True if the command is to run in a terminal.
         ports: triples (port of this computer, host, port) to forward while the command runs.
 

@@ -12,8 +12,8 @@ from skypool.devices.device import hardware
 from skypool.devices.health import NodeHealth
 from skypool.devices.sample import to_json
 from skypool.link.forward import Forward
+from skypool.link.reach import local_command
 from skypool.model import Instance
-from skypool.observers.reach import local_command
 from skypool.pool import states
 from skypool.pool.watch import PoolFacts
 from skypool.rental.receipt import Line, Receipt
@@ -111,7 +111,8 @@ class Observed:
         """Return a command for this computer that runs a shell script on a node.
 
         Args:
-            script: the script. It can use the variables `folder` (the folder of the agent) and `cwd` (that of calls).
+            script: the script. It can use the variables `folder` (the folder of the agent), `cwd` (that of calls) and
+                `python`.
             terminal: True if the command is to run in a terminal.
             ports: triples (port of this computer, host, port) to forward while the command runs.
 
@@ -119,7 +120,7 @@ class Observed:
             UsageError: the pool does not have the node, or ports cannot be forwarded to it in this way.
             PoolClosed: the pool has ended.
         """
-        return local_command(self._facts.way(node), script, terminal, ports)
+        return local_command(*self._facts.way(node), script, terminal, ports)
 
 
 def _machine(instance: Instance | None) -> dict[str, object]:

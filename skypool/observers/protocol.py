@@ -30,7 +30,7 @@ from typing import Any
 
 from skypool.errors import UsageError
 
-VERSION = 1
+VERSION = 2
 LONGEST_LINE = 65536
 """The most bytes of a request, with its newline."""
 LONGEST_ANSWER = 16 << 20
@@ -70,7 +70,8 @@ class Reach:
     """Request for a local command that runs a shell script on a node.
 
     Attributes:
-        script: the script. It can use the variables `folder` (folder of the node's agent) and `cwd` (that of calls).
+        script: the script. It can use the variables `folder` (folder of the node's agent), `cwd` (that of calls) and
+            `python`.
         terminal: True if the command is to run in a terminal.
         ports: triples (port of this computer, host, port) to forward while the command runs. Needs a node that is
             reached by ssh.

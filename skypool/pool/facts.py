@@ -110,7 +110,6 @@ class Facts:
             self._idle.record()
         return self._rental.known_receipt
 
-    def way(self, node: int) -> Access:
+    def way(self, node: int) -> tuple[Access, str]:
         self._dispatch.roster.nodes([node])  # raises UsageError for a node that does not exist
-        access, _ = self._life.connections.ways[node]
-        return access
+        return self._life.connections.ways[node]

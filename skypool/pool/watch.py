@@ -123,8 +123,8 @@ class PoolFacts(Protocol):
         """Return True for a node that is known not to be trusted."""
         ...
 
-    def way(self, node: int) -> Access:
-        """Return how a node is reached.
+    def way(self, node: int) -> tuple[Access, str]:
+        """Return how a node is reached, and the path of Python there, as for `link.reach.local_command`.
 
         Raises UsageError if there is no such node, and PoolClosed after the pool's end.
         """

@@ -1,7 +1,8 @@
-"""The local command by which an observer reaches a node."""
+"""The local command that runs a shell script on a node."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,12 +12,16 @@ from skypool.shipping.bundle import shell_path
 from skypool.wire.transport import SSH
 
 
-def local_command(access: Access, script: str, terminal: bool, ports: Sequence[tuple[int, str, int]]) -> list[str]:
+def local_command(
+    access: Access, python: str, script: str, terminal: bool = False, ports: Sequence[tuple[int, str, int]] = ()
+) -> list[str]:
     """Return a local command that runs a shell script on a machine.
 
     Args:
         access: how the machine is reached.
-        script: the script. It can use the variables `folder` (folder of the node's agent) and `cwd` (that of calls).
+        python: the path of Python there; "" if the setup of the machine wrote the path to a file.
+        script: the script. It can use the variables `folder` (folder of the node's agent), `cwd` (that of calls) and
+            `python`.
         terminal: True if the command is to run in a terminal.
         ports: triples (port of this computer, host, port) to forward while the command runs.
 
@@ -31,5 +36,6 @@ def local_command(access: Access, script: str, terminal: bool, ports: Sequence[t
                 "--forward out, and run `skypool forward` in another terminal"
             )
         transport = replace(transport, forwards=tuple(ports))
-    told = f"folder={shell_path(access.folder)}\ncwd={shell_path(access.cwd or access.folder)}\n"
+    word = shlex.quote(python) if python else f'"$(cat {shell_path(access.home)}/boot/python 2> /dev/null)"'
+    told = f"folder={shell_path(access.folder)}\ncwd={shell_path(access.cwd or access.folder)}\npython={word}\n"
     return transport.argv(["sh", "-c", told + script], terminal=terminal)
