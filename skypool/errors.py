@@ -37,6 +37,7 @@
     ├── CommandFailed                      a program of `skypool.cmd` failed or could not start; carries status
     ├── CallTimeout (TimeoutError)         the call ran longer than its timeout
     ├── SpoolFull (OSError)                the node has no room for an argument or a result
+    ├── TransferError                      files that could not be sent or fetched; carries the node and their paths
     ├── UntrustedResult                    a result that only code from an untrusted machine could rebuild
     ├── RemoteError                        a remote exception of a type unknown here; carries name and text
     └── ErrorGroup (ExceptionGroup)        several of these errors at once, for example one for each region
@@ -83,6 +84,7 @@ __all__ = [
     "SpoolFull",
     "StillRunning",
     "TakenOver",
+    "TransferError",
     "UnknownAccelerator",
     "UntrustedResult",
     "UsageError",
@@ -524,6 +526,21 @@ class CallTimeout(SkypoolError, TimeoutError):
 
 class SpoolFull(SkypoolError, OSError):
     """The error for a node that has no room, in memory or on disk, for an argument or a result."""
+
+
+class TransferError(SkypoolError):
+    """The error for files that could not be sent to a node, or fetched from it. No file is there in part.
+
+    Attributes:
+        node: the number of the node.
+        failures: a text for each file that is missing, at most 20 of them: its path, and why. Empty if the transfer
+            ended before the files were compared.
+    """
+
+    def __init__(self, message: str, node: int = -1, failures: Sequence[str] = ()) -> None:
+        self.node = node
+        self.failures = list(failures)
+        super().__init__(message)
 
 
 class UntrustedResult(SkypoolError):

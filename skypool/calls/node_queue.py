@@ -227,6 +227,7 @@ class NodeQueue:
         address: the address at which other nodes reach this node; "" if it is not known.
         host: the name of its machine; "" if it is not known.
         stalled: the ids of calls of generators that wait until their items are taken.
+        transfers: the number of transfers of files to or from the node that run now.
     """
 
     node: int
@@ -251,6 +252,7 @@ class NodeQueue:
     services: Lane = field(default_factory=lambda: Lane(0))
     idle: IdleTime = field(default_factory=lambda: IdleTime(clock.now()))
     stalled: frozenset[int] = frozenset()
+    transfers: int = 0
 
     @property
     def is_up(self) -> bool:
@@ -297,12 +299,12 @@ class NodeQueue:
         return not any(lane.underway for lane in self.lanes)
 
     def note_idle(self) -> None:
-        """Update `idle`: note whether calls, or services that count as work, run now.
+        """Update `idle`: note whether calls, transfers of files, or services that count as work, run now.
 
-        Call this after each change of the calls under way except `send`, which updates `idle` itself.
+        Call this after each change of these except `send`, which updates `idle` itself.
         """
         services = self.services.underway
-        held = bool(services) and any(each.busy for each in services.values())
+        held = self.transfers > 0 or (bool(services) and any(each.busy for each in services.values()))
         if held is not self.idle.held:
             self.idle.hold(clock.now(), held)
         if self.works:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import ChainMap
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from skypool import clock
 from skypool.calls.idle import Idleness, IdleTime
@@ -149,6 +150,23 @@ class Roster:
             node_queue = self.node_queues.get(node)
             if node_queue is not None:
                 node_queue.idle.measured(clock.now(), low)
+
+    @contextlib.contextmanager
+    def transferring(self, nodes: Iterable[int]) -> Iterator[None]:
+        """Count the block as work of these nodes: files go to them, or come from them."""
+        with self.lock:
+            queues = [self.node_queues[node] for node in nodes if node in self.node_queues]
+            self._transfer(queues, 1)
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._transfer([each for each in queues if self.node_queues.get(each.node) is each], -1)
+
+    def _transfer(self, queues: Iterable[NodeQueue], more: int) -> None:
+        for each in queues:
+            each.transfers += more
+            each.note_idle()
 
     def stall(self, node: int, calls: Collection[int]) -> None:
         """Note the ids of all generators on a node that wait until their items are taken. These count as idle."""

@@ -38,6 +38,7 @@ from skypool.cli import (
     accelerators,
     doctor,
     ending,
+    files,
     logs,
     money,
     new_driver,
@@ -78,6 +79,7 @@ def build() -> typer.Typer:
     ending.add_to(app)
     shell.add_to(app)
     observe.add_to(app)
+    files.add_to(app)
     logs.add_to(app)
     report.add_to(app)
     stack.add_to(app)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -18,6 +19,7 @@ from skypool.calls.options import NamedNodes, Options
 from skypool.calls.pending import Packed, PendingCall, UserCall
 from skypool.errors import ConnectionLost, UsageError
 from skypool.event_loop import Loop
+from skypool.files.transfer import NodeEnd, end_of
 from skypool.pool.engine import PoolEngine
 from skypool.pool.service import Service
 
@@ -295,6 +297,22 @@ class CallSender:
     def _check_network(self, nodes: Sequence[int]) -> None:
         if self._checks_network:
             self.working().network.ensure(nodes)
+
+    @contextlib.contextmanager
+    def transfer(self, name: str, named: NamedNodes) -> Iterator[list[NodeEnd]]:
+        """Yield how a transfer of files, which is the block, reaches each of these nodes. It counts as their work.
+
+        If none is named, wait for all nodes first.
+        """
+        numbers = self._chosen(name, named)
+        engine = self.working()
+        with engine.dispatch.roster.transferring(numbers):
+            yield [end_of(node, *engine.connections.ways[node]) for node in numbers]
+
+    @property
+    def patience(self) -> float:
+        """Seconds without a sign of a node after which it is given up."""
+        return self.working().terms.liveness
 
     def _chosen(
         self,

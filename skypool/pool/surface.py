@@ -15,6 +15,9 @@ from skypool.calls.groups import run_group, send_group
 from skypool.calls.options import NamedNodes, NodesAsked, node_asked
 from skypool.checks import number, switch, whole
 from skypool.errors import UsageError
+from skypool.files import transfer
+from skypool.files.progress import Progress
+from skypool.files.transfer import Transferred
 from skypool.link.forward import Forward
 from skypool.pool.sending import CallSender
 from skypool.pool.service import Service
@@ -350,6 +353,111 @@ class CallSurface:
         engine.dispatch.roster.nodes([number_])  # raises UsageError for a node that does not exist
         return engine.forwards.open(number_, host, port, here if socket is None else os.path.abspath(socket))
 
+    # --- files -----------------------------------------------------------------------------------------------
+
+    def push(
+        self,
+        local: str | os.PathLike[str],
+        remote: str | os.PathLike[str] | None = None,
+        node: NodesAsked = "all",
+        *,
+        delete: bool = False,
+        checksum: bool = False,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> Transferred:
+        """Send a file or a folder of this computer to nodes, side by side, and wait until it is there.
+
+            pool.push("data")                      # the folder "data" in the folder in which calls run
+            pool.push("train.py", "code/", node=0)
+
+        Files that are there are not sent again: those of equal size and time of change, and those of equal size and
+        contents. What `.gitignore` and `.skypoolignore` leave out is not sent. Permissions, times of change and
+        symbolic links are kept; owners, hard links and extended attributes are not.
+
+        A file gets its name when it is whole. If the connection is lost, this goes on where it stopped, until nothing
+        has moved for the pool's `liveness`. If the pool was not started, this starts it first.
+
+        Args:
+            local: the file or folder.
+            remote: the folder on the node whose contents the folder becomes, or the path of the file; for a file, a
+                folder if there is one, or if it ends with "/". Relative paths begin where calls run. Default None: the
+                same name there.
+            node: the number of a node, several numbers, or "all".
+            delete: also delete what the folder on the node has and this one does not. What is left out is not deleted.
+            checksum: compare the contents of all files of equal size, whatever their times.
+            progress: called in the thread that reads the files, a few times a second, with how far it is.
+
+        Raises:
+            UsageError: an argument is not valid, there is no such file, or the pool does not have the node.
+            TransferError: some files could not be read here or written there. All others are there.
+            ConnectionLost: a node cannot be reached.
+            PoolClosed: the pool has ended.
+        """
+        here = os.fspath(local)
+        there = transfer.name_of(os.path.abspath(os.path.expanduser(here))) if remote is None else os.fspath(remote)
+        _check_transfer(there, delete, checksum)
+        nodes = self._narrowed(node_asked(node), f"push({here!r})")
+        with self._sender.transfer(f"push({here!r})", None if nodes == "all" else nodes) as ends:
+            return transfer.push(
+                ends,
+                here,
+                there,
+                patience=self._sender.patience,
+                delete=delete,
+                checksum=checksum,
+                progress=Progress(progress),
+            )
+
+    def pull(
+        self,
+        remote: str | os.PathLike[str],
+        local: str | os.PathLike[str] | None = None,
+        node: int | None = None,
+        *,
+        delete: bool = False,
+        checksum: bool = False,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> Transferred:
+        """Fetch a file or a folder from a node, and wait until it is here. `push` has the rules; nothing is left out.
+
+            pool.pull("out", "results")        # the contents of "out" become those of the folder "results"
+            pool.pull("model.pt")              # to "model.pt" in the current folder
+
+        Nothing that the node says leads out of `local`, where it may put any files. Links that may lead out are told as
+        failures.
+
+        Args:
+            remote: the file or folder on the node.
+            local: the folder here, or the path of the file; for a file, a folder if there is one, or if it ends with
+                "/". Default None: the same name here.
+            node: the number of the node. Default: the first one.
+            delete: also delete what the folder here has and the node's does not.
+            checksum: compare the contents of all files of equal size, whatever their times.
+            progress: called a few times a second, with how far it is.
+
+        Raises:
+            UsageError: an argument is not valid, or the pool does not have the node.
+            TransferError: some files could not be read there or written here, or the node sent what it may not.
+            ConnectionLost: the node cannot be reached.
+            PoolClosed: the pool has ended.
+        """
+        there = os.fspath(remote)
+        _check_transfer(there, delete, checksum)
+        here = transfer.name_of(there) if local is None else os.fspath(local)
+        if node is not None:
+            whole("node", node, "the number of a node", least=0)
+        number_ = _first_of(self._narrowed(node, f"pull({there!r})"))
+        with self._sender.transfer(f"pull({there!r})", number_) as (end,):
+            return transfer.pull(
+                end,
+                there,
+                here,
+                patience=self._sender.patience,
+                delete=delete,
+                checksum=checksum,
+                progress=Progress(progress),
+            )
+
     # --- operators with a left operand that is not a call ----------------------------------------------------
 
     __array_ufunc__ = None  # makes numpy leave `array @ pool` to `__rmatmul__`
@@ -369,6 +477,14 @@ class CallSurface:
     def __rand__(self, value: object) -> NoReturn:
         """Raise a UsageError for `value & pool`: `&` combines calls, and a pool is not a call."""
         raise calls.no_call(value, "&")
+
+
+def _check_transfer(remote: str, delete: bool, checksum: bool) -> None:
+    """Raise UsageError for arguments that are not valid."""
+    switch("delete", delete)
+    switch("checksum", checksum)
+    if not remote or "\0" in remote:
+        raise UsageError(f"remote must be a path on the node, not {remote!r}")
 
 
 def _first_of(nodes: NamedNodes) -> int:

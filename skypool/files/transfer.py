@@ -1,0 +1,299 @@
+"""Sends files from this computer to nodes (`push`), and fetches files from a node (`pull`)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from skypool.errors import ConnectionLost, TransferError, UsageError
+from skypool.files.entries import entry_of, walk
+from skypool.files.frames import Broken, Channel, Refused
+from skypool.files.ignored import Ignored
+from skypool.files.progress import Progress, Stopped
+from skypool.files.receiving import Receiver
+from skypool.files.sending import Sender
+from skypool.link.reach import local_command
+from skypool.model import Access
+from skypool.shipping.bundle import NOT_FROM_HERE
+from skypool.text import plain
+from skypool.wire.transport import CommandStream, Transport, refusal
+
+_MODULES = ("frames", "entries", "folder", "receiving", "sending", "node_end")
+_FOLDER = files("skypool") / "files"
+_PROGRAM = zlib.compress(
+    json.dumps({f"skypool.files.{each}": (_FOLDER / f"{each}.py").read_text() for each in _MODULES}).encode()
+)
+"""The modules that are a node's end of a transfer. They are sent first, as they are too long for a command line."""
+_LOADER = NOT_FROM_HERE + (_FOLDER / "node_loader.py").read_text()
+"""The program that reads `_PROGRAM` and runs it."""
+_LONGEST_PAUSE = 8.0
+"""The longest pause in seconds between two connections."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEnd:
+    """What a transfer needs to know of a node.
+
+    Attributes:
+        node: the number of the node.
+        transport: tells what the messages of a local command mean.
+        command: returns the local command that runs a shell script on the node, with the variables of
+            `reach.local_command`.
+    """
+
+    node: int
+    transport: Transport
+    command: Callable[[str], Sequence[str]]
+
+    @contextlib.contextmanager
+    def opened(self, role: str, path: str, **options: bool) -> Iterator[CommandStream]:
+        """Start the node's end, and yield the connection to it. `path` begins at the folder in which calls run."""
+        words = shlex.join([str(len(_PROGRAM)), role, path, json.dumps(options)])
+        script = f'cd "$cwd" && exec "$python" -c {shlex.quote(_LOADER)} {words} 3>&1 1>&2'
+        try:
+            stream = CommandStream(self.command(script))
+        except OSError as e:
+            raise ConnectionLost(f"node {self.node} cannot be reached: {e.filename}: {e.strerror}", self.node) from e
+        try:
+            with contextlib.suppress(OSError):  # the transfer will find out, and tell why
+                stream.socket.sendall(_PROGRAM)
+            yield stream
+        finally:
+            stream.shut()
+            stream.close()
+
+
+def end_of(node: int, access: Access, python: str) -> NodeEnd:
+    """Return the end of a node that is reached in this way."""
+    return NodeEnd(node, access.transport, lambda script: local_command(access, python, script))
+
+
+@dataclass(frozen=True, slots=True)
+class Transferred:
+    """What a transfer has done.
+
+    Attributes:
+        files: the number of files that were sent or fetched, in sum over the nodes. Files that were there already, or
+            had come before the last connection was lost, do not count.
+        bytes: the bytes in them that went over the connection.
+        deleted: the number of files, folders and links that were deleted.
+        seconds: how long it took.
+    """
+
+    files: int
+    bytes: int
+    deleted: int
+    seconds: float
+
+
+def push(
+    ends: Sequence[NodeEnd],
+    local: str,
+    remote: str,
+    *,
+    patience: float,
+    delete: bool = False,
+    checksum: bool = False,
+    progress: Progress | None = None,
+) -> Transferred:
+    """Send a file or a folder to nodes, side by side.
+
+    Args:
+        ends: the nodes.
+        local: the file or folder.
+        remote: the folder on the nodes, or the path of the file.
+        patience: seconds without progress after which a node is given up.
+        delete: delete what the folder on a node has and the local one lacks.
+        checksum: compare the contents of all files of equal size.
+        progress: is kept up to date.
+
+    Raises:
+        UsageError: there is no such file or folder here.
+        ConnectionLost: a node cannot be reached.
+        TransferError: some files could not be read here, or written there.
+    """
+    began = time.monotonic()
+    local = os.path.abspath(os.path.expanduser(local))
+    if not os.path.exists(local):
+        raise UsageError(f"{local} does not exist; name a file or folder of this computer")
+    name = "" if os.path.isdir(local) else os.path.basename(local)
+    local = os.path.realpath(local)
+    ignored = Ignored(local)
+    shown = Progress() if progress is None else progress
+    done: dict[int, dict[str, Any]] = {}
+    refused: dict[int, Refused] = {}
+    tries = _Tries(patience, shown)
+    while left := [each for each in ends if each.node not in done and each.node not in refused]:
+        with contextlib.ExitStack() as open_streams:
+            streams = [
+                open_streams.enter_context(
+                    each.opened("receive", remote, delete=delete, checksum=checksum, again=tries.again)
+                )
+                for each in left
+            ]
+            channels = [Channel(each.socket.fileno(), each.socket.fileno()) for each in streams]
+            sender = Sender(
+                channels,
+                local,
+                name,
+                [entry_of(name, local)] if name else walk(local, ignored),
+                leaves_out=ignored,
+                delete=delete,
+                on_want=shown.want,
+                on_file=shown.begin,
+                on_bytes=shown.move,
+            )
+            try:
+                sender.run()
+            except OSError as e:
+                raise UsageError(f"{e.filename or local} cannot be read: {e.strerror}") from e
+            except Stopped as e:
+                raise _cause(e) from None
+            finally:
+                for each in streams:
+                    each.shut()
+                sender.stop()
+            again: list[int] = []
+            for index, end in enumerate(left):
+                error = sender.lost.get(index)
+                if index in sender.ends:
+                    done[end.node] = sender.ends[index]
+                elif isinstance(error, Refused):
+                    refused[end.node] = error
+                else:
+                    again.append(index)
+            if again:
+                first = again[0]
+                tries.pause(left[first], streams[first], channels[first], sender.lost[first])
+    for node, error in refused.items():
+        raise TransferError(f"node {node}: {plain(str(error))}", node) from error
+    for node, said in done.items():
+        _check(node, said)
+    return Transferred(
+        sum(each["files"] for each in done.values()),
+        sum(each["bytes"] for each in done.values()),
+        sum(each["deleted"] for each in done.values()),
+        time.monotonic() - began,
+    )
+
+
+def pull(
+    end: NodeEnd,
+    remote: str,
+    local: str,
+    *,
+    patience: float,
+    delete: bool = False,
+    checksum: bool = False,
+    progress: Progress | None = None,
+) -> Transferred:
+    """Fetch a file or a folder from a node. The arguments and errors are as of `push`.
+
+    Nothing that the node says leads out of `local`: such paths and links are refused.
+    """
+    began = time.monotonic()
+    local = os.path.expanduser(local)
+    shown = Progress() if progress is None else progress
+    tries = _Tries(patience, shown)
+    while True:
+        with end.opened("send", remote) as stream:
+            channel = Channel(stream.socket.fileno(), stream.socket.fileno())
+            receiver = Receiver(
+                channel,
+                local,
+                name=os.path.basename(remote.rstrip("/")),
+                delete=delete,
+                checksum=checksum,
+                inside=True,
+                again=tries.again,
+                on_want=shown.want,
+                on_file=shown.begin,
+                on_bytes=shown.move,
+            )
+            try:
+                said = receiver.run()
+                break
+            except Stopped as e:
+                raise _cause(e) from None
+            except Refused as e:
+                raise TransferError(f"node {end.node}: {plain(str(e))}", end.node) from e
+            except Broken as e:
+                stream.shut()
+                channel.join()
+                tries.pause(end, stream, channel, e)
+            finally:
+                stream.shut()
+                channel.join()
+    _check(end.node, said)
+    return Transferred(said["files"], said["bytes"], said["deleted"], time.monotonic() - began)
+
+
+def name_of(path: str) -> str:
+    """Return the last name of a path. Raises UsageError if it has none, as `..`."""
+    name = os.path.basename(os.path.normpath(path))
+    if name in ("", ".", "..", "~"):
+        raise UsageError(f"{path!r} does not end with a name; say where its contents are to go")
+    return name
+
+
+def _cause(stopped: Stopped) -> BaseException:
+    """Return the error of the user's function."""
+    return stopped.__cause__ or stopped
+
+
+def _check(node: int, said: dict[str, Any]) -> None:
+    """Raise TransferError if some files are missing."""
+    count = said["failed"]
+    if count:
+        failures = [plain(each) for each in said["errors"]]
+        more = f"; and {count - 3} more" if count > 3 else ""
+        raise TransferError(
+            f"{count} of the files are not there (node {node}): {'; '.join(failures[:3])}{more}. All others are",
+            node,
+            failures,
+        )
+
+
+class _Tries:
+    """The attempts of one transfer. Another one follows until nothing has moved for `patience` seconds.
+
+    Attributes:
+        again: True for every attempt but the first.
+    """
+
+    def __init__(self, patience: float, progress: Progress) -> None:
+        self._patience = patience
+        self._progress = progress
+        self.again = False
+        self._moved = 0
+        self._since = time.monotonic()
+        self._pause = 0.25
+        self._silent = False
+
+    def pause(self, end: NodeEnd, stream: CommandStream, channel: Channel, why: Exception) -> None:
+        """Wait before the next attempt. Raises ConnectionLost if there is none."""
+        said = stream.end() or str(why)
+        error = ConnectionLost(f"the connection to node {end.node} was lost: {said}", end.node)
+        if channel.came is not None:
+            self._since = max(self._since, channel.came)
+        else:
+            error = refusal(end.transport, end.node, said)
+            if type(error) is not ConnectionLost:
+                raise error from why  # another login or host key will not come
+        if self._progress.bytes > self._moved:
+            self._moved, self._since, self._pause = self._progress.bytes, time.monotonic(), 0.25
+        late = time.monotonic() + self._pause - self._since > self._patience
+        if late and (channel.came is None or self._silent):
+            raise error from why
+        self._silent = late
+        self.again = True
+        time.sleep(self._pause)
+        self._pause = min(_LONGEST_PAUSE, 2 * self._pause)
