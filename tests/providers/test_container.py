@@ -86,6 +86,17 @@ def test_a_pool_lives_and_ends_in_two_containers(there: Docker, capfd: pytest.Ca
     assert "said hi" in capfd.readouterr().out
 
 
+def test_files_go_to_a_container_and_come_back(there: Docker, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "sub").mkdir(parents=True)
+    (source / "sub" / "file").write_bytes(bytes(range(256)) * 10_000)
+    with pool(container()) as p:
+        assert p.push(source, "there").files == 1
+        assert p.submit(os.path.getsize, "there/sub/file").result() == 2_560_000
+        p.pull("there", tmp_path / "back")
+    assert (tmp_path / "back" / "sub" / "file").read_bytes() == (source / "sub" / "file").read_bytes()
+
+
 def test_a_terminal_in_a_container(there: Docker) -> None:
     with pool(container(), name="inside"):
         shown = typed("echo $(pwd) at $(tty)\nexit\n", "inside")
