@@ -22,7 +22,7 @@ class Ignored:
     """The patterns of a folder and all folders below it. In a git checkout, those of the folders above it count, too,
     unless they leave out the folder itself.
 
-    Ask about a folder before what is in it, as `entries.walk` does: what lies in a folder that is left out is not asked.
+    Ask about a folder before what is in it, as `entries.walk` does, and not about what is in one that is left out.
     """
 
     def __init__(self, root: str) -> None:
