@@ -557,6 +557,147 @@ def test_very_deep_folders_take_few_descriptors(tmp_path: Path) -> None:
     assert tree(target) == tree(source)
 
 
+def test_an_error_that_a_disk_tells_when_a_file_is_closed_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    (source / "a").write_bytes(bytes(range(256)) * 4)
+    close, failed = os.close, []
+
+    def fails(file: int) -> None:
+        whole = stat.S_ISREG(os.fstat(file).st_mode) and os.fstat(file).st_size == 1024
+        read_only = fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+        close(file)
+        if whole and not read_only and not failed:
+            failed.append(file)
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(os, "close", fails)
+    said = moved(source, target)
+    assert failed
+    assert isinstance(said, Refused)
+    assert [*target.iterdir()] == []
+    assert moved(source, target)["files"] == 1
+    assert tree(target) == tree(source)
+
+
+def test_a_transfer_that_is_lost_while_it_hashes_does_not_finish_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    left_part(source, target)
+    monkeypatch.setattr(frames, "SIGN", 0.05)
+    digest_of = folder.digest_of
+    with channels() as (ours, theirs, cut):
+
+        def slowly(file: int, check: Callable[[], None]) -> str:
+            cut()
+            time.sleep(1)
+            return digest_of(file, check)
+
+        monkeypatch.setattr(folder, "digest_of", slowly)
+        thread, said = received(theirs, target)
+        sender = sender_of([ours], source)
+        sender.run()
+        thread.join()
+        sender.stop()
+    assert isinstance(said[0], Broken)
+    assert not (target / "large").exists()
+    assert len([*target.glob(f"{PARTS}*/*")]) == 1
+
+
+def test_what_a_lost_transfer_has_left_makes_room_for_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    left_part(source, target)
+    (source / "large").write_bytes(bytes(3 << 20))
+    room = os.fstatvfs
+
+    class Little:
+        f_blocks, f_frsize = 1 << 20, 1
+        f_bavail = 2 << 20
+
+    monkeypatch.setattr(os, "fstatvfs", lambda _: Little)
+    assert moved(source, target)["files"] == 1
+    monkeypatch.setattr(os, "fstatvfs", room)
+    assert tree(target) == tree(source)
+
+
+def test_a_receiver_that_ends_before_another_one_has_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending, "SIGN", 0.05)
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "a").write_text("x")
+    with channels() as slow, channels() as quick:
+        first = received(slow[1], tmp_path / "slow", on_bytes=lambda _: time.sleep(1.5))
+        second = received(quick[1], tmp_path / "quick")
+        threading.Thread(target=lambda: (second[0].join(), quick[2]())).start()
+        sender = sender_of([slow[0], quick[0]], source)
+        sender.run()
+        first[0].join()
+        slow[2]()
+        sender.stop()
+    assert (sorted(sender.ends), sender.lost) == ([0, 1], {})
+
+
+def test_a_file_that_changes_there_after_it_was_compared_keeps_its_time(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    for each in (source, target):
+        each.mkdir()
+        (each / "a").write_text("same")
+    os.utime(target / "a", ns=(1, 1))
+    with channels() as (ours, theirs, cut):
+        thread, said = received(theirs, target)
+        say(ours, HELLO, listed(a_file("a", 4)))
+        while ours.receive()[0] != frames.WANT:
+            pass
+        (target / "a").write_text("edit")
+        say(ours, (frames.SAME, bytes(8)), (frames.LISTED, b""), (frames.END, b""))
+        thread.join(5)
+        cut()
+    assert said[0]["errors"] == ["a: it was changed there meanwhile"]
+    assert (target / "a").stat().st_mtime_ns > 1 << 60
+
+
+def test_a_folder_that_cannot_be_emptied_keeps_its_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    for each in (source, target):
+        each.mkdir()
+    (target / "a").write_text("x")
+    target.chmod(0o2775)
+
+    def never(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "unlink", never)
+    said = moved(source, target, delete=True)
+    assert said["errors"] == ["a: Operation not permitted"]
+    assert stat.S_IMODE(target.stat().st_mode) == 0o2775
+
+
+def test_what_other_computers_have_left_is_removed_after_a_day(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    for name in ("old", "new"):
+        (target / f"{PARTS}-{name}").mkdir(parents=True)
+        (target / f"{PARTS}-{name}" / "x").write_text("x")
+    for each in (target / f"{PARTS}-old" / "x", target / f"{PARTS}-old"):
+        os.utime(each, (1, 1))
+    moved(source, target)
+    assert [each.name for each in target.glob(f"{PARTS}*")] == [f"{PARTS}-new"]
+
+
+def test_many_long_names_can_be_deleted(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    deep = target / ("ü" * 120) / ("ü" * 120) / ("ü" * 120)
+    deep.mkdir(parents=True)
+    for number in range(1500):
+        (deep / f"{number:0100}").touch()
+    assert moved(source, target, delete=True)["deleted"] == 1503
+
+
 # --- a hostile sender ------------------------------------------------------------------------------------------
 
 

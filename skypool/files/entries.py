@@ -20,6 +20,7 @@ PARTS = ".skypool-parts"
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _LONGEST_NAME = 255
 _LONGEST_PATH = 4096
+_LATEST = (1 << 62) - 1
 _ZEROS = bytes(BLOCK)
 
 
@@ -81,15 +82,20 @@ def entry_of(path: str, file: str) -> Entry:
         about = os.lstat(file)
         mode = stat.S_IMODE(about.st_mode) & 0o777
         if stat.S_ISREG(about.st_mode):
-            data = _data_of(file) if _has_holes(about) else about.st_size
-            return Entry(path, "f", mode, about.st_size, about.st_mtime_ns, "", data)
+            data = min(_data_of(file), about.st_size) if _has_holes(about) else about.st_size
+            return Entry(path, "f", mode, about.st_size, _mtime(about), "", data)
         if stat.S_ISDIR(about.st_mode):
-            return Entry(path, "d", mode, 0, about.st_mtime_ns)
+            return Entry(path, "d", mode, 0, _mtime(about))
         if stat.S_ISLNK(about.st_mode):
             return Entry(path, "l", text=os.readlink(file))
     except OSError as e:
         return Entry(path, "s", text=e.strerror or str(e))
     return Entry(path, "s", text="it is no file, folder or link")
+
+
+def _mtime(about: os.stat_result) -> int:
+    """Return a time of change that `told_entry` allows."""
+    return max(-_LATEST, min(about.st_mtime_ns, _LATEST))
 
 
 def is_part(name: str) -> bool:
@@ -144,8 +150,11 @@ def _data_from(file: int, at: int, end: int) -> tuple[int, int]:
         return at, end  # a file system that knows no holes
 
 
-def digest_of(file: int) -> str:
-    """Return a hash of a file's contents. Holes are read in no time, and have the hash of zeros."""
+def digest_of(file: int, check: Callable[[], None] = lambda: None) -> str:
+    """Return a hash of a file's contents; "" if it gets shorter. Holes are read in no time, and have the hash of zeros.
+
+    `check` is called for each block, and may raise an error.
+    """
     made = hashlib.blake2b(digest_size=20)
     about = os.fstat(file)
     size, holes = about.st_size, _has_holes(about)
@@ -154,9 +163,10 @@ def digest_of(file: int) -> str:
         data, hole = _data_from(file, at, size) if holes else (0, size)
         at = max(at, data - data % BLOCK)
         while at < hole:
+            check()
             content = os.pread(file, BLOCK, at)
             if not content:
-                return ""  # it gets shorter
+                return ""
             if content != _ZEROS[: len(content)]:
                 made.update(at.to_bytes(8))
                 made.update(content)
@@ -177,7 +187,7 @@ def told_entry(said: Any) -> Entry:
         or "\0" in text
         or len(text) > _LONGEST_PATH
         or (kind in ("l", "s")) != bool(text)
-        or not -(1 << 62) < mtime < 1 << 62
+        or not -_LATEST <= mtime <= _LATEST
         or not data <= size < 1 << 62
     ):
         raise Refused("the other end sent an entry that makes no sense")

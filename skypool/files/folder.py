@@ -15,12 +15,14 @@ import stat
 import sys
 import time
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
-from skypool.files.entries import PARTS, READ, Entry, digest_of, pieces
+from skypool.files.entries import PARTS, READ, Entry, digest_of, is_part, pieces
 from skypool.files.frames import Refused
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OLD = 86400.0
+"""Seconds after which what a transfer has left is removed by another one."""
 _WAIT = 65.0
 """Seconds to wait for another transfer into the same folder. A lost one ends within 60 s."""
 
@@ -77,6 +79,10 @@ class Folder:
             os.close(self._here)
         self._path, self._here = "", self.root
 
+    def is_near(self, path: str) -> bool:
+        """Return True if the folder that `path` is in is on the same file system as the whole."""
+        return os.fstat(self.parent(path)[0]).st_dev == os.fstat(self.root).st_dev
+
     def make(self, path: str) -> None:
         """Make a folder that can be written, in place of a file or link."""
         folder, name = self.parent(path)
@@ -97,7 +103,11 @@ class Folder:
             if os.readlink(name, dir_fd=folder) == target:
                 return
         beside = _beside()
-        os.symlink(target, beside, dir_fd=folder)
+        try:
+            os.symlink(target, beside, dir_fd=folder)
+        except PermissionError:
+            folder = self.opened_up(path)
+            os.symlink(target, beside, dir_fd=folder)
         try:
             self.put(folder, beside, path)
         except BaseException:
@@ -112,12 +122,22 @@ class Folder:
         folder, name = self.parent(path)
         try:
             os.rename(beside, name, src_dir_fd=source, dst_dir_fd=folder)
+        except PermissionError:
+            folder = self.opened_up(path)
+            os.rename(beside, name, src_dir_fd=source, dst_dir_fd=folder)
         except IsADirectoryError:
             try:
                 os.rmdir(name, dir_fd=folder)
             except OSError as e:
                 raise OSError(e.errno, "a folder is in its place; remove that first") from e
             os.rename(beside, name, src_dir_fd=source, dst_dir_fd=folder)
+
+    def opened_up(self, path: str) -> int:
+        """Make the folder that `path` is in writable again, as another transfer may have finished it. Return it."""
+        folder = path.rpartition("/")[0]
+        if folder:
+            self.make(folder)
+        return self.at(folder)
 
     def set_folder(self, entry: Entry) -> None:
         """Give a folder its mode and its time, unless it belongs to another user."""
@@ -150,8 +170,14 @@ class Folder:
         try:
             does(name, dir_fd=folder)
         except PermissionError:
-            os.fchmod(folder, 0o700)
-            does(name, dir_fd=folder)
+            mode = stat.S_IMODE(os.fstat(folder).st_mode)
+            if mode & 0o300 == 0o300:
+                raise
+            os.fchmod(folder, mode | 0o300)
+            try:
+                does(name, dir_fd=folder)
+            finally:
+                os.fchmod(folder, mode)
 
 
 class Parts:
@@ -173,10 +199,10 @@ class Parts:
         self._mine: int | None = None
         deadline = time.monotonic() + (_WAIT if wait else 0.0)
         with contextlib.suppress(OSError):  # files come beside their places then
+            self._sweep()
             while (mine := self._opened()) is None and time.monotonic() < deadline:
                 time.sleep(0.1)
             self._mine = mine
-            folder.ignores_case = about(folder.root, self._name.upper()) is not None
             self._keep_newest()
 
     def _opened(self) -> int | None:
@@ -190,6 +216,7 @@ class Parts:
             mine = os.open(self._name, _FOLDER, dir_fd=self._folder.root)
         except FileNotFoundError:
             return None  # another transfer has just ended
+        self._folder.ignores_case = about(self._folder.root, self._name.upper()) is not None
         try:
             if os.fstat(mine).st_uid != os.geteuid():
                 raise PermissionError(errno.EPERM, "it belongs to another user")
@@ -201,9 +228,44 @@ class Parts:
             pass
         except BaseException:
             os.close(mine)
+            with contextlib.suppress(OSError):
+                os.rmdir(self._name, dir_fd=self._folder.root)
             raise
         os.close(mine)
         return None
+
+    def _sweep(self) -> None:
+        """Remove what other computers, or this one before it started anew, have left more than a day ago."""
+        for name in filter(is_part, os.listdir(self._folder.root)):
+            with contextlib.suppress(OSError):  # of another user, or in use
+                found = about(self._folder.root, name)
+                if name == self._name or found is None or time.time() - found.st_mtime < _OLD:
+                    continue
+                if not stat.S_ISDIR(found.st_mode):
+                    os.unlink(name, dir_fd=self._folder.root)
+                    continue
+                left = os.open(name, _FOLDER, dir_fd=self._folder.root)
+                try:
+                    fcntl.flock(left, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    files = {each: os.stat(each, dir_fd=left) for each in os.listdir(left)}
+                    if all(time.time() - each.st_mtime > _OLD for each in files.values()):
+                        for each in files:
+                            os.unlink(each, dir_fd=left)
+                        os.rmdir(name, dir_fd=self._folder.root)
+                finally:
+                    os.close(left)
+
+    def keep_only(self, entries: Iterable[Entry]) -> int:
+        """Remove what has come of other files. Return the bytes that are free now."""
+        if self._mine is None:
+            return 0
+        kept = {_part(each) for each in entries}
+        freed = 0
+        for each in os.listdir(self._mine):
+            if each not in kept:
+                freed += os.stat(each, dir_fd=self._mine).st_blocks * 512
+                os.unlink(each, dir_fd=self._mine)
+        return freed
 
     def _keep_newest(self) -> None:
         """Remove all files but the newest one, which is what the last transfer has left."""
@@ -215,16 +277,20 @@ class Parts:
 
     def have(self, entry: Entry) -> int:
         """Return the number of bytes that are there of a file from an earlier transfer."""
-        found = None if self._mine is None else about(self._mine, _part(entry))
+        near = self._mine is not None and self._folder.is_near(entry.path)
+        found = about(self._mine, _part(entry)) if near and self._mine is not None else None
         if found is None or not stat.S_ISREG(found.st_mode) or found.st_size > entry.size:
             return 0
         return found.st_size if found.st_mode & 0o600 == 0o600 else 0
 
     def begin(self, entry: Entry, offset: int) -> Incoming:
         """Begin to write a file at an offset, which `have` has returned."""
-        if self._mine is not None:
+        if self._mine is not None and self._folder.is_near(entry.path):
             return Incoming(self._folder, entry, os.dup(self._mine), _part(entry), offset)
-        return Incoming(self._folder, entry, os.dup(self._folder.parent(entry.path)[0]), "", offset)
+        try:
+            return Incoming(self._folder, entry, os.dup(self._folder.parent(entry.path)[0]), "", offset)
+        except PermissionError:
+            return Incoming(self._folder, entry, os.dup(self._folder.opened_up(entry.path)), "", offset)
 
     def close(self, done: bool) -> None:
         """Remove what is left if the transfer is done, and give up the folder."""
@@ -280,19 +346,22 @@ class Incoming:
             raise Refused(f"the other end sent more of {self._entry.path!r} than it announced")
         self._at += size
 
-    def finish(self, digest: str) -> str:
+    def finish(self, digest: str, check: Callable[[], None]) -> str:
         """Give the file its time, its mode and its name. Return why it is not whole; "" if it is.
 
-        A file whose beginning is of an earlier transfer must have the hash `digest`.
+        A file whose beginning is of an earlier transfer must have the hash `digest`. `check` raises Broken if the
+        transfer is lost: another one may have replaced the file already.
         """
         try:
             if self._at != self._entry.size:
                 raise Refused(f"the other end sent {self._at} of {self._entry.size} bytes of {self._entry.path!r}")
             os.ftruncate(self._file, self._entry.size)
-            if self._offset and digest_of(self._file) != digest:
+            if self._offset and digest_of(self._file, check) != digest:
                 self._remove()
                 return "what an earlier transfer had left of it was damaged; send it again"
+            check()
             self._set(self._file)
+            self._close_file()  # some disks tell only now that they are full, and the name must not come before
             try:
                 self._folder.put(self._aside, self._name, self._entry.path)
             except OSError as e:
@@ -300,8 +369,7 @@ class Incoming:
                     raise
                 self._copy()
         except OSError:
-            if not self._keeps:
-                self._remove()
+            self._remove()
             raise
         finally:
             self._close()
@@ -314,33 +382,36 @@ class Incoming:
         self._close()
 
     def _copy(self) -> None:
-        """Put a copy into the file's place, which is on another file system."""
+        """Put a copy into the file's place, which is on another mount."""
         folder = os.dup(self._folder.parent(self._entry.path)[0])
         name = _beside()
         try:
+            self._file = os.open(self._name, READ, dir_fd=self._aside)
             copy = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
             try:
-                at = 0
-                for piece in pieces(self._file, 0, self._entry.size):
-                    if isinstance(piece, int):
-                        at += piece
-                        continue
-                    left = memoryview(piece)
-                    while left:
-                        written = os.pwrite(copy, left, at)
-                        at += written
-                        left = left[written:]
-                os.ftruncate(copy, self._entry.size)
-                self._set(copy)
+                with open(copy, "wb", buffering=0) as written:  # which closes it before it gets its name
+                    self._copy_to(written.fileno())
                 self._folder.put(folder, name, self._entry.path)
             except BaseException:
                 os.unlink(name, dir_fd=folder)
                 raise
-            finally:
-                os.close(copy)
         finally:
             os.close(folder)
         self._remove()
+
+    def _copy_to(self, copy: int) -> None:
+        at = 0
+        for piece in pieces(self._file, 0, self._entry.size):
+            if isinstance(piece, int):
+                at += piece
+                continue
+            left = memoryview(piece)
+            while left:
+                written = os.pwrite(copy, left, at)
+                at += written
+                left = left[written:]
+        os.ftruncate(copy, self._entry.size)
+        self._set(copy)
 
     def _set(self, file: int) -> None:
         os.fchmod(file, self._entry.mode)
@@ -350,9 +421,18 @@ class Incoming:
         with contextlib.suppress(OSError):
             os.unlink(self._name, dir_fd=self._aside)
 
+    def _close_file(self) -> None:
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
+
     def _close(self) -> None:
-        os.close(self._file)
-        os.close(self._aside)
+        aside, self._aside = self._aside, -1
+        try:
+            self._close_file()
+        finally:
+            if aside >= 0:
+                os.close(aside)
 
 
 def about(folder: int, name: str) -> os.stat_result | None:
@@ -363,10 +443,20 @@ def about(folder: int, name: str) -> os.stat_result | None:
         return None
 
 
-def set_file(folder: int, name: str, entry: Entry) -> None:
-    """Give a file its mode and its time. Raises OSError if it is another user's, cannot be read, or is a link."""
+def version_of(found: os.stat_result) -> tuple[int, int]:
+    """Return what is another one once a file was changed or replaced."""
+    return found.st_ino, found.st_mtime_ns
+
+
+def set_file(folder: int, name: str, entry: Entry, version: tuple[int, int]) -> None:
+    """Give a file its mode and its time, unless it is not `version` any more.
+
+    Raises OSError if it is not, belongs to another user, cannot be read, or is a link.
+    """
     with open(os.open(name, READ, dir_fd=folder), "rb") as file:
         found = os.fstat(file.fileno())
+        if version_of(found) != version:
+            raise OSError(errno.EBUSY, "it was changed there meanwhile")
         if stat.S_IMODE(found.st_mode) != entry.mode:
             os.fchmod(file.fileno(), entry.mode)
         if found.st_mtime_ns != entry.mtime:

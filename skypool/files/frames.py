@@ -49,6 +49,7 @@ class Channel:
         target: the descriptor that is written; it may be the same one.
 
     Attributes:
+        gone: True once a sign of life could not be sent, as the other end has closed the connection.
         came: the time by `time.monotonic()` at which the other end sent something last; None if it has not yet.
     """
 
@@ -66,6 +67,7 @@ class Channel:
         self._sending = threading.Lock()
         self._sent = time.monotonic()
         self._signer: threading.Thread | None = None
+        self.gone = False
         self.came: float | None = None
 
     def send(self, kind: int, content: bytes = b"") -> None:
@@ -117,9 +119,11 @@ class Channel:
         ended = threading.Event()
 
         def run() -> None:
-            with contextlib.suppress(Broken):  # the thread in the block finds out
+            try:
                 while not ended.wait(SIGN / 4):
                     self.sign()
+            except Broken:
+                self.gone = True  # the thread in the block finds out
 
         self._signer = threading.Thread(target=run, daemon=True)
         self._signer.start()
@@ -127,6 +131,11 @@ class Channel:
             yield
         finally:
             ended.set()
+
+    def check(self) -> None:
+        """Raise Broken if the other end is known to be gone. Call this in long work, and before its result is used."""
+        if self.gone:
+            raise Broken("the connection was closed")
 
     def join(self) -> None:
         """Wait until nothing writes any more. The connection must be shut."""

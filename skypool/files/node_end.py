@@ -34,6 +34,10 @@ def main(role: str, path: str, options: str) -> None:
                 _send(channel, os.path.expanduser(path))
         except OSError as e:
             raise Refused(f"{e.filename or path}: {e.strerror}") from e
+        except (Broken, Refused):
+            raise
+        except Exception as e:
+            raise Refused(f"{type(e).__name__}: {e}") from e
     except Refused as e:
         with contextlib.suppress(Broken):
             channel.tell(FAILED, str(e))

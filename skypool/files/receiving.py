@@ -10,11 +10,11 @@ import os
 import stat
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from skypool.files.entries import READ, Entry, digest_of, is_part, leads_out, told_entry, told_path
-from skypool.files.folder import Folder, Incoming, Parts, about, set_file
+from skypool.files.folder import Folder, Incoming, Parts, about, set_file, version_of
 from skypool.files.frames import (
     AGAIN,
     BEGIN,
@@ -46,9 +46,11 @@ _NAME = 100
 _TOLD = 20
 """The most errors of single files that are told."""
 _EXTRA = 1000
-"""The number of paths in one question about what may be deleted."""
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
-"""The errors of a disk, which no other file is spared."""
+"""The most paths in one question about what may be deleted."""
+_EXTRA_SIZE = 1 << 17
+"""The number of characters after which such a question ends."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+"""The errors of a full disk, which no other file on it is spared."""
 
 
 class Receiver:
@@ -88,6 +90,7 @@ class Receiver:
         self._again = again
         self._on_want, self._on_file, self._on_bytes = on_want, on_file, on_bytes
         self._asked: dict[int, Entry] = {}
+        self._hashed: dict[int, tuple[int, int]] = {}
         self._folders: list[Entry] = []
         self._memory = self._needed = 0
         self._listed = 0
@@ -198,9 +201,7 @@ class Receiver:
             try:
                 self._take(index, entry, send, hashes)
             except OSError as e:
-                if e.errno in _FULL:
-                    raise
-                self._trouble(entry.path, e.strerror or str(e))
+                self._cannot(entry.path, e)
         self._channel.tell(WANT, {"send": send, "hash": hashes})
 
     def _take(self, index: int, entry: Entry, send: list[tuple[int, int]], hashes: list[tuple[int, str]]) -> None:
@@ -225,16 +226,16 @@ class Receiver:
         digest = "" if found is None else self._digest(folder, name, found, entry)
         if digest is None:
             return
-        if digest:
+        if digest and found is not None:
             hashes.append((index, digest))
+            self._hashed[index] = version_of(found)
             self._expect(index, entry)
             return
         offset = self._parts.have(entry)
-        self._needed += entry.data - offset - (found.st_blocks * 512 if found is not None else 0)
-        if self._needed > self._room:
-            raise Refused(f"{self._target}: the files need at least {self._needed} bytes, and {self._room} are free")
-        send.append((index, offset))
         self._expect(index, entry)
+        if self._folder.is_near(entry.path):
+            self._need(entry.data - offset - (found.st_blocks * 512 if found is not None else 0))
+        send.append((index, offset))
         self._on_want(entry.size - offset)
 
     def _digest(self, folder: int, name: str, found: os.stat_result, entry: Entry) -> str | None:
@@ -244,16 +245,23 @@ class Receiver:
         same = found.st_mtime_ns == entry.mtime and not self._checksum
         if same and stat.S_IMODE(found.st_mode) == entry.mode:
             return None
-        if os.geteuid() not in (0, found.st_uid):
-            return ""  # its mode and time cannot be set, but another file can take its place
         try:
             if same:
-                set_file(folder, name, entry)
+                set_file(folder, name, entry, version_of(found))
                 return None
             with open(os.open(name, READ, dir_fd=folder), "rb") as file:
-                return digest_of(file.fileno())
+                os.fchmod(file.fileno(), stat.S_IMODE(found.st_mode))  # which the owner may
+                return digest_of(file.fileno(), self._channel.check)
         except PermissionError:
-            return ""
+            return ""  # another file can take its place
+
+    def _need(self, size: int) -> None:
+        """Count bytes that are to come. Raises Refused if the disk has no room for them."""
+        self._needed += size
+        if self._needed > self._room:
+            self._room += self._parts.keep_only(self._asked.values())
+        if self._needed > self._room:
+            raise Refused(f"{self._target}: the files need at least {self._needed} bytes, and {self._room} are free")
 
     def _expect(self, index: int, entry: Entry) -> None:
         self._asked[index] = entry
@@ -268,6 +276,7 @@ class Receiver:
     def _came(self, index: int) -> Entry:
         """Return an entry that was asked for, and is not expected any more."""
         entry = self._asked.pop(index)
+        self._hashed.pop(index, None)
         self._release(entry.path)
         return entry
 
@@ -286,27 +295,23 @@ class Receiver:
 
     def _begin_file(self, index: int, offset: int) -> None:
         entry = self._asked[index]
-        if offset not in (0, self._parts.have(entry)):
-            raise nonsense()
         self._current = index
         self._on_file(entry.path)
         try:
+            if offset not in (0, self._parts.have(entry)):
+                raise nonsense()
             self._file = self._parts.begin(entry, offset)
         except OSError as e:
-            if e.errno in _FULL:
-                raise
-            self._trouble(entry.path, e.strerror or str(e))
+            self._cannot(entry.path, e)
 
     def _data(self, content: memoryview) -> None:
         if self._file is not None:  # else its error is told already
             try:
                 self._file.write(content)
             except OSError as e:
-                self._file.leave(keep=False)  # a full disk has room again
-                self._file = None
-                if e.errno in _FULL or self._current is None:
-                    raise
-                self._trouble(self._asked[self._current].path, e.strerror or str(e))
+                file, self._file = self._file, None
+                file.leave(keep=False)  # a full disk has room again
+                self._cannot("" if self._current is None else self._asked[self._current].path, e)
         self._bytes += len(content)
         self._on_bytes(len(content))
 
@@ -325,11 +330,10 @@ class Receiver:
             raise nonsense()
         elif file is not None:
             try:
-                why = file.finish(digest)
+                why = file.finish(digest, self._channel.check)
             except OSError as e:
-                if e.errno in _FULL:
-                    raise
-                why = e.strerror or str(e)
+                self._cannot(entry.path, e)
+                return
             if why:
                 self._trouble(entry.path, why)
             else:
@@ -348,10 +352,11 @@ class Receiver:
 
     def _same(self, index: int) -> None:
         """Set time and mode of a file whose contents are the same."""
+        version = self._hashed[index]
         entry = self._came(index)
         try:
             folder, name = self._folder.parent(entry.path)
-            set_file(folder, name, entry)
+            set_file(folder, name, entry, version)
         except OSError as e:
             self._trouble(entry.path, e.strerror or str(e))
 
@@ -381,8 +386,7 @@ class Receiver:
         """Delete what the sender does not have, but for what it leaves out, which it is asked about."""
         extra = [each for path in self._listing.extra for each in self._folder.below(path)]
         kept: set[str] = set()
-        for begin in range(0, len(extra), _EXTRA):
-            part = [each for each in extra[begin : begin + _EXTRA] if not _is_ours(each[0])]
+        for part in _questions([each for each in extra if not _is_ours(each[0])]):
             self._channel.tell(EXTRA, part)
             kind, content = self._channel.receive()
             if kind != KEEP:
@@ -403,6 +407,13 @@ class Receiver:
                     continue  # another transfer has done it
                 except OSError as e:
                     self._trouble(path, e.strerror or str(e))
+
+    def _cannot(self, path: str, error: OSError) -> None:
+        """Tell the error of one file. Raise it if the disk is full, as no other file has room either."""
+        if error.errno in _FULL and self._folder.is_near(path):
+            self._parts.keep_only([])
+            raise error
+        self._trouble(path, error.strerror or str(error))
 
     def _trouble(self, path: str, why: str) -> None:
         self._failed += 1
@@ -507,6 +518,20 @@ class Listing:
         self.extra += [
             prefix + name for name in sorted(names) if self._folder.fold(name) not in self._names and not is_part(name)
         ]
+
+
+def _questions(paths: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
+    """Yield paths in parts that fit into a frame."""
+    part: list[tuple[str, bool]] = []
+    size = 0
+    for each in paths:
+        part.append(each)
+        size += len(each[0])
+        if len(part) >= _EXTRA or size > _EXTRA_SIZE:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
 
 
 def _is_ours(path: str) -> bool:

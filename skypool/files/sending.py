@@ -302,14 +302,13 @@ class _Line:
 
     def finish(self) -> None:
         """Wait until the receiver has told that it has all."""
-        said = self._in.get()
-        if isinstance(said, dict):
-            self._sender.ends[self._number] = said
-        else:
+        if not isinstance(self._in.get(), dict):
             self._lose(nonsense())
 
     def _lose(self, error: Broken | Refused) -> None:
         with self._changes:
+            if self._number in self._sender.ends:
+                return
             self._sender.lost.setdefault(self._number, error)
             self._frames = []
             self._changes.notify_all()
@@ -325,7 +324,7 @@ class _Line:
                     self._changes.wait_for(lambda: self._frames or self._stopped, SIGN / 4)
                     frames, self._frames, self._bytes = self._frames, [], 0
                     self._changes.notify_all()
-                    if not frames and (self._stopped or not self.works):
+                    if not frames and (self._stopped or not self.works or self._number in self._sender.ends):
                         return
                 if frames:
                     self._channel.send_all(frames)
@@ -349,7 +348,11 @@ class _Line:
                     left_out = [self._sender.leaves_out(told_path(path), bool(is_folder)) for path, is_folder in said]
                     self.put(KEEP, packed([number for number, each in enumerate(left_out) if each]))
                 elif kind == END and self._ended:
-                    self._in.put(_end(said))
+                    told = _end(said)
+                    with self._changes:
+                        if self.works:
+                            self._sender.ends[self._number] = told
+                    self._in.put(told)
                     return
                 else:
                     raise nonsense()

@@ -37,6 +37,9 @@ _LOADER = NOT_FROM_HERE + (_FOLDER / "node_loader.py").read_text()
 _LONGEST_PAUSE = 8.0
 """The longest pause in seconds between two connections."""
 
+_FRUITLESS = 10
+"""The number of attempts in a row in which nothing moves, after which there is no other."""
+
 
 @dataclass(frozen=True, slots=True)
 class NodeEnd:
@@ -277,6 +280,7 @@ class _Tries:
         self._since = time.monotonic()
         self._pause = 0.25
         self._silent = False
+        self._fruitless = 0
 
     def pause(self, end: NodeEnd, stream: CommandStream, channel: Channel, why: Exception) -> None:
         """Wait before the next attempt. Raises ConnectionLost if there is none."""
@@ -290,8 +294,10 @@ class _Tries:
                 raise error from why  # another login or host key will not come
         if self._progress.bytes > self._moved:
             self._moved, self._since, self._pause = self._progress.bytes, time.monotonic(), 0.25
+            self._fruitless = 0
+        self._fruitless += 1
         late = time.monotonic() + self._pause - self._since > self._patience
-        if late and (channel.came is None or self._silent):
+        if self._fruitless > _FRUITLESS or (late and (channel.came is None or self._silent)):
             raise error from why
         self._silent = late
         self.again = True
