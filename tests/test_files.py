@@ -563,7 +563,8 @@ def test_an_error_that_a_disk_tells_when_a_file_is_closed_leaves_no_file(
     source, target = tmp_path / "source", tmp_path / "target"
     source.mkdir()
     (source / "a").write_bytes(bytes(range(256)) * 4)
-    close, failed = os.close, []
+    close = os.close
+    failed: list[int] = []
 
     def fails(file: int) -> None:
         whole = stat.S_ISREG(os.fstat(file).st_mode) and os.fstat(file).st_size == 1024
@@ -588,7 +589,7 @@ def test_a_transfer_that_is_lost_while_it_hashes_does_not_finish_the_file(
     source, target = tmp_path / "source", tmp_path / "target"
     left_part(source, target)
     monkeypatch.setattr(frames, "SIGN", 0.05)
-    digest_of = folder.digest_of
+    digest_of = entries.digest_of
     with channels() as (ours, theirs, cut):
 
         def slowly(file: int, check: Callable[[], None]) -> str:
@@ -633,7 +634,12 @@ def test_a_receiver_that_ends_before_another_one_has_all(tmp_path: Path, monkeyp
     with channels() as slow, channels() as quick:
         first = received(slow[1], tmp_path / "slow", on_bytes=lambda _: time.sleep(1.5))
         second = received(quick[1], tmp_path / "quick")
-        threading.Thread(target=lambda: (second[0].join(), quick[2]())).start()
+
+        def close() -> None:
+            second[0].join()
+            quick[2]()
+
+        threading.Thread(target=close).start()
         sender = sender_of([slow[0], quick[0]], source)
         sender.run()
         first[0].join()
