@@ -10,6 +10,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -27,13 +28,6 @@ from skypool.text import plain
 from skypool.wire.transport import CommandStream, Transport, refusal
 
 _MODULES = ("frames", "entries", "folder", "receiving", "sending", "node_end")
-_FOLDER = files("skypool") / "files"
-_PROGRAM = zlib.compress(
-    json.dumps({f"skypool.files.{each}": (_FOLDER / f"{each}.py").read_text() for each in _MODULES}).encode()
-)
-"""The modules that are a node's end of a transfer. They are sent first, as they are too long for a command line."""
-_LOADER = NOT_FROM_HERE + (_FOLDER / "node_loader.py").read_text()
-"""The program that reads `_PROGRAM` and runs it."""
 _LONGEST_PAUSE = 8.0
 """The longest pause in seconds between two connections."""
 
@@ -59,19 +53,28 @@ class NodeEnd:
     @contextlib.contextmanager
     def opened(self, role: str, path: str, **options: bool) -> Iterator[CommandStream]:
         """Start the node's end, and yield the connection to it. `path` begins at the folder in which calls run."""
-        words = shlex.join([str(len(_PROGRAM)), role, path, json.dumps(options)])
-        script = f'cd "$cwd" && exec "$python" -c {shlex.quote(_LOADER)} {words} 3>&1 1>&2'
+        loader, program = _programs()
+        words = shlex.join([str(len(program)), role, path, json.dumps(options)])
+        script = f'cd "$cwd" && exec "$python" -c {shlex.quote(loader)} {words} 3>&1 1>&2'
         try:
             stream = CommandStream(self.command(script))
         except OSError as e:
             raise ConnectionLost(f"node {self.node} cannot be reached: {e.filename}: {e.strerror}", self.node) from e
         try:
             with contextlib.suppress(OSError):  # the transfer will find out, and tell why
-                stream.socket.sendall(_PROGRAM)
+                stream.socket.sendall(program)
             yield stream
         finally:
             stream.shut()
             stream.close()
+
+
+@cache
+def _programs() -> tuple[str, bytes]:
+    """Return the program that begins a node's end, and the modules that it reads, which are too long for a command."""
+    folder = files("skypool") / "files"
+    modules = {f"skypool.files.{each}": (folder / f"{each}.py").read_text() for each in _MODULES}
+    return NOT_FROM_HERE + (folder / "node_loader.py").read_text(), zlib.compress(json.dumps(modules).encode())
 
 
 def end_of(node: int, access: Access, python: str) -> NodeEnd:
