@@ -19,12 +19,12 @@ from skypool.calls.options import NamedNodes, Options
 from skypool.calls.pending import Packed, PendingCall, UserCall
 from skypool.errors import ConnectionLost, UsageError
 from skypool.event_loop import Loop
-from skypool.files.transfer import NodeEnd, end_of
 from skypool.pool.engine import PoolEngine
 from skypool.pool.service import Service
 
 if TYPE_CHECKING:
     from skypool.calls.gangs import GangFuture
+    from skypool.files.transfer import NodeEnd
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -304,6 +304,8 @@ class CallSender:
 
         If none is named, wait for all nodes first.
         """
+        from skypool.files.transfer import end_of  # imported here because most programs send no files
+
         numbers = self._chosen(name, named)
         engine = self.working()
         with engine.dispatch.roster.transferring(numbers):

@@ -6,7 +6,7 @@ import os
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Literal, NoReturn, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Literal, NoReturn, ParamSpec, TypeVar, overload
 
 from skypool.calls import call as calls
 from skypool.calls.call import Call, ComputeFunction, Group, call_asked, packed
@@ -15,12 +15,13 @@ from skypool.calls.groups import run_group, send_group
 from skypool.calls.options import NamedNodes, NodesAsked, node_asked
 from skypool.checks import number, switch, whole
 from skypool.errors import UsageError
-from skypool.files import transfer
-from skypool.files.progress import Progress
-from skypool.files.transfer import Transferred
 from skypool.link.forward import Forward
 from skypool.pool.sending import CallSender
 from skypool.pool.service import Service
+
+if TYPE_CHECKING:
+    from skypool.files.progress import Progress
+    from skypool.files.transfer import Transferred
 from skypool.pool.service_supervisor import check_service, restarts_asked
 
 P = ParamSpec("P")
@@ -393,6 +394,9 @@ class CallSurface:
             ConnectionLost: a node cannot be reached.
             PoolClosed: the pool has ended.
         """
+        from skypool.files import transfer  # imported here, as in `pull`, because most programs send no files
+        from skypool.files.progress import Progress
+
         here = os.fspath(local)
         there = transfer.name_of(os.path.abspath(os.path.expanduser(here))) if remote is None else os.fspath(remote)
         _check_transfer(there, delete, checksum)
@@ -441,6 +445,9 @@ class CallSurface:
             ConnectionLost: the node cannot be reached.
             PoolClosed: the pool has ended.
         """
+        from skypool.files import transfer
+        from skypool.files.progress import Progress
+
         there = os.fspath(remote)
         _check_transfer(there, delete, checksum)
         here = transfer.name_of(there) if local is None else os.fspath(local)
