@@ -95,10 +95,20 @@ def terminate(driver: Driver, instances: Sequence[Instance]) -> None:
 
 def _with_descriptors(do: Callable[[], None]) -> None:
     """Call `do`, and again while the process has no file descriptor left."""
-    from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
+    try:
+        do()
+    except OSError as e:
+        if not _is_exhausted(e):
+            raise
+        from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed  # a pool has imported it
 
-    exhausted = retry_if_exception(lambda e: isinstance(e, OSError) and e.errno in (errno.EMFILE, errno.ENFILE))
-    Retrying(retry=exhausted, stop=stop_after_delay(_DESCRIPTORS), wait=wait_fixed(0.1), reraise=True)(do)
+        stop, wait = stop_after_delay(_DESCRIPTORS), wait_fixed(0.1)
+        Retrying(retry=retry_if_exception(_is_exhausted), stop=stop, wait=wait, reraise=True)(do)
+
+
+def _is_exhausted(error: BaseException) -> bool:
+    """Return True for the error of a process that has no file descriptor left."""
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 def undo(terminate: Callable[[Sequence[Instance]], None], order: Order, instances: Sequence[Instance]) -> None:
