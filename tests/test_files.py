@@ -91,7 +91,7 @@ def received(channel: Channel, target: Path, **options: Any) -> tuple[threading.
         except Refused as e:
             said.append(e)
             with contextlib.suppress(Broken):
-                channel.tell(frames.FAILED, str(e))
+                channel.tell(frames.Kind.FAILED, str(e))
         except Broken as e:
             said.append(e)
 
@@ -657,10 +657,10 @@ def test_a_file_that_changes_there_after_it_was_compared_keeps_its_time(tmp_path
     with channels() as (ours, theirs, cut):
         thread, said = received(theirs, target)
         say(ours, HELLO, listed(a_file("a", 4)))
-        while ours.receive()[0] != frames.WANT:
+        while ours.receive()[0] != frames.Kind.WANT:
             pass
         (target / "a").write_text("edit")
-        say(ours, (frames.SAME, bytes(8)), (frames.LISTED, b""), (frames.END, b""))
+        say(ours, (frames.Kind.SAME, bytes(8)), (frames.Kind.LISTED, b""), (frames.Kind.END, b""))
         thread.join(5)
         cut()
     assert said[0]["errors"] == ["a: it was changed there meanwhile"]
@@ -713,13 +713,13 @@ def say(channel: Channel, *said: tuple[int, object]) -> None:
             channel.send(kind, about if isinstance(about, bytes) else frames.packed(about))
 
 
-HELLO = (frames.BEGIN, {"version": 1, "name": ""})
-FILE = (frames.FILE, struct.pack(">QQ", 0, 0))
-DONE = (frames.DONE, [0, "", ""])
+HELLO = (frames.Kind.BEGIN, {"version": 1, "name": ""})
+FILE = (frames.Kind.FILE, struct.pack(">QQ", 0, 0))
+DONE = (frames.Kind.DONE, [0, "", ""])
 
 
 def listed(*entries: Entry) -> tuple[int, object]:
-    return (frames.LIST, [list(each) for each in entries])
+    return (frames.Kind.LIST, [list(each) for each in entries])
 
 
 def a_file(path: str = "a", size: int = 3, data: int | None = None) -> Entry:
@@ -728,7 +728,7 @@ def a_file(path: str = "a", size: int = 3, data: int | None = None) -> Entry:
 
 ATTACKS: dict[str, list[tuple[int, object]]] = {
     **{f"path {path[:20]!r}": [HELLO, listed(a_file(path))] for path in HOSTILE_PATHS},
-    "no text": [HELLO, (frames.LIST, [[7, "f", 0, 1, 0, "", 1]])],
+    "no text": [HELLO, (frames.Kind.LIST, [[7, "f", 0, 1, 0, "", 1]])],
     "a name of a part": [HELLO, listed(a_file(PARTS))],
     "a name below a part": [HELLO, listed(Entry(".SkyPool-Parts-x", "d"))],
     "a surrogate beyond bytes": [HELLO, listed(a_file("\ud800"))],
@@ -740,8 +740,8 @@ ATTACKS: dict[str, list[tuple[int, object]]] = {
     "below what was not listed": [HELLO, listed(a_file("a/x"))],
     "a device": [HELLO, listed(Entry("a", "c", 0o644, 1))],
     "a size below 0": [HELLO, listed(a_file("a", -1))],
-    "a size of no number": [HELLO, (frames.LIST, [["a", "f", 0, "1", 0, "", 1]])],
-    "a mode of a flag": [HELLO, (frames.LIST, [["a", "f", True, 1, 0, "", 1]])],
+    "a size of no number": [HELLO, (frames.Kind.LIST, [["a", "f", 0, "1", 0, "", 1]])],
+    "a mode of a flag": [HELLO, (frames.Kind.LIST, [["a", "f", True, 1, 0, "", 1]])],
     "a time beyond all": [HELLO, listed(Entry("a", "f", 0o644, 1, 1 << 70))],
     "a time before all": [HELLO, listed(Entry("a", "f", 0o644, 1, -(1 << 70)))],
     "a link without a target": [HELLO, listed(Entry("a", "l"))],
@@ -751,55 +751,55 @@ ATTACKS: dict[str, list[tuple[int, object]]] = {
     "more than the disk has": [HELLO, listed(a_file("a", 1 << 60))],
     "more than the disk has in many": [HELLO, listed(*(a_file(f"{number:03}", 1 << 40) for number in range(999)))],
     "more data than size": [HELLO, listed(a_file("a", 1, 2))],
-    "too short an entry": [HELLO, (frames.LIST, [["a", "f"]])],
-    "too long an entry": [HELLO, (frames.LIST, [["a", "f", 0, 0, 0, "", 0, 0]])],
-    "no list": [HELLO, (frames.LIST, 7)],
-    "a list of text": [HELLO, (frames.LIST, "abcdefg")],
-    "a list of nothing": [HELLO, (frames.LIST, [None])],
-    "no JSON": [HELLO, (frames.LIST, b"x")],
-    "JSON cut off": [HELLO, (frames.LIST, frames.packed([])[:-1])],
-    "a bomb": [HELLO, (frames.LIST, zlib.compress(b" " * (64 << 20)))],
-    "nesting": [HELLO, (frames.LIST, zlib.compress(b"[" * 100_000))],
-    "another version": [(frames.BEGIN, {"version": 2, "name": ""})],
-    "no version": [(frames.BEGIN, {})],
-    "no greeting": [(frames.BEGIN, [])],
+    "too short an entry": [HELLO, (frames.Kind.LIST, [["a", "f"]])],
+    "too long an entry": [HELLO, (frames.Kind.LIST, [["a", "f", 0, 0, 0, "", 0, 0]])],
+    "no list": [HELLO, (frames.Kind.LIST, 7)],
+    "a list of text": [HELLO, (frames.Kind.LIST, "abcdefg")],
+    "a list of nothing": [HELLO, (frames.Kind.LIST, [None])],
+    "no JSON": [HELLO, (frames.Kind.LIST, b"x")],
+    "JSON cut off": [HELLO, (frames.Kind.LIST, frames.packed([])[:-1])],
+    "a bomb": [HELLO, (frames.Kind.LIST, zlib.compress(b" " * (64 << 20)))],
+    "nesting": [HELLO, (frames.Kind.LIST, zlib.compress(b"[" * 100_000))],
+    "another version": [(frames.Kind.BEGIN, {"version": 2, "name": ""})],
+    "no version": [(frames.Kind.BEGIN, {})],
+    "no greeting": [(frames.Kind.BEGIN, [])],
     "two greetings": [HELLO, HELLO],
-    "a name with a folder": [(frames.BEGIN, {"version": 1, "name": "../a"})],
-    "a name of no text": [(frames.BEGIN, {"version": 1, "name": 7})],
-    "more than one file": [(frames.BEGIN, {"version": 1, "name": "a"}), listed(a_file("a"), a_file("b"))],
-    "a folder for a file": [(frames.BEGIN, {"version": 1, "name": "a"}), listed(Entry("a", "d"))],
+    "a name with a folder": [(frames.Kind.BEGIN, {"version": 1, "name": "../a"})],
+    "a name of no text": [(frames.Kind.BEGIN, {"version": 1, "name": 7})],
+    "more than one file": [(frames.Kind.BEGIN, {"version": 1, "name": "a"}), listed(a_file("a"), a_file("b"))],
+    "a folder for a file": [(frames.Kind.BEGIN, {"version": 1, "name": "a"}), listed(Entry("a", "d"))],
     "a list first": [listed(a_file("a"))],
     "a file first": [FILE],
-    "data first": [HELLO, (frames.DATA, b"x")],
-    "a hole first": [HELLO, (frames.HOLE, bytes(8))],
-    "an end first": [HELLO, (frames.END, b"")],
-    "a list after its end": [HELLO, (frames.LISTED, b""), listed(a_file("a"))],
-    "two ends of the list": [HELLO, (frames.LISTED, b""), (frames.LISTED, b"")],
+    "data first": [HELLO, (frames.Kind.DATA, b"x")],
+    "a hole first": [HELLO, (frames.Kind.HOLE, bytes(8))],
+    "an end first": [HELLO, (frames.Kind.END, b"")],
+    "a list after its end": [HELLO, (frames.Kind.LISTED, b""), listed(a_file("a"))],
+    "two ends of the list": [HELLO, (frames.Kind.LISTED, b""), (frames.Kind.LISTED, b"")],
     "a file that was not asked for": [HELLO, FILE],
-    "a file in a file": [HELLO, listed(a_file("a"), a_file("b")), FILE, (frames.FILE, struct.pack(">QQ", 1, 0))],
-    "half a number": [HELLO, listed(a_file("a")), (frames.FILE, b"123")],
-    "more data than announced": [HELLO, listed(a_file("a")), FILE, (frames.DATA, b"1234")],
-    "data in a hole": [HELLO, listed(a_file("a", 8, 2)), FILE, (frames.DATA, b"123")],
-    "a hole beyond the end": [HELLO, listed(a_file("a")), FILE, (frames.HOLE, (1 << 63).to_bytes(8))],
-    "half the length of a hole": [HELLO, listed(a_file("a")), FILE, (frames.HOLE, b"123")],
-    "less data than announced": [HELLO, listed(a_file("a")), FILE, (frames.DATA, b"1"), DONE],
+    "a file in a file": [HELLO, listed(a_file("a"), a_file("b")), FILE, (frames.Kind.FILE, struct.pack(">QQ", 1, 0))],
+    "half a number": [HELLO, listed(a_file("a")), (frames.Kind.FILE, b"123")],
+    "more data than announced": [HELLO, listed(a_file("a")), FILE, (frames.Kind.DATA, b"1234")],
+    "data in a hole": [HELLO, listed(a_file("a", 8, 2)), FILE, (frames.Kind.DATA, b"123")],
+    "a hole beyond the end": [HELLO, listed(a_file("a")), FILE, (frames.Kind.HOLE, (1 << 63).to_bytes(8))],
+    "half the length of a hole": [HELLO, listed(a_file("a")), FILE, (frames.Kind.HOLE, b"123")],
+    "less data than announced": [HELLO, listed(a_file("a")), FILE, (frames.Kind.DATA, b"1"), DONE],
     "a file that never begins": [HELLO, listed(a_file("a")), DONE],
-    "a file that never comes": [HELLO, listed(a_file("a")), (frames.LISTED, b""), (frames.END, b"")],
+    "a file that never comes": [HELLO, listed(a_file("a")), (frames.Kind.LISTED, b""), (frames.Kind.END, b"")],
     "a changed file that never comes": [
-        HELLO, listed(a_file("a")), (frames.CHANGED, bytes(8)), (frames.LISTED, b""), (frames.END, b""),
+        HELLO, listed(a_file("a")), (frames.Kind.CHANGED, bytes(8)), (frames.Kind.LISTED, b""), (frames.Kind.END, b""),
     ],
-    "an offset beyond what is there": [HELLO, listed(a_file("a")), (frames.FILE, struct.pack(">QQ", 0, 2))],
+    "an offset beyond what is there": [HELLO, listed(a_file("a")), (frames.Kind.FILE, struct.pack(">QQ", 0, 2))],
     "an end of nothing": [HELLO, DONE],
-    "an end of another file": [HELLO, listed(a_file("a"), a_file("b")), FILE, (frames.DONE, [1, "", ""])],
-    "an end that says nothing": [HELLO, listed(a_file("a")), FILE, (frames.DONE, 7)],
-    "an end with a number": [HELLO, listed(a_file("a")), FILE, (frames.DONE, [0, 7, ""])],
-    "an end with a list": [HELLO, listed(a_file("a")), FILE, (frames.DONE, [[0], "", ""])],
-    "the same as nothing": [HELLO, (frames.SAME, bytes(8))],
-    "changed nothing": [HELLO, (frames.CHANGED, bytes(8))],
-    "an answer of a receiver": [HELLO, (frames.WANT, {"send": [], "hash": []})],
+    "an end of another file": [HELLO, listed(a_file("a"), a_file("b")), FILE, (frames.Kind.DONE, [1, "", ""])],
+    "an end that says nothing": [HELLO, listed(a_file("a")), FILE, (frames.Kind.DONE, 7)],
+    "an end with a number": [HELLO, listed(a_file("a")), FILE, (frames.Kind.DONE, [0, 7, ""])],
+    "an end with a list": [HELLO, listed(a_file("a")), FILE, (frames.Kind.DONE, [[0], "", ""])],
+    "the same as nothing": [HELLO, (frames.Kind.SAME, bytes(8))],
+    "changed nothing": [HELLO, (frames.Kind.CHANGED, bytes(8))],
+    "an answer of a receiver": [HELLO, (frames.Kind.WANT, {"send": [], "hash": []})],
     "a kind that there is not": [HELLO, (99, b"")],
-    "an error": [HELLO, (frames.FAILED, "no")],
-    "an error of no text": [HELLO, (frames.FAILED, [["no"]])],
+    "an error": [HELLO, (frames.Kind.FAILED, "no")],
+    "an error of no text": [HELLO, (frames.Kind.FAILED, [["no"]])],
 }  # fmt: skip
 
 
@@ -828,7 +828,7 @@ def test_links_that_lead_out_are_not_made_here(link: str, tmp_path: Path) -> Non
     with channels() as (ours, theirs, _):
         thread, said = received(theirs, target, inside=True)
         list_ = listed(Entry("in", "l", text="./x/y"), Entry("out", "l", text=link))
-        say(ours, HELLO, list_, (frames.LISTED, b""), (frames.END, b""))
+        say(ours, HELLO, list_, (frames.Kind.LISTED, b""), (frames.Kind.END, b""))
         thread.join(5)
     assert said[0]["errors"] == [f"out: it is a link that may lead out of the folder, to {link!r}"]
     assert [each.name for each in target.iterdir()] == ["in"]
@@ -842,8 +842,13 @@ def test_a_link_that_was_sent_is_not_followed(tmp_path: Path) -> None:
     with channels() as (ours, theirs, cut):
         thread, said = received(theirs, target)
         say(ours, HELLO, listed(Entry("way", "d", 0o755), a_file("way/file")))
-        say(ours, (frames.FILE, struct.pack(">QQ", 1, 0)), (frames.DATA, b"123"), (frames.DONE, [1, "", ""]))
-        say(ours, (frames.LISTED, b""), (frames.END, b""))
+        say(
+            ours,
+            (frames.Kind.FILE, struct.pack(">QQ", 1, 0)),
+            (frames.Kind.DATA, b"123"),
+            (frames.Kind.DONE, [1, "", ""]),
+        )
+        say(ours, (frames.Kind.LISTED, b""), (frames.Kind.END, b""))
         thread.join(5)
         cut()
     assert said[0]["failed"] == 0
@@ -853,23 +858,23 @@ def test_a_link_that_was_sent_is_not_followed(tmp_path: Path) -> None:
 
 
 ANSWERS: dict[str, list[tuple[int, object]]] = {
-    "a file that there is not": [(frames.WANT, {"send": [[1, 0]], "hash": []})],
-    "a file before all": [(frames.WANT, {"send": [[-1, 0]], "hash": []})],
-    "a file twice": [(frames.WANT, {"send": [[0, 0], [0, 1]], "hash": []})],
-    "an offset beyond the end": [(frames.WANT, {"send": [[0, 4]], "hash": []})],
-    "an offset below 0": [(frames.WANT, {"send": [[0, -1]], "hash": []})],
-    "an index of text": [(frames.WANT, {"send": [["0", 0]], "hash": []})],
-    "a hash of a number": [(frames.WANT, {"send": [], "hash": [[0, 7]]})],
-    "an answer of a list": [(frames.WANT, [])],
-    "an answer of half": [(frames.WANT, {"send": []})],
-    "answers without an end": [(frames.WANT, {"send": [], "hash": []})] * 100,
-    "an answer without an end": [(frames.WANT, {"send": [[0, 0]] * 100_000, "hash": []})],
-    "a hash without an end": [(frames.WANT, {"send": [], "hash": [[0, "x" * 100_000]]})],
-    "an early end": [(frames.END, {"files": 1, "bytes": 1, "deleted": 0, "failed": 0, "errors": []})],
-    "extra before the end": [(frames.EXTRA, [["x", False]])],
-    "data": [(frames.DATA, b"x")],
+    "a file that there is not": [(frames.Kind.WANT, {"send": [[1, 0]], "hash": []})],
+    "a file before all": [(frames.Kind.WANT, {"send": [[-1, 0]], "hash": []})],
+    "a file twice": [(frames.Kind.WANT, {"send": [[0, 0], [0, 1]], "hash": []})],
+    "an offset beyond the end": [(frames.Kind.WANT, {"send": [[0, 4]], "hash": []})],
+    "an offset below 0": [(frames.Kind.WANT, {"send": [[0, -1]], "hash": []})],
+    "an index of text": [(frames.Kind.WANT, {"send": [["0", 0]], "hash": []})],
+    "a hash of a number": [(frames.Kind.WANT, {"send": [], "hash": [[0, 7]]})],
+    "an answer of a list": [(frames.Kind.WANT, [])],
+    "an answer of half": [(frames.Kind.WANT, {"send": []})],
+    "answers without an end": [(frames.Kind.WANT, {"send": [], "hash": []})] * 100,
+    "an answer without an end": [(frames.Kind.WANT, {"send": [[0, 0]] * 100_000, "hash": []})],
+    "a hash without an end": [(frames.Kind.WANT, {"send": [], "hash": [[0, "x" * 100_000]]})],
+    "an early end": [(frames.Kind.END, {"files": 1, "bytes": 1, "deleted": 0, "failed": 0, "errors": []})],
+    "extra before the end": [(frames.Kind.EXTRA, [["x", False]])],
+    "data": [(frames.Kind.DATA, b"x")],
     "nonsense": [(77, b"x")],
-    "no JSON": [(frames.WANT, b"x")],
+    "no JSON": [(frames.Kind.WANT, b"x")],
 }
 
 
@@ -901,9 +906,9 @@ def test_a_receiver_whose_last_word_makes_no_sense_is_refused(end: object, tmp_p
         sender = sender_of([ours], source)
         running = threading.Thread(target=sender.run)
         running.start()
-        while theirs.receive()[0] != frames.END:
+        while theirs.receive()[0] != frames.Kind.END:
             pass
-        say(theirs, (frames.END, end))
+        say(theirs, (frames.Kind.END, end))
         running.join(5)
         assert not running.is_alive()
         cut()
@@ -932,9 +937,9 @@ def test_a_node_that_asks_what_it_may_delete_is_refused_unless_it_may_delete(tmp
         sender = sender_of([ours], source)
         running = threading.Thread(target=sender.run)
         running.start()
-        while theirs.receive()[0] != frames.END:
+        while theirs.receive()[0] != frames.Kind.END:
             pass
-        say(theirs, (frames.EXTRA, [["x", False]]))
+        say(theirs, (frames.Kind.EXTRA, [["x", False]]))
         running.join(5)
         assert not running.is_alive()
         cut()
@@ -966,7 +971,7 @@ def test_an_error_of_ours_in_an_answer_does_not_hang(tmp_path: Path) -> None:
 def test_what_has_not_changed_is_not_listed_again(again: Entry, tmp_path: Path) -> None:
     with channels() as (ours, theirs, cut):
         thread, said = received(theirs, tmp_path / "target", inside=True)
-        say(ours, HELLO, listed(a_file("a")), (frames.LISTED, b""), (frames.AGAIN, [list(again)]))
+        say(ours, HELLO, listed(a_file("a")), (frames.Kind.LISTED, b""), (frames.Kind.AGAIN, [list(again)]))
         thread.join(5)
         cut()
     assert isinstance(said[0], Refused)
@@ -982,7 +987,7 @@ def test_no_part_of_a_list_escapes_the_bound_of_memory(
         names = [f"{part:04}-{each:03}" for each in range(1000)]
         said_.append(listed(*(a_file(each) if how == "changed" else Entry(each, "d", 0o700) for each in names)))
         if how == "changed":
-            said_ += [(frames.CHANGED, struct.pack(">Q", 1000 * part + each)) for each in range(1000)]
+            said_ += [(frames.Kind.CHANGED, struct.pack(">Q", 1000 * part + each)) for each in range(1000)]
     with channels() as (ours, theirs, cut):
         thread, said = received(theirs, tmp_path / "target")
         saying = threading.Thread(target=say, args=(ours, *said_))

@@ -13,8 +13,9 @@ and files do not wait for each other. A node gets the text of the modules first,
 The words of this package:
 
 - entry: a file, folder or symbolic link that the sender has. The list: all entries, in the order of `entries.walk`.
-- part: some of the list, in one frame. Its answer, the want, names the files that the receiver lacks, each with the
-  number of its bytes that are there from an earlier transfer, and the hashes of those that may be the same.
+- part: some of the list, in one frame.
+- want: the answer to a part. It names the files that the receiver lacks, and how much of each an earlier transfer has
+  left. It has the hashes of those that may be the same.
 - hole: a part of a file that has no data on disk.
 - sign of life: an empty frame of an end that works on something long.
 

@@ -40,6 +40,7 @@ class Folder:
     def __init__(self, path: str) -> None:
         os.makedirs(path, exist_ok=True)
         self.root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._device = os.fstat(self.root).st_dev
         self.ignores_case = False
         self._path, self._here = "", self.root
 
@@ -81,7 +82,7 @@ class Folder:
 
     def is_near(self, path: str) -> bool:
         """Return True if the folder that `path` is in is on the same file system as the whole."""
-        return os.fstat(self.parent(path)[0]).st_dev == os.fstat(self.root).st_dev
+        return os.fstat(self.parent(path)[0]).st_dev == self._device
 
     def make(self, path: str) -> None:
         """Make a folder that can be written, in place of a file or link."""
@@ -277,8 +278,9 @@ class Parts:
 
     def have(self, entry: Entry) -> int:
         """Return the number of bytes that are there of a file from an earlier transfer."""
-        near = self._mine is not None and self._folder.is_near(entry.path)
-        found = about(self._mine, _part(entry)) if near and self._mine is not None else None
+        if self._mine is None or not self._folder.is_near(entry.path):
+            return 0
+        found = about(self._mine, _part(entry))
         if found is None or not stat.S_ISREG(found.st_mode) or found.st_size > entry.size:
             return 0
         return found.st_size if found.st_mode & 0o600 == 0o600 else 0
@@ -297,8 +299,8 @@ class Parts:
         if self._mine is None:
             return
         with contextlib.suppress(OSError):  # the next transfer tries again
-            for each in os.listdir(self._mine) if done else ():
-                os.unlink(each, dir_fd=self._mine)
+            if done:
+                self.keep_only(())
             os.rmdir(self._name, dir_fd=self._folder.root)  # if it is empty
         os.close(self._mine)
         self._mine = None
@@ -335,10 +337,8 @@ class Incoming:
         self._data += len(content)
         if self._at + len(content) > self._entry.size or self._data > self._entry.data:
             raise Refused(f"the other end sent more of {self._entry.path!r} than it announced")
-        while content:
-            written = os.pwrite(self._file, content, self._at)
-            self._at += written
-            content = content[written:]
+        _write(self._file, content, self._at)
+        self._at += len(content)
 
     def skip(self, size: int) -> None:
         """Append a hole of so many bytes."""
@@ -404,12 +404,9 @@ class Incoming:
         for piece in pieces(self._file, 0, self._entry.size):
             if isinstance(piece, int):
                 at += piece
-                continue
-            left = memoryview(piece)
-            while left:
-                written = os.pwrite(copy, left, at)
-                at += written
-                left = left[written:]
+            else:
+                _write(copy, memoryview(piece), at)
+                at += len(piece)
         os.ftruncate(copy, self._entry.size)
         self._set(copy)
 
@@ -483,6 +480,14 @@ def _set(folder: int, name: str, mode: int, mtime: int | None = None) -> None:
             os.utime(file, ns=(mtime, mtime))
     finally:
         os.close(file)
+
+
+def _write(file: int, content: memoryview, at: int) -> None:
+    """Write all of `content` at an offset."""
+    while content:
+        written = os.pwrite(file, content, at)
+        at += written
+        content = content[written:]
 
 
 def _beside() -> str:

@@ -13,13 +13,12 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import IntEnum
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 VERSION = 1
-BEGIN, LIST, AGAIN, LISTED, WANT, FILE, DATA, HOLE, DONE, CHANGED, SAME, EXTRA, KEEP, ALIVE, END, FAILED = range(1, 17)
-"""The kinds of frames. `skypool.files` has their contents."""
-
 _HEAD = struct.Struct(">BI")
 BLOCK = 1 << 18
 """The most bytes of a file in one frame."""
@@ -27,10 +26,35 @@ _LONGEST = 1 << 20
 """The most bytes in one frame."""
 _LONGEST_TEXT = 2 << 20
 """The most bytes of a text in one frame, once it is decompressed."""
+PART = 1000
+"""The most entries or paths in one frame."""
+_PART_SIZE = 1 << 17
+"""The number of characters after which the entries or paths of one frame end."""
 _SILENCE = 60.0
 """Seconds without a byte from the other end after which the connection is given up."""
 SIGN = 10.0
 """Seconds without a frame after which an end sends a sign of life."""
+
+
+class Kind(IntEnum):
+    """The kinds of frames. `skypool.files` has their contents."""
+
+    BEGIN = 1
+    LIST = 2
+    AGAIN = 3
+    LISTED = 4
+    WANT = 5
+    FILE = 6
+    DATA = 7
+    HOLE = 8
+    DONE = 9
+    CHANGED = 10
+    SAME = 11
+    EXTRA = 12
+    KEEP = 13
+    ALIVE = 14
+    END = 15
+    FAILED = 16
 
 
 class Broken(Exception):
@@ -111,7 +135,7 @@ class Channel:
     def sign(self) -> None:
         """Send a sign of life if nothing was sent for a while."""
         if time.monotonic() - self._sent > SIGN and not self._sending.locked():
-            self.send(ALIVE)
+            self.send(Kind.ALIVE)
 
     @contextlib.contextmanager
     def signs(self) -> Iterator[None]:
@@ -157,9 +181,9 @@ class Channel:
             begin = self._begin + _HEAD.size
             self._begin = begin + size
             content = memoryview(self._buffer)[begin : begin + size]
-            if kind == FAILED:
+            if kind == Kind.FAILED:
                 raise Refused(str(unpacked(content))[:2000])
-            if kind != ALIVE:
+            if kind != Kind.ALIVE:
                 return kind, content
 
     def _fill(self, size: int) -> None:
@@ -186,6 +210,20 @@ class Channel:
                 raise Broken("the connection was closed")
             self._end += got
             self.came = time.monotonic()
+
+
+def in_parts(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """Yield items in parts that fit into a frame. `size_of` returns the number of characters of an item."""
+    part: list[T] = []
+    size = 0
+    for each in items:
+        part.append(each)
+        size += size_of(each)
+        if len(part) >= PART or size > _PART_SIZE:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
 
 
 def packed(about: object) -> bytes:

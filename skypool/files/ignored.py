@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
 NAMES = (".gitignore", ".skypoolignore")
 """The files with patterns, the later one being stronger."""
-
-
 _MOST = 10_000
 """The number of folders whose patterns are kept in memory."""
 

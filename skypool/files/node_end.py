@@ -12,7 +12,7 @@ import stat
 import sys
 
 from skypool.files.entries import entry_of, walk
-from skypool.files.frames import FAILED, Broken, Channel, Refused
+from skypool.files.frames import Broken, Channel, Kind, Refused
 from skypool.files.receiving import Receiver
 from skypool.files.sending import Sender
 
@@ -27,23 +27,25 @@ def main(role: str, path: str, options: str) -> None:
     """
     channel = Channel(0, 1)
     try:
-        try:
-            if role == "receive":
-                Receiver(channel, os.path.expanduser(path), **json.loads(options)).run()
-            else:
-                _send(channel, os.path.expanduser(path))
-        except OSError as e:
-            raise Refused(f"{e.filename or path}: {e.strerror}") from e
-        except (Broken, Refused):
-            raise
-        except Exception as e:
-            raise Refused(f"{type(e).__name__}: {e}") from e
-    except Refused as e:
-        with contextlib.suppress(Broken):
-            channel.tell(FAILED, str(e))
-        sys.exit(1)
+        if role == "receive":
+            Receiver(channel, os.path.expanduser(path), **json.loads(options)).run()
+        else:
+            _send(channel, os.path.expanduser(path))
     except Broken as e:
         sys.exit(str(e))
+    except Exception as e:  # noqa: BLE001 - the client tells the user
+        with contextlib.suppress(Broken):
+            channel.tell(Kind.FAILED, _why(path, e))
+        sys.exit(1)
+
+
+def _why(path: str, error: Exception) -> str:
+    """Return what the client is told about an error."""
+    if isinstance(error, Refused):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"{error.filename or path}: {error.strerror}"
+    return f"{type(error).__name__}: {error}"
 
 
 def _send(channel: Channel, path: str) -> None:

@@ -10,32 +10,12 @@ import os
 import stat
 import struct
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from skypool.files.entries import READ, Entry, digest_of, is_part, leads_out, told_entry, told_path
 from skypool.files.folder import Folder, Incoming, Parts, about, set_file, version_of
-from skypool.files.frames import (
-    AGAIN,
-    BEGIN,
-    CHANGED,
-    DATA,
-    DONE,
-    END,
-    EXTRA,
-    FILE,
-    HOLE,
-    KEEP,
-    LIST,
-    LISTED,
-    SAME,
-    VERSION,
-    WANT,
-    Channel,
-    Refused,
-    nonsense,
-    unpacked,
-)
+from skypool.files.frames import VERSION, Channel, Kind, Refused, in_parts, nonsense, unpacked
 
 _MEMORY = 64 << 20
 """The most bytes of memory for entries: folders, and files that are to come."""
@@ -45,10 +25,6 @@ _NAME = 100
 """The bytes of memory for the name of a file, without its characters."""
 _TOLD = 20
 """The most errors of single files that are told."""
-_EXTRA = 1000
-"""The most paths in one question about what may be deleted."""
-_EXTRA_SIZE = 1 << 17
-"""The number of characters after which such a question ends."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 """The errors of a full disk, which no other file on it is spared."""
 
@@ -115,20 +91,19 @@ class Receiver:
 
     def _run(self) -> dict[str, Any]:
         kind, content = self._channel.receive()
-        if kind != BEGIN:
+        if kind != Kind.BEGIN:
             raise nonsense("it begins in the middle")
-        self._folder, single = self._begin(unpacked(content))
-        self._single = single
+        self._folder, self._single = self._begin(unpacked(content))
         try:
-            self._parts = Parts(self._folder, single, self._again)
-            self._listing = Listing(self._folder, self._delete and not single, self._keep)
+            self._parts = Parts(self._folder, self._single, self._again)
+            self._listing = Listing(self._folder, self._delete and not self._single, self._keep)
             room = os.fstatvfs(self._folder.root)
             self._room = room.f_bavail * room.f_frsize if room.f_blocks else 1 << 62
             done = False
             try:
                 while True:
                     kind, content = self._channel.receive()
-                    if kind == END:
+                    if kind == Kind.END:
                         said = self._end()
                         done = True
                         return said
@@ -155,24 +130,24 @@ class Receiver:
         return Folder(folder), name
 
     def _handle(self, kind: int, content: memoryview) -> None:
-        if kind == DATA and self._current is not None:
-            self._data(content)
-        elif kind == HOLE and self._current is not None:
+        if kind == Kind.DATA and self._current is not None:
+            self._data(self._current, content)
+        elif kind == Kind.HOLE and self._current is not None:
             if self._file is not None:
                 self._file.skip(struct.unpack(">Q", content)[0])
-        elif kind == FILE and self._current is None:
+        elif kind == Kind.FILE and self._current is None:
             self._begin_file(*struct.unpack(">QQ", content))
-        elif kind == DONE:
+        elif kind == Kind.DONE:
             self._end_file(*unpacked(content))
-        elif kind == CHANGED:
+        elif kind == Kind.CHANGED:
             self._forget(struct.unpack(">Q", content)[0])
-        elif kind == SAME:
+        elif kind == Kind.SAME:
             self._same(struct.unpack(">Q", content)[0])
-        elif kind == LIST:
+        elif kind == Kind.LIST:
             self._list(unpacked(content), again=False)
-        elif kind == AGAIN:
+        elif kind == Kind.AGAIN:
             self._list(unpacked(content), again=True)
-        elif kind == LISTED:
+        elif kind == Kind.LISTED:
             self._listing.end()
         else:
             raise nonsense()
@@ -202,7 +177,7 @@ class Receiver:
                 self._take(index, entry, send, hashes)
             except OSError as e:
                 self._cannot(entry.path, e)
-        self._channel.tell(WANT, {"send": send, "hash": hashes})
+        self._channel.tell(Kind.WANT, {"send": send, "hash": hashes})
 
     def _take(self, index: int, entry: Entry, send: list[tuple[int, int]], hashes: list[tuple[int, str]]) -> None:
         """Make the folder or link of an entry, or ask for its file if it is missing."""
@@ -304,14 +279,14 @@ class Receiver:
         except OSError as e:
             self._cannot(entry.path, e)
 
-    def _data(self, content: memoryview) -> None:
+    def _data(self, index: int, content: memoryview) -> None:
         if self._file is not None:  # else its error is told already
             try:
                 self._file.write(content)
             except OSError as e:
                 file, self._file = self._file, None
                 file.leave(keep=False)  # a full disk has room again
-                self._cannot("" if self._current is None else self._asked[self._current].path, e)
+                self._cannot(self._asked[index].path, e)
         self._bytes += len(content)
         self._on_bytes(len(content))
 
@@ -379,17 +354,17 @@ class Receiver:
             "failed": self._failed,
             "errors": self._troubles,
         }
-        self._channel.tell(END, done)
+        self._channel.tell(Kind.END, done)
         return done
 
     def _delete_extra(self) -> None:
         """Delete what the sender does not have, but for what it leaves out, which it is asked about."""
         extra = [each for path in self._listing.extra for each in self._folder.below(path)]
         kept: set[str] = set()
-        for part in _questions([each for each in extra if not _is_ours(each[0])]):
-            self._channel.tell(EXTRA, part)
+        for part in in_parts([each for each in extra if not _is_ours(each[0])], lambda each: len(each[0])):
+            self._channel.tell(Kind.EXTRA, part)
             kind, content = self._channel.receive()
-            if kind != KEEP:
+            if kind != Kind.KEEP:
                 raise nonsense()
             kept.update(part[index][0] for index in unpacked(content))
         for path, _ in extra:
@@ -518,20 +493,6 @@ class Listing:
         self.extra += [
             prefix + name for name in sorted(names) if self._folder.fold(name) not in self._names and not is_part(name)
         ]
-
-
-def _questions(paths: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
-    """Yield paths in parts that fit into a frame."""
-    part: list[tuple[str, bool]] = []
-    size = 0
-    for each in paths:
-        part.append(each)
-        size += len(each[0])
-        if len(part) >= _EXTRA or size > _EXTRA_SIZE:
-            yield part
-            part, size = [], 0
-    if part:
-        yield part
 
 
 def _is_ours(path: str) -> bool:

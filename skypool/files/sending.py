@@ -11,39 +11,24 @@ import queue
 import stat
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from skypool.files.entries import READ, Entry, digest_of, entry_of, pieces, told_path
 from skypool.files.frames import (
-    AGAIN,
-    BEGIN,
-    CHANGED,
-    DATA,
-    DONE,
-    END,
-    EXTRA,
-    FILE,
-    HOLE,
-    KEEP,
-    LIST,
-    LISTED,
-    SAME,
+    PART,
     SIGN,
     VERSION,
-    WANT,
     Broken,
     Channel,
+    Kind,
     Refused,
+    in_parts,
     nonsense,
     packed,
     unpacked,
 )
 
-_PART = 1000
-"""The most entries in one part of the list."""
-_PART_BYTES = 1 << 17
-"""The number of characters of paths after which a part of the list ends."""
 _AHEAD = 16
 """The number of parts of the list that are sent before the answer to the first of them."""
 _TRIES = 3
@@ -105,14 +90,14 @@ class Sender:
         """
         for each in self._lines:
             each.start()
-        self._put(BEGIN, packed({"version": VERSION, "name": self._name}))
-        self._list(LIST, self._entries)
-        self._put(LISTED)
+        self._put(Kind.BEGIN, packed({"version": VERSION, "name": self._name}))
+        self._list(Kind.LIST, self._entries)
+        self._put(Kind.LISTED)
         for _ in range(_TRIES - 1):
             changed, self._changed = self._changed, []
-            self._list(AGAIN, [entry_of(each.path, self._path(each.path)) for each in changed])
-        self._list(AGAIN, [Entry(each.path, "s", text="it changed while it was read") for each in self._changed])
-        self._put(END)
+            self._list(Kind.AGAIN, [entry_of(each.path, self._path(each.path)) for each in changed])
+        self._list(Kind.AGAIN, [Entry(each.path, "s", text="it changed while it was read") for each in self._changed])
+        self._put(Kind.END)
         for each in self._lines:
             each.finish()
 
@@ -128,7 +113,7 @@ class Sender:
     def _list(self, kind: int, entries: Iterable[Entry]) -> None:
         """Send a list, and what the receivers lack of it."""
         waiting: list[tuple[int, list[Entry]]] = []
-        for part in _parts(entries):
+        for part in in_parts(entries, lambda each: len(each.path) + len(each.text)):
             if len(self.lost) == len(self._lines):
                 return
             self._put(kind, packed(part))
@@ -151,7 +136,7 @@ class Sender:
                 if index not in digests:
                     digests[index] = self._digest(part[index - first])
                 if digests[index] == digest:
-                    line.put(SAME, struct.pack(">Q", index))
+                    line.put(Kind.SAME, struct.pack(">Q", index))
                 else:
                     wants.setdefault((index, 0), []).append(line)
         for index, offset in sorted(wants):
@@ -179,7 +164,7 @@ class Sender:
                 file = opened.fileno()
                 same = _is(entry, file)
                 if same:
-                    lines = [each for each in lines if each.put(FILE, struct.pack(">QQ", index, offset))]
+                    lines = [each for each in lines if each.put(Kind.FILE, struct.pack(">QQ", index, offset))]
                     whole = self._send_data(file, offset, entry, lines)
                     digest = digest_of(file) if offset and whole else ""
                     same = whole and _is(entry, file)
@@ -189,18 +174,18 @@ class Sender:
             self._changed.append(entry)
         for line in lines:
             if same:
-                line.put(DONE, packed([index, digest, why]))
+                line.put(Kind.DONE, packed([index, digest, why]))
             else:
-                line.put(CHANGED, struct.pack(">Q", index))
+                line.put(Kind.CHANGED, struct.pack(">Q", index))
 
     def _send_data(self, file: int, offset: int, entry: Entry, lines: list[_Line]) -> bool:
         """Send the data of a file, but no more of them than were listed. Return True if that was all."""
         at, left = offset, entry.data
         for piece in pieces(file, offset, entry.size):
             if isinstance(piece, int):
-                kind, content, size = HOLE, struct.pack(">Q", piece), piece
+                kind, content, size = Kind.HOLE, struct.pack(">Q", piece), piece
             else:
-                kind, content, size = DATA, piece, len(piece)
+                kind, content, size = Kind.DATA, piece, len(piece)
                 left -= size
                 if left < 0:
                     return False
@@ -208,7 +193,7 @@ class Sender:
             if not lines:
                 return False
             at += size
-            if kind == DATA:
+            if kind == Kind.DATA:
                 self._on_bytes(size)
         return at == entry.size
 
@@ -217,19 +202,6 @@ def _is(entry: Entry, file: int) -> bool:
     """Return True if an open file is as it was listed."""
     about = os.fstat(file)
     return stat.S_ISREG(about.st_mode) and (about.st_size, about.st_mtime_ns) == (entry.size, entry.mtime)
-
-
-def _parts(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
-    part: list[Entry] = []
-    size = 0
-    for each in entries:
-        part.append(each)
-        size += len(each.path) + len(each.text)
-        if len(part) >= _PART or size > _PART_BYTES:
-            yield part
-            part, size = [], 0
-    if part:
-        yield part
 
 
 class _Answer(NamedTuple):
@@ -278,8 +250,8 @@ class _Line:
                 return False
             self._frames.append((kind, content))
             self._bytes += len(content)
-            self._ended = self._ended or kind == END
-            self._asked += kind in (LIST, AGAIN)
+            self._ended = self._ended or kind == Kind.END
+            self._asked += kind in (Kind.LIST, Kind.AGAIN)
             self._changes.notify_all()
             return True
 
@@ -341,13 +313,13 @@ class _Line:
             while True:
                 kind, content = self._channel.receive()
                 said = unpacked(content)
-                if kind == WANT and self._answers < self._asked:
+                if kind == Kind.WANT and self._answers < self._asked:
                     self._answers += 1
                     self._in.put(_answer(said))
-                elif kind == EXTRA and self._ended and self._sender.delete and len(said) <= _PART:
+                elif kind == Kind.EXTRA and self._ended and self._sender.delete and len(said) <= PART:
                     left_out = [self._sender.leaves_out(told_path(path), bool(is_folder)) for path, is_folder in said]
-                    self.put(KEEP, packed([number for number, each in enumerate(left_out) if each]))
-                elif kind == END and self._ended:
+                    self.put(Kind.KEEP, packed([number for number, each in enumerate(left_out) if each]))
+                elif kind == Kind.END and self._ended:
                     told = _end(said)
                     with self._changes:
                         if self.works:
@@ -364,7 +336,7 @@ class _Line:
 
 def _answer(said: Any) -> _Answer:
     """Return a checked answer to a part of the list."""
-    if len(said["send"]) + len(said["hash"]) > _PART:
+    if len(said["send"]) + len(said["hash"]) > PART:
         raise nonsense()
     send = [(index, offset) for index, offset in said["send"]]
     hashes = [(index, digest) for index, digest in said["hash"]]

@@ -30,14 +30,13 @@ from skypool.wire.transport import CommandStream, Transport, refusal
 _MODULES = ("frames", "entries", "folder", "receiving", "sending", "node_end")
 _LONGEST_PAUSE = 8.0
 """The longest pause in seconds between two connections."""
-
 _FRUITLESS = 10
 """The number of attempts in a row in which nothing moves, after which there is no other."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeEnd:
-    """What a transfer needs to know of a node.
+    """The way of a transfer to a node.
 
     Attributes:
         node: the number of the node.
@@ -84,7 +83,7 @@ def end_of(node: int, access: Access, python: str) -> NodeEnd:
 
 @dataclass(frozen=True, slots=True)
 class Transferred:
-    """What a transfer has done.
+    """The account of a transfer.
 
     Attributes:
         files: the number of files that were sent or fetched, in sum over the nodes. Files that were there already, or
@@ -232,12 +231,11 @@ def pull(
             except Refused as e:
                 raise TransferError(f"node {end.node}: {plain(str(e))}", end.node) from e
             except Broken as e:
-                stream.shut()
-                channel.join()
-                tries.pause(end, stream, channel, e)
+                lost = e
             finally:
                 stream.shut()
                 channel.join()
+            tries.pause(end, stream, channel, lost)
     _check(end.node, said)
     return Transferred(said["files"], said["bytes"], said["deleted"], time.monotonic() - began)
 

@@ -18,11 +18,11 @@ from skypool.errors import UsageError
 from skypool.link.forward import Forward
 from skypool.pool.sending import CallSender
 from skypool.pool.service import Service
+from skypool.pool.service_supervisor import check_service, restarts_asked
 
 if TYPE_CHECKING:
     from skypool.files.progress import Progress
     from skypool.files.transfer import Transferred
-from skypool.pool.service_supervisor import check_service, restarts_asked
 
 P = ParamSpec("P")
 R = TypeVar("R")
