@@ -896,10 +896,8 @@ def test_a_receiver_that_answers_what_it_may_not_is_refused(answer: str, tmp_pat
     assert not sender.ends
 
 
-@pytest.mark.parametrize(
-    "end", [{}, [], *({"files": n, "bytes": 1, "deleted": 0, "failed": 0, "errors": []} for n in (-1, 10**400))]
-)
-def test_a_receiver_whose_last_word_makes_no_sense_is_refused(end: object, tmp_path: Path) -> None:
+def lost_after(tmp_path: Path, said: tuple[int, object]) -> Broken | Refused:
+    """Why a sender of nothing gives up a receiver that says this at the end."""
     source = tmp_path / "source"
     source.mkdir()
     with channels() as (ours, theirs, cut):
@@ -908,12 +906,19 @@ def test_a_receiver_whose_last_word_makes_no_sense_is_refused(end: object, tmp_p
         running.start()
         while theirs.receive()[0] != frames.Kind.END:
             pass
-        say(theirs, (frames.Kind.END, end))
+        say(theirs, said)
         running.join(5)
         assert not running.is_alive()
         cut()
         sender.stop()
-    assert isinstance(sender.lost[0], Refused)
+    return sender.lost[0]
+
+
+@pytest.mark.parametrize(
+    "end", [{}, [], *({"files": n, "bytes": 1, "deleted": 0, "failed": 0, "errors": []} for n in (-1, 10**400))]
+)
+def test_a_receiver_whose_last_word_makes_no_sense_is_refused(end: object, tmp_path: Path) -> None:
+    assert isinstance(lost_after(tmp_path, (frames.Kind.END, end)), Refused)
 
 
 def test_the_list_of_a_hostile_sender_takes_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -931,20 +936,7 @@ def test_the_list_of_a_hostile_sender_takes_little_memory(tmp_path: Path, monkey
 
 
 def test_a_node_that_asks_what_it_may_delete_is_refused_unless_it_may_delete(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
-    with channels() as (ours, theirs, cut):
-        sender = sender_of([ours], source)
-        running = threading.Thread(target=sender.run)
-        running.start()
-        while theirs.receive()[0] != frames.Kind.END:
-            pass
-        say(theirs, (frames.Kind.EXTRA, [["x", False]]))
-        running.join(5)
-        assert not running.is_alive()
-        cut()
-        sender.stop()
-    assert isinstance(sender.lost[0], Refused)
+    assert isinstance(lost_after(tmp_path, (frames.Kind.EXTRA, [["x", False]])), Refused)
 
 
 def test_an_error_of_ours_in_an_answer_does_not_hang(tmp_path: Path) -> None:

@@ -48,12 +48,7 @@ def rows() -> Iterator[Row]:
 
             large = _tree(Path(folder, "large"), _LARGE_FILES, _LARGE // _LARGE_FILES)
             ours, theirs = _alternating(lambda: push(large, "a"), lambda: rsync(large, "b"), clear)
-            yield (
-                "push 1 GB in 2,000 files over ssh",
-                f"{ours:.2f} s",
-                f"{theirs:.2f} s rsync -aW",
-                f"{ours / theirs:.2f} (≤ 1.25)",
-            )
+            yield _row("push 1 GB in 2,000 files over ssh", ours, theirs, 1.25)
             clear()
             small = _tree(Path(folder, "small"), _SMALL_FILES, 1000)
             push(small, "a")
@@ -63,13 +58,12 @@ def rows() -> Iterator[Row]:
                 (small / "7" / "7").write_bytes(os.urandom(1000))
 
             ours, theirs = _alternating(lambda: push(small, "a"), lambda: rsync(small, "b"), change)
-            yield (
-                "push one of 20,000 files that has changed",
-                f"{ours:.2f} s",
-                f"{theirs:.2f} s rsync -aW of the same",
-                f"{ours / theirs:.2f} (≤ 1.5)",
-            )
+            yield _row("push one of 20,000 files that has changed", ours, theirs, 1.5)
         machine.destroy()
+
+
+def _row(what: str, ours: float, theirs: float, aim: float) -> Row:
+    return what, f"{ours:.2f} s", f"{theirs:.2f} s rsync -aW", f"{ours / theirs:.2f} (≤ {aim:g})"
 
 
 def _tree(root: Path, count: int, size: int) -> Path:
