@@ -62,7 +62,8 @@ def answers(port: int, name: str) -> bool:
 
 
 @pytest.fixture
-def here() -> Iterator[sky.ComputePool]:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sky.ComputePool]:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))  # no pool of another test is there to be meant
     with sky.ComputePool(name="here", nodes=2, slots=1, console="off") as pool:
         yield pool
 

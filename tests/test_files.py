@@ -1074,6 +1074,7 @@ def test_a_pool_sends_to_all_nodes_and_fetches_from_one(tmp_path: Path, monkeypa
 
 def test_another_terminal_sends_and_fetches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))  # no pool of another test is there to be meant
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "a\x1b[31m").write_bytes(bytes(3000))
     program = [sys.executable, "-m", "skypool"]
