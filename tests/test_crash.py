@@ -6,11 +6,8 @@ effect, and another one just after. Then its lease runs out, and what it left is
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-import sys
-import textwrap
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +18,7 @@ import pytest
 from skypool.model import Need
 from skypool.testing import FakeCloud, Stock
 from skypool.testing.world import When
+from tests.forks import Fork
 from tests.lab.launches import LATER, LEASE_OVER
 
 LIFE = """
@@ -62,14 +60,12 @@ class Client:
         return cloud
 
     def run(self, program: str, *words: str) -> subprocess.CompletedProcess[str]:
-        argv = [sys.executable, "-c", textwrap.dedent(program), *words]
         environment = {
-            **os.environ,
             "XDG_STATE_HOME": str(self.home / "state"),
             "XDG_CACHE_HOME": str(self.home / "cache"),
             "SKYPOOL_FAKE_CLOUD": str(self.home / "cloud"),
         }
-        return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120)
+        return Fork(program, *words, environment=environment).end()
 
     def forget(self) -> None:
         """Its ledger is lost, with all else that it had written down."""

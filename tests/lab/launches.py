@@ -6,11 +6,8 @@ is: instances, hosts of a slice, volumes.
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -23,6 +20,7 @@ import pytest
 
 import skypool as sky
 from skypool.drivers.contract import Driver, Tidies
+from tests.forks import Fork
 
 POOL = """
 import sys, time
@@ -36,10 +34,12 @@ with sky.ComputePool(eval(sys.argv[1]), console="off", **eval(sys.argv[2])) as p
 """
 LATER = """
 import sys, time
+from skypool import clock
+from skypool.cli import main
 
 real, later = time.time, float(sys.argv.pop(1))
 time.time = lambda: real() + later
-from skypool.cli import main
+clock._BEGAN += later
 main()
 """
 """`skypool`, so many seconds later as its first argument says."""
@@ -102,12 +102,10 @@ class Client:
     who: Callable[[Any], str] = lambda call: call.headers.get("x-client", "")
     shares_prices: bool = False
 
-    def start(self, seconds: float, terms: Mapping[str, Any], **environment: str) -> subprocess.Popen[str]:
+    def start(self, seconds: float, terms: Mapping[str, Any], **environment: str) -> Fork:
         """A program with a pool of which it says "at work", and that it leaves so many seconds later."""
         program = self.first + (NAMED if "X_CLIENT" in environment else "") + POOL
-        argv = [sys.executable, "-c", program, self.driver, repr({**self.terms, **terms}), str(seconds)]
-        pipe = subprocess.PIPE
-        return subprocess.Popen(argv, env=os.environ | environment, stdout=pipe, stderr=pipe, text=True)
+        return Fork(program, self.driver, repr({**self.terms, **terms}), str(seconds), environment=environment)
 
     def killed(self, terms: str) -> None:
         """One that was killed while its pool was at work: nobody is left to end it.
@@ -116,16 +114,15 @@ class Client:
             terms: of the pool; a dict, as a program writes it.
         """
         process = self.start(600, {"name": "train", **eval(terms)})
-        assert process.stdout is not None
         said = process.stdout.readline()
         process.kill()
-        _, err = process.communicate()
-        assert said == "at work\n", err
+        ended = process.end()
+        assert said == "at work\n", ended
 
     def gc(self, later: float = LEASE_OVER, **environment: str) -> None:
         """`skypool gc --yes` of another process, so many seconds later."""
-        argv = [sys.executable, "-c", self.first + LATER, str(later), "gc", "--yes", "--provider", self.name]
-        done = subprocess.run(argv, env=os.environ | environment, capture_output=True, text=True)
+        program = self.first + LATER
+        done = Fork(program, str(later), "gc", "--yes", "--provider", self.name, environment=environment).end()
         assert done.returncode == 0, done
 
     def changes_nothing(self, call: str) -> bool:
@@ -167,7 +164,7 @@ class Matrix:
     home: Path
     terms: Mapping[str, Any] = field(default_factory=dict[str, Any])
     all: bool = True
-    processes: dict[str, subprocess.Popen[str]] = field(default_factory=dict[str, "subprocess.Popen[str]"])
+    processes: dict[str, Fork] = field(default_factory=dict[str, Fork])
     fates: dict[str, Cell] = field(default_factory=dict[str, Cell])
     calls: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -183,7 +180,7 @@ class Matrix:
                 mine.append(call)
             number = 1 + next(at for at, each in enumerate(mine) if each is call)
         if self.fates.get(who) == (number, moment):
-            self.processes[who].send_signal(signal.SIGKILL)
+            self.processes[who].kill()
             if moment == "before":
                 self.world.drop(call.action, moment="before", when=lambda other: other is call)
 
@@ -200,10 +197,10 @@ class Matrix:
         with self.lock:
             terms = {"name": name, "lease": "10m", **self.terms}
             self.processes[who] = process = self.client.start(0, terms, **places, **{self.client.variable: who})
-        _, err = process.communicate(timeout=200)
+        ended = process.end()
         calls = [each.action for each in self.calls.get(who, [])]
         killed = fate is not None and fate.number <= len(calls)
-        assert process.returncode == (-signal.SIGKILL if killed else 0), err
+        assert ended.returncode == (-signal.SIGKILL if killed else 0), ended
         return calls
 
     def leaves_nothing(self, *, ledger: bool, lose_reply: bool) -> None:
