@@ -71,7 +71,7 @@ def added(site: Path) -> None:
 
 
 def removed(site: Path) -> None:
-    (site / "skypool" / "testing" / "slices.py").unlink()
+    (site / "skypool" / "testing" / "contract_slices.py").unlink()
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ import pytest
 import skypool as sky
 from skypool import events
 from skypool.agent.lease import Lease
-from skypool.cli.money import explanations
+from skypool.cli.ps import explanations
 from skypool.pool.linger import SLACK
 from skypool.rental.ledger import Ledger
 from skypool.rental.reaper import SETTLING

@@ -99,13 +99,13 @@ def test_commands_print_a_warning_as_one_line_and_once(tmp_path: Path) -> None:
     program = """
     import sys
     from skypool import cli, tracebacks
-    from skypool.cli import money
+    from skypool.cli import ps as command
 
     def ps() -> None:
         for _ in range(2):
             tracebacks.warn("the list may be incomplete")
 
-    money.ps = ps
+    command.ps = ps
     sys.argv = ["skypool", "ps"]
     cli.main()
     """

@@ -1,10 +1,10 @@
 """The command line `skypool`. Each group of commands has a module, and `build` puts them together.
 
 - `offers`: `skypool offers`, `skypool plan`; `accelerators`: `skypool accelerators`, `compare`, `suggest`.
-- `money`: `skypool ps` (from the ledger and from running pools), `skypool cost`; `ending`: `skypool down`, `gc`.
+- `ps` (from the ledger and from running pools), `cost`, each for its command; `ending`: `skypool down`, `gc`.
 - `doctor`: `skypool doctor`; `prove`: `skypool prove`.
-- `shell`: `skypool shell`; `observe`: `skypool forward`, `skypool health`; `logs`: `skypool logs`; `report`: `skypool
-  report`.
+- `shell`, `forward`, `health`, `logs`, `report`, each for its command; `files`: `skypool push`, `pull`.
+- `owner`: how commands name a running pool, and what they say if its owner cannot be asked.
 - `top`: `skypool top`, with `top_survey` (asks the pools), `top_lines` (lays them out) and `top_app` (full screen).
 - `stack`: `skypool stack`; `new_driver`: `skypool new-driver`.
 - `output`: prints the tables, errors and JSON of the commands.
@@ -36,15 +36,17 @@ import typer
 
 from skypool.cli import (
     accelerators,
+    cost,
     doctor,
     ending,
     files,
+    forward,
+    health,
     logs,
-    money,
     new_driver,
-    observe,
     offers,
     prove,
+    ps,
     report,
     shell,
     stack,
@@ -75,10 +77,12 @@ def build() -> typer.Typer:
 
     accelerators.add_to(app)
     offers.add_to(app)
-    money.add_to(app)
+    ps.add_to(app)
+    cost.add_to(app)
     ending.add_to(app)
     shell.add_to(app)
-    observe.add_to(app)
+    forward.add_to(app)
+    health.add_to(app)
     files.add_to(app)
     logs.add_to(app)
     report.add_to(app)

@@ -11,7 +11,7 @@ import typer
 from rich.filesize import decimal
 
 from skypool.cli import output
-from skypool.cli.observe import Name, explained
+from skypool.cli.owner import Name, explained
 from skypool.console.words import span
 from skypool.errors import UsageError
 from skypool.files import transfer

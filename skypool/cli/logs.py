@@ -20,7 +20,7 @@ import typer
 
 from skypool.checks import seconds
 from skypool.cli import output
-from skypool.cli.observe import Name, explained
+from skypool.cli.owner import Name, explained
 from skypool.errors import LedgerError, UsageError
 from skypool.logs import files, reader
 from skypool.logs.reader import Assembler, LogLine

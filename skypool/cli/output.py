@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from rich.console import Console
 from rich.table import Table
@@ -55,3 +56,8 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Se
 def data(value: object) -> None:
     """Print a value as one indented JSON document on stdout. Raise TypeError if JSON cannot have it."""
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+def utc(time: float) -> str:
+    """Return a time in seconds since 1970 as JSON documents and tables have it, such as "2026-08-20T09:30:00Z"."""
+    return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from skypool.cli import output
-from skypool.cli.observe import Name
+from skypool.cli.owner import Name
 from skypool.errors import SkypoolError, UsageError
 from skypool.link.reach import local_command
 from skypool.model import Access, Instance

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from skypool.cli import output
-from skypool.cli.observe import Name, explained
+from skypool.cli.owner import Name, explained
 from skypool.observers import client, stacks
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from skypool.cli import output
-from skypool.cli.observe import explained
+from skypool.cli.owner import explained
 from skypool.cli.top_lines import details, pool_lines
 from skypool.cli.top_survey import Survey
 from skypool.console import drawable

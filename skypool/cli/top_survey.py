@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from skypool.cli.money import explanations, is_over
+from skypool.cli.ps import explanations, is_over
 from skypool.console.board import Figures, Picture, Row, health_of
 from skypool.console.gauges import usd
 from skypool.console.lines import bare

@@ -14,7 +14,7 @@ The modules of this package:
 - `world`, `state`: the contents of the fake cloud, and their storage.
 - `machine`, `hypervisor`, `notice_watch`: the machines of the fake cloud, the process that ends them on time, and a
   program that runs on them.
-- `contract`, `slices`: `DriverContract`.
+- `contract`, with `contract_lists` and `contract_slices`: `DriverContract`.
 - `trial`, `free`, `find_and_end`: helpers of the tests in `DriverContract`.
 
 Words of this package:

@@ -1,41 +1,33 @@
-"""The commands `skypool ps` (running machines and their cost) and `skypool cost` (money spent).
+"""The command `skypool ps`: running machines and their cost.
 
-Both read the ledger on this machine, and ask no provider. `skypool ps` also asks the owners of pools that run here.
+It reads the ledger on this machine, and asks the owners of pools that run here. It asks no provider.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from skypool import clock
-from skypool.checks import seconds
 from skypool.cli import output
-from skypool.errors import SkypoolError, UsageError
+from skypool.errors import SkypoolError
 from skypool.observers import client
 from skypool.rental.gc import GRACE
 from skypool.rental.ledger import Ledger
-from skypool.rental.receipt import Line, Receipt, amount, by_day
+from skypool.rental.receipt import Line, amount
 from skypool.rental.records import Record
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands `skypool ps` and `skypool cost` to the program."""
+    """Add the command `skypool ps` to the program."""
     app.command("ps")(ps)
-    app.command("cost")(cost)
 
 
-# --- what runs -----------------------------------------------------------------------------------------------
-
-
-def ps(as_json: AsJson = False) -> None:
+def ps(as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False) -> None:
     """List running pools, and pools that may have left machines behind: nodes, age, cost so far, budget.
 
     The nodes of pools that run on this computer are listed with their state, hardware and calls.
@@ -173,8 +165,8 @@ def _pool_data(record: Record, now: float) -> dict[str, object]:
         "session": record.session,
         "state": record.state(now),
         "client": {"host": record.client.host, "pid": record.client.pid},
-        "started": _iso(record.started),
-        "lease_until": _iso(record.lasts),
+        "started": output.utc(record.started),
+        "lease_until": output.utc(record.lasts),
         "age": round(now - record.started, 3),
         "usd_per_hour": receipt.usd_per_hour,
         "usd": receipt.usd,
@@ -183,7 +175,7 @@ def _pool_data(record: Record, now: float) -> dict[str, object]:
         "providers": _providers(record),
         "instances": [_instance_data(each) for each in record.running],
         "orders_without_answer": [
-            {"token": each.token, "provider": each.provider, "type": each.type, "at": _iso(each.at)}
+            {"token": each.token, "provider": each.provider, "type": each.type, "at": output.utc(each.at)}
             for each in record.intents
         ],
         "error": record.error,
@@ -198,97 +190,8 @@ def _instance_data(line: Line) -> dict[str, object]:
         "type": line.type,
         "place": line.place,
         "market": line.market,
-        "launched": _iso(line.launched),
+        "launched": output.utc(line.launched),
         "usd_per_hour": line.usd_per_hour,
         "usd": line.usd,
         "idle_usd": line.idle_usd,
     }
-
-
-# --- what was spent ------------------------------------------------------------------------------------------
-
-
-def cost(
-    by: Annotated[Literal["pool", "day"], typer.Option(help="One line for each pool, or for each day (UTC).")] = "pool",
-    since: Annotated[str, typer.Option(help="Count only costs since then: 2026-08-20 (UTC), or 7d.")] = "",
-    as_json: AsJson = False,
-) -> None:
-    """Show the money spent, at the prices of the time of renting. Running machines are counted until now.
-
-    Pools that cost nothing are left out.
-    """
-    start, now = _since(since), clock.now()
-    records = [
-        each for each in Ledger.here(output.warn).pools() if any(_part(line, start) and line.usd for line in each.lines)
-    ]
-    rows = _by_pool(records, start, now) if by == "pool" else _by_day(records, start)
-    total = sum(usd for _, usd in rows)
-    names = _HEADINGS[by]
-    idle = [_idle(each, start) for each in records]
-    if as_json:
-        lines: list[dict[str, object]] = [dict(zip(names, [*cells, usd], strict=True)) for cells, usd in rows]
-        if by == "pool":
-            lines = [
-                {**line, "idle_usd": usd, "session": each.session}
-                for line, usd, each in zip(lines, idle, records, strict=True)
-            ]
-        all_idle = {"idle_usd": _sum(idle)} if by == "pool" else {}
-        output.data({"since": _iso(start) if start else None, "by": by, "lines": lines, "usd": total, **all_idle})
-        return
-    table = [[*map(str, cells), f"{usd:.4f}"] for cells, usd in rows]
-    table.append(["total", *[""] * (len(names) - 2), f"{total:.4f}"])
-    headings = [each.replace("_", " ").replace("usd", "USD") for each in names]
-    if by == "pool":
-        headings.append("idle USD")
-        table = [[*row, amount(usd)] for row, usd in zip(table, [*idle, _sum(idle)], strict=True)]
-    output.table(headings, table, numbers=["instances", "instance hours", "USD", "idle USD"])
-
-
-_HEADINGS = {"pool": ["pool", "started", "state", "instances", "instance_hours", "usd"], "day": ["day", "usd"]}
-_Rows = list[tuple[tuple[object, ...], float]]
-"""The rows of a table of costs. Each row is (the cells before the cost, the cost in USD)."""
-
-
-def _part(line: Line, start: float) -> bool:
-    return line.begins + line.seconds > start
-
-
-def _idle(record: Record, start: float) -> float | None:
-    """Return what a pool has paid for idle time since `start`, in USD; None if that is not known."""
-    lines = tuple(each for each in record.lines if _part(each, start))
-    # idle time is known only for a machine's whole life
-    return None if any(each.begins < start for each in lines) else Receipt("", lines, 0.0).idle_usd
-
-
-def _sum(amounts: Iterable[float | None]) -> float | None:
-    known = list(amounts)
-    return None if None in known else sum(each for each in known if each is not None)
-
-
-def _by_pool(records: Iterable[Record], start: float, now: float) -> _Rows:
-    rows: _Rows = []
-    for record in records:
-        lines = [each for each in record.lines if _part(each, start)]
-        hours = sum(each.lived for each in lines) / 3600
-        cells = record.pool, _iso(record.started), record.state(now), len(lines), round(hours, 3)
-        rows.append((cells, sum(each.usd_between(start) for each in lines)))
-    return rows
-
-
-def _by_day(records: Iterable[Record], start: float) -> _Rows:
-    days = by_day((line for record in records for line in record.lines), start)
-    return [((day,), usd) for day, usd in days.items()]
-
-
-def _since(text: str) -> float:
-    """Return the time of --since in seconds since 1970: a UTC date, or a duration such as "7d" or "7d ago"; "" is 0."""
-    if re.fullmatch(r"\d{4}-\d\d-\d\d", text):
-        try:
-            return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
-        except ValueError as e:
-            raise UsageError(f"--since {text} is not a date: {e}; write it like --since 2026-10-31") from e
-    return clock.now() - seconds("--since", text.removesuffix("ago").rstrip()) if text else 0.0
-
-
-def _iso(time: float) -> str:
-    return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
