@@ -372,7 +372,7 @@ class NetworkError(SkypoolError):
             "silent" (connected, but no answer), "stranger" (another program answered), "stalled" (few bytes got
             through) or "no address" (that of the target is unknown).
         advice: what to open, and how.
-        report: what each node found, as a `skypool.gangs.network.NetworkReport`.
+        report: what each node found, as a `skypool.gangs.network_report.NetworkReport`.
     """
 
     def __init__(

@@ -17,8 +17,8 @@ from skypool.drivers.contract import Abilities
 from skypool.errors import CapacityError, ProviderError, StillRunning
 from skypool.model import Access, Bill, Finding, Instance, Leftover, Need, Offer, Order
 from skypool.testing import FakeCloud
+from skypool.testing.cloud_state import Machine
 from skypool.testing.machine import Door
-from skypool.testing.world import Machine
 
 # --- itself --------------------------------------------------------------------------------------------------
 

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 import skypool as sky
 from skypool import events
-from skypool.calls.idle import Idleness
+from skypool.calls.idle_time import Idleness
 from skypool.calls.tally import EndedCall, PoolCounts
 from skypool.devices.sample import NodeSample
-from skypool.link.inbound import Welcome
+from skypool.link.agent_messages import Welcome
 from skypool.metrics.metering import Metering
 from skypool.metrics.values import Measurement
 from skypool.model import Access
@@ -23,7 +23,7 @@ from skypool.pool.states import Pool
 from skypool.pool.watch import Watch, Watches
 from skypool.rental.orders import OrderKey
 from skypool.rental.receipt import Receipt
-from skypool.safety.quota import Quota
+from skypool.safety.received_data_limit import Quota
 from skypool.samples.store import SampleStore
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import skypool as sky
-from skypool.rental.rental import Rental
+from skypool.rental.pool_account import Rental
 from skypool.rental.supply import Supply
 
 

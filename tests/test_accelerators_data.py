@@ -15,8 +15,8 @@ import pytest
 from docs.generate.accelerators import written as generated
 from skypool import accelerators
 from skypool.accelerators import Accelerator, partitions, tables
+from skypool.accelerators.factories import attribute_of
 from skypool.accelerators.facts import Partition, Variant
-from skypool.accelerators.model import attribute_of
 
 VARIANTS = [variant for name in tables.rows_by_name() for variant in tables.variants(name)]
 ALIASES = tables.rows("aliases.csv")

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
-from skypool.agent.client import Client
+from skypool.agent.client_session import Client
 from skypool.agent.value_storage import SpareMemory
 from skypool.clock import RunningClock
 

@@ -19,7 +19,7 @@ import pytest
 
 import skypool as sky
 from skypool import events
-from skypool.link.inbound import Welcome
+from skypool.link.agent_messages import Welcome
 from skypool.model import Instance
 from skypool.pool.agents import Agents
 from skypool.pool.departures import Departures

@@ -152,7 +152,7 @@ def test_nodes_with_32_adapters_are_reached_at_elastic_addresses_and_leave_none(
 def test_a_machine_whose_elastic_address_somebody_released_is_replaced(
     aws: AWS, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("skypool_aws._addresses._NEW", 0.5)
+    monkeypatch.setattr("skypool_aws._elastic_ips._NEW", 0.5)
     aws.delays.pending = 3.0
     released: list[str] = []
 

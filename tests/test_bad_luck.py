@@ -24,10 +24,10 @@ import pytest
 
 import skypool as sky
 from skypool import events
-from skypool.agent import node
+from skypool.agent import agent
 from skypool.calls.roster import Roster
 from skypool.link import link
-from skypool.shipping import bundle
+from skypool.shipping import package_zip
 from tests.conftest import children, descendants, eventually, home, nodes, processes_of
 from tests.work import add, nap
 
@@ -304,7 +304,7 @@ def test_all_that_a_worker_printed_before_it_died_is_shown(
             print(f"<{n}>", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    many = 3 * node._PACKETS_AT_ONCE
+    many = 3 * agent._PACKETS_AT_ONCE
     error = _died(pool, talk_and_die(many))
     shown = capsys.readouterr().out
     assert [n for n in range(many) if f"<{n}>" not in shown] == []
@@ -663,8 +663,8 @@ def test_what_a_pool_can_do_without_may_fail(monkeypatch: pytest.MonkeyPatch) ->
     said: list[str] = []
     mine = sky.ComputePool(slots=1, console="off")
     mine.events.listen(lambda e: said.append(e.text) if isinstance(e, events.Notice) else None)
-    monkeypatch.setattr("skypool.pool.idle_record.IdleWatch._differs", lambda *_: 1 // 0)
-    monkeypatch.setattr("skypool.pool.idle_record._EVERY", 0.1)
+    monkeypatch.setattr("skypool.pool.idle_watch.IdleWatch._differs", lambda *_: 1 // 0)
+    monkeypatch.setattr("skypool.pool.idle_watch._EVERY", 0.1)
     with mine:
         eventually(lambda: any("the record of idle time ended, and the pool goes on" in each for each in said))
         assert add(1) >> mine == 2
@@ -687,7 +687,7 @@ def test_calls_of_a_killed_node_run_elsewhere_if_retries_allow() -> None:
 def test_a_node_that_takes_too_long_to_answer_is_told_with_what_it_printed(
     monkeypatch: pytest.MonkeyPatch, says: str, ends: str
 ) -> None:
-    monkeypatch.setattr(bundle, "agent_starter", lambda python, home: f"{says}cat >/dev/null")
+    monkeypatch.setattr(package_zip, "agent_starter", lambda python, home: f"{says}cat >/dev/null")
     monkeypatch.setattr(link, "_START", 0.5)
     pool = sky.ComputePool(slots=1, console="off", liveness=1)
     with pytest.raises(sky.ConnectionLost, match=f"cannot be reached: the node did not answer within 1 s{ends}$"):
@@ -695,8 +695,8 @@ def test_a_node_that_takes_too_long_to_answer_is_told_with_what_it_printed(
 
 
 def test_a_node_may_start_more_slowly_than_its_later_silence_is_borne(monkeypatch: pytest.MonkeyPatch) -> None:
-    starter = bundle.agent_starter
-    monkeypatch.setattr(bundle, "agent_starter", lambda python, home: f"sleep 6; {starter(python, home)}")
+    starter = package_zip.agent_starter
+    monkeypatch.setattr(package_zip, "agent_starter", lambda python, home: f"sleep 6; {starter(python, home)}")
     with sky.ComputePool(slots=1, console="off", liveness=4) as mine:
         assert add(1) >> mine == 2
 

@@ -25,7 +25,7 @@ from skypool.errors import BootstrapError, ConnectionLost, HostBusy, UsageError
 from skypool.model import Access
 from skypool.provision import bootstrap as bootstrap_module
 from skypool.provision.bootstrap import SetupBundle, bootstrap, reach
-from skypool.shipping import bundle
+from skypool.shipping import package_zip
 from skypool.wire.agent_config import AgentConfig
 from skypool.wire.transport import SSH, CommandStream, Subprocess
 from skypool_images import Image, Step, assemble
@@ -245,7 +245,7 @@ def test_a_connection_that_breaks_while_something_is_sent_is_lost(tmp_path: Path
     course = bootstrap_module._Course("pool", 3, lambda event: None)
 
     async def sent() -> None:
-        await bootstrap_module._send(stream, bundle.ALIVE, course, 3)
+        await bootstrap_module._send(stream, package_zip.ALIVE, course, 3)
 
     with ours, pytest.raises(ConnectionLost, match=r"the connection to node 3 ended during its .*Broken pipe"):
         asyncio.run(sent())
@@ -319,7 +319,7 @@ def test_a_client_that_does_not_answer_is_no_reason_to_live_on(tmp_path: Path) -
     async def listen() -> tuple[str, str, bytes]:
         stream = await reach(access(), work, 0)
         try:
-            await asyncio.get_running_loop().sock_sendall(stream.socket, bundle.padded(work.script.encode(), 4096))
+            await asyncio.get_running_loop().sock_sendall(stream.socket, package_zip.padded(work.script.encode(), 4096))
             await asyncio.sleep(1)  # not for luck: the machine has what it needs
             before = file.read_text()
             await asyncio.sleep(2.5)  # not for luck: it asks each second
@@ -334,9 +334,9 @@ def test_a_client_that_does_not_answer_is_no_reason_to_live_on(tmp_path: Path) -
 
 
 def test_shell_text_that_a_node_would_read_in_part_is_refused() -> None:
-    assert bundle.staged("x" * 12288) == b"x" * 12288
+    assert package_zip.staged("x" * 12288) == b"x" * 12288
     with pytest.raises(UsageError, match="has 12289 bytes, and the limit is 12288: shorten the settings"):
-        bundle.staged("x" * 12289)
+        package_zip.staged("x" * 12289)
 
 
 def test_a_setup_with_everything_leaves_room_for_settings() -> None:
@@ -347,6 +347,6 @@ def test_a_setup_with_everything_leaves_room_for_settings() -> None:
 
 def test_the_loader_overhears_what_was_said_to_the_bootstrap(tmp_path: Path) -> None:
     config = AgentConfig(folder=str(tmp_path), spool=str(tmp_path), cwd=str(tmp_path))
-    text = 2 * bundle.ALIVE + bundle.prelude(config, start=False)
-    got = subprocess.run(["sh", "-c", bundle.agent_starter(sys.executable, "")], input=text, capture_output=True)
+    text = 2 * package_zip.ALIVE + package_zip.prelude(config, start=False)
+    got = subprocess.run(["sh", "-c", package_zip.agent_starter(sys.executable, "")], input=text, capture_output=True)
     assert json.loads(got.stdout)["gone"] is True, got.stderr

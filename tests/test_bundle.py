@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-SHOW = "from skypool.shipping import bundle; b = bundle.bundle(); print(b.hash, len(b.data))"
-UNREAD = f"from skypool.shipping import bundle; bundle._made = None; {SHOW}"
+SHOW = "from skypool.shipping import package_zip; b = package_zip.bundle(); print(b.hash, len(b.data))"
+UNREAD = f"from skypool.shipping import package_zip; package_zip._made = None; {SHOW}"
 """Fails if the files have to be read."""
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from skypool.model import Need
 from skypool.testing import FakeCloud, Stock
-from skypool.testing.world import When
+from skypool.testing.cloud_state import When
 from tests.forks import Fork
 from tests.lab.launches import LATER, LEASE_OVER
 

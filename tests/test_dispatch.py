@@ -16,7 +16,7 @@ from skypool.calls.call_events import CallEvents
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.futures import CallFuture, Items, ResultCell
 from skypool.calls.options import Options
-from skypool.calls.pending import Code, PendingCall, UserCall
+from skypool.calls.pending_calls import Code, PendingCall, UserCall
 from skypool.errors import (
     ConnectionLost,
     NodeInterrupted,
@@ -26,7 +26,7 @@ from skypool.errors import (
     WorkerDied,
     taken_back,
 )
-from skypool.link.inbound import ItemWanted, Outcome, Outcomes, Recalled, Welcome, Yielded
+from skypool.link.agent_messages import ItemWanted, Outcome, Outcomes, Recalled, Welcome, Yielded
 from skypool.link.inbox import Arrival
 from skypool.link.link import Link
 from skypool.trust.reader import DataReader

@@ -16,8 +16,8 @@ from skypool.accelerators import H100, TPU
 from skypool.errors import CredentialsError, QuotaError, SkypoolError
 from skypool.model import Need
 from skypool.testing import DriverContract, FakeCloud
+from skypool.testing.cloud_state import USUAL, Stock
 from skypool.testing.trial import ABILITIES, Trial
-from skypool.testing.world import USUAL, Stock
 from tests import broken_drivers as broken
 from tests.conftest import eventually, processes_of
 

@@ -34,7 +34,7 @@ from skypool.errors import (
 )
 from skypool.model import Instance, Need, Offer, Order
 from skypool.testing import FakeCloud, Stock
-from skypool.testing.state import Overtaken
+from skypool.testing.state_store import Overtaken
 from tests.conftest import eventually, processes_of
 from tests.watched import Watched
 

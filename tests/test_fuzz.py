@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import skypool as sky
 from skypool.link import link
-from skypool.shipping import bundle as ship
+from skypool.shipping import package_zip as ship
 from skypool.wire.agent_config import AgentConfig
 from skypool.wire.frames import PREFIX, WIRE_VERSION, Kind, encode, scan
 from tests.conftest import children, eventually, home

@@ -17,12 +17,12 @@ from skypool import events
 from skypool.agent.slot_plan import GANG_PROCESSES
 from skypool.calls.call import Call
 from skypool.calls.futures import CallFuture
-from skypool.calls.pending import PendingCall
+from skypool.calls.pending_calls import PendingCall
 from skypool.errors import CallTimeout, ConnectionLost, ProtocolError, RemoteError, UsageError, WorkerDied
 from skypool.gangs import environment
 from skypool.gangs.environment import Member
 from skypool.gangs.ports import free_ports
-from skypool.link.inbound import message_of
+from skypool.link.agent_messages import message_of
 from skypool.runtime import Interruption
 from skypool.testing import FakeCloud
 from skypool.wire.frames import Kind, frame, members, parse_frame

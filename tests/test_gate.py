@@ -8,7 +8,7 @@ import pytest
 
 from skypool.accelerators import H100, parse
 from skypool.devices.device import Device
-from skypool.link import inbound
+from skypool.link import agent_messages
 from skypool.provision import health_check
 from skypool.wire.agent_config import NodeHealth
 
@@ -61,7 +61,7 @@ def test_every_fault_is_told_at_once() -> None:
 
 
 def test_an_address_is_taken_only_if_it_is_one() -> None:
-    assert inbound.address("10.0.0.4") == "10.0.0.4"
-    assert inbound.address("2001:DB8::1") == "2001:db8::1"
+    assert agent_messages.address("10.0.0.4") == "10.0.0.4"
+    assert agent_messages.address("2001:DB8::1") == "2001:db8::1"
     for none in ("", "10.0.0.4; reboot", "node-3", "None", "1" * 100_000):
-        assert inbound.address(none) == ""
+        assert agent_messages.address(none) == ""

@@ -18,9 +18,9 @@ pytestmark = pytest.mark.usefixtures("own_state")
 HERE = "ssh_from='203.0.113.7'"
 CLIENT = Client("gcp", f"sky.GCP({HERE})", create="POST instances", shares_prices=True)
 PRICED = """
-from skypool_gcp import billing
+from skypool_gcp import list_prices
 
-billing.rates = lambda *_, **__: billing.Rates({"tpu7x": {("us-central1", "on-demand"): 12.0}}, "2026-11-22")
+list_prices.rates = lambda *_, **__: list_prices.Rates({"tpu7x": {("us-central1", "on-demand"): 12.0}}, "2026-11-22")
 """
 OF_SLICES = Client(
     "gcp", CLIENT.driver, create="POST groups", terms={"accelerator": "tpu7x-16"}, first=PRICED, shares_prices=True

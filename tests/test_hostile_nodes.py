@@ -19,7 +19,7 @@ from skypool import events
 from skypool.accelerators import H100
 from skypool.errors import ConnectionLost, PoolClosed, ProtocolError, RemoteError, WorkerDied
 from skypool.link import link
-from skypool.link.inbound import message_of
+from skypool.link.agent_messages import message_of
 from skypool.provision.health_check import most_slots
 from skypool.report import words
 from skypool.shipping import user_modules

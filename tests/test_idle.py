@@ -14,7 +14,7 @@ from rich.console import Console
 
 import skypool as sky
 from skypool import clock, events
-from skypool.calls.idle import FRESH, IdleTime
+from skypool.calls.idle_time import FRESH, IdleTime
 from skypool.console.board import Board
 from skypool.console.layout import draw
 from skypool.devices.sample import DeviceSample, NodeSample

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from skypool import clock, events
-from skypool.calls.idle import IdleTime
-from skypool.console.words import Words
+from skypool.calls.idle_time import IdleTime
+from skypool.console.event_text import Words
 from skypool.devices.sample import CallSample, DeviceSample, NodeSample
-from skypool.link.inbound import Welcome
+from skypool.link.agent_messages import Welcome
 from skypool.rental.receipt import Line, Receipt
 from skypool.report.unused_devices import IDLE_FOR, UNUSED_FOR, Hints
 from skypool.testing import FakeCloud

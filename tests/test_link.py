@@ -17,8 +17,8 @@ import pytest
 
 import skypool as sky
 from skypool import events
+from skypool.link.agent_messages import Piece
 from skypool.link.chunks import Pieces
-from skypool.link.inbound import Piece
 from skypool.link.link import Link
 from skypool.link.reading_turns import Turns
 from skypool.wire.transport import CommandStream

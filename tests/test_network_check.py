@@ -20,7 +20,7 @@ from skypool.calls.futures import Items
 from skypool.errors import NetworkError, PoolClosed, ProtocolError, UsageError
 from skypool.events import Notice
 from skypool.gangs import probe
-from skypool.gangs.network import Connection, NetworkReport, NodeNetwork, connections_of, error_of, node_network
+from skypool.gangs.network_report import Connection, NetworkReport, NodeNetwork, connections_of, error_of, node_network
 from skypool.pool.network import Unanswered, _Deadline, advice_for, check_network
 from skypool.testing import FakeCloud
 from tests import work

@@ -15,7 +15,7 @@ import skypool as sky
 from skypool.agent import own_name
 from skypool.devices import network
 from skypool.gangs.environment import Member
-from skypool.link import inbound
+from skypool.link import agent_messages
 from tests.lab import work
 from tests.lab.aws import AWS
 from tests.lab.machines import Lab
@@ -140,12 +140,12 @@ def test_the_processes_of_a_gang_find_the_other_machines_by_their_names(lab: Lab
     ],
 )
 def test_a_name_that_could_be_taken_for_another_thing_than_the_node_is_not_given_to_others(said: str) -> None:
-    assert inbound.host_name(said) == ""
+    assert agent_messages.host_name(said) == ""
 
 
 @pytest.mark.parametrize("said", ["gpu1", "ip-10-0-0-5", "GPU-1", "a", "7b", "a" * 63])
 def test_the_name_of_a_machine_is_given_to_others(said: str) -> None:
-    assert inbound.host_name(said) == said
+    assert agent_messages.host_name(said) == said
 
 
 @pytest.mark.parametrize(
@@ -173,11 +173,11 @@ def test_the_name_of_a_machine_is_given_to_others(said: str) -> None:
     ],
 )
 def test_an_address_at_which_no_other_machine_reaches_a_node_is_not_given_to_others(said: str) -> None:
-    assert inbound.address(said) == ""
+    assert agent_messages.address(said) == ""
 
 
 def test_an_address_is_given_to_others_in_its_usual_form() -> None:
-    given = [inbound.address(said) for said in ("10.0.0.5", "2001:DB8::0:1", "169.254.7.7", "fd00::1")]
+    given = [agent_messages.address(said) for said in ("10.0.0.5", "2001:DB8::0:1", "169.254.7.7", "fd00::1")]
     assert given == ["10.0.0.5", "2001:db8::1", "169.254.7.7", "fd00::1"]
 
 

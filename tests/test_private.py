@@ -15,8 +15,8 @@ from typing import NoReturn
 import pytest
 
 from skypool.errors import NotPrivate, UsageError
-from skypool.safety import places, private
-from skypool.shipping import bundle
+from skypool.safety import private, user_folders
+from skypool.shipping import package_zip
 from tests.second_user import OTHER, needs_root, open_place, other
 
 
@@ -181,7 +181,7 @@ def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("HOME")
     for variable in ("XDG_STATE_HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(variable, raising=False)
-    for folder in (places.state, places.cache):
+    for folder in (user_folders.state, user_folders.cache):
         with pytest.raises(UsageError, match="set HOME, or XDG_STATE_HOME and XDG_CACHE_HOME"):
             folder()
 
@@ -191,7 +191,7 @@ def test_the_folders_above_that_of_a_node_are_private_too(tmp_path: Path) -> Non
     folders = {name: str(tmp_path / "user" / "pools" / name) for name in ("folder", "spool", "cwd")}
     prelude = json.dumps({"config": folders, "start": True, "hash": "x", "python": [2, 7], "size": 0}).encode()
     done = subprocess.run(
-        ["sh", "-c", bundle.program(bundle.LOADER, sys.executable, "")],
+        ["sh", "-c", package_zip.program(package_zip.LOADER, sys.executable, "")],
         input=b"%8d%s" % (len(prelude), prelude),
         umask=0o022,
         timeout=30,

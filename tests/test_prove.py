@@ -35,7 +35,7 @@ from skypool.proof.report_redaction import Redaction
 from skypool.proof.selection import select
 from skypool.rental.ledger import Ledger
 from skypool.testing import FakeCloud, Stock
-from skypool.testing.world import When
+from skypool.testing.cloud_state import When
 from tests.conftest import eventually
 from tests.lab.launches import LATER, LEASE_OVER
 from tests.test_ledger import change

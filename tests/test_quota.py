@@ -18,13 +18,13 @@ import pytest
 
 from skypool import events
 from skypool.clock import RunningClock
-from skypool.console.lines import LONGEST, Lines
 from skypool.console.printer import Printer
+from skypool.console.whole_lines import LONGEST, Lines
 from skypool.devices.sample import DeviceSample, NodeSample
 from skypool.errors import BootstrapError, ProtocolError
 from skypool.gangs.ports import ports_of
+from skypool.link.agent_messages import Printed, message_of
 from skypool.link.chunks import Pieces
-from skypool.link.inbound import Printed, message_of
 from skypool.link.inbox import Arrival, Inbox
 from skypool.link.reports import NodeReports
 from skypool.logs import files
@@ -37,7 +37,7 @@ from skypool.pool.health import HealthWatch
 from skypool.pool.new_samples import NewSamples
 from skypool.pool.watch import Watches
 from skypool.provision.bootstrap import SetupBundle, bootstrap
-from skypool.safety.quota import Quota, Share
+from skypool.safety.received_data_limit import Quota, Share
 from skypool.samples import journal, store
 from skypool.samples.journal import Journal, JournalEvent, read
 from skypool.samples.store import history, sizes

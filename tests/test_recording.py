@@ -111,12 +111,15 @@ def test_clients_of_googles_own_addresses_ask_through_a_channel_that_records() -
     import grpc
     from google.auth.credentials import AnonymousCredentials
 
-    from skypool_gcp import billing
+    from skypool_gcp import list_prices
     from skypool_gcp.tpu import _api as tpu
 
     anonymous = AnonymousCredentials()  # type: ignore[no-untyped-call,unused-ignore]
     plain = type(grpc.insecure_channel("127.0.0.1:1"))
-    for client, host in ((tpu._client, "tpu.googleapis.com:443"), (billing._client, "cloudbilling.googleapis.com:443")):
+    for client, host in (
+        (tpu._client, "tpu.googleapis.com:443"),
+        (list_prices._client, "cloudbilling.googleapis.com:443"),
+    ):
         transport: Any = client("", anonymous).transport
         assert (transport.kind, transport.host) == ("grpc", host)
         assert not isinstance(transport.grpc_channel, plain)
@@ -378,7 +381,7 @@ def _ask_google(told: list[Secret]) -> None:
     from google.cloud import compute_v1, tpu_v2
 
     from skypool_gcp import _api
-    from skypool_gcp.compute import _asked
+    from skypool_gcp.compute import _client
     from skypool_gcp.tpu import _api as tpu
 
     items = [compute_v1.Items(key=f"item-{number}", value=text) for number, text in enumerate(texts(told))]
@@ -386,7 +389,7 @@ def _ask_google(told: list[Secret]) -> None:
     kind = "zones/us-central1-a/machineTypes/none-8"
     machine = compute_v1.Instance(name="x", machine_type=kind, metadata=compute_v1.Metadata(items=items))
     with pytest.raises(ProviderError):
-        client = _asked._client_of(compute_v1.InstancesClient)
+        client = _client._client_of(compute_v1.InstancesClient)
         _api.call(
             "a test", lambda: client.insert(project="lab-project", zone="us-central1-a", instance_resource=machine)
         )

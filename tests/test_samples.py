@@ -26,7 +26,7 @@ import pytest
 
 import skypool as sky
 from skypool import events
-from skypool.agent import health, monitor
+from skypool.agent import monitor, node_facts
 from skypool.agent.monitor import Monitor
 from skypool.console.gauges import gauges
 from skypool.devices.device import Device
@@ -34,7 +34,7 @@ from skypool.devices.health import HealthOfNode, judge
 from skypool.devices.sample import CallSample, DeviceSample, NodeSample, node_sample, to_json
 from skypool.devices.xid import bounded
 from skypool.errors import NodeUnhealthy
-from skypool.link.inbound import message_of
+from skypool.link.agent_messages import message_of
 from skypool.model import Instance
 from skypool.pool import lifecycle, new_samples, states
 from skypool.samples import machine as machine_load
@@ -1191,7 +1191,7 @@ def test_what_a_card_reports_reaches_console_and_report(nvml: FakeNvml, capfd: p
 
 
 def test_a_node_whose_samples_are_off_measures_nothing(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(health.SWITCH, "off")
+    monkeypatch.setenv(node_facts.SWITCH, "off")
     for seconds in range(30):
         loop.monitor.tick(float(seconds))
     assert loop.monitor._child is None

@@ -33,13 +33,13 @@ from skypool.drivers import blocklist, recording
 from skypool.errors import LedgerError
 from skypool.logs import files as logs
 from skypool.model import Instance, Need, Order
-from skypool.observers import place
+from skypool.observers import socket_paths
 from skypool.offers import price_cache
 from skypool.provision.bootstrap import SetupBundle
 from skypool.rental import reaper_process
 from skypool.rental.ledger import Ledger
 from skypool.samples import session_file
-from skypool.shipping import bundle
+from skypool.shipping import package_zip
 from skypool.testing import FakeCloud
 from skypool.testing import state as fake_state
 from skypool.wire import host_keys
@@ -74,7 +74,7 @@ def cache(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's folder for caches."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp / "cache"))
     (tmp / "cache" / "skypool").mkdir(parents=True)
-    bundle.bundle.cache_clear()
+    package_zip.bundle.cache_clear()
     return tmp / "cache" / "skypool"
 
 
@@ -137,8 +137,8 @@ def offer() -> sky.Offer:
 def connected(folder: Path, cwd: Path | None = None) -> subprocess.CompletedProcess[bytes]:
     """Begin a connection to the node in a folder, as the client does: run the agent's loader there."""
     config = AgentConfig(folder=str(folder), spool=str(folder), cwd="/")
-    text = bundle.prelude(config, start=True) + bundle.bundle().data
-    argv = ["sh", "-c", bundle.agent_starter(sys.executable, "")]
+    text = package_zip.prelude(config, start=True) + package_zip.bundle().data
+    argv = ["sh", "-c", package_zip.agent_starter(sys.executable, "")]
     done = subprocess.run(argv, input=text, capture_output=True, timeout=60, cwd=cwd)
     end(folder)
     return done
@@ -283,7 +283,7 @@ def test_plant_the_archive_that_the_loader_imports_in_a_folder_of_his(tmp: Path)
     (tmp / "zip").write_bytes(planted_zip(tmp))
     (tmp / "zip").chmod(0o644)
     program = "os.mkdir(sys.argv[1], 0o777); shutil.copy(sys.argv[2], sys.argv[1] + '/' + sys.argv[3])"
-    other(program, folder, tmp / "zip", f"skypool-{bundle.bundle().hash}.zip")
+    other(program, folder, tmp / "zip", f"skypool-{package_zip.bundle().hash}.zip")
     done = connected(folder)
     assert not proof(tmp).exists()
     assert b"other users of this machine can change it" in done.stderr
@@ -294,7 +294,7 @@ def test_plant_the_archive_in_a_folder_of_ours(tmp: Path, how: str) -> None:
     folder = shared(tmp / "node")
     (tmp / "zip").write_bytes(planted_zip(tmp))
     (tmp / "zip").chmod(0o644)
-    other(f"{how}(sys.argv[1], sys.argv[2])", tmp / "zip", folder / f"skypool-{bundle.bundle().hash}.zip")
+    other(f"{how}(sys.argv[1], sys.argv[2])", tmp / "zip", folder / f"skypool-{package_zip.bundle().hash}.zip")
     folder.chmod(0o700)
     done = connected(folder)
     assert not proof(tmp).exists(), done.stderr
@@ -402,10 +402,10 @@ def test_plant_a_link_as_the_folder_of_the_observers_sockets(state: Path, tmp: P
     other("os.symlink(*sys.argv[1:])", tmp / "ours", state / "observers")
     state.chmod(0o700)
     with pytest.raises(OSError, match="symbolic link"):
-        place.listen("p")
+        socket_paths.listen("p")
     assert stat.S_IMODE((tmp / "ours").stat().st_mode) == 0o755
     assert list((tmp / "ours").iterdir()) == []
-    assert place.pools() == []
+    assert socket_paths.pools() == []
 
 
 def test_a_link_of_our_own_as_the_folder_of_the_observers_sockets_is_not_followed_either(
@@ -415,7 +415,7 @@ def test_a_link_of_our_own_as_the_folder_of_the_observers_sockets_is_not_followe
     (tmp / "ours").chmod(0o755)
     (state / "observers").symlink_to(tmp / "ours")
     with pytest.raises(OSError, match="symbolic link"):
-        place.listen("p")
+        socket_paths.listen("p")
     assert stat.S_IMODE((tmp / "ours").stat().st_mode) == 0o755
 
 
@@ -431,9 +431,9 @@ def test_plant_a_socket_that_answers_observers(state: Path) -> None:
     with subprocess.Popen(argv(program, state / "observers" / "p"), stdout=subprocess.PIPE, env=EMPTY) as his:
         assert his.stdout is not None
         assert his.stdout.readline() == b"ready\n"
-        assert place.pools() == []
+        assert socket_paths.pools() == []
         with pytest.raises(OSError, match="mode 0777"):
-            place.connect("p", 5)
+            socket_paths.connect("p", 5)
         his.kill()
         assert his.stdout.read() == b""
 
@@ -442,8 +442,8 @@ def test_take_the_name_of_a_socket_in_tmp_that_was_removed(
     state: Path, tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long = state / "long" / ("x" * 90)
-    monkeypatch.setattr(place, "folder", lambda: long / "observers")
-    listener, put = place.listen("p")
+    monkeypatch.setattr(socket_paths, "folder", lambda: long / "observers")
+    listener, put = socket_paths.listen("p")
     assert put.elsewhere is not None
     listener.close()
     (put.elsewhere / "socket").unlink()
@@ -460,10 +460,10 @@ def test_take_the_name_of_a_socket_in_tmp_that_was_removed(
         assert his.stdout is not None
         assert his.stdout.readline() == b"ready\n"
         with pytest.raises(ConnectionRefusedError):
-            place.connect("p", 5)
+            socket_paths.connect("p", 5)
         his.kill()
         assert his.stdout.read() == b""  # we have not even connected
-    assert place.pools() == []
+    assert socket_paths.pools() == []
     other("shutil.rmtree(sys.argv[1])", put.elsewhere)
 
 
@@ -483,7 +483,7 @@ def test_plant_a_pickle_among_the_cached_prices(cache: Path, tmp: Path) -> None:
 
 
 def test_plant_the_archive_for_nodes_in_the_cache(cache: Path) -> None:
-    good = bundle.bundle()
+    good = package_zip.bundle()
     (record,) = cache.rglob("bundle-of-*.json")
     shared(record.parent)
     program = """
@@ -497,8 +497,8 @@ def test_plant_the_archive_for_nodes_in_the_cache(cache: Path) -> None:
     other(program, record, record.with_name(f"bundle-{good.hash}.zip"))
     for mode in (0o777, 0o700):
         record.parent.chmod(mode)
-        bundle.bundle.cache_clear()
-        assert bundle.bundle() == good
+        package_zip.bundle.cache_clear()
+        assert package_zip.bundle() == good
 
 
 def test_plant_the_host_key_of_a_machine(state: Path) -> None:
@@ -683,7 +683,7 @@ def test_plant_the_folder_in_which_a_machine_is_set_up(tmp: Path, how: str) -> N
         there.chmod(0o777)
     other("os.mkdir(sys.argv[1], 0o777); open(sys.argv[1] + '/python', 'w').write(sys.argv[2])", there / "boot", run)
     setup = SetupBundle("echo @boot 1", home=str(home))
-    done = subprocess.run(bundle.STAGE, input=setup.stage() + setup.words, capture_output=True, timeout=60)
+    done = subprocess.run(package_zip.STAGE, input=setup.stage() + setup.words, capture_output=True, timeout=60)
     assert not proof(tmp).exists()
     assert b"@fail folder 1 use" in done.stdout
     assert b"@boot 1" not in done.stdout
@@ -691,7 +691,7 @@ def test_plant_the_folder_in_which_a_machine_is_set_up(tmp: Path, how: str) -> N
 
 def test_the_folder_of_a_machine_that_is_ours_is_used(tmp: Path) -> None:
     setup = SetupBundle("echo @boot 1; exit 3", home=str(tmp / "skypool"))
-    done = subprocess.run(bundle.STAGE, input=setup.stage() + setup.words, capture_output=True, timeout=60)
+    done = subprocess.run(package_zip.STAGE, input=setup.stage() + setup.words, capture_output=True, timeout=60)
     assert b"@boot 1" in done.stdout, done
 
 

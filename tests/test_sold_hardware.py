@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from skypool.accelerators import Accelerator, parse, tables
+from skypool.accelerators.accelerator import build
 from skypool.accelerators.spelling import meanings
-from skypool.accelerators.value import build
 from skypool.devices.device import Device
 from skypool.provision import health_check
 from skypool.wire.agent_config import NodeHealth

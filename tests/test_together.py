@@ -24,7 +24,7 @@ from skypool.agent.unacknowledged import Unacknowledged
 from skypool.agent.value_storage import SpareMemory
 from skypool.calls.arguments import payload_of
 from skypool.calls.futures import CallFuture
-from skypool.calls.pending import PendingCall
+from skypool.calls.pending_calls import PendingCall
 from skypool.errors import ProtocolError
 from skypool.wire.frames import Decoder, Frame, Kind, encode, end_of, ends_in
 from tests.conftest import eventually

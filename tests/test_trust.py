@@ -44,8 +44,8 @@ import skypool as sky
 from skypool import events
 from skypool.calls import futures
 from skypool.errors import ProtocolError, RemoteError, UntrustedResult, WorkerDied
+from skypool.link.agent_messages import Outcome, Piece
 from skypool.link.chunks import MEMORY, Pieces
-from skypool.link.inbound import Outcome, Piece
 from skypool.model import Instance, Need, Offer, Order
 from skypool.pool.trust_levels import TrustLevels
 from skypool.text import printable

@@ -12,7 +12,7 @@ import pytest
 
 import skypool as sky
 from skypool import events
-from skypool.compute_pool import watches
+from skypool.compute_pool import watch_list
 from skypool.pool.watch import MOST_WAITING, PoolFacts, Watch, Watches
 from tests.conftest import ROOT, eventually
 from tests.facts import Given, watching
@@ -171,8 +171,8 @@ def test_a_pool_does_not_start_without_a_watch_that_must_begin() -> None:
 
 
 def with_watches(monkeypatch: pytest.MonkeyPatch, *more: Callable[[], Watch]) -> None:
-    known = watches.watches_of
-    monkeypatch.setattr(watches, "watches_of", lambda asked: [*known(asked), *(each() for each in more)])
+    known = watch_list.watches_of
+    monkeypatch.setattr(watch_list, "watches_of", lambda asked: [*known(asked), *(each() for each in more)])
 
 
 def test_the_watch_of_the_page_counts_the_events_of_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:

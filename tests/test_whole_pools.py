@@ -14,7 +14,7 @@ import pytest
 import skypool as sky
 from skypool import events
 from skypool.calls.dispatch import Dispatch
-from skypool.calls.pending import PendingCall
+from skypool.calls.pending_calls import PendingCall
 from skypool.errors import LaunchError
 from skypool.event_loop import Loop
 from skypool.model import Need

@@ -20,14 +20,14 @@ from skypool.event_loop import Loop
 
 LOCKED = """
     events calls.broadcast calls.callbacks calls.dispatch calls.gangs calls.groups calls.upstream
-    link.outbox link.reports pool.engine pool.health pool.idle_record pool.new_samples pool.open_forwards
+    link.outbox link.reports pool.engine pool.health pool.idle_watch pool.new_samples pool.open_forwards
     pool.service pool.service_supervisor pool.watch
 """.split()  # noqa: SIM905 - as a list it is 20 lines and says no more
 """Modules of skypool whose locks are watched."""
 
 RUNS = {
     "skypool.calls.futures.CallFuture._tell": "a done-callback",
-    "skypool.calls.progress._failure": "an exception's class, its text or `retry_on`",
+    "skypool.calls.call_messages._failure": "an exception's class, its text or `retry_on`",
     "skypool.calls.futures.Items._read": "the unpickling of an item",
     "skypool.calls.call.payload_of": "the pickling of arguments",
     "skypool.calls.map.payload_of": "the pickling of arguments",

@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 
 from skypool.accelerators import sizing, tables
+from skypool.accelerators.accelerator import build
 from skypool.accelerators.facts import Variant
 from skypool.accelerators.slicing import squashed
 from skypool.accelerators.spelling import parse
-from skypool.accelerators.value import build
 
 _MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DESKTOP = ("RTX_", "GTX_", "Quadro_", "Titan_", "CMP_", "GB10")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from docs.generate.accelerator_tables import family, page
 from skypool.accelerators import partitions, tables
-from skypool.accelerators.model import FLYTE, attribute_of
+from skypool.accelerators.factories import FLYTE, attribute_of
 
 ROOT = Path(__file__).parents[2]
 STUBS = ROOT / "skypool" / "accelerators"
@@ -24,10 +24,10 @@ HEADING = """# {what}
 
 from typing import Literal, Never
 
-from skypool.accelerators.model import {imports}
+from skypool.accelerators.factories import {imports}
 {more}
 """
-VALUE = "from skypool.accelerators.value import Accelerator\n"
+VALUE = "from skypool.accelerators.accelerator import Accelerator\n"
 
 
 MODULES = {

@@ -44,7 +44,7 @@ from skypool.drivers.contract import Abilities, Answers
 from skypool.drivers.regional import Regional, chosen, everywhere
 from skypool.errors import AccessError, CapacityError, NoAnswer, ProviderError, UsageError
 from skypool.model import Access, Bill, Finding, Instance, Leftover, Need, Offer, Order
-from skypool_aws import _addresses, _api, _catalog, _proof, _requests
+from skypool_aws import _api, _catalog, _elastic_ips, _proof, _requests
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
@@ -296,7 +296,7 @@ class AWS(Regional):
 
         try:
             if request.has_several_interfaces:
-                _addresses.allocate(ec2, offer, order)
+                _elastic_ips.allocate(ec2, offer, order)
             made = retry.soon(lambda: retry.quietly(run, *_requests.NOT_KNOWN_YET), _NEW, 0.5)
             if made is None:
                 made = run()
@@ -304,7 +304,7 @@ class AWS(Regional):
             raise
         except ProviderError:
             if request.has_several_interfaces:
-                _addresses.release(self._ec2(offer.region), offer.region, order.pool, {order.token: order.nodes})
+                _elastic_ips.release(self._ec2(offer.region), offer.region, order.pool, {order.token: order.nodes})
             raise
         instances = [replace(self._instance(offer.region, record), offer=offer) for record in made]
         return sorted(instances, key=lambda instance: instance.node)
@@ -431,7 +431,7 @@ class AWS(Regional):
             ProviderError: AWS has ended the instance, the instance has no public address in time, or somebody has
                 released its Elastic IP address.
         """
-        seconds = _RUNNING if _addresses.is_needed_by(instance) else _ADDRESS
+        seconds = _RUNNING if _elastic_ips.is_needed_by(instance) else _ADDRESS
         is_metal = ".metal" in instance.instance_type
         return ssh_machine.access(
             instance,
@@ -451,9 +451,9 @@ class AWS(Regional):
                 )
             if address := record.get("PublicIpAddress"):
                 return str(address)
-            if _addresses.is_needed_by(instance) and record["State"]["Name"] == "running":
+            if _elastic_ips.is_needed_by(instance) and record["State"]["Name"] == "running":
                 # the next call returns this address
-                _addresses.attach(self._ec2(instance.region, attempts=1), instance, record)
+                _elastic_ips.attach(self._ec2(instance.region, attempts=1), instance, record)
         raise ProviderError(
             f"AWS has given instance {instance.id} in {instance.region} no public address yet, and ssh needs one; try "
             "again",
@@ -498,10 +498,10 @@ class AWS(Regional):
         super().terminate(instances)
         ended: dict[tuple[str, str], dict[str, set[int]]] = {}
         for each in instances:
-            if _addresses.is_needed_by(each):
+            if _elastic_ips.is_needed_by(each):
                 ended.setdefault((each.region, each.pool), {}).setdefault(each.token, set()).add(each.node)
         for (region, pool), nodes in ended.items():
-            _addresses.release(self._ec2(region), region, pool, nodes)
+            _elastic_ips.release(self._ec2(region), region, pool, nodes)
 
     def _terminate(self, region: str, instances: Mapping[str, Instance]) -> list[str]:
         """Ask EC2 to end instances, and return the ids of those that have not ended yet."""

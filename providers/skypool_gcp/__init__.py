@@ -3,12 +3,12 @@
 API: https://cloud.google.com/compute/docs/reference/rest/v1 and https://cloud.google.com/tpu/docs/reference/rest (read
 2026-11-22). Credentials: Application Default Credentials, as `gcloud auth application-default login` makes them.
 
-`GCP` is the driver. It passes each request to the modules `compute`, `tpu` and `groups`, which are called the parts of
+`GCP` is the driver. It passes each request to the modules `compute`, `tpu` and `tpu7x`, which are called the parts of
 the driver.
 
-- `compute`: rents machines of Compute Engine. `tpu`: rents slices of Cloud TPU. `groups`: rents slices that consist of
+- `compute`: rents machines of Compute Engine. `tpu`: rents slices of Cloud TPU. `tpu7x`: rents slices that consist of
   several machines of Compute Engine.
-- `catalog`: the machine types of Compute Engine. `billing`: Google's prices.
+- `catalog`: the machine types of Compute Engine. `list_prices`: Google's prices.
 - `_api`: settings, credentials, errors, names and labels for all parts.
 
 Words of this package:
@@ -318,7 +318,7 @@ class GCP:
         )
 
     def _of_both(self, do: Callable[[Tpu], Iterable[T] | None]) -> list[T]:
-        """Call a function with the parts `tpu` and `groups`, which together list all machines. Join its results."""
+        """Call a function with the parts `tpu` and `tpu7x`, which together list all machines. Join its results."""
 
         def is_disabled(error: Exception) -> bool:
             return getattr(error, "code", "") in _api.DISABLED
@@ -332,7 +332,7 @@ class GCP:
 
     @property
     def _apis(self) -> list[Compute | Tpu]:
-        """New objects of the three parts that rent machines: `compute`, `tpu` and `groups`, in this order."""
+        """New objects of the three parts that rent machines: `compute`, `tpu` and `tpu7x`, in this order."""
         from skypool_gcp.compute import Compute
 
         listing = self._listing
@@ -340,9 +340,9 @@ class GCP:
 
     @property
     def _listing(self) -> list[Tpu]:
-        """New objects of the parts that list machines: `tpu`, and `groups` for all machines of Compute Engine."""
-        from skypool_gcp.groups import Groups
+        """New objects of the parts that list machines: `tpu`, and `tpu7x` for all machines of Compute Engine."""
         from skypool_gcp.tpu import Tpu
+        from skypool_gcp.tpu7x import Groups
 
         settings = _api.Settings(
             project=self.project,

@@ -22,7 +22,7 @@ from skypool.devices import elsewhere
 from skypool.drivers import settings
 from skypool.errors import ConnectionLost, HostKeyMismatch, LoginRefused, UsageError, nearest
 from skypool.safety import private
-from skypool.shipping import bundle
+from skypool.shipping import package_zip
 from skypool.text import plain
 from skypool.wire.transport import SSH, Errand, Trouble, missing_key
 
@@ -192,7 +192,7 @@ def ask(ssh: SSH, label: str, words: Sequence[str]) -> Callable[[float], list[st
             function raises ConnectionLost, HostKeyMismatch or LoginRefused.
     """
     text = f"{_script()}\necho {_BEGUN}\n{shlex.join(words)}\n"
-    asked = Errand(ssh.argv(bundle.STAGE), bundle.staged(text))
+    asked = Errand(ssh.argv(package_zip.STAGE), package_zip.staged(text))
     return partial(_answer, asked, ssh, label)
 
 

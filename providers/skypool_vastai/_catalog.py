@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from skypool.accelerators import Accelerator, parse
-from skypool.accelerators.value import as_reported
+from skypool.accelerators.accelerator import as_reported
 from skypool.drivers import tags
 from skypool.errors import UsageError
 from skypool.model import Arch, Instance, Market, Offer

@@ -9,8 +9,8 @@
 
 Each name is created at its first use, so importing this package is cheap.
 
-- `value`: `Accelerator`, the value that stands for one kind of hardware and its count.
-- `model`: the factories `H100(...)`, `A100.partition_...`; `slicing`: `TPU` and `CPU`.
+- `accelerator`: `Accelerator`, the value that stands for one kind of hardware and its count.
+- `factories`: the factories `H100(...)`, `A100.partition_...`; `slicing`: `TPU` and `CPU`.
 - `facts`: memory, vendor, form factors and partitions as values; `partitions`: which MIG partitions fit on a card.
 - `spelling`: parser for names as users, tools and clouds write them; `similarity`: suggestions for misspelt names.
 - `ranges`: `any` and `catalog`; `sizing`: `suggest`, the hardware that a machine-learning model of a given size needs.
@@ -36,6 +36,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from skypool.accelerators.accelerator import Accelerator as Accelerator
     from skypool.accelerators.datacenter import *  # noqa: F403 - some 300 factories, listed in each __all__
     from skypool.accelerators.desktop import *  # noqa: F403
     from skypool.accelerators.facts import Metadata as Metadata
@@ -54,10 +55,9 @@ if TYPE_CHECKING:
     from skypool.accelerators.spelling import parse as parse
     from skypool.accelerators.spelling import parse_all as parse_all
     from skypool.accelerators.tpu import *  # noqa: F403
-    from skypool.accelerators.value import Accelerator as Accelerator
 
 _WHERE = {
-    "Accelerator": "value",
+    "Accelerator": "accelerator",
     "CPU": "slicing",
     "Custom": "registry",
     "Metadata": "facts",
@@ -99,13 +99,13 @@ def _named(name: str) -> object:
         return __dir__()
     if not name[:1].isupper():  # a submodule: Python looks here first, then for the file
         return None
-    from skypool.accelerators.model import factory
+    from skypool.accelerators.factories import factory
 
     return factory(name)
 
 
 def __dir__() -> list[str]:
-    from skypool.accelerators.model import factories
+    from skypool.accelerators.factories import factories
 
     public = [name for name in globals() if not name.startswith("_") and name not in ("annotations", "sys")]
     return sorted({*public, *_WHERE, *factories()} - {"TYPE_CHECKING"})

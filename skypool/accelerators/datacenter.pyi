@@ -5,8 +5,8 @@
 
 from typing import Literal
 
-from skypool.accelerators.model import Model
-from skypool.accelerators.value import Accelerator
+from skypool.accelerators.accelerator import Accelerator
+from skypool.accelerators.factories import Model
 
 # fmt: off
 __all__ = [  # noqa: RUF022 - in the catalogue's order

@@ -5,7 +5,7 @@
 
 from typing import Literal, Never
 
-from skypool.accelerators.model import Model
+from skypool.accelerators.factories import Model
 
 # fmt: off
 __all__ = [  # noqa: RUF022 - in the catalogue's order

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 
 from skypool.accelerators import tables
-from skypool.accelerators.value import Accelerator, build
+from skypool.accelerators.accelerator import Accelerator, build
 from skypool.errors import UsageError, nearest
 
 _OPERATORS: dict[str, Callable[[tuple[float, ...], tuple[float, ...]], bool]] = {

@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from skypool.accelerators import tables
+from skypool.accelerators.accelerator import Accelerator
 from skypool.accelerators.facts import Metadata
 from skypool.accelerators.ranges import gigabytes
 from skypool.accelerators.slicing import spellings, squashed
-from skypool.accelerators.value import Accelerator
 from skypool.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from skypool.accelerators.value import Runtime
+    from skypool.accelerators.accelerator import Runtime
 
 GROUP = "skypool.accelerators"
 

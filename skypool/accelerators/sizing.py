@@ -35,8 +35,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from skypool.accelerators.accelerator import Accelerator
 from skypool.accelerators.spelling import parse
-from skypool.accelerators.value import Accelerator
 from skypool.errors import UsageError, nearest
 
 Workload = Literal["inference", "lora", "full-finetune", "pretrain"]

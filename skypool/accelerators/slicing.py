@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 
 from skypool.accelerators import tables
+from skypool.accelerators.accelerator import Accelerator, build, build_slice
 from skypool.accelerators.facts import Slice
-from skypool.accelerators.value import Accelerator, build, build_slice
 from skypool.errors import UsageError, nearest
 
 

@@ -15,10 +15,10 @@ import re
 from functools import cache, lru_cache
 
 from skypool.accelerators import tables
-from skypool.accelerators.model import Model, SliceModel
+from skypool.accelerators.accelerator import Accelerator, build, build_slice
+from skypool.accelerators.factories import Model, SliceModel
 from skypool.accelerators.ranges import gigabytes
 from skypool.accelerators.slicing import CPU, spellings, squashed
-from skypool.accelerators.value import Accelerator, build, build_slice
 from skypool.errors import UnknownAccelerator, UsageError
 
 TYPE_CHECKING = False

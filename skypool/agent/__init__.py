@@ -41,25 +41,26 @@ In the agent's process:
 
 - `start`: starts keeper and agent, and kills everything when the agent ends.
 - `slot_plan`: the node's configuration, and how its devices are split among slots.
-- `node`: the event loop: receives calls, returns outcomes, handles the deaths of workers.
+- `agent`: the event loop: receives calls, returns outcomes, handles the deaths of workers.
 - `messages`: what clients and workers send, as typed tuples, each made from a frame in one place.
 - `named_calls`: the calls that the client has not acknowledged, by name; `status`: reports the state of the node.
 - `items`: passes items of iterator arguments to workers, and credit for streams.
 - `stacks`: reads what the processes of a node are doing; also the program that `skypool stack` runs on a node.
 - `stops`: stops calls that are cancelled, that run too long, or whose worker hangs; queues lost calls again.
 - `answers`: sends errors for calls that were stopped or lost their worker.
-- `client`, `connection`: the connected client, and the frames to and from it.
+- `client_session`, `connection`: the connected client, and the frames to and from it.
 - `unacknowledged`: keeps outcomes, items of generators and output until the client has confirmed them.
 - `call_queue`, `call`: the queue of calls, and the record of one call.
 - `batch`: keeps batches; `batch_watch`: takes back calls that wait behind a slow one.
-- `slots`: forks the workers, sets their environment variables, signals and watches them, and kills what they leave.
+- `worker_processes`: forks the workers, sets their environment variables, signals and watches them, and kills what they
+  leave.
 - `processes`: the processes of a node: their names and CPUs, descendants of a process, and orphans.
 - `lease`: computes the node's deadline from its lease and other limits.
 - `notice`: waits for the notice, and tells the running call.
 - `call_output`: limits the output of calls and sends it to the client.
 - `store`: keeps functions and `pool.put()` objects; `value_storage`: large values, in memory or in files.
 - `packages`: keeps the user's own modules and packages, as folders.
-- `health`: describes the node's hardware at the start of the node.
+- `node_facts`: describes the node's hardware at the start of the node.
 - `own_name`: makes the host name resolve to the right address.
 - `monitor`: measures the node and its calls, and runs the process that measures devices.
 - `shared_page`: memory of agent, keeper and workers, which shows which worker runs which call.
@@ -78,6 +79,7 @@ In a worker's process:
 """
 
 __all__ = [
+    "agent",
     "answers",
     "batch",
     "batch_watch",
@@ -87,9 +89,8 @@ __all__ = [
     "call_queue",
     "capture",
     "child_imports",
-    "client",
+    "client_session",
     "connection",
-    "health",
     "import_clock",
     "items",
     "lease",
@@ -99,7 +100,7 @@ __all__ = [
     "modules",
     "monitor",
     "named_calls",
-    "node",
+    "node_facts",
     "notice",
     "output_stream",
     "own_name",
@@ -110,7 +111,6 @@ __all__ = [
     "shared_page",
     "shield",
     "slot_plan",
-    "slots",
     "stacks",
     "start",
     "status",
@@ -121,4 +121,5 @@ __all__ = [
     "value_storage",
     "worker",
     "worker_channel",
+    "worker_processes",
 ]

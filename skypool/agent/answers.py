@@ -11,8 +11,8 @@ from skypool.agent.call import NodeCall
 from skypool.agent.call_output import CallOutput
 from skypool.agent.call_queue import CallQueue
 from skypool.agent.capture import PRINTED
-from skypool.agent.slots import Slot
 from skypool.agent.unacknowledged import Unacknowledged
+from skypool.agent.worker_processes import Slot
 from skypool.errors import CallTimeout, ConnectionLost, SkypoolError, WorkerDied
 from skypool.wire import exceptions
 from skypool.wire.agent_config import AgentConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from skypool.agent.call_queue import CallQueue
-from skypool.agent.slots import CPU, Slot, Slots
+from skypool.agent.worker_processes import CPU, Slot, Slots
 
 LOOK = 0.005
 """Seconds between two checks of the batches."""

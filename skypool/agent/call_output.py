@@ -8,8 +8,8 @@ import os
 from skypool.agent.call import NodeCall
 from skypool.agent.call_queue import CallQueue
 from skypool.agent.capture import captured
-from skypool.agent.client import OUTPUT_WINDOW, Client
-from skypool.agent.slots import SERVICE, TAIL, Slot, Slots
+from skypool.agent.client_session import OUTPUT_WINDOW, Client
+from skypool.agent.worker_processes import SERVICE, TAIL, Slot, Slots
 
 _OUTPUT_LIMIT = 10 << 20
 """The greatest number of bytes of one call's output that are sent to the client."""

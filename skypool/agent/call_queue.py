@@ -15,8 +15,8 @@ from functools import partial
 from skypool.agent.batch import Batch
 from skypool.agent.call import NodeCall
 from skypool.agent.messages import ids_in
-from skypool.agent.slots import CPU, OWN, Slot, Slots, WorkerQueue
 from skypool.agent.value_storage import SpareMemory
+from skypool.agent.worker_processes import CPU, OWN, Slot, Slots, WorkerQueue
 
 
 @dataclass(slots=True)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from skypool.agent.answers import Answers
 from skypool.agent.call_queue import CallQueue
-from skypool.agent.client import Client
+from skypool.agent.client_session import Client
 from skypool.agent.messages import Pull, credit_in, item_in
-from skypool.agent.slots import Slots
 from skypool.agent.store import Arrivals
+from skypool.agent.worker_processes import Slots
 from skypool.errors import SpoolFull
 from skypool.wire.frames import Frame, Kind
 

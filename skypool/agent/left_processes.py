@@ -1,7 +1,7 @@
 """Finds what a call has left in its worker: child processes, or a process group of torch.distributed or JAX.
 
 The child processes are ended here. If a call has left something, a new process replaces the worker. Then
-`skypool.agent.slots` kills the processes that are still there.
+`skypool.agent.worker_processes` kills the processes that are still there.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The program with which each connection to a node begins. It unpacks skypool on the node and connects to the agent.
 
-The client sends this text (`LOADER` in `skypool.shipping.bundle`), so its length is limited. It imports only the
+The client sends this text (`LOADER` in `skypool.shipping.package_zip`), so its length is limited. It imports only the
 standard library. Any Python 3 must be able to run it and report a wrong version.
 """
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from skypool.agent.call import NodeCall
-from skypool.agent.slots import SERVICE
+from skypool.agent.worker_processes import SERVICE
 from skypool.gangs.environment import Member
 from skypool.wire.frames import Frame
 

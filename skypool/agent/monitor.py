@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from skypool.agent.health import SWITCH
+from skypool.agent.node_facts import SWITCH
 from skypool.devices.device import Device
 from skypool.devices.sample import CallSample, DeviceSample, NodeSample, node_sample, to_json
 from skypool.devices.xid import bounded

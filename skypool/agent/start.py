@@ -199,11 +199,11 @@ def _keep(config: AgentConfig, listener: socket.socket, words: int, umask: int) 
 def _plan(config: AgentConfig) -> NodePlan:
     """Detect this machine's devices and state, and return the node's plan. May change a rented machine's hosts file."""
     from skypool import devices
-    from skypool.agent import health, own_name
+    from skypool.agent import node_facts, own_name
     from skypool.agent.slot_plan import NodePlan, plan_slots
 
     found = devices.detect()
-    described = health.describe(found)
+    described = node_facts.describe(found)
     return NodePlan(
         config,
         described,
@@ -219,7 +219,7 @@ def _become_agent(plan: NodePlan, listener: socket.socket, page: SharedPage, wor
         os.environ.update(plan.env)
         if sys.prefix != sys.base_prefix:  # so that calls can run commands of the image's environment by name
             os.environ["PATH"] = f"{os.path.join(sys.prefix, 'bin')}:{os.environ.get('PATH', os.defpath)}"
-        from skypool.agent.node import Agent
+        from skypool.agent.agent import Agent
 
         call_it("agent")
         adopt_orphans()

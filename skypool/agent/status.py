@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from skypool.agent.call_queue import CallQueue
-from skypool.agent.client import Client
+from skypool.agent.client_session import Client
 from skypool.agent.slot_plan import NodePlan
-from skypool.agent.slots import CPU, SERVICE, Slots
+from skypool.agent.worker_processes import CPU, SERVICE, Slots
 from skypool.wire.frames import Kind
 
 if TYPE_CHECKING:

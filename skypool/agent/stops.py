@@ -11,7 +11,7 @@ from skypool.agent.answers import Answers
 from skypool.agent.call import NodeCall
 from skypool.agent.call_queue import CallQueue
 from skypool.agent.processes import children, descendants
-from skypool.agent.slots import GANG, Slot, Slots
+from skypool.agent.worker_processes import GANG, Slot, Slots
 from skypool.clock import RunningClock
 from skypool.wire.agent_config import AgentConfig
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from skypool.agent import value_storage
 from skypool.agent.packages import Packages
-from skypool.agent.slots import Slot, Slots
 from skypool.agent.value_storage import Blob, SpareMemory
+from skypool.agent.worker_processes import Slot, Slots
 from skypool.errors import SpoolFull, protocol_violation
 from skypool.wire.frames import Buffer, Frame, Kind, encode, frame
 

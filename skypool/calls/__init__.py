@@ -22,14 +22,15 @@ Modules:
 - `arguments`: pickles the arguments of a call; `upstream`: sends the items of iterator arguments one by one.
 - `entered`: the pool that `await call` uses.
 - `options`: the options that `@compute` takes, such as timeout, retries and output.
-- `pending`: the client's record of a call until it ends.
+- `pending_calls`: the client's record of a call until it ends.
 - `dispatch`: takes calls and the messages of nodes, and sends calls again when their node is lost.
 - `roster`: the nodes, and what is known about them; `placement`: chooses a node for each call and sends it there.
 - `call_events`: reports calls that fail or run again to the user.
 - `effects`: actions that are decided under the lock and performed after it; `values`: the values of `pool.put`.
-- `waiting`: the calls that wait for a node; `progress`: handles messages of nodes about running calls.
+- `waiting`: the calls that wait for a node; `call_messages`: handles messages of nodes about running calls.
 - `node_queue`: the queue of one node: the calls sent there, its free slots, and the frames to it.
-- `idle`: sums up the time in which a node ran no call; `tally`: counts the calls that have ended, and records them.
+- `idle_time`: sums up the time in which a node ran no call.
+- `tally`: counts the calls that have ended, and records them.
 - `futures`: `CallFuture` and `Stream`, which the caller waits for; `map`: `pool.map`.
 - `callbacks`: threads that call functions that users add to futures. These functions may block.
 - `gangs`: starts, stops and reruns the processes of a gang together. `skypool.gangs` decides what happens.
@@ -42,6 +43,7 @@ __all__ = [
     "broadcast",
     "call",
     "call_events",
+    "call_messages",
     "callbacks",
     "command",
     "dispatch",
@@ -50,14 +52,13 @@ __all__ = [
     "futures",
     "gangs",
     "groups",
-    "idle",
+    "idle_time",
     "map",
     "node_queue",
     "options",
-    "pending",
+    "pending_calls",
     "placement",
     "program",
-    "progress",
     "roster",
     "tally",
     "upstream",

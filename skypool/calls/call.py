@@ -30,13 +30,13 @@ from skypool.calls import entered
 from skypool.calls.arguments import arity, payload_of, signature
 from skypool.calls.futures import CallFuture
 from skypool.calls.options import NodesAsked, NodesChanges, OneNodeChanges, OptionChanges, Options, OutputMode, Procs
-from skypool.calls.pending import Code, Packed
+from skypool.calls.pending_calls import Code, Packed
 from skypool.checks import Duration
 from skypool.errors import UsageError
 from skypool.runtime import Attended, Interruption
 from skypool.shipping import sources, user_modules
 from skypool.text import encodable
-from skypool.wire import codec, identity, pickling
+from skypool.wire import codec, definition_ids, pickling
 from skypool.wire.frames import Buffer
 
 if TYPE_CHECKING:
@@ -274,7 +274,7 @@ class ComputeFunction(Generic[P, T]):
     def __reduce__(self) -> tuple[Any, ...] | str:
         if _is_importable(self):
             return self.function.__qualname__
-        id_ = identity.id_of(self) if not self.given and identity.is_named(self) else None
+        id_ = definition_ids.id_of(self) if not self.given and definition_ids.is_named(self) else None
         return _rebuild_function, (id_, self.function, *self.given)
 
     def __repr__(self) -> str:
@@ -284,11 +284,11 @@ class ComputeFunction(Generic[P, T]):
 def _rebuild_function(id_: str | None, function: Callable[..., Any], *given: Any) -> ComputeFunction[..., Any]:
     """Unpickle a `ComputeFunction`. Return the existing one with this id, or a new one with default options."""
     # `id_` is None unless a script defines the function at its top level; `given` is the bound object of a method
-    found = None if id_ is None else identity.known(id_)
-    if found is not None and (found.function is function or identity.is_own(found)):
+    found = None if id_ is None else definition_ids.known(id_)
+    if found is not None and (found.function is function or definition_ids.is_own(found)):
         return typing.cast("ComputeFunction[..., Any]", found)
     made: ComputeFunction[..., Any] = ComputeFunction(function, Options(), given)
-    return made if id_ is None else typing.cast("ComputeFunction[..., Any]", identity.replace(id_, "", made))
+    return made if id_ is None else typing.cast("ComputeFunction[..., Any]", definition_ids.replace(id_, "", made))
 
 
 class _Undecorated:

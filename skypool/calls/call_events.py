@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from skypool import events
-from skypool.calls.pending import PendingCall
+from skypool.calls.pending_calls import PendingCall
 from skypool.wire import error_text
 
 if TYPE_CHECKING:

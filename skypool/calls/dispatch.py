@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from skypool import clock
 from skypool.calls.call_events import CallEvents
+from skypool.calls.call_messages import CallProgress, Ended, errors_in
 from skypool.calls.callbacks import Callbacks
 from skypool.calls.effects import Effects
 from skypool.calls.futures import CallFuture, Items, ResultCell
 from skypool.calls.node_queue import Lane, NodeQueue, lanes_of
 from skypool.calls.options import Options, no_such_node
-from skypool.calls.pending import Code, PendingCall
+from skypool.calls.pending_calls import Code, PendingCall
 from skypool.calls.placement import Placement
-from skypool.calls.progress import CallProgress, Ended, errors_in
 from skypool.calls.roster import Roster
 from skypool.calls.tally import CallTally, Parts, Present, present, text_of_error
 from skypool.calls.values import Values
@@ -39,7 +39,7 @@ from skypool.errors import (
     SkypoolError,
     gone_with,
 )
-from skypool.link.inbound import ItemWanted, Outcome, Outcomes, Recalled, Welcome, Yielded
+from skypool.link.agent_messages import ItemWanted, Outcome, Outcomes, Recalled, Welcome, Yielded
 from skypool.link.inbox import Arrival
 from skypool.link.link import Link
 

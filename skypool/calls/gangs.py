@@ -23,7 +23,7 @@ from skypool.calls.effects import Effects
 from skypool.calls.futures import CallFuture, JoinedFuture, Returned, results_of
 from skypool.calls.node_queue import NodeQueue
 from skypool.calls.options import Options
-from skypool.calls.pending import NO_CALL, Code, Packed, PendingCall, UserCall
+from skypool.calls.pending_calls import NO_CALL, Code, Packed, PendingCall, UserCall
 from skypool.calls.placement import Placement
 from skypool.calls.roster import Roster
 from skypool.calls.tally import CallTally, Parts, text_of_error

@@ -12,7 +12,7 @@ from skypool.calls.arguments import payload_of
 from skypool.calls.call import ComputeFunction
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.futures import CallFuture, ResultCell, cancel_all
-from skypool.calls.pending import Packed, PendingCall
+from skypool.calls.pending_calls import Packed, PendingCall
 from skypool.link.direct_reading import reading
 
 T = TypeVar("T")

@@ -13,8 +13,8 @@ from typing import Any
 
 from skypool import clock
 from skypool.calls.futures import Items
-from skypool.calls.idle import IdleTime
-from skypool.calls.pending import SMALL, PendingCall
+from skypool.calls.idle_time import IdleTime
+from skypool.calls.pending_calls import SMALL, PendingCall
 from skypool.errors import ConnectionLost, protocol_violation, retired, taken_back
 from skypool.link.link import Link
 from skypool.wire.frames import INLINE, TOGETHER, Buffer, Kind, encode, frame, pad, seal

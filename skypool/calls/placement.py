@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from skypool.calls.node_queue import STUCK, Lane, NodeQueue
-from skypool.calls.pending import PendingCall
+from skypool.calls.pending_calls import PendingCall
 from skypool.calls.roster import Roster
 from skypool.calls.waiting import CallQueue, WaitingCalls
 from skypool.event_loop import Loop

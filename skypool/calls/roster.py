@@ -8,10 +8,10 @@ from collections import ChainMap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from skypool import clock
-from skypool.calls.idle import Idleness, IdleTime
+from skypool.calls.idle_time import Idleness, IdleTime
 from skypool.calls.node_queue import NodeQueue
 from skypool.calls.options import no_such_node
-from skypool.calls.pending import NO_CALL, PendingCall
+from skypool.calls.pending_calls import NO_CALL, PendingCall
 from skypool.errors import ConnectionLost, PoolClosed, taken_back
 from skypool.wire.frames import Buffer, Kind, frame
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from skypool.calls.node_queue import NodeQueue
-from skypool.calls.pending import NO_CALL, PendingCall
+from skypool.calls.pending_calls import NO_CALL, PendingCall
 from skypool.wire import error_text
 
 Outcome = Literal["ok", "failed", "cancelled"]

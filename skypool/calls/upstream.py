@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from skypool.calls.dispatch import Dispatch
-from skypool.calls.pending import PendingCall
+from skypool.calls.pending_calls import PendingCall
 from skypool.errors import protocol_violation
 from skypool.wire import codec, exceptions
 

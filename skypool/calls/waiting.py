@@ -11,7 +11,7 @@ from collections.abc import Container, Iterator, Mapping
 from heapq import heapify, heappop, heappush, heapreplace
 
 from skypool.calls.node_queue import Lane, NodeQueue
-from skypool.calls.pending import PendingCall
+from skypool.calls.pending_calls import PendingCall
 
 _SPARE = 8
 """The number of empty queues of calls for certain nodes that are kept, as more such calls often follow."""

@@ -15,9 +15,9 @@ from skypool.errors import CredentialsError, ErrorGroup, LedgerError, SkypoolErr
 from skypool.model import Instance
 from skypool.rental.gc import Found, Survey, everyone, reconcile, survey, terminate_found
 from skypool.rental.ledger import Ledger
+from skypool.rental.pool_terms import spelt
 from skypool.rental.reaper import terminate_all
 from skypool.rental.records import Record
-from skypool.rental.request import spelt
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="End the pools without asking for confirmation.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]

@@ -12,7 +12,7 @@ from rich.filesize import decimal
 
 from skypool.cli import output
 from skypool.cli.owner import Name, explained
-from skypool.console.words import span
+from skypool.console.event_text import span
 from skypool.errors import UsageError
 from skypool.files import transfer
 from skypool.files.progress import Progress

@@ -9,10 +9,10 @@ import typer
 
 from skypool.cli import output
 from skypool.errors import LedgerError, SkypoolError, UsageError, nearest
-from skypool.observers import client, place
+from skypool.observers import client, socket_paths
 from skypool.rental.ledger import Ledger
+from skypool.rental.pool_terms import spelt
 from skypool.rental.records import newest
-from skypool.rental.request import spelt
 
 Name = Annotated[str, typer.Argument(help="Name of a pool, as `skypool ps` shows it.", callback=spelt)]
 
@@ -40,7 +40,7 @@ def explained(pool: str, error: client.NoOwner) -> SkypoolError:
             f"pool {pool!r} is run by {record.client}, which serves no other terminals here: it is on another computer "
             f"or in a container, or its skypool is older; `skypool shell {pool}` asks the provider instead"
         )
-    close = nearest(pool, known | set(place.pools()))
+    close = nearest(pool, known | set(socket_paths.pools()))
     hint = f"; did you mean {' or '.join(close)}?" if close else ""
     ended = "has ended" if record is not None else "does not exist"
     return UsageError(f"pool {pool!r} {ended}; `skypool ps` lists the running pools{hint}")

@@ -12,8 +12,8 @@ import typer
 from skypool.cli import output
 from skypool.errors import SkypoolError, UsageError, nearest
 from skypool.rental.ledger import Ledger
+from skypool.rental.pool_terms import spelt
 from skypool.rental.records import newest
-from skypool.rental.request import spelt
 
 
 def add_to(app: typer.Typer) -> None:

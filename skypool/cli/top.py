@@ -16,7 +16,7 @@ from skypool.cli.top_survey import Survey
 from skypool.console import drawable
 from skypool.errors import SkypoolError, UsageError
 from skypool.observers import client
-from skypool.rental.request import spelt
+from skypool.rental.pool_terms import spelt
 
 _WIDE = 200
 """Number of columns in which tables are laid out if they are printed once."""

@@ -13,7 +13,7 @@ from skypool.cli.top_survey import PoolView, calls_of, picture_of
 from skypool.console.board import Figures
 from skypool.console.gauges import usd
 from skypool.console.layout import clock, costs, draw_pool
-from skypool.console.lines import bare
+from skypool.console.whole_lines import bare
 
 Order = Literal["start", "name", "rate", "spent", "idle"]
 ORDERS: tuple[Order, ...] = ("start", "name", "rate", "spent", "idle")

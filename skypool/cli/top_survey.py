@@ -15,7 +15,7 @@ from typing import Any
 from skypool.cli.ps import explanations, is_over
 from skypool.console.board import Figures, Picture, Row, health_of
 from skypool.console.gauges import usd
-from skypool.console.lines import bare
+from skypool.console.whole_lines import bare
 from skypool.devices.sample import CallSample, NodeSample, node_sample
 from skypool.errors import SkypoolError
 from skypool.observers import client

@@ -2,7 +2,7 @@
 
 - `compute_pool`: `ComputePool`. The parts that handle nodes and calls are in `skypool.pool`.
 - `shown`: its base class, which shows the pool's nodes, costs and report.
-- `watches`: makes the watches of a pool: objects that observe it, such as its logs.
+- `watch_list`: makes the watches of a pool: objects that observe it, such as its logs.
 
 Words that this package uses:
 
@@ -14,4 +14,4 @@ Words that this package uses:
 - gang: a call that runs as several processes. Service: a long-lived call beside all others.
 """
 
-__all__ = ["compute_pool", "shown", "watches"]
+__all__ = ["compute_pool", "shown", "watch_list"]

@@ -39,7 +39,7 @@ from skypool.pool.views import PoolView, selection_asked
 from skypool.rental.budget import Budget
 from skypool.rental.handover import Handover
 from skypool.rental.ledger import Ledger
-from skypool.rental.request import Check, Terms, budget_asked, check_asked, pool_name, trust_asked
+from skypool.rental.pool_terms import Check, Terms, budget_asked, check_asked, pool_name, trust_asked
 from skypool.wire import codec
 
 if TYPE_CHECKING:
@@ -250,7 +250,7 @@ class ComputePool(ShownPool, CallSurface, Executor):
     def _begin(self) -> None:
         """Make the engine, and wait until the pool is ready. After an error or Ctrl-C, end everything and raise it."""
         from skypool import console  # imported here, as the others: nothing of it is needed before a pool starts
-        from skypool.compute_pool.watches import watches_of
+        from skypool.compute_pool.watch_list import watches_of
         from skypool.observers.observed import Observed
 
         with self._sizing:

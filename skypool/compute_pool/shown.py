@@ -15,8 +15,8 @@ from skypool.model import Trust
 from skypool.pool.engine import PoolEngine
 from skypool.rental.handover import Handover
 from skypool.rental.ledger import Ledger
+from skypool.rental.pool_terms import Terms
 from skypool.rental.receipt import Receipt
-from skypool.rental.request import Terms
 from skypool.samples.reader import Samples
 
 if TYPE_CHECKING:

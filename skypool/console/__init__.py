@@ -6,10 +6,10 @@ A pool is a set of rented machines, its nodes, on which functions run. The libra
 is drawn, because that takes time. Everything else needs only the standard library.
 
 - `plain`: lines for files, pipes and CI; `live`: the live view for terminals.
-- `words`: turns events into lines of text; `board`: turns events into the state that a live view shows.
+- `event_text`: turns events into lines of text; `board`: turns events into the state that a live view shows.
 - `layout`: layout of the live view; `gauges`: its small bars of what nodes measure.
 - `screen`: draws the view on the terminal, in a thread of its own.
-- `printer`: prints functions' output, marked with the node; `lines`: cuts streams of text into whole lines.
+- `printer`: prints functions' output, marked with the node; `whole_lines`: cuts streams of text into whole lines.
 - `outlet`: writes to the user's stdout and stderr without blocking the caller for long.
 
 Words of this package:

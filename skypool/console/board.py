@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from skypool import events
-from skypool.console.lines import bare
+from skypool.console.whole_lines import bare
 from skypool.devices.sample import NodeSample
 
 _TAIL = 400

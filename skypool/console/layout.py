@@ -10,9 +10,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from skypool.console.board import Figures, Picture, Row
+from skypool.console.event_text import many
 from skypool.console.gauges import BAR, Gauge, gauges, usd
-from skypool.console.lines import bare, last_line
-from skypool.console.words import many
+from skypool.console.whole_lines import bare, last_line
 
 _WIDEST_BAR = 8
 _WIDEST_NAMES = 28

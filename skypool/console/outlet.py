@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Literal, TextIO
 
-from skypool.console.lines import Lines, harmless
+from skypool.console.whole_lines import Lines, harmless
 from skypool.text import encodable
 
 MOST = 8 << 20

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 
 from skypool import events
+from skypool.console.event_text import Words
 from skypool.console.outlet import PATIENCE
 from skypool.console.printer import Printer
-from skypool.console.words import Words
 
 
 class Plain:

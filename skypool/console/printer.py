@@ -7,8 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from skypool import events
-from skypool.console.lines import LONGEST, Lines, marked
 from skypool.console.outlet import outlet
+from skypool.console.whole_lines import LONGEST, Lines, marked
 
 REDRAW_EVERY = 10.0
 """Minimum seconds between two printed states of a progress bar, where printed text cannot be redrawn."""

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from skypool.accelerators import tables
+from skypool.accelerators.accelerator import Accelerator, as_reported, build
 from skypool.accelerators.spelling import parse
-from skypool.accelerators.value import Accelerator, as_reported, build
 from skypool.errors import UnknownAccelerator, UsageError
 
 _BRACKETS = re.compile(r"\[(.+)\]")

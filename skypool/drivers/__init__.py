@@ -13,7 +13,7 @@ A driver is the class that talks to one cloud provider. It is found by name thro
 - `rest`: HTTP client for clouds without an SDK.
 - `sdk`: imports SDKs (the Python packages of providers).
 - `recording`: records requests and replies without secrets.
-- `border`: borders are the places where requests leave this process, such as `Rest`. A recording sees requests there.
+- `request_hooks`: the places where requests leave this process, such as `Rest`. A recording sees requests there.
 - `regional`: base class for clouds with regions.
 - `tags`: writes owner, pool and expiry time into the tags of machines, and reads them.
 - `userdata`: boot scripts, with the guard.

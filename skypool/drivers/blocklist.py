@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from skypool.safety import places, private
+from skypool.safety import private, user_folders
 
 REMEMBERED = 86400.0
 """Seconds for which a failed machine stays on the blocklist."""
@@ -60,4 +60,4 @@ def known(provider: str) -> dict[int, str]:
 
 def place(provider: str) -> Path:
     """Return the folder of the provider's blocklist, with one file for each blocked machine. It may not exist yet."""
-    return places.state() / "faulty" / provider
+    return user_folders.state() / "faulty" / provider

@@ -24,7 +24,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from skypool.drivers.border import Exchange, Private, attend, current
+from skypool.drivers.request_hooks import Exchange, Private, attend, current
 
 if TYPE_CHECKING:
     from skypool.proof.recording import Recorder, Recording, read, to

@@ -3,7 +3,7 @@
 - `transfer`: starts both ends of a transfer, and begins again where a lost connection has stopped.
 - `sending`, `receiving`: the two ends. `node_end`: the program that is the one on a node,
   begun by `node_loader`.
-- `frames`: what they say to each other. `entries`: what is sent. `folder`: the folder that receives.
+- `frames`: what they say to each other. `entries`: what is sent. `receiving_folder`: the folder that receives.
 - `ignored`: what `.gitignore` and `.skypoolignore` leave out.
 - `progress`: how far a transfer is.
 
@@ -42,5 +42,14 @@ An index is the number of an entry in the list, with all entries that were liste
 """
 
 __all__ = [
-    "entries", "folder", "frames", "ignored", "node_end", "node_loader", "progress", "receiving", "sending", "transfer",
+    "entries",
+    "frames",
+    "ignored",
+    "node_end",
+    "node_loader",
+    "progress",
+    "receiving",
+    "receiving_folder",
+    "sending",
+    "transfer",
 ]  # fmt: skip

@@ -23,7 +23,7 @@ from skypool.files.receiving import Receiver
 from skypool.files.sending import Sender
 from skypool.link.reach import local_command
 from skypool.model import Access
-from skypool.shipping.bundle import NOT_FROM_HERE
+from skypool.shipping.package_zip import NOT_FROM_HERE
 from skypool.text import plain
 from skypool.wire.transport import CommandStream, Transport, refusal
 

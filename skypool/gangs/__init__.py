@@ -1,8 +1,9 @@
 """Gangs: calls that run as processes on all their nodes, and that start, fail and run again as a whole.
 
-- `decisions`: a pure state machine, which returns the next state and the actions that follow from an event.
+- `lifecycle`: a pure state machine, which returns the next state and the actions that follow from an event.
 - `states`: the values of the state machine: events, actions and the state in between.
-- `probe`: the function that nodes run for the network check; `network`: makes the report of the check, and its error.
+- `probe`: the function that nodes run for the network check; `network_report`: its report and
+  its error.
 - `all_reduce`: measures an all-reduce among all GPUs of a gang, for `check="nccl"`.
 - `ports`: finds free ports of a node.
 - `environment`: the environment variables by which the processes of a gang find each other.
@@ -14,14 +15,15 @@ nodes: these get no other calls. Before each run, every held node must answer an
 has ended.
 
 Elsewhere: `skypool.calls.gangs` performs the actions on the client and words the errors; `skypool.pool.network` runs
-the network check; `skypool.agent.slots` starts the processes on a node, sets their variables, and kills them.
+the network check; `skypool.agent.worker_processes` starts the processes on a node, sets their variables, and kills
+them.
 """
 
 from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from skypool.gangs.decisions import step
+    from skypool.gangs.lifecycle import step
     from skypool.gangs.states import Gangs, Order, Verdict
 
 __all__ = ["Gangs", "Order", "Verdict", "step"]
@@ -31,8 +33,8 @@ def __getattr__(name: str) -> object:
     """Return a name of `__all__`. It is imported at its first use, because nodes need only other modules."""
     if name not in __all__:
         raise AttributeError(f"module 'skypool.gangs' has no attribute {name!r}")
-    from skypool.gangs import decisions, states
+    from skypool.gangs import lifecycle, states
 
-    value: object = getattr(decisions if name == "step" else states, name)
+    value: object = getattr(lifecycle if name == "step" else states, name)
     globals()[name] = value
     return value

@@ -24,7 +24,7 @@ With one process for each GPU, every process sees all GPUs of its node, as under
 DeepSpeed and the Trainer of Hugging Face use the GPU with the index `LOCAL_RANK`, which would not exist if each process
 saw a single one. With fewer processes than GPUs, and for other kinds of devices, each process sees only its own share.
 
-`skypool.agent.slots` sets these variables for the process.
+`skypool.agent.worker_processes` sets these variables for the process.
 
 Variables that are left out on purpose:
 

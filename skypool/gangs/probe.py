@@ -1,7 +1,7 @@
 """The node's part of the network check: a function that listens on a TCP port, and connects to all other nodes.
 
 The client runs `probe` on all nodes at once, and tells each node the addresses and ports of the others.
-`skypool.gangs.network` makes a report of the answers.
+`skypool.gangs.network_report` makes a report of the answers.
 """
 
 from __future__ import annotations
@@ -210,9 +210,9 @@ def connect(target: Target, within: float) -> tuple[int, str, float, str]:
 
     The connection must be made in `within` seconds, and the bytes must be exchanged in `within` seconds after that.
 
-    Returns (node, outcome, seconds, text). The outcome is one of `skypool.gangs.network.Outcome`, such as "ok" or
-    "timeout". `seconds` is the time until the connection was made, about one round trip; 0.0 if none was made. `text`
-    is the error of the operating system, or "".
+    Returns (node, outcome, seconds, text). The outcome is one of `skypool.gangs.network_report.Outcome`, such as "ok"
+    or "timeout". `seconds` is the time until the connection was made, about one round trip; 0.0 if none was made.
+    `text` is the error of the operating system, or "".
     """
     node, address, port, token = target
     if not address:

@@ -15,7 +15,7 @@ Modules:
 - `handshake`: the first messages between the client and the agent.
 - `outbox`: the send queue. Small frames overtake large values.
 - `inbox`: receives messages, in the thread of the pool's event loop or in the thread of a waiting caller.
-- `inbound`: parses and checks every message of an agent.
+- `agent_messages`: parses and checks every message of an agent.
 - `chunks`: reassembles large values that arrive in pieces; `buffers`: memory for them.
 - `reports`: turns the output and the status reports of nodes into events.
 - `forward`: a port of this computer that leads to a port of the node; `relay`: its program on the node.
@@ -24,12 +24,12 @@ Modules:
 """
 
 __all__ = [
+    "agent_messages",
     "buffers",
     "chunks",
     "direct_reading",
     "forward",
     "handshake",
-    "inbound",
     "inbox",
     "link",
     "outbox",

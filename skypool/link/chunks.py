@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from skypool.errors import ProtocolError, protocol_violation
 from skypool.link import buffers as memory
-from skypool.link.inbound import Outcome, Piece, Yielded
+from skypool.link.agent_messages import Outcome, Piece, Yielded
 from skypool.wire.frames import Buffer, split_buffers
 
 MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

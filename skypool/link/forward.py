@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from skypool.errors import SkypoolError, UsageError
 from skypool.safety import peers, private
-from skypool.shipping.bundle import NOT_FROM_HERE
+from skypool.shipping.package_zip import NOT_FROM_HERE
 from skypool.wire.transport import SSH, CommandStream, Transport, refusal
 
 RELAY = NOT_FROM_HERE + (files("skypool") / "link" / "relay.py").read_text("utf-8")

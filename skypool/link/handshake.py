@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from skypool.errors import ConnectionLost, ProtocolError, PythonMismatch, TakenOver, protocol_violation
-from skypool.link import inbound
-from skypool.link.inbound import Taken, Welcome
-from skypool.shipping import bundle
+from skypool.link import agent_messages
+from skypool.link.agent_messages import Taken, Welcome
+from skypool.shipping import package_zip
 from skypool.wire.agent_config import AgentConfig
 from skypool.wire.frames import WIRE_VERSION, Decoder, Frame, Kind, long_frame
 from skypool.wire.transport import CommandStream
@@ -76,11 +76,11 @@ class Handshake:
             OSError: sending or receiving failed.
         """
         loop = asyncio.get_running_loop()
-        await asyncio.to_thread(bundle.bundle)  # the first time, it is made here, which takes seconds
-        await loop.sock_sendall(stream.socket, bundle.prelude(self.config, start))
+        await asyncio.to_thread(package_zip.bundle)  # the first time, it is made here, which takes seconds
+        await loop.sock_sendall(stream.socket, package_zip.prelude(self.config, start))
         line, rest = await _line(stream, b"")
         try:
-            answer = inbound.greeting(json.loads(line))
+            answer = agent_messages.greeting(json.loads(line))
         except ValueError as e:
             raise ProtocolError(
                 f"the node answered {line[:80]!r} when skypool connected; check that shell start files on the node "
@@ -94,7 +94,7 @@ class Handshake:
             )
         self._check_python(answer.python)
         if not answer.have:
-            await loop.sock_sendall(stream.socket, bundle.bundle().data)
+            await loop.sock_sendall(stream.socket, package_zip.bundle().data)
         line, rest = await _line(stream, rest)
         if line == b"gone":
             raise Gone(
@@ -145,7 +145,7 @@ class Handshake:
             size = len(frames[0].raw) if frames else decoder.pending
             if self.longest is not None and size > self.longest:
                 raise protocol_violation(f"the node's first message has more than {self.longest} bytes")
-        first = inbound.message_of(frames[0])
+        first = agent_messages.message_of(frames[0])
         if isinstance(first, Taken) and first.former:
             raise TakenOver(
                 f"node {self.node} has a new owner: another process has taken the pool over with ComputePool.attach "

@@ -15,9 +15,9 @@ from typing import NamedTuple, Protocol
 
 from skypool.clock import RunningClock
 from skypool.errors import ProtocolError, SkypoolError, protocol_violation
-from skypool.link import inbound
+from skypool.link import agent_messages
+from skypool.link.agent_messages import Bye, Outcome, Outcomes, Piece, Pong, Printed, Said, Taken, Welcome, Yielded
 from skypool.link.chunks import Pieces
-from skypool.link.inbound import Bye, Outcome, Outcomes, Piece, Pong, Printed, Said, Taken, Welcome, Yielded
 from skypool.link.reading_turns import Turns, quickest_turns
 from skypool.text import printable
 from skypool.wire.frames import Buffer, Decoder, Frame
@@ -389,7 +389,7 @@ class Inbox:
 
     def _take(self, incoming: Incoming, frame: Frame, arrivals: list[Arrival]) -> None:
         """Handle one frame: store a piece of a value, call `on_bye`, or add to `arrivals`. Raises ProtocolError."""
-        said = inbound.message_of(frame)
+        said = agent_messages.message_of(frame)
         pieces = incoming.pieces
         if isinstance(said, (Outcome, Yielded)):
             arrivals.append(_make_arrival((said, pieces.buffers(said, frame.body, self._awaited))))

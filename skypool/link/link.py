@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from skypool.clock import RunningClock
 from skypool.errors import ConnectionLost, HostKeyMismatch, ProtocolError, SkypoolError, TakenOver
+from skypool.link.agent_messages import Welcome
 from skypool.link.handshake import LONGEST_WELCOME, Gone, Handshake
-from skypool.link.inbound import Welcome
 from skypool.link.inbox import Arrival, Inbox, complaint
 from skypool.link.outbox import Outbox
 from skypool.text import printable

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from skypool.errors import UsageError
 from skypool.model import Access
-from skypool.shipping.bundle import shell_path
+from skypool.shipping.package_zip import shell_path
 from skypool.wire.transport import SSH
 
 

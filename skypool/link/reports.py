@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from skypool import events
 from skypool.errors import protocol_violation
-from skypool.link.inbound import Pong, Printed
+from skypool.link.agent_messages import Pong, Printed
 from skypool.text import printable, unfinished
 from skypool.wire.frames import Buffer
 

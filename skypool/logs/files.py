@@ -18,7 +18,7 @@ from pathlib import Path
 
 from skypool.checks import seconds
 from skypool.errors import UsageError
-from skypool.safety import places, private
+from skypool.safety import private, user_folders
 
 SWITCH = "SKYPOOL_LOGS"
 """The environment variable that sets the limits: "off", or text such as "pool=64MB all=1GB age=30d"."""
@@ -85,7 +85,7 @@ def _size(text: str) -> int:
 
 def folder() -> Path:
     """Return the folder of all logs. It may not exist yet."""
-    return places.state() / "logs"
+    return user_folders.state() / "logs"
 
 
 def pools() -> list[str]:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from skypool import events
-from skypool.console.lines import Lines
-from skypool.console.words import Words
+from skypool.console.event_text import Words
+from skypool.console.whole_lines import Lines
 from skypool.logs import files
 from skypool.logs.writer import LAST, MISSED
 

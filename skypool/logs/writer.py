@@ -19,7 +19,7 @@ from skypool.logs import files
 from skypool.logs.files import Limits
 from skypool.logs.masking import Masker
 from skypool.pool.watch import PoolFacts, Watch
-from skypool.safety.quota import Share
+from skypool.safety.received_data_limit import Share
 
 _GATHER = 0.05
 """Seconds for which events are gathered before they are written. A killed client loses at most these events."""

@@ -22,7 +22,7 @@ from typing import TypeVar
 
 from skypool.drivers.contract import Driver
 from skypool.model import Need, Offer
-from skypool.safety import places, private
+from skypool.safety import private, user_folders
 
 T = TypeVar("T")
 PASSING = 300.0
@@ -118,7 +118,7 @@ def path() -> Path:
 
     Its folder must be this user's alone, because unpickling the file's data could run code of another user.
     """
-    return places.cache() / "offers" / "offers.sqlite"
+    return user_folders.cache() / "offers" / "offers.sqlite"
 
 
 @contextmanager

@@ -16,7 +16,7 @@
 - `tending`: renews the lease and the prices of a pool, and ends it when its limits are over.
 - `call_ends`: ends the calls, streams and services of a pool that ends.
 - `call_advice`: tells the user about calls that could run better.
-- `closing`: closes the watches of a pool within a limit of time.
+- `watch_closing`: closes the watches of a pool within a limit of time.
 - `departures`: all ways in which a pool loses a node.
 - `connector`: turns rented machines into nodes.
 - `agents`: connects to the agents of nodes.
@@ -24,12 +24,12 @@
 - `watch`: `Watch`, the base class of watches; `facts`: what a pool shows to its watches.
 - `open_forwards`: ports of this computer that lead to ports of nodes.
 - `health`: judges nodes by their samples; `new_samples`: the newest samples, until they are written to a file.
-- `idle_record`: records the idle time of nodes in the ledger.
+- `idle_watch`: records the idle time of nodes in the ledger.
 - `limits`: finds out when a pool must end as planned: budget, lifetime, another process.
 - `linger`: ends a pool that has had no work for a while.
 - `service`: `Service`, the user's object for a long-lived call or program that takes no slot.
 - `service_supervisor`: starts the services of a pool, restarts them after their end, and closes them.
-- `network`: checks that the nodes reach each other; `skypool.gangs.network` writes the error message.
+- `network`: checks that the nodes reach each other; `skypool.gangs.network_report` writes the error message.
 - `node_listener`: passes the messages of a node on.
 - `trust_levels`: decides for each node if its results may be unpickled.
 - `shutdown`: ends open pools when the interpreter exits.
@@ -64,14 +64,13 @@ __all__ = [
     "agents",
     "call_advice",
     "call_ends",
-    "closing",
     "connections",
     "connector",
     "departures",
     "engine",
     "facts",
     "health",
-    "idle_record",
+    "idle_watch",
     "launches",
     "life",
     "lifecycle",
@@ -96,4 +95,5 @@ __all__ = [
     "trust_levels",
     "views",
     "watch",
+    "watch_closing",
 ]

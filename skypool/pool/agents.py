@@ -11,7 +11,7 @@ from typing import Protocol
 
 from skypool.calls.dispatch import Dispatch
 from skypool.drivers.contract import Driver
-from skypool.link.inbound import Welcome
+from skypool.link.agent_messages import Welcome
 from skypool.link.link import Link, Listener
 from skypool.model import Access, Instance, SlotsAsked, Trust
 from skypool.pool.life import Life
@@ -19,8 +19,8 @@ from skypool.pool.limits import Limits
 from skypool.pool.trust_levels import TrustLevels
 from skypool.provision import health_check
 from skypool.provision.node_setup import NodeSetup
-from skypool.rental.request import Terms
-from skypool.shipping import bundle, user_modules
+from skypool.rental.pool_terms import Terms
+from skypool.shipping import package_zip, user_modules
 from skypool.wire.agent_config import AgentConfig, SlicePlace, SlotPlan
 from skypool.wire.transport import CommandStream
 
@@ -100,11 +100,11 @@ class Agents:
         config = await self._agent_config(instance, access)
         command: Sequence[str]
         if stream is None and python:
-            command = ["sh", "-c", bundle.agent_starter(python, access.home)]
+            command = ["sh", "-c", package_zip.agent_starter(python, access.home)]
             preamble = b""
         else:
-            command = bundle.STAGE
-            preamble = bundle.staged(bundle.agent_starter(python, access.home))
+            command = package_zip.STAGE
+            preamble = package_zip.staged(package_zip.agent_starter(python, access.home))
         link = Link(
             access.transport,
             config,

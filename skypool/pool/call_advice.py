@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from skypool.pool.life import Life
-from skypool.rental.request import Terms
+from skypool.rental.pool_terms import Terms
 
 _CALLED = {"cuda": "GPUs", "rocm": "GPUs", "tpu": "TPU chips"}
 """The names of devices in messages, by the kind of the device."""

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from functools import partial
 
 from skypool.calls.dispatch import Dispatch
-from skypool.calls.pending import PendingCall
+from skypool.calls.pending_calls import PendingCall
 from skypool.errors import PoolClosed
 from skypool.event_loop import beside
-from skypool.pool import closing
+from skypool.pool import watch_closing
 from skypool.pool.life import Life
 from skypool.pool.service_supervisor import Services
 
@@ -85,4 +85,4 @@ class CallEnds:
     def end_now(self) -> None:
         """End the calls at the interpreter's exit. Any thread may call this."""
         error = PoolClosed(f"pool {self._life.pool!r} ended when Python exited")
-        closing.close_all([("its calls", partial(self._dispatch.close, error))], _TO_END_CALLS)
+        watch_closing.close_all([("its calls", partial(self._dispatch.close, error))], _TO_END_CALLS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from skypool.link.inbound import Welcome
+from skypool.link.agent_messages import Welcome
 from skypool.link.link import Link
 from skypool.model import Access
 from skypool.pool import states

@@ -15,7 +15,7 @@ from skypool.pool.life import Life
 from skypool.provision import health_check
 from skypool.provision.bootstrap import SetupBundle, bootstrap, reach
 from skypool.provision.node_setup import NodeSetup
-from skypool.rental.request import Terms
+from skypool.rental.pool_terms import Terms
 from skypool.rental.supply import Supply
 from skypool.wire.transport import CommandStream
 

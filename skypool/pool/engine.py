@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 from skypool import events
 from skypool.calls.call_events import CallEvents
 from skypool.calls.dispatch import Dispatch
-from skypool.calls.pending import PendingCall
+from skypool.calls.pending_calls import PendingCall
 from skypool.calls.upstream import Feeder
 from skypool.devices.sample import NodeSample
 from skypool.drivers.contract import Driver
 from skypool.errors import ConnectionLost, NodeUnhealthy, PoolClosed, SkypoolError, StillRunning, together
 from skypool.event_loop import Loop, beside
-from skypool.link.inbound import Welcome
+from skypool.link.agent_messages import Welcome
 from skypool.link.reports import NodeReports
-from skypool.pool import closing, shutdown, states
+from skypool.pool import shutdown, states, watch_closing
 from skypool.pool.agents import Agents
 from skypool.pool.call_advice import Advice
 from skypool.pool.call_ends import CallEnds
@@ -34,7 +34,7 @@ from skypool.pool.connector import Connector
 from skypool.pool.departures import Departures
 from skypool.pool.facts import Facts
 from skypool.pool.health import HealthWatch
-from skypool.pool.idle_record import IdleWatch
+from skypool.pool.idle_watch import IdleWatch
 from skypool.pool.launches import Launches
 from skypool.pool.life import Life
 from skypool.pool.limits import Limits
@@ -52,11 +52,11 @@ from skypool.pool.trust_levels import TrustLevels
 from skypool.pool.watch import Watch, Watches
 from skypool.provision.node_setup import NodeSetup
 from skypool.rental.handover import Handover, NoSupply
-from skypool.rental.rental import Rental
-from skypool.rental.request import Terms
+from skypool.rental.pool_account import Rental
+from skypool.rental.pool_terms import Terms
 from skypool.rental.supply import Supply
 from skypool.safety import descriptors
-from skypool.safety.quota import Quota
+from skypool.safety.received_data_limit import Quota
 from skypool.wire import error_text
 from skypool.wire.frames import Kind, frame
 
@@ -202,7 +202,7 @@ class PoolEngine:
         self._launches.watch()
 
     def _begin_tasks(self) -> None:
-        closing.prepare()
+        watch_closing.prepare()
         self.life.spawn(self._tending.keep_lease())
         self.life.spawn(self._tending.keep_limits())
         self.life.spawn(self._limits.watch_pauses())
@@ -450,7 +450,7 @@ class PoolEngine:
 
         Any thread may call this.
         """
-        others: list[closing.Part] = [
+        others: list[watch_closing.Part] = [
             ("the forwards", self.forwards.close),
             ("a listener of the pool's events", partial(self._settle, _TO_CLOSE)),
         ]

@@ -7,24 +7,24 @@ from typing import Protocol
 
 from skypool import events
 from skypool.calls.dispatch import Dispatch
-from skypool.calls.idle import Idleness
+from skypool.calls.idle_time import Idleness
 from skypool.calls.tally import PoolCounts
-from skypool.link.inbound import Welcome
+from skypool.link.agent_messages import Welcome
 from skypool.model import Access
 from skypool.offers.ranking import Plan
 from skypool.pool import states
 from skypool.pool.health import HealthWatch
-from skypool.pool.idle_record import IdleWatch
+from skypool.pool.idle_watch import IdleWatch
 from skypool.pool.life import Life
 from skypool.pool.open_forwards import Forwards
 from skypool.pool.trust_levels import TrustLevels
 from skypool.provision.node_setup import NodeSetup
 from skypool.rental.orders import OrderKey
+from skypool.rental.pool_account import Rental
+from skypool.rental.pool_terms import Terms
 from skypool.rental.receipt import Receipt
-from skypool.rental.rental import Rental
-from skypool.rental.request import Terms
 from skypool.rental.supply import Supply
-from skypool.safety.quota import Quota
+from skypool.safety.received_data_limit import Quota
 
 
 class Parts(Protocol):

@@ -13,7 +13,7 @@ from skypool.devices.sample import DeviceSample, NodeSample
 from skypool.errors import NodeUnhealthy
 from skypool.event_loop import Loop
 from skypool.pool.new_samples import NewSamples
-from skypool.safety.quota import Quota
+from skypool.safety.received_data_limit import Quota
 
 FIRST = 15.0
 """Seconds to wait for the first sample of a node's devices before it gets calls. Without one, health is unknown."""

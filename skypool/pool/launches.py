@@ -14,7 +14,7 @@ from skypool.pool.replacement import LIVING, alike
 from skypool.pool.states import Phase
 from skypool.rental.handover import NoSupply
 from skypool.rental.launch import Rented
-from skypool.rental.request import Terms
+from skypool.rental.pool_terms import Terms
 from skypool.rental.supply import Supply
 
 _GROW_AGAIN = 5.0

@@ -16,8 +16,8 @@ from skypool.event_loop import Loop
 from skypool.pool import lifecycle, states
 from skypool.pool.connections import Connections
 from skypool.pool.states import Phase
-from skypool.rental.rental import Rental
-from skypool.rental.request import Terms
+from skypool.rental.pool_account import Rental
+from skypool.rental.pool_terms import Terms
 from skypool.wire import error_text
 
 

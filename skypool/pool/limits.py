@@ -14,8 +14,8 @@ from skypool.event_loop import beside
 from skypool.link.link import Link
 from skypool.pool.linger import LingerWatch
 from skypool.rental.budget import NODE_LATER
-from skypool.rental.rental import Rental
-from skypool.rental.request import Terms
+from skypool.rental.pool_account import Rental
+from skypool.rental.pool_terms import Terms
 
 PLANNED = (BudgetExceeded, LifetimeExceeded, PoolClosed)
 """The errors of a planned end of a pool. Nodes that end then do not count as lost: nothing is sent or rented again."""

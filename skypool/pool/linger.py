@@ -19,8 +19,8 @@ from skypool.pool import states
 from skypool.pool.call_ends import CallEnds
 from skypool.pool.life import Life
 from skypool.pool.states import Phase
-from skypool.rental.rental import Rental
-from skypool.rental.request import Terms
+from skypool.rental.pool_account import Rental
+from skypool.rental.pool_terms import Terms
 
 IN_NOTEBOOK = 3600.0
 """Seconds for which a pool of a notebook lives without work, if its user names no time."""

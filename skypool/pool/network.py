@@ -15,10 +15,10 @@ from skypool.calls.call import ComputeFunction, packed
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.futures import Items
 from skypool.calls.options import Options
-from skypool.calls.pending import NO_CALL, PendingCall
+from skypool.calls.pending_calls import NO_CALL, PendingCall
 from skypool.drivers.contract import Driver, abilities
 from skypool.gangs.all_reduce import bandwidth_of
-from skypool.gangs.network import (
+from skypool.gangs.network_report import (
     Connection,
     NetworkReport,
     NodeNetwork,
@@ -27,7 +27,7 @@ from skypool.gangs.network import (
     node_network,
 )
 from skypool.gangs.probe import WITHIN, Target, probe
-from skypool.rental.request import Check
+from skypool.rental.pool_terms import Check
 
 BUSY = 10.0
 """Seconds for which the check waits for nodes that are busy with other calls."""

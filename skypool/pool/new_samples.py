@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from skypool.devices.sample import NodeSample, to_json
-from skypool.safety.quota import WAITING, Quota, Share
+from skypool.safety.received_data_limit import WAITING, Quota, Share
 
 ROW = 100
 """The approximate bytes that a row of the file takes in addition to its text."""

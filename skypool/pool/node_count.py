@@ -15,7 +15,7 @@ from skypool.pool.replacement import LIVING
 from skypool.pool.shrinking import check_retirement
 from skypool.pool.states import Phase
 from skypool.rental.handover import NoSupply
-from skypool.rental.request import Terms
+from skypool.rental.pool_terms import Terms
 from skypool.rental.supply import Supply
 
 

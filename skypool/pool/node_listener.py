@@ -11,7 +11,7 @@ from skypool import events
 from skypool.calls.dispatch import Dispatch
 from skypool.devices.sample import NodeSample
 from skypool.errors import ConnectionLost
-from skypool.link.inbound import ModuleAsked, Pong, Printed, Welcome
+from skypool.link.agent_messages import ModuleAsked, Pong, Printed, Welcome
 from skypool.link.inbox import Arrival
 from skypool.link.reports import NodeReports
 from skypool.pool.life import Life

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from skypool.errors import PoolClosed
 from skypool.link.forward import RELAY, Forward
 from skypool.model import Access
-from skypool.shipping import bundle
+from skypool.shipping import package_zip
 
 
 class Forwards:
@@ -42,7 +42,7 @@ class Forwards:
             PoolClosed: the pool has ended.
         """
         access, python = self._ways[node]
-        relay = ["sh", "-c", bundle.program(RELAY, python, access.home), "relay"]
+        relay = ["sh", "-c", package_zip.program(RELAY, python, access.home), "relay"]
         made = Forward(access.transport, relay, node, host, port, here, self._notice)
         with self._lock:
             if not self._closed:

@@ -16,7 +16,7 @@ from skypool.calls.dispatch import Dispatch
 from skypool.calls.futures import CallFuture, Items, ResultCell, Stream
 from skypool.calls.map import Map, map_of_gangs
 from skypool.calls.options import NamedNodes, Options
-from skypool.calls.pending import Packed, PendingCall, UserCall
+from skypool.calls.pending_calls import Packed, PendingCall, UserCall
 from skypool.errors import ConnectionLost, UsageError
 from skypool.event_loop import Loop
 from skypool.pool.engine import PoolEngine

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
 from skypool.calls.futures import CallFuture, Returned
-from skypool.calls.pending import PendingCall
+from skypool.calls.pending_calls import PendingCall
 from skypool.checks import Duration, number, seconds, whole
 from skypool.errors import CallTimeout, SkypoolError, UsageError
 

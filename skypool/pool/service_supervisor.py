@@ -15,7 +15,7 @@ from skypool.calls.call import Call, ComputeFunction, packed
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.futures import CallFuture, Returned
 from skypool.calls.options import Options
-from skypool.calls.pending import Packed, PendingCall, World
+from skypool.calls.pending_calls import Packed, PendingCall, World
 from skypool.calls.program import await_port
 from skypool.errors import NodeInterrupted, NodeRetired, PoolClosed, UsageError
 from skypool.event_loop import Loop, beside

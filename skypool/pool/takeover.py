@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.futures import CallFuture
 from skypool.errors import ConnectionLost, SkypoolError, TakenOver
-from skypool.link.inbound import Welcome
+from skypool.link.agent_messages import Welcome
 from skypool.model import Access, Instance
 from skypool.pool import states
 from skypool.pool.agents import Agents
@@ -18,7 +18,7 @@ from skypool.pool.service_supervisor import Services
 from skypool.pool.states import Phase
 from skypool.rental.handover import Handover, HeldNode, NoSupply
 from skypool.rental.launch import Rented
-from skypool.rental.request import Terms
+from skypool.rental.pool_terms import Terms
 from skypool.rental.supply import Supply
 from skypool.wire import error_text
 from skypool.wire.frames import Kind, frame

@@ -12,9 +12,9 @@ from skypool.errors import ConnectionLost, StillRunning, not_ended, together
 from skypool.event_loop import beside
 from skypool.link.link import Link
 from skypool.model import Instance
-from skypool.pool import closing, states
+from skypool.pool import states, watch_closing
 from skypool.pool.connector import Connector
-from skypool.pool.idle_record import IdleWatch
+from skypool.pool.idle_watch import IdleWatch
 from skypool.pool.life import Life
 from skypool.rental.receipt import Receipt
 from skypool.rental.supply import Supply
@@ -205,7 +205,7 @@ class Terminations:
             return
         for link in self._life.connections.links.values():
             link.bid_farewell()
-        closing.close_all([("the record of idle time", self._idle.record)], _TO_RECORD)
+        watch_closing.close_all([("the record of idle time", self._idle.record)], _TO_RECORD)
         supply = self._supply
         failed = supply.terminate(self._life.rental.there)  # of which the engine's thread may not have heard yet
         supply.close(self._life.state.error, proved=not failed)

@@ -25,14 +25,14 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 from skypool import events
 from skypool.errors import UsageError
 from skypool.events import node_of
-from skypool.pool import closing
-from skypool.safety.quota import WAITING, Quota
+from skypool.pool import watch_closing
+from skypool.safety.received_data_limit import WAITING, Quota
 from skypool.wire import error_text
 
 if TYPE_CHECKING:
-    from skypool.calls.idle import Idleness
+    from skypool.calls.idle_time import Idleness
     from skypool.calls.tally import EndedCall, PoolCounts
-    from skypool.link.inbound import Welcome
+    from skypool.link.agent_messages import Welcome
     from skypool.model import Access
     from skypool.offers.ranking import Plan
     from skypool.pool.health import HealthWatch
@@ -251,7 +251,7 @@ class Watches:
         for runner, number in [(each, each.ask()) for each in self._runners if isinstance(each.watch, kind)]:
             runner.wait_done(number, max(0.0, until - time.monotonic()))
 
-    def close(self, within: float, others: Sequence[closing.Part] = ()) -> None:
+    def close(self, within: float, others: Sequence[watch_closing.Part] = ()) -> None:
         """Pass the waiting events to all watches, and close the watches. Blocks.
 
         Watches with the same `closes` are closed at the same time, those with smaller numbers first. The user is told
@@ -264,7 +264,7 @@ class Watches:
         """
         for order in sorted({0, *(each.watch.closes for each in self._runners)}):
             parts = [(each.watch.name, each.close) for each in self._runners if each.watch.closes == order]
-            for words in closing.close_all([*others, *parts], within):
+            for words in watch_closing.close_all([*others, *parts], within):
                 self._notice(f"the pool has ended, but {words}")
             others = ()
 

@@ -11,7 +11,7 @@ cents. `skypool doctor` shows the level "read", too.
 - `selection`: chooses what the level "cents" rents, and computes what that can cost at most. No I/O.
 - `comparison`: compares prices and bills with receipts. No I/O.
 - `renting`: rents a machine by the usual path, runs a call on it, ends it, and proves its end.
-- `guard`: watches the end of a machine whose client was killed; `guard_client` is that client.
+- `self_end_check`: watches the end of a machine whose client was killed; `killed_client` is that client.
 - `proof`: performs the levels one after the other.
 
 Words of this package:
@@ -29,8 +29,7 @@ Words of this package:
 __all__ = [
     "comparison",
     "findings",
-    "guard",
-    "guard_client",
+    "killed_client",
     "placeholders",
     "proof",
     "recording",
@@ -39,4 +38,5 @@ __all__ = [
     "report",
     "report_redaction",
     "selection",
+    "self_end_check",
 ]

@@ -12,7 +12,7 @@ import hashlib
 import ipaddress
 import re
 
-from skypool.drivers.border import Kind
+from skypool.drivers.request_hooks import Kind
 
 _UUID = re.compile(r"[0-9a-fA-F]{8}-([0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}")
 

@@ -22,7 +22,7 @@ from skypool.model import Bill, Finding
 from skypool.offers.need import NodeTerms, need_asked
 from skypool.offers.ranking import Plan
 from skypool.offers.search import look_around
-from skypool.proof import findings, guard, renting
+from skypool.proof import findings, renting, self_end_check
 from skypool.proof.comparison import bill_step
 from skypool.proof.renting import Wish
 from skypool.proof.report import Level, RentedMachine, Report, Step
@@ -192,7 +192,7 @@ class Proof:
     def _rented(self, pool: str, stage: Stage, selection: Selection, left_usd: float) -> tuple[RentedMachine, ...]:
         options = self.wish.options(self.driver, stage, left_usd)
         if stage.name == "guard":
-            return guard.watch_end(
+            return self_end_check.watch_end(
                 self.driver,
                 pool,
                 selection.offers,

@@ -19,8 +19,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from skypool.drivers import border, tags
-from skypool.drivers.border import NOTHING_PRIVATE, Exchange, Kind, Private
+from skypool.drivers import request_hooks, tags
+from skypool.drivers.request_hooks import NOTHING_PRIVATE, Exchange, Kind, Private
 from skypool.errors import UsageError
 from skypool.proof.recording_scrub import Scrubber
 from skypool.safety import private
@@ -210,7 +210,7 @@ def to(
     """
     folder = Path(directory)
     recorder = Recorder(scrub)
-    border.begin(recorder)
+    request_hooks.begin(recorder)
     try:
         if folder.is_dir():
             private.check(folder, "name another folder")
@@ -229,7 +229,7 @@ def to(
         recorder.open(folder / EXCHANGES)
         yield recorder
     finally:
-        border.end()
+        request_hooks.end()
         recorder.close()
 
 

@@ -26,7 +26,7 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
-from skypool.drivers.border import Kind, Private
+from skypool.drivers.request_hooks import Kind, Private
 from skypool.proof.placeholders import placeholder
 from skypool.safety.encodings import ENCODINGS, base64_parts, bytes_of
 

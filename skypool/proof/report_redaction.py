@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from skypool.drivers.border import NOTHING_PRIVATE
+from skypool.drivers.request_hooks import NOTHING_PRIVATE
 from skypool.proof.recording_scrub import Scrubber
 
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)

@@ -22,7 +22,7 @@ from skypool import events
 from skypool.errors import BootstrapError, ConnectionLost, HostBusy, HostKeyMismatch, LoginRefused, ProtocolError
 from skypool.model import Access
 from skypool.safety import private
-from skypool.shipping import bundle
+from skypool.shipping import package_zip
 from skypool.text import printable
 from skypool.wire.transport import CommandStream, Transport, refusal
 from skypool_images.file_archive import Packed
@@ -114,15 +114,15 @@ class SetupBundle:
             "chunk": _CHUNK,
             "watch": _script("watch"),
             "every": self.alive,
-            "loader": bundle.LOADER,
+            "loader": package_zip.LOADER,
         }
         if self.payload is not None:
             told["payload"] = self.payload.name
             told["payload_blocks"] = -(-self.payload.size // _BLOCK)
             told["payload_size"] = self.payload.size
             told["kept"], told["kept_bytes"] = _KEPT_PAYLOADS, _KEPT_BYTES
-        home = f"SKYPOOL_HOME={bundle.shell_path(self.home)}\n"
-        return bundle.staged(home + bundle.assigned(told) + private.CLOSED + _script("setup"))
+        home = f"SKYPOOL_HOME={package_zip.shell_path(self.home)}\n"
+        return package_zip.staged(home + package_zip.assigned(told) + private.CLOSED + _script("setup"))
 
     @property
     def words(self) -> bytes:
@@ -130,7 +130,7 @@ class SetupBundle:
 
         Each of the two is padded with newlines to whole blocks of 4096 bytes.
         """
-        return bundle.padded(_encoded(self.script), _BLOCK) + bundle.padded(self._hidden, _BLOCK)
+        return package_zip.padded(_encoded(self.script), _BLOCK) + package_zip.padded(self._hidden, _BLOCK)
 
     @property
     def _hidden(self) -> bytes:
@@ -184,7 +184,7 @@ async def reach(access: Access, setup: SetupBundle | None, node: int) -> Command
     from tenacity import AsyncRetrying, RetryCallState, wait_random_exponential
 
     if setup is None:
-        stage = bundle.staged(f"echo @hello\n{bundle.agent_starter(access.python or '', access.home)}")
+        stage = package_zip.staged(f"echo @hello\n{package_zip.agent_starter(access.python or '', access.home)}")
     else:
         stage = setup.stage()
     began = time.monotonic()
@@ -205,7 +205,7 @@ async def reach(access: Access, setup: SetupBundle | None, node: int) -> Command
 
 
 async def _knock(transport: Transport, stage: bytes, node: int) -> CommandStream:
-    stream = await asyncio.to_thread(CommandStream, transport.argv(bundle.STAGE))
+    stream = await asyncio.to_thread(CommandStream, transport.argv(package_zip.STAGE))
     stream.socket.setblocking(False)
     try:
         async with asyncio.timeout(_KNOCK_TIMEOUT):
@@ -267,7 +267,7 @@ async def bootstrap(stream: CommandStream, setup: SetupBundle, pool: str, node: 
             if word == "@want" and setup.payload is not None:
                 await _send_files(stream, setup.payload, course, pool, node, tell)
             elif word == "@alive" and course.began:  # before that, it reads what is something else
-                await _send(stream, bundle.ALIVE, course, node)
+                await _send(stream, package_zip.ALIVE, course, node)
             if course.python is not None:
                 return course.python
         said = await asyncio.to_thread(stream.end)
@@ -298,7 +298,7 @@ async def _send_files(stream: CommandStream, files: Packed, course: _Course, poo
     said = time.monotonic()
     while part := await asyncio.to_thread(files.read, sent):
         sent += len(part)
-        await _send(stream, bundle.padded(part, _BLOCK), course, node)
+        await _send(stream, package_zip.padded(part, _BLOCK), course, node)
         if sent == files.size or time.monotonic() - said >= _SAY_EVERY:
             said = time.monotonic()
             tell(events.FilesProgress(pool=pool, node=node, done=sent, total=files.size))

@@ -8,7 +8,7 @@ import re
 from skypool.model import Access, Instance
 from skypool.processes import host_name
 from skypool.provision.bootstrap import SetupBundle
-from skypool.rental.request import Terms, packed
+from skypool.rental.pool_terms import Terms, packed
 from skypool_images.file_archive import Packed, Progress
 
 

@@ -1,13 +1,13 @@
 """Rented machines from the order to the proof that they ended, and their cost.
 
-- `request`: the checked arguments of a pool.
+- `pool_terms`: the checked arguments of a pool.
 - `launch`: rents machines on the best offer, or on the next one if the best is out of stock.
 - `supply`: the part of a pool that needs an account of a provider. It rents machines, renews the lease in their
   tags, and ends them.
 - `planning`: finds the offers that a pool would rent now.
 - `orders`: records what becomes of each order.
-- `endings`: ends machines of one pool, and proves that they have ended.
-- `rental`: the account of one pool: the machines that it has, what they cost, and its limits. It asks no provider.
+- `machine_ends`: ends machines of one pool, and proves that they have ended.
+- `pool_account`: the machines that a pool has, what they cost, and its limits. It asks no provider.
 - `ledger`: the local database of pools, orders and machines. It records each order before the order is sent.
 - `ledger_file`: the SQLite file of the ledger.
 - `ledger_schema`: the tables of the ledger.
@@ -39,7 +39,6 @@ The words of this package:
 
 __all__ = [
     "budget",
-    "endings",
     "gc",
     "handover",
     "launch",
@@ -47,13 +46,14 @@ __all__ = [
     "ledger_damage",
     "ledger_file",
     "ledger_schema",
+    "machine_ends",
     "orders",
     "planning",
+    "pool_account",
+    "pool_terms",
     "reaper",
     "reaper_process",
     "receipt",
     "records",
-    "rental",
-    "request",
     "supply",
 ]

@@ -36,7 +36,7 @@ from skypool.rental.ledger_file import LedgerFile
 from skypool.rental.ledger_schema import put_back
 from skypool.rental.receipt import IdleSpan, Receipt
 from skypool.rental.records import Intent, Record, as_rows, newest, read
-from skypool.safety import places
+from skypool.safety import user_folders
 
 KEEP = 366 * 86400.0
 """Seconds for which a pool that has ended is kept, for `skypool cost`."""
@@ -84,7 +84,7 @@ class Ledger:
     @classmethod
     def here(cls, tell: Callable[[str], None] = tracebacks.warn) -> Ledger:
         """Return the ledger of this user on this machine, in the user's state folder. Nothing is opened yet."""
-        return cls(places.state() / "ledger" / "ledger.sqlite3", tell)
+        return cls(user_folders.state() / "ledger" / "ledger.sqlite3", tell)
 
     # --- before renting: methods that raise if nothing can be written ------------------------------------------
 

@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 from skypool.rental.records import Damaged, read
-from skypool.safety.book import Book
+from skypool.safety.sqlite_connection import Book
 
 MARK = 0x534B0000
 """Added to the version of the tables to get `PRAGMA application_id`. If the version were stored only once, a damaged

@@ -22,7 +22,7 @@ from skypool.rental import ledger_damage
 from skypool.rental.ledger_schema import SHAPE, bring_up, put_back, rows_of, schema
 from skypool.rental.records import Damaged, Rows
 from skypool.safety import private
-from skypool.safety.book import Book
+from skypool.safety.sqlite_connection import Book
 
 T = TypeVar("T")
 PATIENCE = 30.0

@@ -8,7 +8,7 @@ from contextlib import closing
 
 from skypool.rental import ledger_damage
 from skypool.rental.records import Rows
-from skypool.safety.book import Book
+from skypool.safety.sqlite_connection import Book
 
 STEPS = (
     """

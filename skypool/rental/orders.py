@@ -11,8 +11,8 @@ from skypool import clock
 from skypool.drivers import retry
 from skypool.drivers.contract import Driver
 from skypool.model import Instance, Offer, Order
-from skypool.rental.endings import LISTING, Endings, driver_of, ends_itself, waits_of
-from skypool.rental.rental import Rental
+from skypool.rental.machine_ends import LISTING, Endings, driver_of, ends_itself, waits_of
+from skypool.rental.pool_account import Rental
 
 _LATE = 120.0
 """Seconds for which machines of an order without an answer are looked for while the pool runs."""

@@ -14,9 +14,9 @@ from skypool.offers.ranking import Plan
 from skypool.offers.search import look_around
 from skypool.rental import reaper
 from skypool.rental.budget import Enforcement
-from skypool.rental.endings import ends_itself
 from skypool.rental.launch import Rented
-from skypool.rental.request import Tell, Terms
+from skypool.rental.machine_ends import ends_itself
+from skypool.rental.pool_terms import Tell, Terms
 
 if TYPE_CHECKING:
     from tenacity import AsyncRetrying, RetryCallState

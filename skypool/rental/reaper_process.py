@@ -23,7 +23,7 @@ from skypool.drivers.contract import Driver
 from skypool.errors import LedgerError, SkypoolError
 from skypool.rental.ledger import Ledger
 from skypool.rental.reaper import terminate_all
-from skypool.safety import places, private
+from skypool.safety import private, user_folders
 
 _PATIENCE = 24 * 3600.0
 """Seconds for which the process tries. In a day the user may renew credentials, or be back at work."""
@@ -98,7 +98,7 @@ def _told(process: subprocess.Popen[bytes], errand: bytes) -> bytes:
 
 def log_of(pool: str, session: str) -> Path:
     """Return the path of the log of the process that ends a pool, in the user's state folder. It may not exist."""
-    return places.state() / "reaper" / f"{pool}-{session}.log"
+    return user_folders.state() / "reaper" / f"{pool}-{session}.log"
 
 
 def _opened_log(file: Path) -> int:

@@ -19,13 +19,13 @@ from skypool.errors import CapacityError, SkypoolError
 from skypool.model import Instance, Offer, Order
 from skypool.offers.ranking import Plan
 from skypool.rental import reaper, reaper_process
-from skypool.rental.endings import Endings, driver_of, ends_itself, waits_of
 from skypool.rental.launch import Attempts, Launcher, Rented, place
+from skypool.rental.machine_ends import Endings, driver_of, ends_itself, waits_of
 from skypool.rental.orders import Orders
 from skypool.rental.planning import Pause, Planning
+from skypool.rental.pool_account import Rental
+from skypool.rental.pool_terms import Terms
 from skypool.rental.records import Record
-from skypool.rental.rental import Rental
-from skypool.rental.request import Terms
 from skypool.wire.keys import Keys
 
 _BOOT = 120.0

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import ClassVar
 
 from skypool import events
-from skypool.calls.idle import Idleness
+from skypool.calls.idle_time import Idleness
 from skypool.devices.device import hardware
 from skypool.events import node_of
 from skypool.logs.masking import Masker

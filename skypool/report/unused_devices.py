@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from skypool import clock, events
-from skypool.calls.idle import FRESH, LOW, Idleness
+from skypool.calls.idle_time import FRESH, LOW, Idleness
 from skypool.devices.sample import NodeSample
 from skypool.pool.watch import PoolFacts, Watch
 

@@ -2,16 +2,25 @@
 
 docs/trust.md lists what other users can reach, and what each part does about it. A node is a rented machine of a pool.
 
-- `book`: a connection to SQLite that takes any text.
+- `sqlite_connection`: a connection to SQLite that takes any text.
 - `descriptors`: file descriptors in reserve for the end of machines.
 - `encodings`: the ways in which a secret may be written in texts.
 - `peers`: which user a Unix socket is connected to.
-- `places`: the folders in which the client keeps files.
+- `user_folders`: the folders in which the client keeps files.
 - `private`: folders and files that only this user can change.
-- `quota`: counts what this process keeps of each node, and refuses what is too much.
+- `received_data_limit`: counts what this process keeps of each node, and refuses what is too much.
 - `removal`: removes folders, but nothing that is mounted in them.
 
 A surrogate is a character that UTF-8 cannot encode. Python uses surrogates for bytes that are not UTF-8.
 """
 
-__all__ = ["book", "descriptors", "encodings", "peers", "places", "private", "quota", "removal"]
+__all__ = [
+    "descriptors",
+    "encodings",
+    "peers",
+    "private",
+    "received_data_limit",
+    "removal",
+    "sqlite_connection",
+    "user_folders",
+]

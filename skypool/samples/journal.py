@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from skypool.calls.tally import MOST_SLOWEST, EndedCall
-from skypool.safety.quota import Quota, Share
+from skypool.safety.received_data_limit import Quota, Share
 from skypool.samples import session_file
 
 _KEPT = Share(

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from skypool.safety import places, private
-from skypool.safety.book import Book
+from skypool.safety import private, user_folders
+from skypool.safety.sqlite_connection import Book
 
 _MOST_FILES = 200
 """The most files that are kept: those of the newest sessions."""
@@ -39,7 +39,7 @@ _WAIT = 30.0
 
 def folder() -> Path:
     """Return the folder that has the files of all sessions. It may not exist yet."""
-    return places.state() / "samples"
+    return user_folders.state() / "samples"
 
 
 def path_of(session: str) -> Path:

@@ -19,7 +19,7 @@ from typing import Any
 
 from skypool.devices.sample import NodeSample, node_sample
 from skypool.pool.new_samples import DEVICE, ROW, SampleRow
-from skypool.safety.quota import Quota, Share
+from skypool.safety.received_data_limit import Quota, Share
 from skypool.samples import session_file
 
 _HOUR = 3600.0

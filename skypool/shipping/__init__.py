@@ -1,6 +1,6 @@
 """Code that the client sends to nodes, because skypool is not installed there.
 
-- `bundle`: packs skypool and cloudpickle into one zip, with the shell and Python code that unpacks and starts it.
+- `package_zip`: packs skypool and cloudpickle into one zip, with the shell and Python code that unpacks and starts it.
 - `sources`: sends the text of scripts, which tracebacks show.
 - `user_modules`: finds the user's own modules and their source.
 
@@ -8,4 +8,4 @@ The client is the user's process, and a node is a machine that runs calls. The l
 zip on a node and starts the agent, the node's main process. A unit is a module of the user's own with all its files.
 """
 
-__all__ = ["bundle", "sources", "user_modules"]
+__all__ = ["package_zip", "sources", "user_modules"]

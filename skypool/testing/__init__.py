@@ -11,11 +11,11 @@ The modules of this package:
 - `http_cloud`: `HttpCloud`, the same cloud with an HTTP API.
 - `template`: a driver for `HttpCloud`, which `skypool new-driver` copies.
 - `bills`: the bill of the fake cloud.
-- `world`, `state`: the contents of the fake cloud, and their storage.
+- `cloud_state`, `state_store`: the contents of the fake cloud, and their storage.
 - `machine`, `hypervisor`, `notice_watch`: the machines of the fake cloud, the process that ends them on time, and a
   program that runs on them.
 - `contract`, with `contract_lists` and `contract_slices`: `DriverContract`.
-- `trial`, `free`, `find_and_end`: helpers of the tests in `DriverContract`.
+- `trial`, `side_effects`, `find_and_end`: helpers of the tests in `DriverContract`.
 
 Words of this package:
 
@@ -44,17 +44,17 @@ if TYPE_CHECKING:
     from typing import Any
 
     from skypool.testing.cloud import FakeCloud
+    from skypool.testing.cloud_state import Stock
     from skypool.testing.contract import DriverContract
     from skypool.testing.control import Control
     from skypool.testing.http_cloud import HttpCloud
-    from skypool.testing.world import Stock
 
 _HOME = {
     "Control": "skypool.testing.control",
     "DriverContract": "skypool.testing.contract",
     "FakeCloud": "skypool.testing.cloud",
     "HttpCloud": "skypool.testing.http_cloud",
-    "Stock": "skypool.testing.world",
+    "Stock": "skypool.testing.cloud_state",
 }
 
 __all__ = ["Control", "DriverContract", "FakeCloud", "HttpCloud", "Stock"]

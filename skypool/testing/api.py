@@ -30,8 +30,8 @@ from skypool.errors import (
 )
 from skypool.model import Order
 from skypool.testing import bills, hypervisor, machine
-from skypool.testing.state import Overtaken, State
-from skypool.testing.world import Flaw, Machine, Stock, Thing, When, World
+from skypool.testing.cloud_state import Flaw, Machine, Stock, Thing, When, World
+from skypool.testing.state_store import Overtaken, State
 
 T = TypeVar("T")
 Place = tuple[str, str, str]

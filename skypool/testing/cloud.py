@@ -34,9 +34,9 @@ from skypool.errors import (
 from skypool.model import Access, Bill, Finding, Instance, Leftover, Market, Need, Offer, Order
 from skypool.testing import machine
 from skypool.testing.api import Api
+from skypool.testing.cloud_state import USUAL, Billing, Machine, Stock, World
 from skypool.testing.control import Clock, FakeCloudControl
-from skypool.testing.state import State
-from skypool.testing.world import USUAL, Billing, Machine, Stock, World
+from skypool.testing.state_store import State
 
 _THINGS = ("key-pair", "security-group")
 _ANSWERS = 5.0

@@ -151,7 +151,9 @@ class DriverContract(ListContract, SliceContract):
         assert dataclasses.is_dataclass(driver)
         made = type(driver)
         settings = {each.name: getattr(driver, each.name) for each in dataclasses.fields(driver) if each.init}
-        done = elsewhere(["-m", "skypool.testing.free"], (made.__module__, made.__qualname__, pickle.dumps(settings)))
+        done = elsewhere(
+            ["-m", "skypool.testing.side_effects"], (made.__module__, made.__qualname__, pickle.dumps(settings))
+        )
         assert done.split() == [], (
             f"constructing {made.__name__}(…) must have no side effects, but had these:\n{done.strip()}"
         )

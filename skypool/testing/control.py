@@ -18,8 +18,8 @@ from skypool.checks import one_of, whole
 from skypool.errors import ProviderError, RateLimitError, UsageError, nearest
 from skypool.model import Instance, Offer
 from skypool.testing import machine
-from skypool.testing.state import State
-from skypool.testing.world import Flaw, Machine, Rule, When, World
+from skypool.testing.cloud_state import Flaw, Machine, Rule, When, World
+from skypool.testing.state_store import State
 
 CALLS = ("account", "stock", "prices", "create", "describe", "delete", "tag", "make", "things", "remove", "bill")
 """The names of the calls of the fake cloud's API."""

@@ -65,9 +65,9 @@ from skypool.errors import (
 from skypool.model import Need, Order
 from skypool.testing import machine
 from skypool.testing.api import Api, page_of
+from skypool.testing.cloud_state import USUAL, Machine, Stock, When, World
 from skypool.testing.control import Clock, FakeCloudControl
-from skypool.testing.state import State
-from skypool.testing.world import USUAL, Machine, Stock, When, World
+from skypool.testing.state_store import State
 
 _STATUS: Mapping[type[ProviderError], int] = {
     CredentialsError: 401,

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from skypool.testing import machine
-from skypool.testing.state import Overtaken, State
+from skypool.testing.state_store import Overtaken, State
 
 _TICK = 0.1
 """Seconds between two checks of the machines."""

@@ -18,8 +18,8 @@ Words that this package uses:
 Modules:
 
 - `format`: defines the tags and the prices.
-- `reader`: reads results and exceptions. `decoding` decodes one value. `budget` holds the position in its bytes and
-  the budget.
+- `reader`: reads results and exceptions. `decoding` decodes one value. `bounded_reader` holds the position in its bytes
+  and the budget.
 - `sending`: writes results in a worker process on the node. `encoding` encodes one value. `tables` makes tables.
 - `refusals`: makes the errors for values that cannot be written as data.
 - `values` (standard library), `arrays` (numpy, torch), `classes` (the user's own): the types that may be sent.

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from skypool.trust.budget import FAULTY, NotData
+from skypool.trust.bounded_reader import FAULTY, NotData
 from skypool.trust.decoding import Maker, Reading
 from skypool.trust.values import KEYS, check_chain
 

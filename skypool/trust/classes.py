@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from skypool.errors import WorkerDied, died
 from skypool.shipping import user_modules
 from skypool.text import printable
-from skypool.trust.budget import FAULTY, NotData
+from skypool.trust.bounded_reader import FAULTY, NotData
 from skypool.trust.decoding import ClassShape, Reading
 from skypool.trust.format import ALLOWED, ERROR, FLAGS, INSTANCE, MEMBER, NAMED
 from skypool.trust.refusals import short_form

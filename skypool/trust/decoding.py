@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from skypool.trust.budget import FAULTY, Cursor, NotData
+from skypool.trust.bounded_reader import FAULTY, Cursor, NotData
 from skypool.trust.format import (
     ALLOWED,
     BOOLS,

@@ -13,7 +13,7 @@ from typing import Any
 from skypool.errors import RemoteError, UntrustedResult
 from skypool.text import printable
 from skypool.trust import arrays, classes, values
-from skypool.trust.budget import FAULTY, NotData
+from skypool.trust.bounded_reader import FAULTY, NotData
 from skypool.trust.classes import Allowed
 from skypool.trust.decoding import ClassShape, Maker, Reading
 from skypool.trust.encoding import JSON, MOST_JSON

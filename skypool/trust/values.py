@@ -20,7 +20,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from skypool.trust.budget import FAULTY, NotData
+from skypool.trust.bounded_reader import FAULTY, NotData
 from skypool.trust.decoding import Maker, Reading
 
 _LONGEST_NUMBER = 100_000

@@ -3,9 +3,9 @@
 - `frames`: the binary message format.
 - `codec`, `exceptions`: serialize values and exceptions with the pickler of `pickling`.
 - `pickling`: cloudpickle, changed so that each definition of a script exists once in a process. `definitions` pickles
-  functions and classes, `named` type variables, caches and the like, `exception_pickles` exceptions. `identity` tells
-  which definitions exist already, and `fingerprint` whether a value has changed. `class_pickles` keeps pickles of
-  classes, and `namespaces` the globals of scripts on nodes.
+  functions and classes, `named` type variables, caches and the like, `exception_pickles` exceptions. `definition_ids`
+  tells which definitions exist already, and `value_hash` whether a value has changed. `class_pickles` keeps pickles
+  of classes, and `namespaces` the globals of scripts on nodes.
 - `error_text`: the texts of exceptions, for messages.
 - `agent_config`: the configuration that a client sends to an agent, and the agent's answer about its machine.
 - `transport`: builds and starts the command that reaches a node (`ssh`, `docker exec` or local).
@@ -30,17 +30,17 @@ __all__ = [
     "agent_config",
     "class_pickles",
     "codec",
+    "definition_ids",
     "definitions",
     "error_text",
     "exception_pickles",
     "exceptions",
-    "fingerprint",
     "frames",
     "host_keys",
-    "identity",
     "keys",
     "named",
     "namespaces",
     "pickling",
     "transport",
+    "value_hash",
 ]

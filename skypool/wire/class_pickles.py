@@ -26,7 +26,7 @@ from typing import Any
 
 from cloudpickle import cloudpickle
 
-from skypool.wire import identity, namespaces
+from skypool.wire import definition_ids, namespaces
 from skypool.wire.definitions import MADE_BY_ENUM, OF_MEMBERS
 
 _MOST_PARTS = 300
@@ -129,10 +129,10 @@ class _Kept:
         elif kind is property:
             self._add((value.fget, value.fset, value.fdel))
         elif kind is FunctionType:
-            if identity.is_by_value(value):
+            if definition_ids.is_by_value(value):
                 self._add_function(value)
         elif issubclass(kind, type):
-            if identity.is_by_value(value):
+            if definition_ids.is_by_value(value):
                 self._add_class(value)
         else:
             raise _Unknown
@@ -182,7 +182,7 @@ def reduce_kept(kind: type, pickled: Callable[[type], bytes]) -> Any:
     if kept is kind:
         return None
     if not isinstance(kept, _Kept) or kept.kind is not kind or not kept.is_valid():
-        if not identity.is_named(kind):
+        if not definition_ids.is_named(kind):
             return None
         try:
             kept = _Kept(kind)
@@ -194,15 +194,15 @@ def reduce_kept(kind: type, pickled: Callable[[type], bytes]) -> Any:
             return None
         kept.version = hashlib.blake2b(kept.data, digest_size=16).hexdigest()
         _kept[place] = kept
-    return _class, (identity.id_of(kind), identity.here(), kept.version, kept.data)
+    return _class, (definition_ids.id_of(kind), definition_ids.here(), kept.version, kept.data)
 
 
 def _class(id_: str, sender: str, version: str, data: bytes) -> Any:
     """Return the class that has this id here. Read its pickle `data` first if the class is new or may be outdated."""
-    found = identity.known(id_)
-    if found is not None and (sender == identity.here() or identity.is_own(found)):
+    found = definition_ids.known(id_)
+    if found is not None and (sender == definition_ids.here() or definition_ids.is_own(found)):
         return found
-    if found is None or _applied.get(id_) != (version, namespaces.epoch(), identity.changes):
+    if found is None or _applied.get(id_) != (version, namespaces.epoch(), definition_ids.changes):
         found = pickle.loads(data)
-        _applied[id_] = version, namespaces.epoch(), identity.changes
+        _applied[id_] = version, namespaces.epoch(), definition_ids.changes
     return found

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, cast
 
 from cloudpickle import cloudpickle
 
-from skypool.wire import identity, namespaces
-from skypool.wire.fingerprint import fingerprint
+from skypool.wire import definition_ids, namespaces
+from skypool.wire.value_hash import fingerprint
 
 _FILE = 10
 """The position of the file's name among the arguments of `types.CodeType`."""
@@ -92,7 +92,7 @@ def reduce_function(function: FunctionType, space: namespaces.Space) -> Any:
     if parameters := getattr(function, "__type_params__", None):
         slots["__type_params__"] = parameters
     names = slots.pop("__globals__")
-    id_ = identity.id_of(function) if identity.is_named(function) else None
+    id_ = definition_ids.id_of(function) if definition_ids.is_named(function) else None
     version = None if id_ is None else _version_of(function)
     tokens = namespaces.tokens_of(names, fingerprint) if space.key is not None else {}
     absent = tuple(
@@ -101,7 +101,7 @@ def reduce_function(function: FunctionType, space: namespaces.Space) -> Any:
         if name not in names and not hasattr(builtins, name)
     )
     cells = None if function.__closure__ is None else len(function.__closure__)
-    sent = _Sent(id_, identity.here(), version, space, names, tokens, absent, (state, slots))
+    sent = _Sent(id_, definition_ids.here(), version, space, names, tokens, absent, (state, slots))
     head = (id_, sent.sender, version, function.__code__, space, cells)
     return _function, head, tuple(sent), None, None, _fill_function
 
@@ -123,24 +123,24 @@ def _function(
     id_: str | None, sender: str, version: str | None, code: CodeType, values: dict[str, Any], cells: int | None
 ) -> FunctionType:
     """Return the function that has this id here. If there is none, or it is outdated, return a new one to be filled."""
-    found = None if id_ is None else identity.known(id_)
-    if found is not None and not identity.is_outdated(found, sender, version):
+    found = None if id_ is None else definition_ids.known(id_)
+    if found is not None and not definition_ids.is_outdated(found, sender, version):
         return cast(FunctionType, found)
     closure = None if cells is None else tuple(cloudpickle._make_empty_cell() for _ in range(cells))
     made = FunctionType(code, values, None, None, closure)
-    return made if id_ is None else cast(FunctionType, identity.replace(id_, sender, made))
+    return made if id_ is None else cast(FunctionType, definition_ids.replace(id_, sender, made))
 
 
 def _fill_function(function: FunctionType, state: tuple[Any, ...]) -> None:
     sent = _Sent(*state)
-    if sent.id is not None and not identity.came_from(function, sent.sender):
+    if sent.id is not None and not definition_ids.came_from(function, sent.sender):
         return  # it is one of this process, or another process has sent it first
     namespaces.bind(sent.space, sent.sender, sent.names, sent.tokens, sent.absent)
-    if sent.id is None or identity.is_outdated(function, sent.sender, sent.version):
+    if sent.id is None or definition_ids.is_outdated(function, sent.sender, sent.version):
         slots = {**sent.attributes[1], "__globals__": {}}
         cloudpickle._function_setstate(function, (sent.attributes[0], slots))
     if sent.id is not None:
-        identity.note(function, sent.version)
+        definition_ids.note(function, sent.version)
 
 
 # --- classes -----------------------------------------------------------------------------------------------------
@@ -178,8 +178,8 @@ def reduce_class(kind: type) -> Any:
         del attributes["__annotations__"]  # Python makes an empty one when somebody asks
     registry = _registered(kind) if isinstance(kind, abc.ABCMeta) else []
     head = (
-        identity.id_of(kind),
-        identity.here(),
+        definition_ids.id_of(kind),
+        definition_ids.here(),
         type if typing.is_typeddict(kind) else None,
         type(kind),
         kind.__name__,
@@ -190,7 +190,7 @@ def reduce_class(kind: type) -> Any:
     )
     own = {name: value for name, value in attributes.items() if name not in _FOLLOWING}
     version = fingerprint((kind.__bases__, body, own, registry, members, states))
-    state = (identity.here(), version, attributes, registry, states, identity.is_named(kind))
+    state = (definition_ids.here(), version, attributes, registry, states, definition_ids.is_named(kind))
     return _class, head, state, None, None, _fill_class
 
 
@@ -231,7 +231,7 @@ def _class(
     boundary: Any,
 ) -> type:
     """Return the class that has this id here. If there is none, return a new one, whose attributes are set later."""
-    found = identity.known(id_)
+    found = definition_ids.known(id_)
     if found is not None:
         return cast(type, found)
     making: Any = maker or _maker(metaclass)
@@ -244,13 +244,13 @@ def _class(
                 space[key] = value
             made = making.__new__(metaclass, name, bases, space)
             making.__init__(made, name, bases, space)
-    return cast(type, identity.receive(id_, sender, made))
+    return cast(type, definition_ids.receive(id_, sender, made))
 
 
 def _maker(metaclass: type) -> Any:
     """Return the class that makes copies of a class with this metaclass: the first in its MRO that is of no script."""
     # what a script's metaclass does, such as registering the class, was done where the class was defined
-    return next(each for each in metaclass.__mro__ if not identity.is_tracked(each))
+    return next(each for each in metaclass.__mro__ if not definition_ids.is_tracked(each))
 
 
 _silencing = threading.RLock()
@@ -263,7 +263,7 @@ def _silenced(bases: tuple[type, ...]) -> Iterator[None]:
     owners = [
         kind
         for kind in dict.fromkeys(each for base in bases for each in base.__mro__)
-        if "__init_subclass__" in vars(kind) and (identity.is_tracked(kind) or _needs_arguments(kind))
+        if "__init_subclass__" in vars(kind) and (definition_ids.is_tracked(kind) or _needs_arguments(kind))
     ]
     if not owners:
         yield
@@ -340,12 +340,12 @@ class _Held:
 
 def _fill_class(kind: Any, state: tuple[Any, ...]) -> None:
     sender, version, attributes, registry, members, is_named = state
-    if identity.came_from(kind, sender):
+    if definition_ids.came_from(kind, sender):
         namespaces.define(kind, version)
-    if not identity.is_outdated(kind, sender, version):
+    if not definition_ids.is_outdated(kind, sender, version):
         return
     setter = _maker(type(kind))
-    for name in identity.names_of(kind) - attributes.keys():
+    for name in definition_ids.names_of(kind) - attributes.keys():
         if name in vars(kind):
             setter.__delattr__(kind, name)
     for name, value in attributes.items():
@@ -354,6 +354,6 @@ def _fill_class(kind: Any, state: tuple[Any, ...]) -> None:
         kind.register(each)
     for name, values in members:
         kind._member_map_[name].__dict__.update(values)
-    identity.note(kind, version, frozenset(attributes))
+    definition_ids.note(kind, version, frozenset(attributes))
     if is_named and kind.__module__ == "__main__":
         namespaces.offer(kind, kind.__qualname__, namespaces.main_of(sender))

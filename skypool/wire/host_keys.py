@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from skypool.errors import HostKeyMismatch, UsageError
-from skypool.safety import places, private
+from skypool.safety import private, user_folders
 from skypool.wire.transport import SSH
 
 
@@ -73,7 +73,7 @@ def folder() -> Path:
 
     Raises NotPrivate if another user can change the folder.
     """
-    return private.folder(places.state() / "ssh", private.STATE)
+    return private.folder(user_folders.state() / "ssh", private.STATE)
 
 
 def fingerprint(name: str, file: str) -> str:

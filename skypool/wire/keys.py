@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from skypool.errors import UsageError
-from skypool.safety import places, private
+from skypool.safety import private, user_folders
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Keys:
     @classmethod
     def of(cls, pool: str) -> Keys:
         """Return the keys of the pool with this name, in the user's state folder. No key or folder is made yet."""
-        return cls(places.state() / "pools" / pool / "keys")
+        return cls(user_folders.state() / "pools" / pool / "keys")
 
     @property
     def identity(self) -> str:

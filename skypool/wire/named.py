@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from cloudpickle import cloudpickle
 
-from skypool.wire import identity
+from skypool.wire import definition_ids
 
 _Cache = functools._lru_cache_wrapper
 _VARIABLES: tuple[type, ...] = (typing.TypeVar, typing.ParamSpec, typing.TypeVarTuple)
@@ -40,12 +40,12 @@ def _travels_by_name(thing: Any) -> bool:
 
 def _kept(made: Any, id_: str) -> Any:
     """Return the object that has this id here. If there is none, give the id to `made`, and return that."""
-    found = identity.known(id_)
+    found = definition_ids.known(id_)
     if found is not None:
         return found
     if type(made).__weakrefoffset__:
-        return identity.receive(id_, "", made)
-    identity.remember(id_, made)
+        return definition_ids.receive(id_, "", made)
+    definition_ids.remember(id_, made)
     return made
 
 
@@ -64,7 +64,7 @@ def _reduce_variable(variable: Any) -> Any:
     if getattr(variable, "has_default", bool)():
         options["default"] = variable.__default__
     return _variable, (
-        identity.id_of(variable),
+        definition_ids.id_of(variable),
         type(variable),
         variable.__name__,
         getattr(variable, "__constraints__", ()),
@@ -82,7 +82,7 @@ def _variable(id_: str, kind: Any, name: str, constraints: Any, options: dict[st
 def _reduce_new_type(kind: Any) -> Any:
     if _travels_by_name(kind):
         return kind.__qualname__
-    return _new_type, (identity.id_of(kind), kind.__qualname__, kind.__supertype__, kind.__module__)
+    return _new_type, (definition_ids.id_of(kind), kind.__qualname__, kind.__supertype__, kind.__module__)
 
 
 def _new_type(id_: str, name: str, supertype: Any, module: str) -> Any:
@@ -99,12 +99,12 @@ def _reduce_cache(cache: Any) -> Any:
     # cloudpickle cannot do so: https://github.com/cloudpipe/cloudpickle/issues/178
     if _travels_by_name(cache):
         return cache.__qualname__
-    id_ = identity.id_of(cache) if identity.is_named(cache) else None
+    id_ = definition_ids.id_of(cache) if definition_ids.is_named(cache) else None
     return _cache, (id_, cache.__wrapped__, cache.cache_parameters()), dict(cache.__dict__)
 
 
 def _cache(id_: str | None, function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
-    found = None if id_ is None else identity.known(id_)
+    found = None if id_ is None else definition_ids.known(id_)
     if found is not None:
         return found
     made = functools.lru_cache(**parameters)(function)
@@ -131,7 +131,7 @@ def is_dispatcher(function: FunctionType) -> bool:
 
 def reduce_dispatcher(function: Any) -> Any:
     """Return how to pickle a function of `functools.singledispatch`: by its implementations, without its cache."""
-    id_ = identity.id_of(function) if identity.is_named(function) else None
+    id_ = definition_ids.id_of(function) if definition_ids.is_named(function) else None
     name = {key: getattr(function, key) for key in functools.WRAPPER_ASSIGNMENTS if key != "__annotations__"}
     more = {key: value for key, value in vars(function).items() if key not in _DISPATCH_METHODS}
     return _dispatcher, (id_,), (dict(function.registry), name, more), None, None, _fill_dispatcher
@@ -141,7 +141,7 @@ _DISPATCH_METHODS = ("register", "dispatch", "registry", "_clear_cache")
 
 
 def _dispatcher(id_: str | None) -> Any:
-    found = None if id_ is None else identity.known(id_)
+    found = None if id_ is None else definition_ids.known(id_)
     if found is not None:
         return found
 
@@ -173,7 +173,7 @@ def reduce_member(member: Any) -> Any:
     """
     kind = type(member)
     by_name = kind.__reduce_ex__ is cast(Any, Enum).__reduce_ex__ and kind._member_map_.get(member._name_) is member
-    return (getattr, (kind, member._name_)) if by_name and identity.is_by_value(kind) else NotImplemented
+    return (getattr, (kind, member._name_)) if by_name and definition_ids.is_by_value(kind) else NotImplemented
 
 
 def reduce_global(thing: Any, name: str) -> Any:
@@ -182,20 +182,20 @@ def reduce_global(thing: Any, name: str) -> Any:
     Its `__reduce__` has returned the text `name`: pickle would store only that it is the global of this name. If it is
     not, `name` is returned, for which pickle raises its error.
     """
-    if not identity.has_strong_id(thing):
+    if not definition_ids.has_strong_id(thing):
         found: Any = sys.modules.get(type(thing).__module__)
         for part in name.split("."):
             found = getattr(found, part, None)
         if found is not thing:
             return name  # for which pickle raises its error
-    return _global, (identity.strong_id_of(thing), type(thing)), thing.__getstate__(), None, None, _fill_global
+    return _global, (definition_ids.strong_id_of(thing), type(thing)), thing.__getstate__(), None, None, _fill_global
 
 
 def _global(id_: str, kind: type) -> Any:
-    found = identity.known(id_)
+    found = definition_ids.known(id_)
     if found is None:
         found = object.__new__(kind)
-        identity.remember(id_, found)
+        definition_ids.remember(id_, found)
         _empty.add(id_)
     return found
 
@@ -205,7 +205,7 @@ _empty: set[str] = set()
 
 
 def _fill_global(thing: Any, state: Any) -> None:
-    id_ = identity.strong_id_of(thing)
+    id_ = definition_ids.strong_id_of(thing)
     if id_ not in _empty:
         return
     _empty.discard(id_)
@@ -219,11 +219,11 @@ def _reduce_context_variable(variable: contextvars.ContextVar[Any]) -> Any:
     default: tuple[Any, ...] = ()
     with contextlib.suppress(LookupError):  # it has none
         default = (contextvars.Context().run(variable.get),)  # the default can be read in no other way
-    return _context_variable, (identity.id_of(variable), variable.name, default)
+    return _context_variable, (definition_ids.id_of(variable), variable.name, default)
 
 
 def _context_variable(id_: str, name: str, default: tuple[Any, ...]) -> Any:
-    found = identity.known(id_)
+    found = definition_ids.known(id_)
     if found is not None:
         return found
     return _kept(contextvars.ContextVar(name, default=default[0]) if default else contextvars.ContextVar(name), id_)
@@ -249,16 +249,16 @@ def _reduce_kernel(kernel: Any) -> Any:
     if _travels_by_name(kernel):
         return kernel.__qualname__
     options = {name: value for name in _KERNEL_OPTIONS if (value := getattr(kernel, name, None)) is not None}
-    id_ = identity.id_of(kernel) if identity.is_named(kernel) else None
+    id_ = definition_ids.id_of(kernel) if definition_ids.is_named(kernel) else None
     return _kernel, (id_, type(kernel), kernel.fn, options)
 
 
 def _kernel(id_: str | None, kind: Any, function: FunctionType, options: dict[str, Any]) -> Any:
-    found = None if id_ is None else identity.known(id_)
-    if found is not None and (found.fn is function or identity.is_own(found)):
+    found = None if id_ is None else definition_ids.known(id_)
+    if found is not None and (found.fn is function or definition_ids.is_own(found)):
         return found
     made = kind(function, **options)
-    return made if id_ is None else identity.replace(id_, "", made)
+    return made if id_ is None else definition_ids.replace(id_, "", made)
 
 
 def learn_libraries() -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from skypool.wire import identity
+from skypool.wire import definition_ids
 from skypool.wire.named import NAMED
 
 CONSTANTS = (int, float, complex, str, bytes, bool, type(None), BuiltinFunctionType)
@@ -52,7 +52,7 @@ class Space:
         if shared is not None:
             self.key = shared.key
         elif isinstance(module, str) and getattr(sys.modules.get(module), "__dict__", None) is found:
-            self.key = (identity.here(), module)
+            self.key = (definition_ids.here(), module)
         # what relative imports and tracebacks need, as cloudpickle sends it
         self.base = {name: found[name] for name in ("__package__", "__name__", "__path__", "__file__") if name in found}
 
@@ -93,7 +93,7 @@ def receive(key: Key | None, base: dict[str, Any]) -> dict[str, Any]:
 
     `key` is (process, module), or None for no module. A new dict gets the names and values in `base`.
     """
-    if key is None or key[0] == identity.here():
+    if key is None or key[0] == definition_ids.here():
         return {**base, "__builtins__": builtins.__dict__}
     if key not in _shared:
         _shared[key] = made = _Shared(key, _new_globals(key, base))
@@ -134,10 +134,10 @@ class View:
 
     def is_outdated(self) -> bool:
         """Return True if a class that the function uses has changed here: the function must be unpickled again."""
-        if self.changes == identity.changes:
+        if self.changes == definition_ids.changes:
             return False
-        self.changes = identity.changes
-        return any(identity.version_of(kind) not in (None, version) for kind, version in self._classes)
+        self.changes = definition_ids.changes
+        return any(definition_ids.version_of(kind) not in (None, version) for kind, version in self._classes)
 
     def leave(self) -> None:
         """Save the values that the globals of this view have now, for the next `enter`."""
@@ -174,7 +174,7 @@ class View:
                 entry.shared.tokens[entry.name] = Token(f"{entry.token} {id(self)}")
         self._kept = [_entry(entry.shared, entry.name) for entry in self._before.values()]
         self._before = {}
-        self.changes = identity.changes
+        self.changes = definition_ids.changes
 
     def _is_new(self, before: _Entry) -> bool:
         return _differ(before.token, before.shared.tokens.get(before.name, _Absent))
@@ -202,7 +202,7 @@ def is_entered(view: View) -> bool:
 
     Then the function of the view can run at once.
     """
-    return view is _current and view.changes == identity.changes
+    return view is _current and view.changes == definition_ids.changes
 
 
 def enter(view: View) -> None:

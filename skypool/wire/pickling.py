@@ -15,7 +15,7 @@ from typing import Any, ClassVar, cast
 
 import cloudpickle
 
-from skypool.wire import class_pickles, definitions, exception_pickles, identity, named
+from skypool.wire import class_pickles, definition_ids, definitions, exception_pickles, named
 from skypool.wire.namespaces import Space
 
 PROTOCOL = 5
@@ -62,7 +62,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
         """Return how to pickle an object: a definition of a script by value, everything else as cloudpickle does."""
         kind = type(obj)
         if kind is FunctionType:
-            if not identity.is_by_value(obj):
+            if not definition_ids.is_by_value(obj):
                 return NotImplemented
             self.codes.append(obj.__code__)
             if named.is_dispatcher(obj):
@@ -72,10 +72,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
             self.globals_ref[id(obj.__globals__)] = space
             return definitions.reduce_function(obj, space)
         if issubclass(kind, type):
-            if identity.is_by_value(obj):
+            if definition_ids.is_by_value(obj):
                 kept = class_pickles.reduce_kept(obj, _whole) if self.keeps else None
                 return kept or definitions.reduce_class(obj)
-            if obj in identity.UNNAMED:
+            if obj in definition_ids.UNNAMED:
                 return super().reducer_override(obj)
         if issubclass(kind, BaseException):
             return exception_pickles.reduce(obj)
@@ -84,7 +84,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
         if (
             kind.__reduce__ is not object.__reduce__
             and cast(Any, kind).__flags__ & exception_pickles.HEAP
-            and identity.is_by_value(kind)
+            and definition_ids.is_by_value(kind)
         ):
             reduced = obj.__reduce_ex__(PROTOCOL)
             return named.reduce_global(obj, reduced) if isinstance(reduced, str) else reduced

@@ -16,8 +16,8 @@ from typing import Any
 from skypool import events
 from skypool.event_loop import Loop
 from skypool.model import Need
-from skypool.rental.rental import Rental
-from skypool.rental.request import Terms
+from skypool.rental.pool_account import Rental
+from skypool.rental.pool_terms import Terms
 from skypool.rental.supply import Supply
 from skypool_aws import AWS
 from skypool_images import Image

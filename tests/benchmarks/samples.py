@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import skypool as sky
-from skypool.agent import health, monitor
+from skypool.agent import monitor, node_facts
 from skypool.devices.device import Device
 from skypool.devices.health import HealthOfNode
 from skypool.devices.sample import CallSample, DeviceSample, NodeSample, node_sample, to_json
@@ -267,11 +267,11 @@ def _pool(switch: str) -> sky.ComputePool:
 @contextmanager
 def _switched(value: str) -> Iterator[None]:
     """Let local nodes that start meanwhile be measured, or not, by `value` "on" or "off"."""
-    os.environ[health.SWITCH] = value
+    os.environ[node_facts.SWITCH] = value
     try:
         yield
     finally:
-        del os.environ[health.SWITCH]
+        del os.environ[node_facts.SWITCH]
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ from skypool.model import Instance, Need, Offer, Order
 from skypool.rental.ledger import Ledger
 from skypool.testing import DriverContract
 from skypool.wire.transport import SSH
-from skypool_aws import AWS, _addresses, _api, _catalog, _requests
+from skypool_aws import AWS, _api, _catalog, _elastic_ips, _requests
 from tests.lab import aws_addresses, aws_facts, aws_launch
 from tests.lab.aws import AWS as World
 from tests.lab.aws_wire import TEXTS, Call
@@ -1049,7 +1049,7 @@ def test_a_launch_that_is_refused_keeps_no_address_and_one_that_is_lost_keeps_th
 def test_access_allocates_no_address_in_place_of_one_that_somebody_took_away(
     aws_api: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("skypool_aws._addresses._NEW", 0.5)
+    monkeypatch.setattr("skypool_aws._elastic_ips._NEW", 0.5)
     driver = AWS(region=HERE, ssh_from="203.0.113.7")
     launched, _ = run(aws_api, gang())
     kept, taken = owned(aws_api)
@@ -1123,7 +1123,7 @@ def test_an_address_is_given_when_the_machine_runs_and_not_taken_from_one_that_d
 
 @pytest.mark.parametrize(("zone", "group"), [("us-east-1a", "us-east-1"), ("us-east-1-dfw-2a", "us-east-1-dfw-2")])
 def test_an_address_is_of_the_network_border_group_of_its_zone(aws_api: World, zone: str, group: str) -> None:
-    _addresses.allocate(aws_api.client(), Offer("aws", "p6e-gb200.36xlarge", HERE, zone), gang())
+    _elastic_ips.allocate(aws_api.client(), Offer("aws", "p6e-gb200.36xlarge", HERE, zone), gang())
     assert [call.params["NetworkBorderGroup"] for call in aws_api.calls("AllocateAddress")] == [group, group]
 
 

@@ -10,8 +10,8 @@ import pytest
 from skypool.accelerators import TPU
 from skypool.model import Need
 from skypool.testing import DriverContract, FakeCloud, Stock
+from skypool.testing.cloud_state import USUAL
 from skypool.testing.control import FakeCloudControl
-from skypool.testing.world import USUAL
 
 
 class TestFakeCloud(DriverContract):

@@ -370,7 +370,7 @@ def test_a_machine_of_which_google_will_not_say_yet_whether_it_is_made_is_not_le
     gce_api: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its order comes again, and finds what there is."""
-    monkeypatch.setattr("skypool_gcp.compute._asked.patiently", lambda do, *_: do())
+    monkeypatch.setattr("skypool_gcp.compute._client.patiently", lambda do, *_: do())
     offer = best()
     said = error(403, "rateLimitExceeded", "Quota exceeded for quota metric 'Read requests' and limit 'per minute'")
     gce_api.fail("GET operation", 403, said, when=lambda request: "/zones/" in request.path)
@@ -422,7 +422,7 @@ def test_what_may_not_be_looked_at_is_not_said_to_be_gone(gce_api: World) -> Non
 
 
 def test_a_zone_that_lists_lack_is_no_zone_where_nothing_is(gce_api: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skypool_gcp.compute._asked.patiently", lambda do, *_: do())
+    monkeypatch.setattr("skypool_gcp.compute._client.patiently", lambda do, *_: do())
     (one,) = gcp().launch(best(), order())
     gce_api.undying(one.id, None)
     gce_api.unreachable = [one.region]
@@ -440,7 +440,7 @@ def test_a_zone_that_lists_lack_is_no_zone_where_nothing_is(gce_api: World, monk
 def test_a_list_that_says_that_it_lacks_results_proves_nothing(
     gce_api: World, monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:
-    monkeypatch.setattr("skypool_gcp.compute._asked.patiently", lambda do, *_: do())
+    monkeypatch.setattr("skypool_gcp.compute._client.patiently", lambda do, *_: do())
     (one,) = gcp().launch(best(), order())
     gce_api.undying(one.id, None)
     gce_api.warning = code
@@ -498,9 +498,9 @@ def _settings() -> _api.Settings:
 
 
 def _asked_anew() -> None:
-    from skypool_gcp.compute import _asked
+    from skypool_gcp.compute import _client
 
-    _asked._client.cache_clear()
+    _client._client.cache_clear()
 
 
 @given(st.dictionaries(st.from_regex(r"skypool-[a-z]{1,20}", fullmatch=True), st.text(max_size=300), max_size=6))

@@ -18,10 +18,10 @@ from skypool.errors import AccessError, CapacityError, ProviderError, QuotaError
 from skypool.model import Instance, Need, Offer, Order
 from skypool.testing import DriverContract
 from skypool.wire.keys import Keys
-from skypool_gcp import GCP, billing, groups
+from skypool_gcp import GCP, list_prices, tpu7x
 from skypool_gcp import _api as google
 from skypool_gcp.compute import Compute
-from skypool_gcp.groups import Groups
+from skypool_gcp.tpu7x import Groups
 from tests.lab import gce_wares as wares
 from tests.lab.billing import Billing
 from tests.lab.cloud import Request
@@ -33,7 +33,7 @@ from tests.providers.test_gcp_compute import Strings as Single
 pytestmark = pytest.mark.needs("openssh")
 
 SINGLE, SLICE = (Need(accelerators=(parse(each),)) for each in ("tpu7x-8", "tpu7x-16"))
-RATES = billing.Rates({"tpu7x": {("us-central1", "on-demand"): 12.0, ("us-central1", "spot"): 6.0}}, "2026-11-22")
+RATES = list_prices.Rates({"tpu7x": {("us-central1", "on-demand"): 12.0, ("us-central1", "spot"): 6.0}}, "2026-11-22")
 KINDS = [each for each in tables.slices().values() if each.generation == "tpu7x"]
 ROBOT = "robot@lab-project.iam.gserviceaccount.com"
 
@@ -42,7 +42,7 @@ ROBOT = "robot@lab-project.iam.gserviceaccount.com"
 def _priced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Google's catalogue has a price, and is read by one test."""
     if "catalogue" not in request.node.name:
-        monkeypatch.setattr(billing, "rates", lambda *_, **__: RATES)
+        monkeypatch.setattr(list_prices, "rates", lambda *_, **__: RATES)
     for kind in (Groups, Compute):
         monkeypatch.setattr(kind, "ending", 3.0)
 
@@ -160,7 +160,7 @@ def test_the_price_of_a_chip_is_that_of_googles_catalogue(gce_api: World, monkey
 
 
 def test_what_has_no_price_is_not_sold_and_why_is_said(gce_api: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(billing, "rates", lambda *_, **__: billing.Rates({}, why="the API is not enabled"))
+    monkeypatch.setattr(list_prices, "rates", lambda *_, **__: list_prices.Rates({}, why="the API is not enabled"))
     with pytest.raises(UsageError, match=r"tpu7x-16 cannot be offered.*the API is not enabled.*enable cloudbilling"):
         sold("tpu7x-16")
     assert sold("L4"), "others are"
@@ -261,7 +261,7 @@ def test_what_is_refused_leaves_nothing_that_is_not_found(gce_api: World, action
 @pytest.mark.parametrize("action", ["POST resourcePolicies", "POST templates", "POST groups"])
 def test_what_was_made_and_never_told_is_found(gce_api: World, monkeypatch: pytest.MonkeyPatch, action: str) -> None:
     """As whoever was killed then leaves it."""
-    monkeypatch.setattr(groups, "_MADE", 0.5)
+    monkeypatch.setattr(tpu7x, "_MADE", 0.5)
     driver, offer = gcp(), sold("tpu7x-16")[0]
     gce_api.drop(action, times=None)
     with pytest.raises(ProviderError):
@@ -280,7 +280,7 @@ def test_whichever_call_is_the_last_one_what_was_made_is_found(gce_api: World, m
     def once(do: Callable[[], Any], *_: object) -> Any:
         return do()
 
-    for where in ("skypool.drivers.retry.patiently", "skypool_gcp.compute._asked.patiently"):
+    for where in ("skypool.drivers.retry.patiently", "skypool_gcp.compute._client.patiently"):
         monkeypatch.setattr(where, once)
     monkeypatch.setattr(Groups, "ending", 0.1)
     driver, offer, last = gcp(), sold("tpu7x-16")[0], 0

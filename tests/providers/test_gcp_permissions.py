@@ -20,7 +20,7 @@ from skypool.accelerators import parse
 from skypool.errors import AccessError
 from skypool.model import Finding, Need, Offer, Order
 from skypool.offers import price_cache
-from skypool_gcp import GCP, billing
+from skypool_gcp import GCP, list_prices
 from skypool_gcp.compute import Compute
 from skypool_gcp.tpu import Tpu, _api
 from tests.lab import gcp_iam, work
@@ -65,7 +65,7 @@ def project(gce_api: GCE, tpu_api: TPU, own_state: None, monkeypatch: pytest.Mon
     _api._client.cache_clear()
     monkeypatch.setattr(Compute, "ending", 3.0)
     monkeypatch.setattr(Tpu, "ending", 3.0)
-    monkeypatch.setattr(billing, "_AGAIN", 0.0)
+    monkeypatch.setattr(list_prices, "_AGAIN", 0.0)
     compute = "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE"
     with Billing() as prices:
         prices.page = 5000

@@ -21,7 +21,7 @@ from skypool.accelerators import parse
 from skypool.errors import CapacityError, ProviderError
 from skypool.model import Market, Need, Offer, Order, PriceSource
 from skypool.offers import price_cache
-from skypool_gcp import GCP, _api, billing, catalog
+from skypool_gcp import GCP, _api, catalog, list_prices
 from tests.lab import gce_wares
 from tests.lab.billing import Billing
 from tests.lab.gce import GCE, PROJECT
@@ -34,7 +34,7 @@ SETTINGS = _api.Settings(PROJECT, None, "default", None, None, None, None, ("203
 @pytest.fixture
 def prices(gce_api: GCE, own_state: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Billing]:
     """The catalogue beside the lab's Compute Engine, with nothing kept yet."""
-    monkeypatch.setattr(billing, "_SOON", 120.0)
+    monkeypatch.setattr(list_prices, "_SOON", 120.0)
     with Billing() as world:
         for name, value in world.environment.items():
             monkeypatch.setenv(name, value)
@@ -57,10 +57,10 @@ def asked(world: Billing) -> int:
 
 
 def test_every_price_of_the_table_is_what_the_catalogues_cores_memory_gpus_and_disks_come_to(prices: Billing) -> None:
-    rates, compared = billing.rates(SETTINGS), 0
+    rates, compared = list_prices.rates(SETTINGS), 0
     assert rates.why == ""
     kinds = {name: kind for zone in gce_wares.sold().values() for name, kind in zone.items()}
-    for name, places in billing.machines().items():
+    for name, places in list_prices.machines().items():
         for (region, market), usd in places.items() if name in kinds else ():
             kind = kinds[name]
             cards = ((kind.model, len(kind.cards)),) if kind.model else ()
@@ -70,7 +70,7 @@ def test_every_price_of_the_table_is_what_the_catalogues_cores_memory_gpus_and_d
             assert price.usd == pytest.approx(usd, abs=2e-6), (name, region, market)
             compared += 1
     assert compared > 600
-    for part, places in billing.parts().items():
+    for part, places in list_prices.parts().items():
         assert {place: rates.usd[part][place] for place in places} == places
 
 
@@ -88,7 +88,7 @@ def test_what_the_catalogue_says_counts_before_the_table(prices: Billing) -> Non
 
 
 def test_what_is_no_price_by_the_hour_is_left_out(prices: Billing) -> None:
-    rates = billing.rates(SETTINGS)
+    rates = list_prices.rates(SETTINGS)
     assert asked(prices) > 4, "there are pages, and all of them are read"
     assert {each.query["currencyCode"] for each in prices.calls("GET skus")} == {"USD"}
     assert max(usd for places in rates.usd.values() for usd in places.values()) < 25
@@ -98,12 +98,12 @@ def test_what_is_no_price_by_the_hour_is_left_out(prices: Billing) -> None:
 
 
 def test_of_two_prices_for_the_same_the_dearer_is_believed(prices: Billing) -> None:
-    mega = billing.rates(SETTINGS).usd["nvidia-h100-mega-80gb"]["us-central1", "on-demand"]
+    mega = list_prices.rates(SETTINGS).usd["nvidia-h100-mega-80gb"]["us-central1", "on-demand"]
     assert mega == 10.344276
 
 
 def test_chips_of_tpus_cost_what_the_catalogue_says_and_else_the_table(prices: Billing) -> None:
-    rates = billing.rates(SETTINGS)
+    rates = list_prices.rates(SETTINGS)
     assert rates.chips("v6e")["us-east5", "spot"].usd == 1.4033
     usd, source = rates.chips("v6e")["us-east1", "spot"]
     assert (usd, str(source)) == (1.89, "price as of 2024-12-23 (table)")
@@ -131,7 +131,7 @@ def test_a_slice_costs_what_the_catalogue_says_of_its_chips(
 
 
 def test_a_chip_of_the_table_has_the_day_and_the_name_of_its_own_source() -> None:
-    known = {(name, *place): price for name, places in billing.chips().items() for place, price in places.items()}
+    known = {(name, *place): price for name, places in list_prices.chips().items() for place, price in places.items()}
     assumed = {key for key, price in known.items() if "skypilot" in price.source.origin}
     assert assumed == {("v3 pod", "us-east1", "on-demand"), ("v3 pod", "us-east1", "spot")}
     for key, price in known.items():
@@ -171,7 +171,7 @@ def test_the_command_says_the_day_of_the_table_and_how_to_have_googles_own_price
 
 
 def test_a_machine_with_gpus_that_are_not_told_has_no_price(prices: Billing) -> None:
-    rates = billing.rates(SETTINGS)
+    rates = list_prices.rates(SETTINGS)
     assert rates.machine("a3-ultragpu-8g", "us-central1", "spot", 224, 2952) is None
     assert rates.machine("a4x-highgpu-4g", "us-central1", "spot", 140, 884, (("nvidia-gb200", 4),)) is None
     assert rates.machine("n4-standard-4", "us-central1", "spot", 4, 16) is None
@@ -195,13 +195,13 @@ def test_the_newest_machines_are_sold_by_the_catalogue_and_as_spot_alone(prices:
 
 
 def test_it_is_asked_once_a_day(prices: Billing, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, calls = billing.rates(SETTINGS), asked(prices)
+    first, calls = list_prices.rates(SETTINGS), asked(prices)
     sold(need("L4"))
     sold(need("T4"))
-    assert billing.rates(SETTINGS) == first
+    assert list_prices.rates(SETTINGS) == first
     assert asked(prices) == calls
     tomorrow(monkeypatch)
-    billing.rates(SETTINGS)
+    list_prices.rates(SETTINGS)
     assert asked(prices) == 2 * calls
 
 
@@ -214,7 +214,7 @@ def test_where_it_is_not_enabled_the_tables_serve_and_the_check_says_what_to_do(
     calls = asked(prices)
     sold(need("L4"))
     assert asked(prices) == calls, "it is not asked at each plan"
-    billing.rates(replace(SETTINGS, project="other-project"))
+    list_prices.rates(replace(SETTINGS, project="other-project"))
     assert asked(prices) > calls, "another project may ask it"
     (found,) = [each for each in GCP(ssh_from="203.0.113.7").check() if each.what.endswith("prices")]
     assert found.good
@@ -230,34 +230,34 @@ def test_where_it_is_not_enabled_the_tables_serve_and_the_check_says_what_to_do(
 
 
 def test_yesterdays_catalogue_is_better_than_the_table(prices: Billing, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = billing.rates(SETTINGS)
+    first = list_prices.rates(SETTINGS)
     tomorrow(monkeypatch)
     prices.drop("GET skus", moment="before", times=None)
-    again = billing.rates(SETTINGS)
+    again = list_prices.rates(SETTINGS)
     assert (again.usd, again.day) == (first.usd, first.day)
     assert "its price catalogue" in again.why
 
 
 def test_one_that_does_not_answer_soon_is_not_waited_for(prices: Billing, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(billing, "_SOON", 0.2)
+    monkeypatch.setattr(list_prices, "_SOON", 0.2)
     prices.delay("GET skus", 2.0)
-    rates = billing.rates(SETTINGS)
+    rates = list_prices.rates(SETTINGS)
     assert rates.usd == {}
     assert "its price catalogue" in rates.why
     assert rates.machine("g2-standard-4", "us-central1", "spot", 4, 16, (("nvidia-l4", 1),)) is not None
 
 
 def test_pages_that_come_too_slowly_are_given_up(prices: Billing, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(billing, "_SOON", 60)
-    monkeypatch.setattr(billing, "time", SimpleNamespace(monotonic=itertools.count(0, 100).__next__))
-    rates = billing.rates(SETTINGS)
+    monkeypatch.setattr(list_prices, "_SOON", 60)
+    monkeypatch.setattr(list_prices, "time", SimpleNamespace(monotonic=itertools.count(0, 100).__next__))
+    rates = list_prices.rates(SETTINGS)
     assert rates.usd == {}
     assert "Google's price catalogue was not read within 60 s" in rates.why
 
 
 def test_without_its_part_of_the_sdk_the_tables_serve(prices: Billing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "google.cloud.billing_v1", None)
-    rates = billing.rates(SETTINGS)
+    rates = list_prices.rates(SETTINGS)
     assert rates.usd == {}
     assert "pip install 'skypool[gcp]'" in rates.why
     assert asked(prices) == 0
@@ -267,9 +267,9 @@ def test_it_is_never_asked_at_googles_own_address_by_who_has_set_others(
     gce_api: GCE, own_state: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So no test of what else there is asks Google."""
-    monkeypatch.setattr(billing, "_client", lambda *_: pytest.fail("it was asked"))
-    assert billing.rates(SETTINGS).usd == {}
-    assert "other addresses" in billing.told(SETTINGS, dict)
+    monkeypatch.setattr(list_prices, "_client", lambda *_: pytest.fail("it was asked"))
+    assert list_prices.rates(SETTINGS).usd == {}
+    assert "other addresses" in list_prices.told(SETTINGS, dict)
     assert {each.price_source.day for each in sold(need("L4"))} == {"2026-08-03 (table)"}
 
 

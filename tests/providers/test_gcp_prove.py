@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from skypool_gcp.list_prices._drift import Comparison, compare
 
 from skypool.accelerators import parse
 from skypool.drivers import preflight
@@ -20,8 +21,7 @@ from skypool.errors import QuotaError
 from skypool.model import Bill, Finding, Need, Order
 from skypool.offers import price_cache
 from skypool.proof import findings
-from skypool_gcp import GCP, billing
-from skypool_gcp.billing._drift import Comparison, compare
+from skypool_gcp import GCP, list_prices
 from skypool_gcp.compute import Compute
 from skypool_gcp.tpu import Tpu, _api, _proof
 from tests.lab import tpu_wares as wares
@@ -243,15 +243,15 @@ PRICES = "Compute Engine: prices"
 
 def drift() -> Comparison:
     settings = gcp()._apis[0].settings
-    return billing.drift(billing.rates(settings), Compute(settings)._shapes())
+    return list_prices.drift(list_prices.rates(settings), Compute(settings)._shapes())
 
 
 def test_each_price_of_the_tables_that_the_catalogue_has_is_compared(prices: Billing) -> None:
     """The lab's catalogue was made from the table of machines; its chips are of another day than the table of chips."""
     found = drift()
     assert found.compared > 600
-    assert {each.name for each in found.differences} <= {*billing.chips()}
-    same = compare(billing.machines(), lambda name, place: billing.machines()[name][place])
+    assert {each.name for each in found.differences} <= {*list_prices.chips()}
+    same = compare(list_prices.machines(), lambda name, place: list_prices.machines()[name][place])
     assert str(same) == f"all {same.compared:,} prices of the tables that the catalogue has agree with it"
 
 

@@ -29,7 +29,7 @@ from skypool.model import Instance, Need, Offer, Order
 from skypool.testing import DriverContract
 from skypool.wire.keys import Keys
 from skypool_gcp import _api as google
-from skypool_gcp.billing import Rates
+from skypool_gcp.list_prices import Rates
 from skypool_gcp.tpu import Tpu, _api, _catalog
 from tests.lab import tpu as world_of
 from tests.lab import tpu_wares as wares

@@ -14,7 +14,7 @@ import requests
 from skypool.accelerators import parse
 from skypool.model import Need, Order
 from skypool_gcp import _api as google
-from skypool_gcp.billing import rates
+from skypool_gcp.list_prices import rates
 from skypool_gcp.tpu import Tpu, _api
 from tests.lab.billing import Billing
 from tests.lab.cloud import Request

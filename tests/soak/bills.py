@@ -36,7 +36,7 @@ from skypool.rental import launch, reaper
 from skypool.rental.ledger import Ledger
 from skypool.rental.receipt import Line
 from skypool.rental.supply import Supply
-from skypool.testing import FakeCloud, Stock, world
+from skypool.testing import FakeCloud, Stock, cloud_state
 from skypool.testing.api import Api
 from tests.bill import Item, bill
 from tests.soak import _living
@@ -135,7 +135,7 @@ class World:
         """The time of money is the cloud's, and nobody waits for lists that lag."""
         with (
             mock.patch.object(clock, "now", self._now),
-            mock.patch.object(world, "time", SimpleNamespace(time=lambda: _EPOCH + self.answered)),
+            mock.patch.object(cloud_state, "time", SimpleNamespace(time=lambda: _EPOCH + self.answered)),
             mock.patch.object(Api, "create", lambda api, *asked: self._create(api, *asked)),
             mock.patch.object(reaper, "SETTLING", 0.0),
             mock.patch.object(launch, "_ATTEMPTS", 3),

@@ -25,10 +25,10 @@ from skypool.calls.call_events import CallEvents
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.futures import CallFuture
 from skypool.calls.options import Options
-from skypool.calls.pending import Code, PendingCall
+from skypool.calls.pending_calls import Code, PendingCall
 from skypool.errors import ConnectionLost, ProtocolError, UntrustedResult
+from skypool.link.agent_messages import ModuleAsked, Pong, Printed, Welcome, message_of
 from skypool.link.chunks import Pieces
-from skypool.link.inbound import ModuleAsked, Pong, Printed, Welcome, message_of
 from skypool.link.inbox import Arrival
 from skypool.link.link import Link
 from skypool.link.reports import NodeReports

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from skypool.gangs.decisions import step
+from skypool.gangs.lifecycle import step
 from skypool.gangs.states import (
     Action,
     Again,

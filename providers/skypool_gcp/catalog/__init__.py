@@ -1,8 +1,8 @@
 """Builds the offers of Compute Engine from machine types, prices and base images. This module sends no requests.
 
-The API lists machine types without prices. The prices come from `skypool_gcp.billing`. A machine type without a price
-is not offered. The module also has helpers for image paths, addresses of machines, and the environment variables of TPU
-hosts. GPUs are attached to machines of the N1 types. Machines of other types with GPUs have these built in.
+The API lists machine types without prices. The prices come from `skypool_gcp.list_prices`. A machine type without a
+price is not offered. The module also has helpers for image paths, addresses of machines, and the environment variables
+of TPU hosts. GPUs are attached to machines of the N1 types. Machines of other types with GPUs have these built in.
 
 The tables are in facts.json. Their sources:
 
@@ -26,7 +26,7 @@ from skypool.accelerators.spelling import sold
 from skypool.drivers.settings import table, words
 from skypool.errors import UsageError
 from skypool.model import Arch, Market, Need, Offer
-from skypool_gcp import _api, billing
+from skypool_gcp import _api, list_prices
 
 if TYPE_CHECKING:
     from google.cloud import compute_v1
@@ -201,7 +201,7 @@ def types(need: Need) -> list[str]:
     vCPUs of the smallest sufficient type in their series, such as "n2-standard", are left out.
     """
     names = {each.name for each in need.accelerators if each.kind != "cpu"}
-    known = {*billing.machines(), *FACTS["more types"]}
+    known = {*list_prices.machines(), *FACTS["more types"]}
     if names:
         found = set(pairs(need))
         for name in known:
@@ -304,7 +304,7 @@ class Ware:
     attached: bool
 
     def offers(
-        self, need: Need, base: str, rates: billing.Rates, held: Sequence[compute_v1.Reservation] | None
+        self, need: Need, base: str, rates: list_prices.Rates, held: Sequence[compute_v1.Reservation] | None
     ) -> Iterator[Offer]:
         """Yield an offer for each market on which the machine type is sold and has a known price.
 
@@ -366,11 +366,11 @@ class Ware:
             return [each for each in need.markets if each == "spot"]
         return need.markets
 
-    def _price(self, rates: billing.Rates, region: str, market: Market, gb: int) -> billing.Price | None:
+    def _price(self, rates: list_prices.Rates, region: str, market: Market, gb: int) -> list_prices.Price | None:
         """Return the price of a machine with a disk of `gb` GB and a public address; None if it is not known."""
         gib = self.record.memory_mb / 1024
         price = rates.machine(self.record.name, region, market, float(self.record.guest_cpus), gib, self.cards)
-        return price and billing.Price(price.usd + extras(region, market, gb), price.source)
+        return price and list_prices.Price(price.usd + extras(region, market, gb), price.source)
 
     def _quota(self, region: str, market: Market) -> str:
         """Return the quota that a machine counts toward, after the region: "us-east1 PREEMPTIBLE_NVIDIA_L4_GPUS"."""

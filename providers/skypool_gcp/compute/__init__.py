@@ -1,7 +1,7 @@
 """Rents machines of Google Compute Engine, with GPUs or without accelerators.
 
 API: https://cloud.google.com/compute/docs/reference/rest/v1 (read 2026-11-22). The class `Compute` is this part of the
-driver. `_requests` builds the resources to create, and `_asked` sends the requests.
+driver. `_requests` builds the resources to create, and `_client` sends the requests.
 
 If a machine has a limited lifetime, Google deletes the machine at the end of that time (`maxRunDuration`). A machine
 that shuts itself down is only stopped: its disk is billed until the client or `skypool gc` deletes the machine. A
@@ -42,11 +42,11 @@ from skypool.drivers.retry import at_once
 from skypool.drivers.settings import networks
 from skypool.errors import NoAnswer, ProviderError, RateLimitError, UsageError
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
-from skypool_gcp import _api, billing, catalog
+from skypool_gcp import _api, catalog, list_prices
 from skypool_gcp._sdk import requests
 from skypool_gcp.catalog import STATES
-from skypool_gcp.compute import _asked, _proof, _requests, _survey
-from skypool_gcp.compute._asked import ComputeApi, insist, look
+from skypool_gcp.compute import _client, _proof, _requests, _survey
+from skypool_gcp.compute._client import ComputeApi, insist, look
 
 if TYPE_CHECKING:
     from google.cloud import compute_v1
@@ -80,7 +80,7 @@ _QUOTAS = ("GPUS_ALL_REGIONS", "CPUS_ALL_REGIONS")
 class Compute:
     """The part of the Google Cloud driver that rents single machines of Compute Engine, and ends them.
 
-    Another part, `skypool_gcp.groups`, lists these machines, and renews the time until which the machines are needed.
+    Another part, `skypool_gcp.tpu7x`, lists these machines, and renews the time until which the machines are needed.
     All methods block.
 
     Attributes:
@@ -114,7 +114,7 @@ class Compute:
             return Answers()
         zones = set(self.zones(need.regions))
         held = self._reservations()
-        rates = billing.rates(self.settings)
+        rates = list_prices.rates(self.settings)
         base = need.bases.get("gcp") or self.settings.image or ""
         records = look(self._calls.machine_types.list, _named(types))
         models = {model for cards in catalog.pairs(need).values() for model, _ in cards}
@@ -302,8 +302,8 @@ class Compute:
         questions[f"network {self.settings.network}"] = lambda: _survey.network(calls, self._regions())
         questions["networks between GPUs"] = lambda: _survey.fabric(self._places() if self.settings.networks else None)
         questions["zones"] = lambda: len(self.zones(()))
-        questions["machines of skypool"] = lambda: len(list(_asked.labelled(self._calls.instances)))
-        questions["prices"] = lambda: billing.told(self.settings, self._shapes)
+        questions["machines of skypool"] = lambda: len(list(_client.labelled(self._calls.instances)))
+        questions["prices"] = lambda: list_prices.told(self.settings, self._shapes)
         for path in [self.settings.image] if self.settings.image else catalog.IMAGES.values():
             questions[f"image {path}"] = partial(self._image_name, path)
         questions["machine types with GPUs"] = lambda: _survey.types(
@@ -328,11 +328,11 @@ class Compute:
 
         return _proof.refusals(self._calls, find)
 
-    def _shapes(self) -> dict[str, billing.Shape]:
+    def _shapes(self) -> dict[str, list_prices.Shape]:
         """Return a dict from machine type to shape, for the types in the table of prices that Google still has."""
-        records = look(self._calls.machine_types.list, _named(sorted(billing.machines())))
+        records = look(self._calls.machine_types.list, _named(sorted(list_prices.machines())))
         return {
-            each.name: billing.Shape(
+            each.name: list_prices.Shape(
                 each.guest_cpus,
                 each.memory_mb / 1024,
                 [(card.guest_accelerator_type, card.guest_accelerator_count) for card in each.accelerators],
@@ -528,7 +528,7 @@ class Compute:
             raise begun
         name, operation = begun
         # Google may accept a request and refuse it later
-        is_over = _asked.done(self._calls, operation, what, _MADE)
+        is_over = _client.done(self._calls, operation, what, _MADE)
         try:
             record = look(self._calls.instances.get, name, what, zone=zone)
         except ProviderError as e:
@@ -571,16 +571,16 @@ class Compute:
     def _left(self, pool: str | None) -> Iterator[Leftover]:
         """Yield the leftovers of a pool, or of all pools of this user: disks, firewall rules, policies, templates."""
         calls = self._calls
-        for disk, said in _asked.labelled(calls.disks, pool):
+        for disk, said in _client.labelled(calls.disks, pool):
             if not disk.users:
                 zone = _api.last_part(disk.zone)
                 region = _api.last_part(disk.region) or _api.region_of(zone)
                 yield self._leftover("disk", disk.name, said, region, zone)
-        for rule, said in _asked.described(calls.firewalls, pool):
+        for rule, said in _client.described(calls.firewalls, pool):
             yield self._leftover("firewall", rule.name, said)
-        for policy, said in _asked.described(calls.policies, pool):
+        for policy, said in _client.described(calls.policies, pool):
             yield self._leftover("placement", policy.name, said, _api.last_part(policy.region))
-        for template, said in _asked.described(calls.templates, pool):
+        for template, said in _client.described(calls.templates, pool):
             yield self._leftover("template", template.name, said, _api.last_part(template.region))
 
     def _leftover(self, kind: str, name: str, said: Mapping[str, str], region: str = "", zone: str = "") -> Leftover:

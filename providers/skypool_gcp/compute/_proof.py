@@ -21,8 +21,8 @@ from skypool_gcp import _api
 from skypool_gcp._api import Settings
 from skypool_gcp._sdk import compute_v1
 from skypool_gcp.catalog import machine_of
-from skypool_gcp.compute import _asked, _requests
-from skypool_gcp.compute._asked import ComputeApi
+from skypool_gcp.compute import _client, _requests
+from skypool_gcp.compute._client import ComputeApi
 
 _MADE = 180.0
 """Seconds to wait until Google has refused or done what was requested."""
@@ -118,7 +118,7 @@ def _requests_for(calls: ComputeApi, offer: Offer, image: compute_v1.Image) -> l
 def _refused(calls: ComputeApi, request: _Impossible) -> str:
     """Send a request, and return Google's refusal as text. Raise ProviderError if it was not refused as expected."""
     try:
-        _asked.done(calls, retry.patiently(request.create, _REQUESTED), request.what, _MADE)
+        _client.done(calls, retry.patiently(request.create, _REQUESTED), request.what, _MADE)
     except ProviderError as e:
         if type(e) is request.expected and _UNKNOWN in e.text:
             return f"{e.text.strip()} ({e.code})"
@@ -136,7 +136,7 @@ def _refused(calls: ComputeApi, request: _Impossible) -> str:
 def _remove(calls: ComputeApi, request: _Impossible) -> None:
     """Delete what a request may have made, and wait until it is gone. Raise ProviderError if that fails."""
     try:
-        _asked.insist(calls, f"to remove {request.made}", request.remove, _MADE)
+        _client.insist(calls, f"to remove {request.made}", request.remove, _MADE)
     except ProviderError as e:
         text = f"{request.made} may exist and cost money ({e}); delete it: run `skypool gc --yes` in ten minutes"
         raise ProviderError(text, provider="gcp", code=e.code) from e

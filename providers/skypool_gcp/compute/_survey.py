@@ -12,9 +12,9 @@ from skypool.accelerators import parse
 from skypool.drivers import preflight
 from skypool.errors import ProviderError, UnknownAccelerator
 from skypool.model import Finding
-from skypool_gcp import _api, billing, catalog
+from skypool_gcp import _api, catalog, list_prices
 from skypool_gcp.catalog import FACTS
-from skypool_gcp.compute._asked import ComputeApi, look
+from skypool_gcp.compute._client import ComputeApi, look
 
 if TYPE_CHECKING:
     from google.cloud import compute_v1
@@ -114,7 +114,7 @@ def types(records: Iterable[compute_v1.MachineType], models: Iterable[compute_v1
     Raises:
         ProviderError: Google has a machine type or a GPU that skypool does not know.
     """
-    known = {*billing.machines(), *FACTS["more types"], *FACTS["unpriced"], *FACTS["unsold"]}
+    known = {*list_prices.machines(), *FACTS["more types"], *FACTS["unpriced"], *FACTS["unsold"]}
     theirs = {each.name for each in records}
     strange = sorted(theirs - known)
     strange += sorted({each.name for each in models if not _is_known(each.name)})

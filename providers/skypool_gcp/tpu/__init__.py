@@ -38,7 +38,7 @@ from skypool.drivers.retry import at_once, in_turn
 from skypool.errors import AccessError, NoAnswer, ProviderError, RateLimitError
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
 from skypool_gcp import _api as google
-from skypool_gcp import billing, catalog
+from skypool_gcp import catalog, list_prices
 from skypool_gcp.compute import Compute
 from skypool_gcp.tpu import _catalog, _proof, _requests, _survey
 from skypool_gcp.tpu._api import PASSING, TpuApi, is_over, raise_status
@@ -101,7 +101,7 @@ class Tpu(Regional):
         """
         if not _catalog.wanted(need):
             return Answers()
-        rates = billing.rates(self.settings)
+        rates = list_prices.rates(self.settings)
         regions = _catalog.regions(need, rates)
         if not regions:
             return Answers()

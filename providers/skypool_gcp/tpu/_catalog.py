@@ -1,7 +1,7 @@
 """Builds offers of Cloud TPU's slices with their prices, and derives the state of a rented slice.
 
 This module sends no requests. The API lists the slice types of a zone without prices. The prices come from
-`skypool_gcp.billing`, which uses a table if Google's price catalogue lacks a price. A slice without a price is not
+`skypool_gcp.list_prices`, which uses a table if Google's price catalogue lacks a price. A slice without a price is not
 offered.
 """
 
@@ -15,7 +15,7 @@ from skypool.accelerators.facts import Slice
 from skypool.drivers.regional import chosen
 from skypool.model import Market, Need, Offer
 from skypool_gcp import catalog
-from skypool_gcp.billing import Price, Rates
+from skypool_gcp.list_prices import Price, Rates
 
 State = Literal["starting", "running", "ending"]
 """The state of an instance (a rented machine)."""

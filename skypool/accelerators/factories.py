@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Generic, TypeVar
 
-    from skypool.accelerators.value import Accelerator
+    from skypool.accelerators.accelerator import Accelerator
 
     M = TypeVar("M", contravariant=True)
     F = TypeVar("F", contravariant=True)
@@ -53,7 +53,7 @@ class Model(_Typed[M, F]):
             UsageError: the model does not exist with this memory and form factor, or an argument is unknown or given by
                 position, or the count is below 1. For a missing variant, the message lists those that exist.
         """
-        from skypool.accelerators.value import build
+        from skypool.accelerators.accelerator import build
 
         size = self.size if memory is None else _gigabytes(self.name, memory)
         form = None if form_factor is None else str(form_factor)
@@ -138,7 +138,7 @@ def attribute_of(profile: str) -> str:
 
 def _partition(model: Model[str, str], attribute: str) -> Accelerator:
     from skypool.accelerators import partitions, tables
-    from skypool.accelerators.value import build
+    from skypool.accelerators.accelerator import build
 
     sizes = partitions.memories(model.name) if model.size is None else (model.size,)
     for memory in sizes:

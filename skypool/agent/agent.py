@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from skypool.agent import health, messages
+from skypool.agent import messages, node_facts
 from skypool.agent.answers import Answers
 from skypool.agent.batch import Batch, frame_of_ends
 from skypool.agent.batch_watch import LOOK, BatchWatch
@@ -24,7 +24,7 @@ from skypool.agent.call import NodeCall
 from skypool.agent.call_output import CallOutput
 from skypool.agent.call_queue import CallQueue
 from skypool.agent.capture import captured
-from skypool.agent.client import Client
+from skypool.agent.client_session import Client
 from skypool.agent.items import Items
 from skypool.agent.lease import Lease
 from skypool.agent.messages import call_in, is_large
@@ -34,11 +34,11 @@ from skypool.agent.packages import Packages
 from skypool.agent.packets import PACKET
 from skypool.agent.shared_page import SharedPage
 from skypool.agent.slot_plan import GANG_PROCESSES, NodePlan
-from skypool.agent.slots import CPU, GANG, MAIN, OWN, SERVICE, Slot, Slots, too_many_processes
 from skypool.agent.status import Status
 from skypool.agent.stops import Stops
 from skypool.agent.store import Arrivals, Store
 from skypool.agent.value_storage import SpareMemory
+from skypool.agent.worker_processes import CPU, GANG, MAIN, OWN, SERVICE, Slot, Slots, too_many_processes
 from skypool.clock import RunningClock
 from skypool.errors import ProtocolError, SkypoolError, SpoolFull, UsageError, protocol_violation
 from skypool.gangs.environment import Member
@@ -311,7 +311,7 @@ class Agent:
             "streams": [*self._named.generators],
             "functions": list(self._store.functions),
             "objects": list(self._store.objects),
-            "health": health.refreshed(self._plan.health, self.config.cwd).to_json(),
+            "health": node_facts.refreshed(self._plan.health, self.config.cwd).to_json(),
         }
 
     def _on_resumed(self) -> None:

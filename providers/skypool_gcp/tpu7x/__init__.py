@@ -34,11 +34,11 @@ from skypool.drivers.retry import quietly
 from skypool.errors import CapacityError, UsageError
 from skypool.model import Finding, Instance, Leftover, Need, Offer, Order
 from skypool_gcp import _api as google
-from skypool_gcp import billing, catalog
-from skypool_gcp.compute import Compute, _asked, _requests
-from skypool_gcp.compute._asked import ComputeApi, insist, look
-from skypool_gcp.groups import _catalog
+from skypool_gcp import catalog, list_prices
+from skypool_gcp.compute import Compute, _client, _requests
+from skypool_gcp.compute._client import ComputeApi, insist, look
 from skypool_gcp.tpu import Tpu
+from skypool_gcp.tpu7x import _catalog
 
 if TYPE_CHECKING:
     from google.cloud import compute_v1
@@ -82,7 +82,7 @@ class Groups(Tpu):
         records = look(self._machines.machine_types.list, f'name eq "({"|".join(types)})"')
         base = need.bases.get("gcp") or self.settings.image or ""
         zones = Compute(self.settings).zones(need.regions)
-        rates = billing.rates(self.settings)
+        rates = list_prices.rates(self.settings)
         sold = Answers(_catalog.offers(records, zones, need, base, rates), records.lacks)
         if records and not sold:
             why, advice = "has none there", "choose other zones, another market or another TPU"
@@ -107,7 +107,7 @@ class Groups(Tpu):
         """
         each_done(
             lambda each: Compute(self.settings).label(each.name, _zone(each), {tags.UNTIL: tags.stamp(until)}),
-            [each for each, _ in _asked.labelled(self._machines.instances, pool)],
+            [each for each, _ in _client.labelled(self._machines.instances, pool)],
             "Compute Engine: the labels of some machines could not be changed",
         )
 
@@ -176,7 +176,7 @@ class Groups(Tpu):
     def _look(self, zone: str, slice: str, operation: Any = None) -> str:
         """Return a slice's state in Cloud TPU's words, such as "ACTIVE". Raise the error with which it failed."""
         what = f"to make the TPU slice {slice} in {zone}"
-        over = _asked.done(self._machines, operation, what, 0.0)
+        over = _client.done(self._machines, operation, what, 0.0)
         group, machines = self._seen(zone, slice)
         if group is None and not over:
             return "CREATING"
@@ -211,9 +211,9 @@ class Groups(Tpu):
 
     def _found(self, region: str, pool: str | None) -> Iterator[Instance]:
         """Yield all machines on Compute Engine of one pool, or of all pools of this user, also hosts of slices."""
-        groups = {each.name: (each, said) for each, said in _asked.described(self._machines.groups, pool)}
+        groups = {each.name: (each, said) for each, said in _client.described(self._machines.groups, pool)}
         machines: dict[str, list[tuple[compute_v1.Instance, dict[str, str]]]] = {}
-        for each, said in _asked.labelled(self._machines.instances, pool):
+        for each, said in _client.labelled(self._machines.instances, pool):
             machines.setdefault(said.get(google.SLICE, ""), []).append((each, said))
         for record, said in machines.pop("", ()):
             yield Compute(self.settings).machine(record, said)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from skypool.errors import NotPrivate
-from skypool.safety import peers, places, private
+from skypool.safety import peers, private, user_folders
 
 LONGEST = 103
 """The most bytes of the path of a Unix socket. Linux allows 107, and macOS allows 103."""
@@ -36,7 +36,7 @@ _BACKLOG = 16
 
 def folder() -> Path:
     """Return the folder of the sockets. It may not exist yet."""
-    return places.state() / "observers"
+    return user_folders.state() / "observers"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from skypool.calls.futures import Items, Returned
 from skypool.calls.node_queue import NodeQueue, frame_full, slowed
-from skypool.calls.pending import PendingCall
+from skypool.calls.pending_calls import PendingCall
 from skypool.calls.tally import CallTally, text_of_error
 from skypool.errors import ConnectionLost, SkypoolError, WorkerDied, protocol_violation, taken_back
-from skypool.link.inbound import ItemWanted, Outcome, Outcomes, Yielded
+from skypool.link.agent_messages import ItemWanted, Outcome, Outcomes, Yielded
 from skypool.link.inbox import Arrival
 from skypool.text import plain_error
 from skypool.wire import exceptions

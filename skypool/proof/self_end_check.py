@@ -86,7 +86,7 @@ def _client(driver: Driver, pool: str, options: PoolOptions) -> Iterator[subproc
 
     path = os.pathsep.join(each or os.getcwd() for each in sys.path)
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "skypool.proof.guard_client"],
+        [sys.executable, "-P", "-m", "skypool.proof.killed_client"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": path},

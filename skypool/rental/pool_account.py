@@ -16,9 +16,9 @@ from skypool.model import Instance
 from skypool.rental.budget import Enforcement
 from skypool.rental.handover import Handover
 from skypool.rental.ledger import Ledger
+from skypool.rental.pool_terms import Terms
 from skypool.rental.receipt import IdleSpan, Receipt
 from skypool.rental.records import Record
-from skypool.rental.request import Terms
 from skypool.wire.error_text import cut
 
 _Key = tuple[str, str]

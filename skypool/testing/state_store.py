@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, TextIO
 
 from skypool import processes
 from skypool.safety import private
-from skypool.testing.world import Machine, World
+from skypool.testing.cloud_state import Machine, World
 
 _SIZE = struct.Struct("<Q")
 """The header of each record of the log: the length of the record in bytes, without the header."""

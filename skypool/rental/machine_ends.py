@@ -11,7 +11,7 @@ from skypool.drivers.contract import Driver, abilities, terminate
 from skypool.drivers.contract import ends_itself as ends_itself_at
 from skypool.errors import StillRunning, together
 from skypool.model import Instance, Offer
-from skypool.rental.rental import Rental
+from skypool.rental.pool_account import Rental
 
 LISTING = 10.0
 """Seconds for which a provider that is busy is asked again for the list of its machines."""

@@ -40,7 +40,7 @@ from skypool.model import Market, PriceSource
 from skypool.offers import price_cache
 from skypool_gcp import _api
 from skypool_gcp._sdk import auth_credentials, billing_transports, billing_v1
-from skypool_gcp.billing._drift import Comparison, Place, compare
+from skypool_gcp.list_prices._drift import Comparison, Place, compare
 
 if TYPE_CHECKING:
     from google.auth.credentials import Credentials
@@ -77,7 +77,7 @@ class Skus(TypedDict):
     fours: dict[str, str]
 
 
-SKUS: Skus = table("skypool_gcp.billing", "skus.json")
+SKUS: Skus = table("skypool_gcp.list_prices", "skus.json")
 
 OF_TABLE = PriceSource("table", date(2026, 8, 3), "cloudpilot-ai/karpenter-provider-gcp")
 """The source of the prices in prices.csv."""
@@ -242,7 +242,7 @@ def _only_usd(known: Mapping[str, Mapping[Place, Price]]) -> dict[str, dict[Plac
 def _read_table(file: str) -> dict[str, dict[Place, Price]]:
     """Read a CSV file of this package. Return a dict from name to a dict from (region, market) to price."""
     found: dict[str, dict[Place, Price]] = {}
-    text = (files("skypool_gcp.billing") / file).read_text("utf-8")
+    text = (files("skypool_gcp.list_prices") / file).read_text("utf-8")
     for row in csv.DictReader(text.splitlines()):
         day = row.get("as_of")
         source = PriceSource("table", date.fromisoformat(day) if day else None, row.get("origin", ""))

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, cast
 
 from cloudpickle import cloudpickle
 
-from skypool.wire import identity, named
+from skypool.wire import definition_ids, named
 
 _MOST = 1 << 20
 """The most bytes of a value that are read. A larger value counts as changed each time."""
@@ -55,10 +55,10 @@ class _Fingerprinter(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
     def reducer_override(self, obj: Any) -> Any:
         is_class = issubclass(type(obj), type)
         if is_class or type(obj) is FunctionType:
-            if not identity.is_by_value(obj):
-                return NotImplemented if obj not in identity.UNNAMED else super().reducer_override(obj)
+            if not definition_ids.is_by_value(obj):
+                return NotImplemented if obj not in definition_ids.UNNAMED else super().reducer_override(obj)
             if is_class:
-                return _part, (identity.id_of(obj),)
+                return _part, (definition_ids.id_of(obj),)
             if named.is_dispatcher(obj):
                 return _part, (obj.__qualname__,), dict(cast(Any, obj).registry)
             parts = (obj.__defaults__, obj.__kwdefaults__, obj.__closure__, obj.__dict__)

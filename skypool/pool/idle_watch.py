@@ -11,11 +11,11 @@ import threading
 from collections.abc import Sequence
 
 from skypool.calls.dispatch import Dispatch
-from skypool.calls.idle import LOW, Idleness
+from skypool.calls.idle_time import LOW, Idleness
 from skypool.devices.sample import NodeSample
 from skypool.pool.life import Life
+from skypool.rental.pool_account import Rental
 from skypool.rental.receipt import IdleSpan
-from skypool.rental.rental import Rental
 
 _EVERY = 2.0
 """Seconds between two looks at the idle time of the nodes."""

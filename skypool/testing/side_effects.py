@@ -1,8 +1,8 @@
 """A program that checks that constructing a driver has no side effects, such as network access or opened files.
 
-Run it in a new process, as `python -m skypool.testing.free`. It reads a pickled tuple from stdin: the name of the
-driver's module, the name of its class, and the pickled dictionary of the constructor's arguments. It prints a line for
-each side effect. If there is none, it prints only empty lines.
+Run it in a new process, as `python -m skypool.testing.side_effects`. It reads a pickled tuple from stdin: the name of
+the driver's module, the name of its class, and the pickled dictionary of the constructor's arguments. It prints a line
+for each side effect. If there is none, it prints only empty lines.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from skypool.errors import UsageError
-from skypool.safety import places, private
+from skypool.safety import private, user_folders
 from skypool.wire.agent_config import AgentConfig
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def bundle() -> Bundle:
         ImportError: one of the packages is not installed here, or is a single file instead of a package.
         SyntaxError: a ".py" file of a package cannot be compiled.
     """
-    folder = places.cache() / "bundles"
+    folder = user_folders.cache() / "bundles"
     place = repr((__file__, sys.version_info[:3])).encode()
     record = folder / f"bundle-of-{hashlib.sha256(place).hexdigest()[:16]}.json"
     # Without a usable record or a zip, or if a package is no longer found, the files are read.

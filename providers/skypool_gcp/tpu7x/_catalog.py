@@ -14,7 +14,7 @@ from skypool.accelerators import Accelerator, tables
 from skypool.accelerators.facts import Slice
 from skypool.model import Need, Offer
 from skypool_gcp import _api, catalog
-from skypool_gcp.billing import Rates
+from skypool_gcp.list_prices import Rates
 from skypool_gcp.tpu import _catalog as slices
 from skypool_gcp.tpu._catalog import State
 
