@@ -44,7 +44,7 @@ from skypool.drivers.contract import Abilities, Answers
 from skypool.drivers.regional import Regional, chosen, everywhere
 from skypool.errors import AccessError, CapacityError, NoAnswer, ProviderError, UsageError
 from skypool.model import Access, Bill, Finding, Instance, Leftover, Need, Offer, Order
-from skypool_aws import _api, _catalog, _elastic_ips, _proof, _requests
+from skypool_aws import _account_checks, _api, _catalog, _elastic_ips, _requests
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
@@ -555,7 +555,7 @@ class AWS(Regional):
         configuration. Images and instance types are looked for in all regions that the settings allow. A failed check
         gives a finding, too, and does not raise. The checks run when the first finding is read.
         """
-        return _proof.check(self._account())
+        return _account_checks.check(self._account())
 
     def prove_creates(self) -> Iterable[Finding]:
         """Test launches by dry runs, and send launches that EC2 must refuse. Does not raise.
@@ -563,20 +563,20 @@ class AWS(Regional):
         Each such launch is a pool's request for the smallest machine, in which one thing, such as the image, does not
         exist. If EC2 accepts it anyway, the instance is terminated, and the finding is a failure that names it.
         """
-        return _proof.refusals(self._account())
+        return _account_checks.refusals(self._account())
 
     def billed(self, instances: Sequence[str], since: datetime, until: datetime) -> Bill:
         """Return where AWS will show the cost of instances. The sum is None: AWS reports it hours later, for a fee.
 
         No request is sent. The arguments are the ids of the instances, and times before and after all of them ran.
         """
-        return _proof.bill(self.profile, instances, since, until)
+        return _account_checks.bill(self.profile, instances, since, until)
 
-    def _account(self) -> _proof.Account:
+    def _account(self) -> _account_checks.Account:
         """Return the settings and functions of this driver that the checks use. Sends no request."""
         region = self.region[0] if self.region else self._ec2().meta.region_name
         ec2 = partial(self._ec2, region)
-        return _proof.Account(
+        return _account_checks.Account(
             profile=self.profile,
             region=region,
             chooses_regions=bool(self.region),

@@ -45,7 +45,7 @@ from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Orde
 from skypool_gcp import _api, catalog, list_prices
 from skypool_gcp._sdk import requests
 from skypool_gcp.catalog import STATES
-from skypool_gcp.compute import _client, _proof, _requests, _survey
+from skypool_gcp.compute import _account_checks, _client, _proof, _requests
 from skypool_gcp.compute._client import ComputeApi, insist, look
 
 if TYPE_CHECKING:
@@ -299,20 +299,22 @@ class Compute:
             self._date,
             self.settings.ssh_from,
         )
-        questions[f"network {self.settings.network}"] = lambda: _survey.network(calls, self._regions())
-        questions["networks between GPUs"] = lambda: _survey.fabric(self._places() if self.settings.networks else None)
+        questions[f"network {self.settings.network}"] = lambda: _account_checks.network(calls, self._regions())
+        questions["networks between GPUs"] = lambda: _account_checks.fabric(
+            self._places() if self.settings.networks else None
+        )
         questions["zones"] = lambda: len(self.zones(()))
         questions["machines of skypool"] = lambda: len(list(_client.labelled(self._calls.instances)))
         questions["prices"] = lambda: list_prices.told(self.settings, self._shapes)
         for path in [self.settings.image] if self.settings.image else catalog.IMAGES.values():
             questions[f"image {path}"] = partial(self._image_name, path)
-        questions["machine types with GPUs"] = lambda: _survey.types(
-            look(calls.machine_types.list, _survey.filter()),
+        questions["machine types with GPUs"] = lambda: _account_checks.types(
+            look(calls.machine_types.list, _account_checks.filter()),
             look(calls.accelerator_types.list, 'name eq ".*"'),
         )
         for metric in _QUOTAS:
             questions[f"quota {metric}"] = partial(self._quota, metric)
-        questions["quotas of GPUs"] = lambda: _survey.quotas(calls, self._regions())
+        questions["quotas of GPUs"] = lambda: _account_checks.quotas(calls, self._regions())
         return preflight.findings({f"Compute Engine: {what}": question for what, question in questions.items()})
 
     def prove_creates(self) -> Iterable[Finding]:

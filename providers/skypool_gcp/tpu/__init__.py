@@ -40,7 +40,7 @@ from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Orde
 from skypool_gcp import _api as google
 from skypool_gcp import catalog, list_prices
 from skypool_gcp.compute import Compute
-from skypool_gcp.tpu import _catalog, _proof, _requests, _survey
+from skypool_gcp.tpu import _account_checks, _catalog, _proof, _requests
 from skypool_gcp.tpu._api import PASSING, TpuApi, is_over, raise_status
 
 if TYPE_CHECKING:
@@ -209,7 +209,9 @@ class Tpu(Regional):
         The requests are sent when the first finding is taken. If Cloud TPU's API is not enabled for the project, the
         check passes, and the first finding says how to enable the API. A failed check does not raise.
         """
-        return _survey.findings(self._calls, self.settings.zones, _ENDS if self.settings.service_account else _BILLED)
+        return _account_checks.findings(
+            self._calls, self.settings.zones, _ENDS if self.settings.service_account else _BILLED
+        )
 
     def prove_creates(self) -> Iterable[Finding]:
         """Request two TPU slices that Google must refuse, and return one finding for each.
