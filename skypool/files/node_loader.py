@@ -1,6 +1,6 @@
 """The program that begins a node's end of a transfer: it reads the modules from stdin, and runs `node_end.main`.
 
-It runs after `shipping.bundle.NOT_FROM_HERE`.
+It runs after `shipping.package_zip.NOT_FROM_HERE`.
 """
 
 import json
