@@ -17,7 +17,8 @@ from google.auth.credentials import AnonymousCredentials
 
 from skypool.accelerators import parse
 from skypool.model import Need, Order
-from skypool_gcp import GCP, catalog
+from skypool_gcp import GCP
+from skypool_gcp.catalog import boot_images
 from tests.lab.gce import GCE, PROJECT
 from tests.lab.gce_rules import LONGEST_VALUE
 
@@ -248,7 +249,7 @@ def ultra(gce_api: GCE) -> dict[str, Any]:
     gce_api.network("far", "us-east1", *(f"far-{n}" for n in range(8)), zone="us-east1-b")
     ethernet = [{"nicType": "GVNIC"}, {"nicType": "GVNIC", "subnetwork": "regions/us-central1/subnetworks/second-sub"}]
     rdma = [{"nicType": "MRDMA", "subnetwork": f"regions/us-central1/subnetworks/rdma-{n}"} for n in range(8)]
-    image = catalog.IMAGES["cuda"]
+    image = boot_images.IMAGES["cuda"]
     return {
         "name": "ultra",
         "machineType": "zones/us-central1-b/machineTypes/a3-ultragpu-8g",

@@ -44,7 +44,7 @@ from skypool.drivers.contract import Abilities, Answers
 from skypool.drivers.regional import Regional, chosen, everywhere
 from skypool.errors import AccessError, CapacityError, NoAnswer, ProviderError, UsageError
 from skypool.model import Access, Bill, Finding, Instance, Leftover, Need, Offer, Order
-from skypool_aws import _account_checks, _api, _catalog, _elastic_ips, _requests
+from skypool_aws import _account_checks, _api, _boot_images, _catalog, _elastic_ips, _requests
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
@@ -98,7 +98,7 @@ _SETTINGS: Mapping[str, _Setting] = {
     ),
     "profile": (r"\S.*", "'default', as ~/.aws/config has them", False),
     "subnet": (r"subnet-[0-9a-f]+", "'subnet-0123456789abcdef0'", True),
-    "ami": (_catalog.BASE_SHAPE, _catalog.BASE_EXAMPLE, False),
+    "ami": (_boot_images.BASE_SHAPE, _boot_images.BASE_EXAMPLE, False),
     "user": (r"[a-z_][a-z0-9_-]*", "'ubuntu'", False),
     "capacity_reservation": (r"cr-[0-9a-f]+", "'cr-0123456789abcdef0'", False),
     "ssh_from": (
@@ -180,7 +180,7 @@ class AWS(Regional):
         asked_base = need.bases.get(self.name) or self.ami or ""
         found: list[Offer] = []
         for offer in sold:
-            _, disk_gb = _catalog.base(asked_base, offer, need)
+            _, disk_gb = _boot_images.base(asked_base, offer, need)
             extras = _catalog.extras(offer.region, disk_gb)
             if offer.detail["prepaid"]:
                 found.append(replace(offer, usd_per_hour=extras))
@@ -356,7 +356,7 @@ class AWS(Regional):
     def _image(self, ec2: EC2Client, offer: Offer, need: Need) -> tuple[str, str, int]:
         """Return (AMI id, root device, disk size in GiB). Raises UsageError if the AMI is for another architecture."""
         asked = need.bases.get(self.name) or self.ami or ""
-        name, disk_gb = _catalog.base(asked, offer, need)
+        name, disk_gb = _boot_images.base(asked, offer, need)
         image = self._image_record(ec2, name)
         ami = image["ImageId"]
         arch = image["Architecture"]

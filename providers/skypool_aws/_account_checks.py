@@ -29,7 +29,7 @@ from skypool.errors import (
     SkypoolError,
 )
 from skypool.model import Bill, Finding, Instance, Leftover, Market, Need, Offer, Order
-from skypool_aws import _api, _catalog, _requests
+from skypool_aws import _api, _boot_images, _catalog, _requests
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
@@ -342,7 +342,7 @@ def _types(account: Account, region: str) -> set[str]:
 
 def _images(account: Account, types: Mapping[str, Iterable[str]]) -> Iterator[Finding | _Failed]:
     """Yield a finding for each image from which the types start: does it exist? `types`: names by region."""
-    pairs = [(region, name) for region, names in types.items() for name in _catalog.images_of(names, account.base)]
+    pairs = [(region, name) for region, names in types.items() for name in _boot_images.images_of(names, account.base)]
     missing: dict[str, list[str]] = {name: [] for _, name in pairs}
     outcomes = at_once(lambda pair: _image(account, *pair), pairs)
     for (region, name), outcome in zip(pairs, outcomes, strict=True):

@@ -9,7 +9,7 @@ the driver.
 - `compute`: rents machines of Compute Engine. `tpu`: rents slices of Cloud TPU. `tpu7x`: rents slices that consist of
   several machines of Compute Engine.
 - `catalog`: the machine types of Compute Engine. `list_prices`: Google's prices.
-- `_api`: settings, credentials, errors, names and labels for all parts.
+- `_settings`: the checked settings. `_api`: credentials, errors, names and labels for all parts.
 
 Words of this package:
 
@@ -41,7 +41,7 @@ from skypool.drivers.retry import at_once
 from skypool.drivers.settings import plain, settings_named, settle
 from skypool.errors import AccessError, CredentialsError, StillRunning, UsageError, together
 from skypool.model import Access, Bill, Finding, Instance, Leftover, Need, Offer, Order
-from skypool_gcp import _api
+from skypool_gcp import _api, _settings
 
 if TYPE_CHECKING:
     from skypool_gcp.compute import Compute
@@ -112,9 +112,9 @@ class GCP:
     offers_keep: ClassVar[float] = 86400.0
 
     def __post_init__(self) -> None:
-        _api.refuse_ipv6(self.ssh_from)
-        settle(self, _api.SHAPES, {})
-        _api.check_networks(self.network, self.networks or ())
+        _settings.refuse_ipv6(self.ssh_from)
+        settle(self, _settings.SHAPES, {})
+        _settings.check_networks(self.network, self.networks or ())
         plain(self, queue=float)
         if not 0 <= self.queue <= _LONGEST_QUEUE:
             raise UsageError(f"queue must be a number of seconds from 0 to 604800 (a week), not {self.queue!r}")
@@ -344,7 +344,7 @@ class GCP:
         from skypool_gcp.tpu import Tpu
         from skypool_gcp.tpu7x import Groups
 
-        settings = _api.Settings(
+        settings = _settings.Settings(
             project=self.project,
             zones=None if self.zones is None else tuple(self.zones),
             network=self.network,

@@ -38,7 +38,8 @@ from skypool.drivers.rest import Params, Rest
 from skypool.errors import CapacityError, NoAnswer, ProviderError, RateLimitError, UsageError
 from skypool.model import Access, Bill, Finding, Instance, Leftover, Market, Need, Offer, Order
 from skypool_verda import _api, _catalog, _requests
-from skypool_verda._api import REFUSALS, Label, quietly
+from skypool_verda._api import REFUSALS, quietly
+from skypool_verda._labels import Label, label
 
 _HERE = "Verda"
 """The only region of this driver. Verda's locations, such as "FIN-01", do not count as regions here."""
@@ -410,7 +411,7 @@ class Verda(Regional):
     def _thing(self, kind: str, name: Label, **told: str) -> str:
         """Return the id of the "ssh-key" or "script" that `name` stands for. Create it from `told` if it is missing."""
         for each in self._list(_PATHS[kind]):
-            found = _api.label(each["name"], name.pool)
+            found = label(each["name"], name.pool)
             if found and found.token == name.token:
                 return str(each["id"])
         return _api.made(self._api, _PATHS[kind], f"a {kind}", {**told, "name": str(name)})
@@ -495,7 +496,7 @@ class Verda(Regional):
         boot_disk = {record["os_volume_id"]} if record.get("os_volume_id") else set()
         attached = set(record.get("volume_ids") or ()) - boot_disk
         volumes = [each for each in self._list("/volumes") if each["id"] in attached] if attached else []
-        disks = boot_disk | {each["id"] for each in volumes if _api.label(each["name"], None)}
+        disks = boot_disk | {each["id"] for each in volumes if label(each["name"], None)}
         built_in = {each["id"] for each in volumes if each["type"] in _BUILT_IN} - disks
         request = _requests.delete(id_, disks=disks, built_in=built_in)
         outcomes = self._api.ask("PUT", "/instances", what=f"to end {id_}", json=request)
@@ -527,7 +528,7 @@ class Verda(Regional):
         until = {each.pool: each.until for each in self.instances(pool=pool)}
         for kind, path in (*_PATHS.items(), ("volume", "/volumes/trash")):
             for each in self._list(path):
-                name = _api.label(each["name"], pool)
+                name = label(each["name"], pool)
                 if name is None or each.get("instance_id") in living:
                     continue
                 times = [time for time in (name.until, until.get(name.pool)) if time]

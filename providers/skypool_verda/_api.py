@@ -1,20 +1,14 @@
-"""Sends requests to Verda, translates refusals, and writes and reads the names of resources that cannot have tags.
-
-Resources without tags are SSH keys, scripts and volumes. Their names hold the pool, a token, the end of the lease, and
-the owner.
-"""
+"""Sends requests to Verda, and translates refusals."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from datetime import datetime
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from skypool.drivers import recording, tags
+from skypool.drivers import recording
 from skypool.drivers.refusals import Refusals
 from skypool.drivers.rest import OAuth, Rest
 from skypool.errors import ProviderError
@@ -33,11 +27,6 @@ LONGEST = 127
 _SHOWN = 200
 """The most characters of an answer that an error shows if the answer is not the id that was expected."""
 
-_LABEL = re.compile(r"skypool_([a-z0-9-]+)_([a-z0-9-]+)_(\d{4}-\d\d-\d\dT\d{6}Z|)_([A-Za-z0-9@._-]+)")
-"""Matches the name of a resource that a pool created. Its groups are pool, token, end of the lease, and owner.
-
-The end of the lease has no colons, or is "".
-"""
 
 _NOTHING_TO_DO = re.compile(r"invalid \w+ id|can't discontinue a|already exists", re.IGNORECASE)
 """Matches texts of refusals that `quietly` ignores.
@@ -106,43 +95,3 @@ def quietly(do: Callable[[], T]) -> T | None:
         if e.code != "not_found" and not _NOTHING_TO_DO.search(e.text):
             raise
     return None
-
-
-@dataclass(frozen=True, slots=True)
-class Label:
-    """The values in the name of a volume, an SSH key or a script at Verda. `str(label)` is the name.
-
-    Attributes:
-        pool: name of the pool.
-        token: token of the order. An SSH key, which all orders of a pool share, has the beginning of the tokens that
-            these orders have in common.
-        until: end of the lease, or None if there is none.
-        owner: user who created the resource, as user@host.
-    """
-
-    pool: str
-    token: str
-    until: datetime | None
-    owner: str
-
-    def __str__(self) -> str:
-        until = tags.stamp(self.until).replace(":", "")
-        return f"skypool_{self.pool}_{self.token}_{until}_{self.owner}"
-
-
-def label(name: str, pool: str | None) -> Label | None:
-    """Return the values in the name of a resource, or None if no pool of this user has written the name.
-
-    Args:
-        name: name of the resource at Verda.
-        pool: name of a pool that was started from this computer; a resource of another pool gives None. If `pool` is
-            None, all pools of this user are accepted.
-    """
-    found = _LABEL.fullmatch(name)
-    if found is None:
-        return None
-    named, token, until, owner = found.groups()
-    if not tags.ours({tags.POOL: named, tags.OWNER: owner}, pool):
-        return None
-    with_colons = re.sub(r"(..)(..Z)$", r":\1:\2", until)
-    return Label(named, token, tags.when(with_colons), owner)

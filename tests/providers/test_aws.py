@@ -42,7 +42,7 @@ from skypool.model import Instance, Need, Offer, Order
 from skypool.rental.ledger import Ledger
 from skypool.testing import DriverContract
 from skypool.wire.transport import SSH
-from skypool_aws import AWS, _api, _catalog, _elastic_ips, _requests
+from skypool_aws import AWS, _api, _boot_images, _catalog, _elastic_ips, _requests
 from tests.lab import aws_addresses, aws_facts, aws_launch
 from tests.lab.aws import AWS as World
 from tests.lab.aws_wire import TEXTS, Call
@@ -327,7 +327,7 @@ def test_a_region_without_subnets_says_what_to_do(aws_api: World) -> None:
 
 def based(accelerator: str, asked: str = "", arch: Any = "x86_64", **need: Any) -> tuple[str, int]:
     has = parse(accelerator) if accelerator else None
-    return _catalog.base(asked, Offer("aws", "x", accelerator=has, arch=arch), Need(**need))
+    return _boot_images.base(asked, Offer("aws", "x", accelerator=has, arch=arch), Need(**need))
 
 
 @pytest.mark.parametrize(
@@ -842,7 +842,7 @@ def test_a_node_of_an_ultraserver_is_known_by_its_name_and_has_an_image_for_its_
     record = INSTANCE_TYPES["p6-b300.48xlarge"] | {"InstanceType": "p6e-gb200.36xlarge"} | processor
     offer = _catalog.kind(record)
     assert (str(offer.accelerator), offer.arch, offer.quota) == ("GB200:4", "arm64", "P")
-    assert "ami/arm64/base-oss-nvidia-driver-gpu" in _catalog.base("", offer, Need())[0]
+    assert "ami/arm64/base-oss-nvidia-driver-gpu" in _boot_images.base("", offer, Need())[0]
     record |= {"InstanceType": "p6e-gb300.36xlarge", "GpuInfo": {"Gpus": [{"Name": "GB300", "Count": 4}]}}
     assert str(_catalog.accelerator(record)) == "GB300:4"
     assert "p*" in _catalog.patterns(Need((parse("GB300:4"),)))

@@ -14,7 +14,7 @@ from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYP
 
 from skypool.accelerators.spelling import meanings
 from skypool.model import Finding, Need, Offer
-from skypool_aws import AWS, _catalog
+from skypool_aws import AWS, _boot_images, _catalog
 from tests.lab import aws_facts, aws_schema
 from tests.lab.aws import AWS as World
 from tests.lab.aws_wire import Call, rewritten
@@ -120,7 +120,7 @@ def test_processors_are_read_off_the_names_of_types() -> None:
         arch = aws_facts.architecture(name)
         offer = Offer("aws", name, HERE, "", "on-demand", 0.0, accelerator=has, arch=arch)  # type: ignore[arg-type]
         if not _catalog.needs_grid_driver(name):
-            assert _catalog.base("", offer, Need())[0] in _catalog.images_of([name]), name
+            assert _boot_images.base("", offer, Need())[0] in _boot_images.images_of([name]), name
         assert (arch == "arm64") == (_catalog.arch_of(name) == "arm64"), name
 
 

@@ -33,6 +33,7 @@ from skypool.model import Finding, Instance, Need, Offer, Order
 from skypool.testing import DriverContract
 from skypool.wire.keys import Keys
 from skypool_gcp import GCP, _api, catalog
+from skypool_gcp._settings import Settings
 from skypool_gcp.compute import Compute
 from tests.lab import gce_wares, prices, tpu
 from tests.lab.billing import Billing
@@ -493,8 +494,8 @@ def test_a_login_that_was_renewed_serves_a_pool_that_began_with_the_old_one(
     assert renewed.refresh_token == "new one"
 
 
-def _settings() -> _api.Settings:
-    return _api.Settings(PROJECT, None, "default", None, None, None, None, ("203.0.113.7",))
+def _settings() -> Settings:
+    return Settings(PROJECT, None, "default", None, None, None, None, ("203.0.113.7",))
 
 
 def _asked_anew() -> None:

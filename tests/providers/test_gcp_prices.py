@@ -21,14 +21,15 @@ from skypool.accelerators import parse
 from skypool.errors import CapacityError, ProviderError
 from skypool.model import Market, Need, Offer, Order, PriceSource
 from skypool.offers import price_cache
-from skypool_gcp import GCP, _api, catalog, list_prices
+from skypool_gcp import GCP, catalog, list_prices
+from skypool_gcp._settings import Settings
 from tests.lab import gce_wares
 from tests.lab.billing import Billing
 from tests.lab.gce import GCE, PROJECT
 from tests.lab.tpu import TPU
 
 MARKETS: tuple[Market, ...] = ("on-demand", "spot")
-SETTINGS = _api.Settings(PROJECT, None, "default", None, None, None, None, ("203.0.113.7",))
+SETTINGS = Settings(PROJECT, None, "default", None, None, None, None, ("203.0.113.7",))
 
 
 @pytest.fixture

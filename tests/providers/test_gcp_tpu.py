@@ -29,6 +29,7 @@ from skypool.model import Instance, Need, Offer, Order
 from skypool.testing import DriverContract
 from skypool.wire.keys import Keys
 from skypool_gcp import _api as google
+from skypool_gcp._settings import Settings
 from skypool_gcp.list_prices import Rates
 from skypool_gcp.tpu import Tpu, _api, _catalog
 from tests.lab import tpu as world_of
@@ -68,7 +69,7 @@ def backend(**settings: Any) -> Tpu:
     told: dict[str, Any] = dict.fromkeys(
         ("zones", "subnetwork", "image", "reservation", "service_account", "ssh_from")
     ) | {"project": PROJECT, "network": "default", "ssh_from": ("203.0.113.7",)}
-    return Tpu(google.Settings(**{**told, **settings}))
+    return Tpu(Settings(**{**told, **settings}))
 
 
 class Strings(PagedStrings):

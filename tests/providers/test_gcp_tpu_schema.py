@@ -13,7 +13,7 @@ import requests
 
 from skypool.accelerators import parse
 from skypool.model import Need, Order
-from skypool_gcp import _api as google
+from skypool_gcp._settings import Settings
 from skypool_gcp.list_prices import rates
 from skypool_gcp.tpu import Tpu, _api
 from tests.lab.billing import Billing
@@ -31,12 +31,12 @@ pytestmark = [
 ]
 
 
-def settings(**more: Any) -> google.Settings:
+def settings(**more: Any) -> Settings:
     given: dict[str, Any] = {
         "project": PROJECT, "zones": ("us-east5-a",), "network": "default", "subnetwork": "inner", "image": None,
         "reservation": None, "service_account": ROBOT, "ssh_from": ("203.0.113.7",), "queue": 60.0, **more,
     }  # fmt: skip
-    return google.Settings(**given)
+    return Settings(**given)
 
 
 def live(driver: Tpu, need: Need) -> None:

@@ -44,7 +44,8 @@ from skypool.errors import NoAnswer, ProviderError, RateLimitError, UsageError
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
 from skypool_gcp import _api, catalog, list_prices
 from skypool_gcp._sdk import requests
-from skypool_gcp.catalog import STATES
+from skypool_gcp._settings import Settings
+from skypool_gcp.catalog import STATES, boot_images
 from skypool_gcp.compute import _account_checks, _client, _proof, _requests
 from skypool_gcp.compute._client import ComputeApi, insist, look
 
@@ -88,7 +89,7 @@ class Compute:
         ending: Seconds for which `terminate` waits until the machines have ended.
     """
 
-    settings: _api.Settings
+    settings: Settings
     api: ClassVar[str] = "compute"
     ending: ClassVar[float] = 240.0
 
@@ -306,7 +307,7 @@ class Compute:
         questions["zones"] = lambda: len(self.zones(()))
         questions["machines of skypool"] = lambda: len(list(_client.labelled(self._calls.instances)))
         questions["prices"] = lambda: list_prices.told(self.settings, self._shapes)
-        for path in [self.settings.image] if self.settings.image else catalog.IMAGES.values():
+        for path in [self.settings.image] if self.settings.image else boot_images.IMAGES.values():
             questions[f"image {path}"] = partial(self._image_name, path)
         questions["machine types with GPUs"] = lambda: _account_checks.types(
             look(calls.machine_types.list, _account_checks.filter()),
@@ -407,14 +408,14 @@ class Compute:
 
         Args:
             path: The path of an image or of an image family, such as "projects/P/global/images/family/F". Or a short
-                name from `catalog.IMAGES`, such as "ubuntu-24.04".
+                name from `boot_images.IMAGES`, such as "ubuntu-24.04".
             has: The accelerator of the machine that the image is for. None means any.
 
         Raises:
             ProviderError: There is no such image or family, or Google did not answer within 20 s.
             UsageError: `path` does not have the form of an image's path.
         """
-        *first, last = catalog.families(catalog.IMAGES.get(path, path), has)
+        *first, last = boot_images.families(boot_images.IMAGES.get(path, path), has)
         for each in first:
             found = retry.quietly(partial(self._image, each), "notFound")
             if found is not None:
@@ -423,7 +424,7 @@ class Compute:
 
     def _image(self, path: str) -> compute_v1.Image:
         """Return Google's record of the image at a path. Raise ProviderError if there is none."""
-        parsed = catalog.parsed(path)
+        parsed = boot_images.parsed(path)
         if parsed.is_family:
             return look(self._calls.newest_image, parsed.project, parsed.name)
         return look(self._calls.images.get, parsed.name, project=parsed.project)

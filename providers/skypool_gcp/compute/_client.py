@@ -21,6 +21,7 @@ from skypool.drivers.retry import patiently, quietly, soon
 from skypool.errors import NoAnswer, ProviderError
 from skypool_gcp import _api
 from skypool_gcp._sdk import client_options, compute_v1
+from skypool_gcp._settings import Settings
 
 if TYPE_CHECKING:
     from google.auth.credentials import Credentials
@@ -97,7 +98,7 @@ class Collection(Generic[Record]):
         may_lack: True if `list` may leave out a zone or region that does not answer.
     """
 
-    settings: _api.Settings
+    settings: Settings
     client: Callable[..., Any]
     one: str
     words: str
@@ -172,7 +173,7 @@ class Collection(Generic[Record]):
 class ComputeApi:
     """The collections of Compute Engine's API that the driver uses, for one Google Cloud project."""
 
-    settings: _api.Settings
+    settings: Settings
 
     @property
     def project(self) -> str:

@@ -18,8 +18,8 @@ from skypool.drivers.retry import at_once
 from skypool.errors import CapacityError, NoAnswer, ProviderError, RateLimitError
 from skypool.model import Finding, Need, Offer, Order
 from skypool_gcp import _api
-from skypool_gcp._api import Settings
 from skypool_gcp._sdk import compute_v1
+from skypool_gcp._settings import Settings
 from skypool_gcp.catalog import machine_of
 from skypool_gcp.compute import _client, _requests
 from skypool_gcp.compute._client import ComputeApi

@@ -18,6 +18,7 @@ from skypool.errors import UsageError
 from skypool.model import Offer, Order
 from skypool_gcp import _api
 from skypool_gcp._sdk import compute_v1
+from skypool_gcp._settings import Settings
 from skypool_gcp.catalog import FACTS, fabric, machine_of
 
 _HEAD_START = 120.0
@@ -60,7 +61,7 @@ class Scripts(NamedTuple):
 
 
 def machine(
-    settings: _api.Settings,
+    settings: Settings,
     offer: Offer,
     order: Order,
     *,
@@ -122,7 +123,7 @@ def machine(
 
 
 def template(
-    settings: _api.Settings,
+    settings: Settings,
     offer: Offer,
     order: Order,
     *,
@@ -168,7 +169,7 @@ def template(
 
 
 def group(
-    settings: _api.Settings,
+    settings: Settings,
     offer: Offer,
     *,
     name: str,
@@ -228,7 +229,7 @@ def check_processor(image: compute_v1.Image, offer: Offer) -> None:
         )
 
 
-def scripts(settings: _api.Settings, order: Order, zone: str, path: str) -> Scripts:
+def scripts(settings: Settings, order: Order, zone: str, path: str) -> Scripts:
     """Return the programs that a machine runs at boot.
 
     The programs end the machine when its lease or its lifetime is over. If the settings name a service account, the
@@ -318,7 +319,7 @@ def _local_ssds(offer: Offer) -> list[compute_v1.AttachedDisk]:
     ]
 
 
-def _network_interface(settings: _api.Settings, offer: Offer, *, subnetwork: str) -> compute_v1.NetworkInterface:
+def _network_interface(settings: Settings, offer: Offer, *, subnetwork: str) -> compute_v1.NetworkInterface:
     """Return a network interface with a public address. `subnetwork` is used only if the settings name one."""
     return compute_v1.NetworkInterface(
         network=settings.path(),
@@ -328,7 +329,7 @@ def _network_interface(settings: _api.Settings, offer: Offer, *, subnetwork: str
     )
 
 
-def _fabric(settings: _api.Settings, offer: Offer, order: Order) -> list[compute_v1.NetworkInterface]:
+def _fabric(settings: Settings, offer: Offer, order: Order) -> list[compute_v1.NetworkInterface]:
     """Return the further network interfaces, without public addresses, that connect GPUs of several machines."""
     if not (order.need.private_network and settings.networks):
         return []
@@ -372,14 +373,14 @@ def _run_limit(order: Order) -> int | None:
     return math.floor(lifetime)
 
 
-def _service_accounts(settings: _api.Settings) -> list[compute_v1.ServiceAccount]:
+def _service_accounts(settings: Settings) -> list[compute_v1.ServiceAccount]:
     """Return the service account of the settings as a list of one item, or [] if they name none."""
     if not settings.service_account:
         return []
     return [compute_v1.ServiceAccount(email=settings.service_account, scopes=[_api.SCOPE])]
 
 
-def _reservation_affinity(settings: _api.Settings) -> compute_v1.ReservationAffinity | None:
+def _reservation_affinity(settings: Settings) -> compute_v1.ReservationAffinity | None:
     """Return the option that makes a machine run in the reservation of the settings; None if they name none."""
     if not settings.reservation:
         return None
@@ -393,7 +394,7 @@ def _reservation_affinity(settings: _api.Settings) -> compute_v1.ReservationAffi
 # --- resources that the machines of one run of a pool share --------------------------------------------------
 
 
-def firewall_rules(settings: _api.Settings, order: Order, networks: Sequence[str]) -> list[compute_v1.Firewall]:
+def firewall_rules(settings: Settings, order: Order, networks: Sequence[str]) -> list[compute_v1.Firewall]:
     """Build the firewall rules for the machines of one run of a pool.
 
     The first rule allows ssh from `networks`. The second rule denies all other incoming traffic. If the order needs a

@@ -40,6 +40,7 @@ from skypool.model import Market, PriceSource
 from skypool.offers import price_cache
 from skypool_gcp import _api
 from skypool_gcp._sdk import auth_credentials, billing_transports, billing_v1
+from skypool_gcp._settings import Settings
 from skypool_gcp.list_prices._drift import Comparison, Place, compare
 
 if TYPE_CHECKING:
@@ -286,7 +287,7 @@ def _total(units: Mapping[str, float], usd: Mapping[str, Mapping[Place, float]],
 # --- the catalogue -------------------------------------------------------------------------------------------
 
 
-def rates(settings: _api.Settings, *, insist: bool = False) -> Rates:
+def rates(settings: Settings, *, insist: bool = False) -> Rates:
     """Return Google's prices. The price catalogue is read over the network at most once a day, and cached on disk.
 
     All processes of this user share the cache. If the catalogue cannot be read, nothing is raised, and `Rates.why` is
@@ -325,7 +326,7 @@ def rates(settings: _api.Settings, *, insist: bool = False) -> Rates:
         return made
 
 
-def told(settings: _api.Settings, shapes: Callable[[], Mapping[str, Shape]]) -> str:
+def told(settings: Settings, shapes: Callable[[], Mapping[str, Shape]]) -> str:
     """Return a text for `skypool doctor` that says where prices come from, and on which days they were stated.
 
     The function tries to read Google's catalogue, for up to 60 s. If that fails, the text gives the reason, and nothing
@@ -367,7 +368,7 @@ def drift(found: Rates, shapes: Mapping[str, Shape]) -> Comparison:
     return compare({**kinds, **parts(), **of_chips}, in_catalogue)
 
 
-def _read(settings: _api.Settings, seconds: float) -> dict[str, dict[Place, float]]:
+def _read(settings: Settings, seconds: float) -> dict[str, dict[Place, float]]:
     """Read Google's price catalogue within `seconds`. Return a dict: unit to (region, market) to USD per hour."""
     until = time.monotonic() + seconds
     found: dict[str, dict[Place, float]] = {}
@@ -388,7 +389,7 @@ def _read(settings: _api.Settings, seconds: float) -> dict[str, dict[Place, floa
     return found
 
 
-def _pages(settings: _api.Settings, timeout: float) -> Iterator[billing_v1.ListSkusResponse]:
+def _pages(settings: Settings, timeout: float) -> Iterator[billing_v1.ListSkusResponse]:
     """Yield the pages of Google's price catalogue. Each is requested when it is taken. Raise the SDK's own errors."""
     client = _client(_api.endpoint("cloudbilling") or "", _login(settings.billed()))
     for service in SKUS["services"]:

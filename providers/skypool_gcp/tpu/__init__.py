@@ -39,6 +39,7 @@ from skypool.errors import AccessError, NoAnswer, ProviderError, RateLimitError
 from skypool.model import Access, Finding, Instance, Leftover, Need, Offer, Order
 from skypool_gcp import _api as google
 from skypool_gcp import catalog, list_prices
+from skypool_gcp._settings import Settings
 from skypool_gcp.compute import Compute
 from skypool_gcp.tpu import _account_checks, _catalog, _proof, _requests
 from skypool_gcp.tpu._api import PASSING, TpuApi, is_over, raise_status
@@ -82,7 +83,7 @@ class Tpu(Regional):
         passing: Error codes with which Google refuses a deletion temporarily. `terminate` then repeats the deletion.
     """
 
-    settings: google.Settings
+    settings: Settings
     name: ClassVar[str] = "gcp"
     api: ClassVar[str] = "tpu"
     abilities: ClassVar[Abilities] = Abilities(ends_itself=False, private_network=True, spot=True)

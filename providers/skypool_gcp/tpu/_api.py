@@ -15,6 +15,7 @@ from skypool.drivers import retry
 from skypool.errors import NoAnswer, ProviderError, RateLimitError
 from skypool_gcp import _api
 from skypool_gcp._sdk import exceptions, field_mask_pb2, grpc, locations_pb2, tpu_transports, tpu_v2
+from skypool_gcp._settings import Settings
 
 if TYPE_CHECKING:
     from google.api_core.operation import Operation
@@ -63,7 +64,7 @@ class TpuApi:
     in words, for error messages.
     """
 
-    settings: _api.Settings
+    settings: Settings
 
     def zone_path(self, zone: str) -> str:
         """Return the path of a zone, "projects/P/locations/ZONE". For lists, the zone "-" means all zones.

@@ -13,6 +13,7 @@ from skypool.drivers import userdata
 from skypool.model import Offer, Order
 from skypool_gcp import _api
 from skypool_gcp._sdk import tpu_v2
+from skypool_gcp._settings import Settings
 
 _DEFAULT_SCOPES = [
     "https://www.googleapis.com/auth/devstorage.read_only",
@@ -26,7 +27,7 @@ https://cloud.google.com/python/docs/reference/tpu/latest/google.cloud.tpu_v2.ty
 
 
 def queued_resource(
-    settings: _api.Settings,
+    settings: Settings,
     offer: Offer,
     order: Order,
     *,
@@ -87,7 +88,7 @@ def request_id(path: str) -> str:
     return str(uuid.uuid5(uuid.NAMESPACE_URL, path))
 
 
-def _startup_script(settings: _api.Settings, order: Order, *, parent: str, slice: str) -> str:
+def _startup_script(settings: Settings, order: Order, *, parent: str, slice: str) -> str:
     """Return the script that each host runs as root at boot. When the lease is over, it ends the slice or the host."""
     end = userdata.OFF
     if settings.service_account:

@@ -14,6 +14,7 @@ from skypool.accelerators import Accelerator, tables
 from skypool.accelerators.facts import Slice
 from skypool.model import Need, Offer
 from skypool_gcp import _api, catalog
+from skypool_gcp.catalog import boot_images
 from skypool_gcp.list_prices import Rates
 from skypool_gcp.tpu import _catalog as slices
 from skypool_gcp.tpu._catalog import State
@@ -80,7 +81,7 @@ def _offers_of(
 ) -> Iterator[Offer]:
     """Yield the offers of one slice in one zone. The price is that of all chips, disks and public addresses."""
     region = _api.region_of(zone)
-    image, gb = catalog.image_for(base, serves, "x86_64", need)
+    image, gb = boot_images.image_for(base, serves, "x86_64", need)
     prices = rates.chips(slice.generation)
     for market in need.markets:
         price = prices.get((region, market))
