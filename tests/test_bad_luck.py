@@ -663,8 +663,8 @@ def test_what_a_pool_can_do_without_may_fail(monkeypatch: pytest.MonkeyPatch) ->
     said: list[str] = []
     mine = sky.ComputePool(slots=1, console="off")
     mine.events.listen(lambda e: said.append(e.text) if isinstance(e, events.Notice) else None)
-    monkeypatch.setattr("skypool.pool.idle_watch.IdleWatch._differs", lambda *_: 1 // 0)
-    monkeypatch.setattr("skypool.pool.idle_watch._EVERY", 0.1)
+    monkeypatch.setattr("skypool.pool.idle_accounting.IdleWatch._differs", lambda *_: 1 // 0)
+    monkeypatch.setattr("skypool.pool.idle_accounting._EVERY", 0.1)
     with mine:
         eventually(lambda: any("the record of idle time ended, and the pool goes on" in each for each in said))
         assert add(1) >> mine == 2

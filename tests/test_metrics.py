@@ -26,7 +26,7 @@ from skypool import clock, events
 from skypool.devices.health import DeviceHealth, NodeHealth
 from skypool.devices.sample import DeviceSample, NodeSample
 from skypool.errors import CapacityError, NoOffers, PoolClosed, UsageError
-from skypool.metrics import devices, names, pools
+from skypool.metrics import calls_and_costs, devices, names
 from skypool.metrics.exporter import exporters_asked
 from skypool.metrics.prometheus import label_of, name_of
 from skypool.metrics.values import Attributes, Kind, Measurement, Metric
@@ -110,7 +110,9 @@ def test_attributes_and_their_values_are_those_of_the_semantic_conventions_or_ou
     found = [
         *of_device(FULL, xids={("cuda", 0, "GPU-0", 45): 1}),
         *devices.node_measurements(sample, NODE),
-        *pools.cost_measurements([Line("p", "i", "t", "z", "spot", 0, 1.0, 0.0, 0.0, 1.0)], 5.0, {"skypool.pool": "p"}),
+        *calls_and_costs.cost_measurements(
+            [Line("p", "i", "t", "z", "spot", 0, 1.0, 0.0, 0.0, 1.0)], 5.0, {"skypool.pool": "p"}
+        ),
     ]
     attributes = {(key, value) for each in found for key, value in each.attributes.items()}
     assert {key for key, _ in attributes if not key.startswith("skypool.")} <= known
@@ -195,7 +197,7 @@ def test_errors_are_zero_only_where_they_would_be_seen() -> None:
 
 def test_idle_costs_that_are_not_known_are_left_out() -> None:
     line = Line("p", "i", "t", "z", "spot", 0, 36.0, 0.0, 0.0, 100.0, billed_from=0.0)
-    found = list(pools.cost_measurements([line], None, {}))
+    found = list(calls_and_costs.cost_measurements([line], None, {}))
     assert values(found, names.COST) == [pytest.approx(1.0)]
     assert {each.metric for each in found} == {names.COST, names.COST_RATE}
 

@@ -20,7 +20,7 @@ from skypool.accelerators.spelling import meanings
 from skypool.devices.device import Device
 from skypool.provision import health_check
 from skypool.wire.agent_config import NodeHealth
-from skypool_gcp.catalog import FACTS as GCP
+from skypool_gcp.catalog.facts import FACTS as GCP
 from skypool_vastai._catalog import accelerator as vastai
 
 HERE = Path(__file__).parent

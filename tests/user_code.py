@@ -20,7 +20,7 @@ from skypool.event_loop import Loop
 
 LOCKED = """
     events calls.broadcast calls.callbacks calls.dispatch calls.gangs calls.groups calls.upstream
-    link.outbox link.reports pool.engine pool.health pool.idle_watch pool.new_samples pool.open_forwards
+    link.outbox link.reports pool.engine pool.health pool.idle_accounting pool.new_samples pool.open_forwards
     pool.service pool.service_supervisor pool.watch
 """.split()  # noqa: SIM905 - as a list it is 20 lines and says no more
 """Modules of skypool whose locks are watched."""

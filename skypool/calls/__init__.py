@@ -27,7 +27,7 @@ Modules:
 - `roster`: the nodes, and what is known about them; `placement`: chooses a node for each call and sends it there.
 - `call_events`: reports calls that fail or run again to the user.
 - `effects`: actions that are decided under the lock and performed after it; `values`: the values of `pool.put`.
-- `waiting`: the calls that wait for a node; `call_messages`: handles messages of nodes about running calls.
+- `waiting_calls`: the calls that wait for a node; `call_messages`: handles messages of nodes about running calls.
 - `node_queue`: the queue of one node: the calls sent there, its free slots, and the frames to it.
 - `idle_time`: sums up the time in which a node ran no call.
 - `tally`: counts the calls that have ended, and records them.
@@ -63,5 +63,5 @@ __all__ = [
     "tally",
     "upstream",
     "values",
-    "waiting",
+    "waiting_calls",
 ]

@@ -31,7 +31,7 @@ from skypool.calls.placement import Placement
 from skypool.calls.roster import Roster
 from skypool.calls.tally import CallTally, Parts, Present, present, text_of_error
 from skypool.calls.values import Values
-from skypool.calls.waiting import CallQueue, WaitingCalls
+from skypool.calls.waiting_calls import CallQueue, WaitingCalls
 from skypool.errors import (
     ConnectionLost,
     NodeInterrupted,

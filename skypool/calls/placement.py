@@ -10,7 +10,7 @@ from collections.abc import Callable
 from skypool.calls.node_queue import STUCK, Lane, NodeQueue
 from skypool.calls.pending_calls import PendingCall
 from skypool.calls.roster import Roster
-from skypool.calls.waiting import CallQueue, WaitingCalls
+from skypool.calls.waiting_calls import CallQueue, WaitingCalls
 from skypool.event_loop import Loop
 
 _LOOKED_AT = 8

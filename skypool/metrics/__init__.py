@@ -5,7 +5,8 @@ and begin with `skypool.`. A value that was not measured is left out, never 0.
 
 - `values`: `Metric` and `Measurement`, the data types of this package.
 - `names`: all metrics, with unit, kind and description.
-- `devices`: converts samples and health of a node into measurements; `pools`: calls, nodes, launches and costs.
+- `devices`: converts samples and health of a node into measurements;
+  `calls_and_costs`: calls, nodes, launches and costs.
 - `metering`: reads the measurements of a pool for its exporters.
 - `exporter`: `Exporter`, the base class of objects that export measurements to a monitoring system.
 - `prometheus`: `Prometheus`, which serves measurements to Prometheus; `http_server`: its HTTP server.
@@ -17,6 +18,7 @@ The attributes of a measurement, such as its pool and node, distinguish it from 
 """
 
 __all__ = [
+    "calls_and_costs",
     "devices",
     "exporter",
     "http_server",
@@ -25,7 +27,6 @@ __all__ = [
     "otlp",
     "otlp_data",
     "otlp_exporters",
-    "pools",
     "prometheus",
     "values",
 ]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from skypool.calls.tally import NodeCounts
 from skypool.devices.sample import NodeSample
-from skypool.metrics import devices, pools
+from skypool.metrics import calls_and_costs, devices
 from skypool.metrics.exporter import Exporter, Source
 from skypool.metrics.values import Attributes, Measurement
 from skypool.pool.states import Node
@@ -53,28 +53,30 @@ class Metering(Watch):
         pool: Attributes = {"skypool.pool": self._facts.pool}
         words, counts, state = self._facts.words(), self._facts.counts, self._facts.state
         found = [
-            *pools.state_measurements(words, pool),
-            *pools.call_measurements(counts, pool),
-            *pools.launch_measurements(self._facts.launches, pool),
+            *calls_and_costs.state_measurements(words, pool),
+            *calls_and_costs.call_measurements(counts, pool),
+            *calls_and_costs.launch_measurements(self._facts.launches, pool),
             *self._costs(pool),
         ]
         for node, word in words.items():
             attributes = self._attributes(node, state.nodes.get(node), pool)
-            found += pools.slot_measurements(counts.nodes.get(node, NodeCounts()), attributes)
+            found += calls_and_costs.slot_measurements(counts.nodes.get(node, NodeCounts()), attributes)
             found += self._measured(node, word, attributes)
         return found
 
     def _costs(self, pool: Attributes) -> list[Measurement]:
         """Return the metrics of the pool's costs; [] if the ledger cannot be read or written."""
         receipt = self._facts.receipt(until_now=True)
-        return [] if receipt is None else list(pools.cost_measurements(receipt.lines, self._facts.max_usd, pool))
+        return (
+            [] if receipt is None else list(calls_and_costs.cost_measurements(receipt.lines, self._facts.max_usd, pool))
+        )
 
     def _attributes(self, node: int, state: Node | None, pool: Attributes) -> Attributes:
         instance = state.instance if state is not None else None
         if instance is None:
-            return pools.node_attributes(pool, node, "", "")
+            return calls_and_costs.node_attributes(pool, node, "", "")
         offer = instance.offer.instance_type if instance.offer else instance.instance_type
-        attributes = pools.node_attributes(pool, node, instance.provider, offer)
+        attributes = calls_and_costs.node_attributes(pool, node, instance.provider, offer)
         return {**attributes, "skypool.claimed": True} if self._facts.is_stranger(node) else attributes
 
     def _measured(self, node: int, word: str, attributes: Attributes) -> list[Measurement]:
@@ -82,7 +84,7 @@ class Metering(Watch):
         welcome, health = self._facts.welcomes.get(node), self._facts.health
         models = {(each.kind, each.index): each.name for each in welcome.health.devices} if welcome else {}
         sample = health.samples.newest.get(node)
-        if sample is None or pools.state_of(word) in ("unreachable", "ended"):
+        if sample is None or calls_and_costs.state_of(word) in ("unreachable", "ended"):
             sample = NodeSample()
         return [
             *devices.node_measurements(sample, attributes),

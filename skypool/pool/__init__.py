@@ -24,7 +24,7 @@
 - `watch`: `Watch`, the base class of watches; `facts`: what a pool shows to its watches.
 - `open_forwards`: ports of this computer that lead to ports of nodes.
 - `health`: judges nodes by their samples; `new_samples`: the newest samples, until they are written to a file.
-- `idle_watch`: records the idle time of nodes in the ledger.
+- `idle_accounting`: records the idle time of nodes in the ledger.
 - `limits`: finds out when a pool must end as planned: budget, lifetime, another process.
 - `linger`: ends a pool that has had no work for a while.
 - `service`: `Service`, the user's object for a long-lived call or program that takes no slot.
@@ -70,7 +70,7 @@ __all__ = [
     "engine",
     "facts",
     "health",
-    "idle_watch",
+    "idle_accounting",
     "launches",
     "life",
     "lifecycle",

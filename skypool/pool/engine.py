@@ -34,7 +34,7 @@ from skypool.pool.connector import Connector
 from skypool.pool.departures import Departures
 from skypool.pool.facts import Facts
 from skypool.pool.health import HealthWatch
-from skypool.pool.idle_watch import IdleWatch
+from skypool.pool.idle_accounting import IdleWatch
 from skypool.pool.launches import Launches
 from skypool.pool.life import Life
 from skypool.pool.limits import Limits

@@ -14,7 +14,7 @@ from skypool.model import Access
 from skypool.offers.ranking import Plan
 from skypool.pool import states
 from skypool.pool.health import HealthWatch
-from skypool.pool.idle_watch import IdleWatch
+from skypool.pool.idle_accounting import IdleWatch
 from skypool.pool.life import Life
 from skypool.pool.open_forwards import Forwards
 from skypool.pool.trust_levels import TrustLevels

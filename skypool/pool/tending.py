@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from skypool.errors import TakenOver
 from skypool.pool import states
-from skypool.pool.idle_watch import IdleWatch
+from skypool.pool.idle_accounting import IdleWatch
 from skypool.pool.life import Life
 from skypool.pool.limits import LOOK, PLANNED, Limits
 from skypool.pool.replacement import alike

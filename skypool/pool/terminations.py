@@ -14,7 +14,7 @@ from skypool.link.link import Link
 from skypool.model import Instance
 from skypool.pool import states, watch_closing
 from skypool.pool.connector import Connector
-from skypool.pool.idle_watch import IdleWatch
+from skypool.pool.idle_accounting import IdleWatch
 from skypool.pool.life import Life
 from skypool.rental.receipt import Receipt
 from skypool.rental.supply import Supply

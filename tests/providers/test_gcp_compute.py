@@ -32,8 +32,9 @@ from skypool.errors import (
 from skypool.model import Finding, Instance, Need, Offer, Order
 from skypool.testing import DriverContract
 from skypool.wire.keys import Keys
-from skypool_gcp import GCP, _api, catalog
+from skypool_gcp import GCP, _api
 from skypool_gcp._settings import Settings
+from skypool_gcp.catalog.facts import FACTS
 from skypool_gcp.compute import Compute
 from tests.lab import gce_wares, prices, tpu
 from tests.lab.billing import Billing
@@ -133,7 +134,7 @@ def test_the_price_of_every_offer_of_the_snapshot_is_that_with_its_disk_and_its_
     wanted = Need(accelerators=tuple(parse(each) for each in ("H100", "A100-40GB", "A100-80GB", "L4", "RTX_PRO_6000")))
     offers = {(each.instance_type, each.region, each.market): each for each in sold(replace(wanted, market="cheapest"))}
     assert {each for each in known if each not in offers} == {
-        each for each in known if each[0] in catalog.FACTS["spot only"] and each[2] == "on-demand"
+        each for each in known if each[0] in FACTS["spot only"] and each[2] == "on-demand"
     }, "what is sold as spot alone has no other offer"
     for key in known.keys() & offers.keys():
         offer, row = offers[key], known[key]

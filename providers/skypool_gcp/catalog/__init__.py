@@ -26,8 +26,8 @@ from skypool.accelerators.spelling import sold
 from skypool.errors import UsageError
 from skypool.model import Arch, Market, Need, Offer
 from skypool_gcp import _api, list_prices
-from skypool_gcp.catalog._facts import FACTS
 from skypool_gcp.catalog.boot_images import image_for
+from skypool_gcp.catalog.facts import FACTS
 
 if TYPE_CHECKING:
     from google.cloud import compute_v1

@@ -10,7 +10,7 @@ from skypool.drivers.settings import words
 from skypool.errors import UsageError
 from skypool.model import Arch, Need
 from skypool_gcp import _settings
-from skypool_gcp.catalog._facts import FACTS
+from skypool_gcp.catalog.facts import FACTS
 
 IMAGES: dict[str, str] = {
     "cuda": "projects/deeplearning-platform-release/global/images/family/common-cu129-ubuntu-2404-nvidia-580",

@@ -46,6 +46,7 @@ from skypool_gcp import _api, catalog, list_prices
 from skypool_gcp._sdk import requests
 from skypool_gcp._settings import Settings
 from skypool_gcp.catalog import STATES, boot_images
+from skypool_gcp.catalog.facts import FACTS
 from skypool_gcp.compute import _account_checks, _client, _proof, _requests
 from skypool_gcp.compute._client import ComputeApi, insist, look
 
@@ -499,7 +500,7 @@ class Compute:
 
     def _place_together(self, offer: Offer, order: Order) -> list[str]:
         """Create the placement policy for the machines. Return its path in a list; [] if the type supports none."""
-        if catalog.family(offer.instance_type) not in catalog.FACTS["placed"]:
+        if catalog.family(offer.instance_type) not in FACTS["placed"]:
             return []
         policy = _requests.placement(order, offer.region)
         what = f"the placement policy {policy.name}"

@@ -13,7 +13,7 @@ from skypool.drivers import preflight
 from skypool.errors import ProviderError, UnknownAccelerator
 from skypool.model import Finding
 from skypool_gcp import _api, catalog, list_prices
-from skypool_gcp.catalog import FACTS
+from skypool_gcp.catalog.facts import FACTS
 from skypool_gcp.compute._client import ComputeApi, look
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from skypool.model import Offer, Order
 from skypool_gcp import _api
 from skypool_gcp._sdk import compute_v1
 from skypool_gcp._settings import Settings
-from skypool_gcp.catalog import FACTS, fabric, machine_of
+from skypool_gcp.catalog import fabric, machine_of
+from skypool_gcp.catalog.facts import FACTS
 
 _HEAD_START = 120.0
 """Seconds by which a machine's own shutdown comes after the time at which Google deletes the machine.

@@ -14,7 +14,7 @@ from skypool.accelerators import Accelerator, tables
 from skypool.accelerators.facts import Slice
 from skypool.drivers.regional import chosen
 from skypool.model import Market, Need, Offer
-from skypool_gcp import catalog
+from skypool_gcp.catalog.facts import FACTS
 from skypool_gcp.list_prices import Price, Rates
 
 State = Literal["starting", "running", "ending"]
@@ -161,7 +161,7 @@ def state(queued: str, node: str) -> State:
 
 def _whole(slice: Slice, chip: Price, market: Market) -> float:
     """Return the price of a whole slice in USD per hour, with the public addresses of its hosts."""
-    return chip.usd * slice.chips + catalog.FACTS["address"][market] * slice.vms
+    return chip.usd * slice.chips + FACTS["address"][market] * slice.vms
 
 
 def _priced(slice: Slice) -> str:
