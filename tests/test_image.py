@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skypool_images import Image, ImageError, file_archive, mirror, recipes, requirements
-from skypool_images.spec import Spec
+from skypool_images.field_checks import Spec
 
 MINE = "{}.{}".format(*sys.version_info)
 OTHER = "3.12" if MINE == "3.11" else "3.11"

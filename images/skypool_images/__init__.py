@@ -17,8 +17,8 @@ Words of this package:
 from __future__ import annotations
 
 from skypool_images.errors import ImageError
+from skypool_images.field_checks import Spec
 from skypool_images.image import Image
 from skypool_images.script import Step, assemble
-from skypool_images.spec import Spec
 
 __all__ = ["Image", "ImageError", "Spec", "Step", "assemble"]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from skypool_images.errors import ImageError
-from skypool_images.spec import Spec
+from skypool_images.field_checks import Spec
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _TABLES = ("pip_indexes", "env", "files", "base")

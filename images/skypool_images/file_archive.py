@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
 from skypool_images.errors import ImageError
-from skypool_images.spec import Spec
+from skypool_images.field_checks import Spec
 
 if TYPE_CHECKING:
     import tarfile

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Never
 
-from skypool_images import document, file_archive, spec, steps
+from skypool_images import document, field_checks, file_archive, steps
 from skypool_images.errors import ImageError, nearest
+from skypool_images.field_checks import Spec
 from skypool_images.file_archive import Packed, Progress
 from skypool_images.script import Step, assemble
-from skypool_images.spec import Spec
 
 _OTHER_WORDS = {"environment": "env", "packages": "pip", "dependencies": "pip", "commands": "run", "docker": "base"}
 """A dict from a field name that other tools use, such as "packages", to the field that an error message suggests."""
@@ -103,7 +103,7 @@ class Image:
 
     def pip(self, *requirements: str) -> Image:
         """Return a new image with these requirements added. Duplicates are dropped."""
-        return self._with(pip=(*self.spec.pip, *spec.texts("pip", requirements, "'torch>=2.5'")))
+        return self._with(pip=(*self.spec.pip, *field_checks.texts("pip", requirements, "'torch>=2.5'")))
 
     def requirements(self, path: PathLike) -> Image:
         """Return a new image with this requirements.txt in place of an earlier one.
@@ -138,7 +138,7 @@ class Image:
 
     def apt(self, *packages: str) -> Image:
         """Return a new image with these Debian packages added, each NAME or NAME=VERSION. Duplicates are dropped."""
-        return self._with(apt=(*self.spec.apt, *spec.texts("apt", packages, "'git'")))
+        return self._with(apt=(*self.spec.apt, *field_checks.texts("apt", packages, "'git'")))
 
     def env(self, variables: Mapping[str, str] | None = None, **more: str) -> Image:
         """Return a new image with these environment variables added. Variables of the same name are replaced.
@@ -155,8 +155,8 @@ class Image:
                 set yet.
             values: variables with their values, as keyword arguments. Earlier values of the same names are replaced.
         """
-        asked, _ = spec.secrets_asked(names)
-        more, given = spec.secrets_asked(values)
+        asked, _ = field_checks.secrets_asked(names)
+        more, given = field_checks.secrets_asked(values)
         merged = dataclasses.replace(
             self.spec,
             secrets=tuple(sorted({*self.spec.secrets, *asked, *more})),
@@ -360,7 +360,7 @@ class Image:
             )
         found = {name: given[name] if name in given else os.environ[name] for name in self.spec.secrets}
         for name, value in found.items():
-            spec.check_size("secrets", name, value)
+            field_checks.check_size("secrets", name, value)
         return found
 
     def base_for(self, provider: str) -> str | None:
@@ -442,33 +442,35 @@ def _checked(fields: Mapping[str, Any]) -> Spec:
             words = {**dict(zip(known, known, strict=True)), **_OTHER_WORDS}
             raise ImageError(f"Image has no field {name!r}{nearest(name, words)} (the fields are {', '.join(known)})")
     get = fields.get
-    names, given = spec.secrets_asked(get("secrets", ()))
+    names, given = field_checks.secrets_asked(get("secrets", ()))
     mirror = get("mirror_local", False)
     if not isinstance(mirror, bool):
         raise ImageError(f"mirror_local must be True or False, not {mirror!r}")
-    lock, pyproject = (spec.path(name, get(name), such) for name, such in (("lock", "'uv.lock'"), ("pyproject", "'.'")))
+    lock, pyproject = (
+        field_checks.path(name, get(name), such) for name, such in (("lock", "'uv.lock'"), ("pyproject", "'.'"))
+    )
     if lock is not None and pyproject is None:
         pyproject = os.path.dirname(lock) or "."
-    listed = spec.once("pip", get("pip", ()), "'torch>=2.5', 'numpy'")
+    listed = field_checks.once("pip", get("pip", ()), "'torch>=2.5', 'numpy'")
     return Spec(
-        python=spec.python_asked(get("python", "auto")),
-        pip=tuple(spec.requirement("pip", each) for each in listed),
-        requirements=spec.path("requirements", get("requirements"), "'requirements.txt'"),
+        python=field_checks.python_asked(get("python", "auto")),
+        pip=tuple(field_checks.requirement("pip", each) for each in listed),
+        requirements=field_checks.path("requirements", get("requirements"), "'requirements.txt'"),
         pyproject=pyproject,
         lock=lock,
-        pip_indexes=spec.indexes_asked(get("pip_indexes") or {}),
-        apt=spec.packages_asked(get("apt", ())),
-        env=spec.variables("env", get("env") or {}),
+        pip_indexes=field_checks.indexes_asked(get("pip_indexes") or {}),
+        apt=field_checks.packages_asked(get("apt", ())),
+        env=field_checks.variables("env", get("env") or {}),
         secrets=names,
-        files=spec.files_asked(get("files") or {}),
-        include=spec.globs("include", get("include", ())),
-        exclude=spec.globs("exclude", get("exclude", ())),
-        run=spec.texts("run", get("run", ()), "'make -C src'"),
-        base=spec.base_asked(get("base")),
-        cuda=spec.version("cuda", get("cuda"), "12.8"),
-        neuron=spec.version("neuron", get("neuron"), "2.21"),
-        rocm=spec.version("rocm", get("rocm"), "6.3"),
+        files=field_checks.files_asked(get("files") or {}),
+        include=field_checks.globs("include", get("include", ())),
+        exclude=field_checks.globs("exclude", get("exclude", ())),
+        run=field_checks.texts("run", get("run", ()), "'make -C src'"),
+        base=field_checks.base_asked(get("base")),
+        cuda=field_checks.version("cuda", get("cuda"), "12.8"),
+        neuron=field_checks.version("neuron", get("neuron"), "2.21"),
+        rocm=field_checks.version("rocm", get("rocm"), "6.3"),
         mirror_local=mirror,
-        folder=spec.path("folder", get("folder", "."), "'.'") or ".",
+        folder=field_checks.path("folder", get("folder", "."), "'.'") or ".",
         given=given,
     )

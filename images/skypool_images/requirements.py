@@ -15,8 +15,8 @@ from typing import Any
 
 from skypool_images import mirror
 from skypool_images.errors import ImageError
+from skypool_images.field_checks import Spec, distribution, public, requirement
 from skypool_images.recipes import Packages
-from skypool_images.spec import Spec, distribution, public, requirement
 
 _BUILDS = re.compile(
     r"(PIP_|UV_|CMAKE).*|CC|CXX|.*FLAGS|.*_PROXY|MAX_JOBS|TORCH_CUDA_ARCH_LIST|CUDA_HOME", re.IGNORECASE

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from skypool_images import file_archive, recipes, requirements
 from skypool_images.errors import ImageError
+from skypool_images.field_checks import Pairs, Spec, distribution
 from skypool_images.requirements import TORCH, WantedPackages
 from skypool_images.script import Step, program, shell
-from skypool_images.spec import Pairs, Spec, distribution
 
 _TEXT = "SKYPOOL_TEXT"
 """The line that marks the end of a file's text in the setup script."""
