@@ -47,7 +47,7 @@ In the agent's process:
 - `items`: passes items of iterator arguments to workers, and credit for streams.
 - `stacks`: reads what the processes of a node are doing; also the program that `skypool stack` runs on a node.
 - `stops`: stops calls that are cancelled, that run too long, or whose worker hangs; queues lost calls again.
-- `answers`: sends errors for calls that were stopped or lost their worker.
+- `failed_calls`: sends errors for calls that were stopped or lost their worker.
 - `client_session`, `connection`: the connected client, and the frames to and from it.
 - `unacknowledged`: keeps outcomes, items of generators and output until the client has confirmed them.
 - `call_queue`, `call`: the queue of calls, and the record of one call.
@@ -80,7 +80,6 @@ In a worker's process:
 
 __all__ = [
     "agent",
-    "answers",
     "batch",
     "batch_watch",
     "broken_devices",
@@ -91,6 +90,7 @@ __all__ = [
     "child_imports",
     "client_session",
     "connection",
+    "failed_calls",
     "import_clock",
     "items",
     "lease",

@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from skypool.agent import messages, node_facts
-from skypool.agent.answers import Answers
 from skypool.agent.batch import Batch, frame_of_ends
 from skypool.agent.batch_watch import LOOK, BatchWatch
 from skypool.agent.call import NodeCall
@@ -25,6 +24,7 @@ from skypool.agent.call_output import CallOutput
 from skypool.agent.call_queue import CallQueue
 from skypool.agent.capture import captured
 from skypool.agent.client_session import Client
+from skypool.agent.failed_calls import Answers
 from skypool.agent.items import Items
 from skypool.agent.lease import Lease
 from skypool.agent.messages import call_in, is_large

@@ -5,9 +5,9 @@ Credit is the client's message that it has taken items of a generator call, so t
 
 from __future__ import annotations
 
-from skypool.agent.answers import Answers
 from skypool.agent.call_queue import CallQueue
 from skypool.agent.client_session import Client
+from skypool.agent.failed_calls import Answers
 from skypool.agent.messages import Pull, credit_in, item_in
 from skypool.agent.store import Arrivals
 from skypool.agent.worker_processes import Slots

@@ -7,9 +7,9 @@ import time
 import traceback
 
 from skypool.agent import stacks
-from skypool.agent.answers import Answers
 from skypool.agent.call import NodeCall
 from skypool.agent.call_queue import CallQueue
+from skypool.agent.failed_calls import Answers
 from skypool.agent.processes import children, descendants
 from skypool.agent.worker_processes import GANG, Slot, Slots
 from skypool.clock import RunningClock

@@ -15,8 +15,8 @@ that can be read. Both files can be read by their owner only.
 Private values are replaced by placeholders of the same shape before they are written. Of headers, only those in a list
 are kept. A driver says with `Private` what is private at its provider.
 
-The names of this module are defined in `request_hooks` (what drivers need) and in `skypool.proof.recording` (what writes and
-reads the files). The latter is imported when one of its names is first used.
+The names of this module are defined in `request_hooks` (what drivers need) and in `skypool.proof.recording` (what
+writes and reads the files). The latter is imported when one of its names is first used.
 """
 
 from __future__ import annotations

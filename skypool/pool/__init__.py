@@ -9,7 +9,7 @@
 - `views`: `PoolView`, which `pool[0:4]` returns: some nodes of a pool that calls can be sent to.
 - `life`: `Life`, the state of a pool, and the tasks that work on it.
 - `engine`: makes the parts of a pool, starts and stops it, and performs what `lifecycle` decides.
-- `launches`: rents the machines of new nodes, and lets a pool grow while calls wait.
+- `growth`: rents the machines of new nodes, and lets a pool grow while calls wait.
 - `terminations`: ends the machines of nodes.
 - `node_count`: changes the number of nodes, and waits until nodes are ready.
 - `takeover`: takes a pool over from another process, or gives it up to one.
@@ -69,9 +69,9 @@ __all__ = [
     "departures",
     "engine",
     "facts",
+    "growth",
     "health",
     "idle_accounting",
-    "launches",
     "life",
     "lifecycle",
     "limits",

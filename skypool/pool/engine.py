@@ -33,9 +33,9 @@ from skypool.pool.connections import Connections
 from skypool.pool.connector import Connector
 from skypool.pool.departures import Departures
 from skypool.pool.facts import Facts
+from skypool.pool.growth import Launches
 from skypool.pool.health import HealthWatch
 from skypool.pool.idle_accounting import IdleWatch
-from skypool.pool.launches import Launches
 from skypool.pool.life import Life
 from skypool.pool.limits import Limits
 from skypool.pool.linger import SLACK, LingerWatch

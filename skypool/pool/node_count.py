@@ -9,7 +9,7 @@ from skypool.errors import LaunchError, PoolClosed, UsageError
 from skypool.event_loop import Loop
 from skypool.offers.need import hosts_alike
 from skypool.pool import states
-from skypool.pool.launches import Launches
+from skypool.pool.growth import Launches
 from skypool.pool.life import Life
 from skypool.pool.replacement import LIVING
 from skypool.pool.shrinking import check_retirement
