@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from skypool.calls.call import compute
 from skypool.errors import CapacityError, PickleError, RateLimitError, RemoteError, WorkerDied
-from skypool.wire import codec, exception_pickles, exceptions, pickling
+from skypool.wire import codec, exception_pickles, exceptions, pickling, unpicklable
 
 scalars = (
     st.none()
@@ -349,7 +349,7 @@ def test_an_object_whose_every_method_raises_is_still_a_pickle_error(where: str)
 def test_captured_globals_are_those_of_inner_functions_too() -> None:
     space: dict[str, Any] = {"a": 1, "b": 2, "c": 3}
     exec("def f():\n    def g():\n        return a + missing\n    return g() + b", space)
-    assert dict(codec.captured_globals(space["f"])) == {"a": 1, "b": 2}
+    assert dict(unpicklable.captured_globals(space["f"])) == {"a": 1, "b": 2}
 
 
 # --- exceptions ----------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from skypool.calls.idle_time import IdleTime
 from skypool.console.event_text import Words
 from skypool.devices.sample import CallSample, DeviceSample, NodeSample
 from skypool.link.agent_messages import Welcome
+from skypool.pool.unused_devices import IDLE_FOR, UNUSED_FOR, Hints
 from skypool.rental.receipt import Line, Receipt
-from skypool.report.unused_devices import IDLE_FOR, UNUSED_FOR, Hints
 from skypool.testing import FakeCloud
 from tests.conftest import eventually
 from tests.facts import Given, watch_of

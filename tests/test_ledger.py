@@ -790,7 +790,7 @@ def test_a_driver_that_cannot_be_made_again_says_so(ledger: Ledger, file: Path) 
     ):
         ledger.drivers_of("p")
     change(file, "UPDATE pools SET drivers = replace(drivers, 'skypool_gone:', 'skypool_ssh:')")
-    change(file, "UPDATE pools SET drivers = replace(drivers, 'skypool_ssh._api:Host', 'os:system')")
+    change(file, "UPDATE pools SET drivers = replace(drivers, 'skypool_ssh._hosts:Host', 'os:system')")
     with pytest.raises(UsageError, match="os:system, which is neither from the driver's package nor from skypool"):
         ledger.drivers_of("p")
     with pytest.raises(

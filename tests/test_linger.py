@@ -20,7 +20,7 @@ import skypool as sky
 from skypool import events
 from skypool.agent.lease import Lease
 from skypool.cli.ps import explanations
-from skypool.pool.linger import SLACK
+from skypool.pool.idle_shutdown import SLACK
 from skypool.rental.ledger import Ledger
 from skypool.rental.reaper import SETTLING
 from skypool.rental.records import Record

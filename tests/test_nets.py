@@ -18,7 +18,7 @@ from skypool.agent.lease import Lease
 from skypool.drivers import userdata
 from skypool.event_loop import Loop
 from skypool.model import Need, Order
-from skypool.pool.linger import SLACK
+from skypool.pool.idle_shutdown import SLACK
 from tests.lab.booted import Booted
 from tests.lab.machines import Lab, Machine
 from tests.lab.work import long

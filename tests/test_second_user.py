@@ -47,7 +47,7 @@ from skypool.wire.agent_config import AgentConfig
 from skypool.wire.keys import Keys
 from skypool.wire.transport import SSH
 from skypool_local import Local
-from skypool_ssh import _api
+from skypool_ssh import _hosts
 from tests.conftest import eventually
 from tests.second_user import EMPTY, OTHER, argv, needs_root, open_place, other
 
@@ -590,7 +590,7 @@ def test_offer_a_folder_for_a_recording(tmp: Path) -> None:
 
 def on_host(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run one of the functions that the driver SSH runs on a host."""
-    script = f"{_api._script()}\n{shlex.join(words)}"
+    script = f"{_hosts._script()}\n{shlex.join(words)}"
     return subprocess.run(
         ["sh", "-c", script], capture_output=True, text=True, timeout=60, env={**EMPTY, "HOME": str(home)}
     )

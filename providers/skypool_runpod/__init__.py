@@ -43,7 +43,7 @@ from skypool.drivers.contract import Abilities, undo
 from skypool.drivers.regional import Regional, chosen, each_done, everywhere
 from skypool.errors import CapacityError, NoAnswer, ProviderError, RateLimitError, UsageError
 from skypool.model import Access, Bill, Finding, Instance, Leftover, Market, Need, Offer, Order
-from skypool_runpod import _api, _catalog, _graphql, _requests
+from skypool_runpod import _api, _catalog, _requests, _spot_requests
 from skypool_runpod._catalog import Size
 
 _SHAPES: Mapping[str, settings.Shape] = {
@@ -222,9 +222,9 @@ class RunPod(Regional):
         _, cuda = self._image(need, size.runtime)
         ids = _catalog.known_ids(need)
         told = self._api().graphql(
-            _graphql.STOCK,
+            _spot_requests.STOCK,
             "to list GPU types",
-            this=_graphql.lowest_price(size, cloud, place, cuda),
+            this=_spot_requests.lowest_price(size, cloud, place, cuda),
             gpus=None if ids is None else {"ids": ids},
         )
         return _catalog.graphql_offers(need, size, cloud, place, markets, told["sold"] or ())
@@ -423,7 +423,7 @@ class RunPod(Regional):
                 f"RunPod accepts the key; the pods of the account ({len(pods)}) cost {usd:.2f} USD per hour "
                 "(the balance is not checked: https://console.runpod.io/user/billing shows it)"
             )
-        me = self._api().graphql(_graphql.ACCOUNT, "to describe the account")["myself"]
+        me = self._api().graphql(_spot_requests.ACCOUNT, "to describe the account")["myself"]
         name = me["id"]
         balance = me["clientBalance"]
         if balance <= 0:
@@ -458,7 +458,7 @@ class RunPod(Regional):
         elif "secure" in clouds:
             known["secure"] = api.data_centers()
         if "community" in clouds:
-            known["community"] = api.graphql(_graphql.COUNTRIES, "to list countries")["countryCodes"]
+            known["community"] = api.graphql(_spot_requests.COUNTRIES, "to list countries")["countryCodes"]
         named = chosen({place for places in known.values() for place in places}, self.region or (), need.regions)
         return found | {cloud: [each for each in named if each in places] for cloud, places in known.items()}
 
@@ -530,15 +530,15 @@ class RunPod(Regional):
         if order.lifetime is not None:
             last = datetime.now(UTC) + timedelta(seconds=order.lifetime + _BOOT)
         size = next(iter(_catalog.gpu_sizes(order.need)))
-        asked = _graphql.deploy(offer, size, start, cuda=cuda, volume=self.volume, last=last)
-        mutation = _graphql.BID if offer.market == "spot" else _graphql.RENT
+        asked = _spot_requests.deploy(offer, size, start, cuda=cuda, volume=self.volume, last=last)
+        mutation = _spot_requests.BID if offer.market == "spot" else _spot_requests.RENT
 
         def create() -> _api.Record:
             pod = api.graphql_once(mutation, what, input=asked)["pod"]
             if pod is None:
                 raise _api.REFUSALS.error(what, "502", "the answer has no pod")
             api.created(pod["id"])
-            return _graphql.record(pod)
+            return _spot_requests.record(pod)
 
         return create
 

@@ -34,8 +34,8 @@ from skypool.errors import CapacityError, ConnectionLost, HostKeyMismatch, Skypo
 from skypool.model import Access, Instance, Need, Offer, Order
 from skypool.processes import host_name
 from skypool.wire import host_keys, transport
-from skypool_ssh import _api
-from skypool_ssh._api import Host as Host
+from skypool_ssh import _hosts
+from skypool_ssh._hosts import Host as Host
 
 _LOOK = 20.0
 """Seconds that a host has to list its nodes or to accept one."""
@@ -117,7 +117,7 @@ class SSH:
             raise UsageError(f"hosts must be a list; write hosts=[{self.hosts!r}]")
         if not self.hosts and self.inventory is None:
             raise UsageError("SSH needs machines: pass hosts=['gpu1', 'user@gpu2:2222'] or inventory='hosts.toml'")
-        object.__setattr__(self, "hosts", tuple(_once(list(map(_api.host, self.hosts)))))
+        object.__setattr__(self, "hosts", tuple(_once(list(map(_hosts.host, self.hosts)))))
         Host("all", self.user, self.port, self.identity, self.jump)  # raises if a default is not valid
 
     # --- the verbs -------------------------------------------------------------------------------------------
@@ -344,9 +344,9 @@ class SSH:
 
     def _all(self) -> list[Host]:
         """Return the hosts of the setting `hosts`, then those of the inventory, which is read each time."""
-        hosts = [_api.host(each) for each in self.hosts]
+        hosts = [_hosts.host(each) for each in self.hosts]
         if self.inventory:
-            hosts += _api.inventory(self.inventory)
+            hosts += _hosts.inventory(self.inventory)
         return _once(hosts)
 
     def _transport(self, host: Host) -> tuple[transport.SSH, str]:
@@ -374,7 +374,7 @@ class SSH:
             for host, words in questions.items():
                 try:
                     ssh, _ = self._transport(host)
-                    asked[host] = _api.ask(ssh, host.label, words)
+                    asked[host] = _hosts.ask(ssh, host.label, words)
                 except SkypoolError as e:
                     answers[host] = e
             for host, wait in asked.items():
@@ -382,7 +382,7 @@ class SSH:
                     answers[host] = wait(until)
                 except SkypoolError as e:
                     answers[host] = e
-            dropped = [host for host, each in answers.items() if isinstance(each, _api.Dropped)]
+            dropped = [host for host, each in answers.items() if isinstance(each, _hosts.Dropped)]
             questions = {host: questions[host] for host in dropped}
             if not questions or time.monotonic() + pause > until:
                 break

@@ -36,7 +36,7 @@ from skypool.errors import UsageError
 from skypool.runtime import Attended, Interruption
 from skypool.shipping import sources, user_modules
 from skypool.text import encodable
-from skypool.wire import codec, definition_ids, pickling
+from skypool.wire import codec, definition_ids, pickling, unpicklable
 from skypool.wire.frames import Buffer
 
 if TYPE_CHECKING:
@@ -389,7 +389,7 @@ def _captures(function: types.FunctionType) -> Iterator[tuple[object, object]]:
             yield name, cell.cell_contents
         except ValueError:  # the variable is not set yet
             yield name, cell
-    yield from codec.captured_globals(function)
+    yield from unpicklable.captured_globals(function)
     yield from enumerate(function.__defaults__ or ())
     yield from (function.__kwdefaults__ or {}).items()
 

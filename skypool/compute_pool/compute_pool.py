@@ -30,7 +30,7 @@ from skypool.offers.need import NodeTerms, bases_asked, drivers_asked, image_ask
 from skypool.offers.sort_keys import OrderBy
 from skypool.pool import shutdown
 from skypool.pool.engine import PoolEngine
-from skypool.pool.linger import IN_NOTEBOOK, NOTEBOOK_NOTICE, in_notebook, linger_asked
+from skypool.pool.idle_shutdown import IN_NOTEBOOK, NOTEBOOK_NOTICE, in_notebook, linger_asked
 from skypool.pool.sending import CallSender
 from skypool.pool.service import Service
 from skypool.pool.states import Phase

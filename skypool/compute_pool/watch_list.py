@@ -8,9 +8,9 @@ from skypool.logs.writer import LogWriter
 from skypool.metrics.exporter import Exporter
 from skypool.metrics.metering import Metering
 from skypool.observers.watch import Observers
+from skypool.pool.unused_devices import Hints
 from skypool.pool.watch import Watch
 from skypool.report.history import History
-from skypool.report.unused_devices import Hints
 from skypool.samples.sample_file import SampleFile
 
 

@@ -26,11 +26,12 @@
 - `health`: judges nodes by their samples; `new_samples`: the newest samples, until they are written to a file.
 - `idle_accounting`: records the idle time of nodes in the ledger.
 - `limits`: finds out when a pool must end as planned: budget, lifetime, another process.
-- `linger`: ends a pool that has had no work for a while.
+- `idle_shutdown`: ends a pool that has had no work for a while.
 - `service`: `Service`, the user's object for a long-lived call or program that takes no slot.
 - `service_supervisor`: starts the services of a pool, restarts them after their end, and closes them.
 - `network`: checks that the nodes reach each other; `skypool.gangs.network_report` writes the error message.
 - `node_listener`: passes the messages of a node on.
+- `unused_devices`: tells the user about devices that are not used.
 - `trust_levels`: decides for each node if its results may be unpickled.
 - `shutdown`: ends open pools when the interpreter exits.
 
@@ -72,10 +73,10 @@ __all__ = [
     "growth",
     "health",
     "idle_accounting",
+    "idle_shutdown",
     "life",
     "lifecycle",
     "limits",
-    "linger",
     "network",
     "new_samples",
     "node_count",
@@ -93,6 +94,7 @@ __all__ = [
     "tending",
     "terminations",
     "trust_levels",
+    "unused_devices",
     "views",
     "watch",
     "watch_closing",

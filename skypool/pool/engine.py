@@ -36,9 +36,9 @@ from skypool.pool.facts import Facts
 from skypool.pool.growth import Launches
 from skypool.pool.health import HealthWatch
 from skypool.pool.idle_accounting import IdleWatch
+from skypool.pool.idle_shutdown import SLACK, LingerWatch
 from skypool.pool.life import Life
 from skypool.pool.limits import Limits
-from skypool.pool.linger import SLACK, LingerWatch
 from skypool.pool.node_count import NodeCount
 from skypool.pool.node_listener import NodeListener
 from skypool.pool.open_forwards import Forwards

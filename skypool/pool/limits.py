@@ -12,7 +12,7 @@ from skypool.checks import duration_words
 from skypool.errors import BudgetExceeded, LifetimeExceeded, PoolClosed
 from skypool.event_loop import beside
 from skypool.link.link import Link
-from skypool.pool.linger import LingerWatch
+from skypool.pool.idle_shutdown import LingerWatch
 from skypool.rental.budget import NODE_LATER
 from skypool.rental.pool_account import Rental
 from skypool.rental.pool_terms import Terms

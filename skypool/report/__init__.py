@@ -6,7 +6,6 @@
 - `overview`, `timeline`, `devices`, `calls`, `money`, `problems`: the sections of the page.
 - `elements`: elements of HTML and SVG, which escape their texts; `tables`: tables, sections and lists made of them.
 - `history`: writes to disk, while a pool runs, what a report is made of.
-- `unused_devices`: tells the user about devices that are not used.
 - `widget`: the live display of a pool in a notebook.
 - `words`: formats times, numbers and amounts. A value that is not known is "unknown".
 
@@ -27,7 +26,6 @@ __all__ = [
     "report",
     "tables",
     "timeline",
-    "unused_devices",
     "widget",
     "words",
 ]

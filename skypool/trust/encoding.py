@@ -69,8 +69,8 @@ from skypool.trust.format import (
 )
 from skypool.trust.refusals import WriteError, refusal, short_form
 from skypool.trust.tables import table_of
-from skypool.wire.codec import name_of
 from skypool.wire.frames import Buffer
+from skypool.wire.unpicklable import name_of
 
 JSON = b"\x93sky{"
 """The first bytes of a small value that is written as JSON."""

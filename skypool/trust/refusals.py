@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 
-from skypool.wire.codec import name_of
+from skypool.wire.unpicklable import name_of
 
 
 class WriteError(Exception):

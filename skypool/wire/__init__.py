@@ -2,6 +2,7 @@
 
 - `frames`: the binary message format.
 - `codec`, `exceptions`: serialize values and exceptions with the pickler of `pickling`.
+- `unpicklable`: finds the part of a value that cannot be pickled.
 - `pickling`: cloudpickle, changed so that each definition of a script exists once in a process. `definitions` pickles
   functions and classes, `named` type variables, caches and the like, `exception_pickles` exceptions. `definition_ids`
   tells which definitions exist already, and `value_hash` whether a value has changed. `class_pickles` keeps pickles
@@ -42,5 +43,6 @@ __all__ = [
     "namespaces",
     "pickling",
     "transport",
+    "unpicklable",
     "value_hash",
 ]

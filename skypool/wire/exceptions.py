@@ -11,10 +11,10 @@ from typing import Any
 
 from skypool.errors import PickleError, RemoteError, SkypoolError
 from skypool.wire import codec, exception_pickles
-from skypool.wire.codec import failure_of, name_of, short
 from skypool.wire.error_text import text_of
 from skypool.wire.frames import Buffer
 from skypool.wire.pickling import PROTOCOL, Pickler, pickled
+from skypool.wire.unpicklable import failure_of, name_of, short
 
 STOPPED_IN = "it was stopped in:\n"
 """The beginning of the note that says what a call was doing when it was stopped."""
