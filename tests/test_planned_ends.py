@@ -203,8 +203,8 @@ AWAY = """
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"max_lifetime": 2.0}, "LifetimeExceeded: pool 'p' ends with its machines, as its max_lifetime of 2 s"),
-        ({"lease": 4.0}, "longer than lease=4 s, so its machines have ended themselves"),
+        ({"max_lifetime": 8.0}, "LifetimeExceeded: pool 'p' ends with its machines, as its max_lifetime of 8 s"),
+        ({"lease": 8.0}, "longer than lease=8 s, so its machines have ended themselves"),
     ],
 )
 @pytest.mark.slow
