@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import yaml
-from skypool_gcp.list_prices._drift import Comparison, compare
 
 from skypool.accelerators import parse
 from skypool.drivers import preflight
@@ -23,6 +22,7 @@ from skypool.offers import price_cache
 from skypool.proof import findings
 from skypool_gcp import GCP, list_prices
 from skypool_gcp.compute import Compute
+from skypool_gcp.list_prices._drift import Comparison, compare
 from skypool_gcp.tpu import Tpu, _api, _proof
 from tests.lab import tpu_wares as wares
 from tests.lab.billing import Billing
