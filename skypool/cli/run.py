@@ -129,8 +129,8 @@ def run(
     pool.events.listen(tell.hear)
     for each in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, _raise)
+    began = time.monotonic()
     try:
-        began = time.monotonic()
         with pool:
             booted = time.monotonic()
             made = ProgramRun(pool, target, tell.wrote, packages or (), _variables(env or ()), include or (), procs)

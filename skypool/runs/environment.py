@@ -10,11 +10,14 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from skypool import runtime
 from skypool.errors import CommandFailed
-from skypool.files.project import Source
 from skypool.runs import node_folders
+
+if TYPE_CHECKING:
+    from skypool.files.project import Source
 
 _NAMING: Mapping[Source, tuple[str, ...]] = {
     "uv.lock": ("uv.lock", "pyproject.toml"),

@@ -1,4 +1,7 @@
-"""The folder of a node in which projects, their environments and the output of programs are kept."""
+"""The folder of a node in which projects, their environments and the output of programs are kept.
+
+Nodes may have nothing but the standard library and skypool.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,14 @@ import shutil
 import time
 from pathlib import Path
 
-from skypool.safety import user_folders
-
 _KEPT = 14 * 86400.0
 """Seconds for which a project, an environment or output that nobody uses is kept on a machine that goes on."""
 
 
 def home() -> str:
     """Return the folder, and remove what has not been used for 14 days."""
-    found = user_folders.cache() / "runs"
+    found = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "skypool" / "runs"
+    found.mkdir(mode=0o700, parents=True, exist_ok=True)
     for each in found.glob("*/*"):
         if time.time() - each.stat().st_mtime > _KEPT:
             shutil.rmtree(each, ignore_errors=True)
