@@ -41,7 +41,7 @@ from skypool.rental.ledger import Ledger
 from skypool.samples import session_file
 from skypool.shipping import package_zip
 from skypool.testing import FakeCloud
-from skypool.testing import state as fake_state
+from skypool.testing import state_store as fake_state
 from skypool.wire import host_keys
 from skypool.wire.agent_config import AgentConfig
 from skypool.wire.keys import Keys

@@ -24,8 +24,8 @@ HEADING = """# {what}
 
 from typing import Literal, Never
 
-from skypool.accelerators.factories import {imports}
-{more}
+{more}from skypool.accelerators.factories import {imports}
+
 """
 VALUE = "from skypool.accelerators.accelerator import Accelerator\n"
 
