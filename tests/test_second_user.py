@@ -484,7 +484,7 @@ def test_plant_a_pickle_among_the_cached_prices(cache: Path, tmp: Path) -> None:
 
 
 def contents(bundle: package_zip.Bundle) -> dict[str, object]:
-    """What is in a zip for nodes, by path. Equal code may have different bytes, as marshal notes who else refers to it."""
+    """What is in a zip for nodes, by path. The bytes of equal code may differ: marshal notes who else refers to it."""
     with zipfile.ZipFile(io.BytesIO(bundle.data)) as archive:
         found = {name: archive.read(name) for name in archive.namelist()}
     return {name: marshal.loads(data[16:]) if name.endswith(".pyc") else data for name, data in found.items()}
