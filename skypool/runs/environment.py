@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import hashlib
 import os
 import shlex
@@ -25,6 +27,10 @@ _NAMING: Mapping[Source, tuple[str, ...]] = {
     "requirements.txt": ("requirements.txt",),
 }
 """The files that name the packages of a project."""
+_PLACES = ("~/.local/bin/uv", "~/.cargo/bin/uv", "~/.skypool/bin/uv", "~/.skypool/uv/bin/uv")
+"""Where uv may be besides `PATH`, the last two if the setup of the node has installed it."""
+_INTERPRETERS = "~/.pyenv/versions/*/bin"
+"""Where Pythons may be besides `PATH` and the folder of uv."""
 
 
 def prepared(
@@ -52,48 +58,59 @@ def prepared(
     said += [Path(copy, each).read_text("utf-8", "surrogateescape") for each in _NAMING.get(source, ())]
     digest = hashlib.sha256("\0".join([copy, *said]).encode("utf-8", "surrogateescape")).hexdigest()[:16]
     home = Path(copy).parent.parent / "environments" / digest
-    programs = home / "bin"
-    done = home / ".complete"
-    if done.exists():
-        node_folders.use(home)
-        return str(programs), False
-    shutil.rmtree(home, ignore_errors=True)
     home.parent.mkdir(parents=True, exist_ok=True)
-    uv = _uv()
-    env = {
-        **os.environ,
-        **versions,
-        "UV_PROJECT_ENVIRONMENT": str(home),
-        "VIRTUAL_ENV": str(home),
-        "UV_NO_PROGRESS": "1",
-    }
+    with open(home.with_name(f"{digest}.lock"), "w") as lock:  # another run of the project may make it at this moment
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        is_new = not (home / ".complete").exists()
+        if is_new:
+            shutil.rmtree(home, ignore_errors=True)
+            _make(home, copy, source, python, packages, versions)
+            (home / ".complete").touch()
+    node_folders.use(home)
+    return str(home / "bin"), is_new
+
+
+def _make(
+    home: Path, copy: str, source: Source, python: str, packages: Sequence[str], versions: Mapping[str, str]
+) -> None:
+    uv = _uv(home.parent.parent)
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), *glob.glob(os.path.expanduser(_INTERPRETERS))])
+    env = {**os.environ, "PATH": path, **versions, "UV_PROJECT_ENVIRONMENT": str(home), "VIRTUAL_ENV": str(home)}
+    asked = ["--python", python] if python else []
     if source == "uv.lock":
         if not uv:
-            raise CommandFailed(
-                "uv sync --frozen", node=runtime.node_number(), why="there is no uv, which uv.lock needs"
-            )
-        _do([*uv, "sync", "--frozen", "--project", copy, *(["--python", python] if python else [])], env, copy)
-        wanted = [*packages]
+            why = "there is no uv, which uv.lock needs, and pip cannot install it"
+            raise CommandFailed("uv sync --frozen", node=runtime.node_number(), why=why)
+        _do([*uv, "sync", "--frozen", "--quiet", "--project", copy, *asked], env, copy)
+    elif uv:
+        _do([*uv, "venv", "--quiet", str(home), *asked], env, copy)
     else:
-        wanted = {"pyproject.toml": ["-e", "."], "requirements.txt": ["-r", "requirements.txt"]}.get(source, [])
-        wanted = [*wanted, *packages]
-        if uv:
-            _do([*uv, "venv", str(home), *(["--python", python] if python else [])], env, copy)
-        else:
-            _do([sys.executable, "-m", "venv", str(home)], env, copy)
-    if wanted:
-        install = [*uv, "pip", "install"] if uv else [str(programs / "python"), "-m", "pip", "install", "--quiet"]
-        _do([*install, *wanted], env, copy)
-    done.touch()
-    return str(programs), True
+        _do([sys.executable, "-m", "venv", str(home)], env, copy)
+    wanted = {"pyproject.toml": ["-e", "."], "requirements.txt": ["-r", "requirements.txt"]}.get(source, [])
+    if wanted := [*wanted, *packages]:
+        install = [*uv, "pip", "install"] if uv else [str(home / "bin" / "python"), "-m", "pip", "install"]
+        _do([*install, "--quiet", *wanted], env, copy)
 
 
-def _uv() -> list[str]:
-    """Return the command that runs uv; [] if this node has none and cannot get it."""
-    for each in (shutil.which("uv"), os.path.expanduser("~/.local/bin/uv")):
+def _uv(home: Path) -> list[str]:
+    """Return the command that runs uv. Where it is not, it is installed; [] if that fails."""
+    own = home / "tools" / "uv" / "bin" / "uv"
+    known = [
+        shutil.which("uv"),
+        *(os.path.expanduser(each) for each in _PLACES),
+        Path(sys.executable).parent / "uv",
+        own,
+    ]
+    for each in known:
         if each and os.access(each, os.X_OK):
-            return [each]
-    own = Path(sys.executable).parent / "uv"
+            return [str(each)]
+    made = home / "tools" / f"uv-{os.getpid()}"
+    try:
+        _do([sys.executable, "-m", "venv", str(made)], os.environ, str(home))
+        _do([str(made / "bin" / "python"), "-m", "pip", "install", "--quiet", "uv"], os.environ, str(home))
+        made.rename(own.parent.parent)
+    except (CommandFailed, OSError):
+        shutil.rmtree(made, ignore_errors=True)
     return [str(own)] if own.exists() else []
 
 

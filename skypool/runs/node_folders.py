@@ -5,6 +5,7 @@ Nodes may have nothing but the standard library and skypool.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
@@ -19,8 +20,13 @@ def home() -> str:
     found = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "skypool" / "runs"
     found.mkdir(mode=0o700, parents=True, exist_ok=True)
     for each in found.glob("*/*"):
-        if time.time() - each.stat().st_mtime > _KEPT:
-            shutil.rmtree(each, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):  # another run removes it, too
+            if time.time() - each.lstat().st_mtime <= _KEPT:
+                continue
+            if each.is_dir() and not each.is_symlink():
+                shutil.rmtree(each, ignore_errors=True)
+            else:
+                each.unlink()
     return str(found)
 
 
