@@ -197,13 +197,15 @@ def test_secrets_stay_here_unless_they_are_named(project: Path) -> None:
     assert "there is no 'nothing' in the project" in err
 
 
-def test_what_is_gone_here_is_gone_there_and_what_a_run_made_stays(project: Path) -> None:
+def test_what_is_gone_here_is_gone_there_and_what_a_program_wrote_stays(project: Path) -> None:
+    (project / "old").mkdir()
+    (project / "old" / "b.py").touch()
     (project / "a.py").touch()
-    (project / "b.py").touch()
-    assert run("sh", "-c", "ls; touch a.py")[1] == b"a.py\nb.py\n"
-    (project / "b.py").unlink()
+    assert run("sh", "-c", "ls; mkdir out; touch out/model")[1] == b"a.py\nold\n"
+    (project / "old" / "b.py").unlink()
+    (project / "old").rmdir()
     (project / "c.py").touch()
-    assert run("sh", "-c", "ls")[1] == b"a.py\nc.py\n"
+    assert run("sh", "-c", "ls; ls out")[1] == b"a.py\nc.py\nout\nmodel\n"
 
 
 def test_variables_are_given_to_the_program(project: Path) -> None:

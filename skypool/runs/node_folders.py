@@ -6,9 +6,11 @@ Nodes may have nothing but the standard library and skypool.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 _KEPT = 14 * 86400.0
@@ -33,3 +35,22 @@ def home() -> str:
 def use(folder: Path) -> None:
     """Note that a folder below the home is in use."""
     os.utime(folder)
+
+
+def note_sent(copy: str, paths: Sequence[str]) -> None:
+    """Remove the files of a project that an earlier run has sent and this one has not, and note what this one has.
+
+    What programs wrote there stays.
+    """
+    note = Path(copy).parent.parent / "sent" / Path(copy).name
+    note.parent.mkdir(exist_ok=True)
+    former: list[str] = []
+    with contextlib.suppress(FileNotFoundError):
+        former = json.loads(note.read_text("utf-8", "surrogateescape"))
+    for each in {*former} - {*paths}:
+        gone = Path(copy, each)
+        with contextlib.suppress(OSError):  # such as a folder that is full, or a file that is a folder now
+            gone.unlink()
+            for folder in [*gone.relative_to(copy).parents][:-1]:
+                Path(copy, folder).rmdir()
+    note.write_text(json.dumps(paths), "utf-8", "surrogateescape")

@@ -14,6 +14,8 @@ from skypool.errors import CommandFailed
 from skypool.runs.output_files import OutputFiles
 
 _PIECE = 64 << 10
+_PIPE = 2 << 20
+"""The most bytes that both pipes may hold when a program ends."""
 _PATIENCE = 200
 """Milliseconds between two checks whether the program has ended. Another process may keep its stdout open."""
 
@@ -92,17 +94,18 @@ def _keep(process: subprocess.Popen[bytes], files: OutputFiles) -> None:
     poll = select.poll()
     for end in ends:
         poll.register(end, select.POLLIN)
-    last = False
-    while ends:
-        last = process.poll() is not None
-        ready = poll.poll(0 if last else _PATIENCE)
+    left = _PIPE
+    while ends and left > 0:
+        has_ended = process.poll() is not None
+        ready = poll.poll(0 if has_ended else _PATIENCE)
         for end, _ in ready:
             if data := os.read(end, _PIECE):
                 files.write(ends[end], data)
+                left -= len(data) if has_ended else 0  # what it has started may print on without end
             else:
                 poll.unregister(end)
                 del ends[end]
-        if last and not ready:
+        if has_ended and not ready:
             return
 
 

@@ -17,6 +17,7 @@ from skypool.calls.futures import CallFuture
 from skypool.compute_pool.compute_pool import ComputePool
 from skypool.errors import SkypoolError, UsageError
 from skypool.files import transfer
+from skypool.files.entries import walk
 from skypool.files.project import unsent_of
 from skypool.runs import environment, node_folders, node_program
 from skypool.runs.follow import Follower
@@ -65,8 +66,10 @@ class ProgramRun:
         unsent = unsent_of(project, self.include)
         with self.pool._sender.transfer(f"send {project.root}", None) as ends:
             sent = transfer.push(
-                ends, str(project.root), self.copy, patience=self.pool._sender.patience, delete=True, leaves_out=unsent
+                ends, str(project.root), self.copy, patience=self.pool._sender.patience, leaves_out=unsent
             )
+        files = [each.path for each in walk(str(project.root), unsent) if each.kind != "d"]
+        compute(node_folders.note_sent)(self.copy, files) @ self.pool
         self.unsent = unsent.told
         return sent
 
