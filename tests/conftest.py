@@ -49,7 +49,7 @@ ROOT = Path(__file__).parents[1]
 hear_signals()
 
 LONGEST = """
-    aws runpod ssh run slots gcp_compute gcp_tpu container gangs replay recording vastai rental image_lab bad_luck prove
+    aws runpod ssh slots gcp_compute gcp_tpu container gangs replay recording vastai rental image_lab bad_luck prove
     hostile_nodes verda second_user_ports quote first_hour services troubleshooting slices bundle recipes userdata
     pauses bootstrap spot driver_kit joblib resize remote aws_prove executor lab least_billed gce_pools nets lab_tpu
     guides gcp_groups observers network_check image_script house cli_shell lab_aws vastai_pools pool ledger large

@@ -3,8 +3,7 @@
 - `offers`: `skypool offers`, `skypool plan`; `accelerators`: `skypool accelerators`, `compare`, `suggest`.
 - `ps` (from the ledger and from running pools), `cost`, each for its command; `ending`: `skypool down`, `gc`.
 - `doctor`: `skypool doctor`; `prove`: `skypool prove`.
-- `run`: `skypool run`. `shell`, `forward`, `health`, `logs`, `report`, each for its command.
-- `files`: `skypool push`, `pull`.
+- `shell`, `forward`, `health`, `logs`, `report`, each for its command; `files`: `skypool push`, `pull`.
 - `owner`: how commands name a running pool, and what they say if its owner cannot be asked.
 - `top`: `skypool top`, with `top_survey` (asks the pools), `top_lines` (lays them out) and `top_app` (full screen).
 - `stack`: `skypool stack`; `new_driver`: `skypool new-driver`.
@@ -49,7 +48,6 @@ from skypool.cli import (
     prove,
     ps,
     report,
-    run,
     shell,
     stack,
     top,
@@ -82,7 +80,6 @@ def build() -> typer.Typer:
     ps.add_to(app)
     cost.add_to(app)
     ending.add_to(app)
-    run.add_to(app)
     shell.add_to(app)
     forward.add_to(app)
     health.add_to(app)

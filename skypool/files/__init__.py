@@ -6,7 +6,6 @@
 - `frames`: what they say to each other. `entries`: what is sent. `receiving_folder`: the folder that receives.
 - `ignored`: what `.gitignore` and `.skypoolignore` leave out.
 - `progress`: how far a transfer is.
-- `project`: the folder that a script belongs to, and what of it is sent. `never_sent`: names of files with secrets.
 
 Each transfer has a connection of its own, made as that to the agent: ssh, `docker exec` or a local program. Calls
 and files do not wait for each other. A node gets the text of the modules first, so both ends are of one version.
@@ -46,11 +45,9 @@ __all__ = [
     "entries",
     "frames",
     "ignored",
-    "never_sent",
     "node_end",
     "node_loader",
     "progress",
-    "project",
     "receiving",
     "receiving_folder",
     "sending",

@@ -108,7 +108,6 @@ def push(
     delete: bool = False,
     checksum: bool = False,
     progress: Progress | None = None,
-    leaves_out: Callable[[str, bool], bool] | None = None,
 ) -> Transferred:
     """Send a file or a folder to nodes, side by side.
 
@@ -120,8 +119,6 @@ def push(
         delete: delete what the folder on a node has and the local one lacks.
         checksum: compare the contents of all files of equal size.
         progress: is kept up to date.
-        leaves_out: returns True for what is not sent: a path below the folder, and whether it is a folder. Default
-            None: what `.gitignore` and `.skypoolignore` leave out.
 
     Raises:
         UsageError: there is no such file or folder here.
@@ -134,7 +131,7 @@ def push(
         raise UsageError(f"{local} does not exist; name a file or folder of this computer")
     name = "" if os.path.isdir(local) else os.path.basename(local)
     local = os.path.realpath(local)
-    ignored = Ignored(local) if leaves_out is None else leaves_out
+    ignored = Ignored(local)
     shown = Progress() if progress is None else progress
     done: dict[int, dict[str, Any]] = {}
     refused: dict[int, Refused] = {}
