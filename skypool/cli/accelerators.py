@@ -17,8 +17,6 @@ from skypool.accelerators.spelling import parse
 from skypool.cli import output
 from skypool.errors import UsageError
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-
 
 def in_full(args: list[str]) -> list[str]:
     """Return the program's arguments, with `list` inserted: `accelerators H100` means `accelerators list H100`."""
@@ -41,7 +39,7 @@ def list_(
     vendor: Annotated[str | None, typer.Option(help="nvidia, amd, aws, google, intel…")] = None,
     kind: Annotated[str | None, typer.Option(help="gpu, trainium, inferentia, tpu, gaudi…")] = None,
     memory: Annotated[str | None, typer.Option(help="Memory of one device: '>=80GB', '<24GB', '80GB'.")] = None,
-    as_json: AsJson = False,
+    as_json: output.AsJson = False,
 ) -> None:
     """List accelerators. `skypool accelerators` without a command does the same."""
     found = select(_matching(query), vendor=vendor, kind=kind, memory=memory)
@@ -120,7 +118,7 @@ def _span(first: str | None, last: str | None) -> str:
 
 def compare(
     names: Annotated[list[str], typer.Argument(help="Two or more accelerators: H100 MI300X TPUv6 A100:8@40GB.")],
-    as_json: AsJson = False,
+    as_json: output.AsJson = False,
 ) -> None:
     """Show accelerators side by side. A fact that no source states is shown as –."""
     found = [parse(name) for name in names]
@@ -135,7 +133,7 @@ def suggest_(
     parameters: Annotated[str, typer.Option(help="Size of the model: 7B, 350M, 1.5T or a number.")],
     workload: Annotated[str, typer.Option(help="inference, lora, full-finetune or pretrain.")] = "inference",
     precision: Annotated[str | None, typer.Option(help="fp32, bf16, fp16, fp8, int8 or int4.")] = None,
-    as_json: AsJson = False,
+    as_json: output.AsJson = False,
 ) -> None:
     """Suggest accelerators for a model of this size, and show how its memory adds up."""
     wanted: dict[str, Any] = {"workload": workload, "precision": precision}  # suggest() checks both

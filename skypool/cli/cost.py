@@ -26,7 +26,7 @@ def add_to(app: typer.Typer) -> None:
 def cost(
     by: Annotated[Literal["pool", "day"], typer.Option(help="One line for each pool, or for each day (UTC).")] = "pool",
     since: Annotated[str, typer.Option(help="Count only costs since then: 2026-08-20 (UTC), or 7d.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: output.AsJson = False,
 ) -> None:
     """Show the money spent, at the prices of the time of renting. Running machines are counted until now.
 

@@ -16,7 +16,6 @@ from skypool.errors import UsageError
 from skypool.model import Finding
 from skypool.proof import findings
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Providers = Annotated[
     list[str] | None, typer.Option("--provider", "-p", help="Check only this provider (repeatable). Default: all.")
 ]
@@ -32,7 +31,7 @@ def doctor(
     policy: Annotated[
         str, typer.Option("--policy", metavar="NAME", help="Print the minimal permissions for this provider.")
     ] = "",
-    as_json: AsJson = False,
+    as_json: output.AsJson = False,
 ) -> None:
     """Check this machine, and the credentials, permissions and quotas at the providers.
 

@@ -20,7 +20,6 @@ from skypool.rental.reaper import terminate_all
 from skypool.rental.records import Record
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="End the pools without asking for confirmation.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Providers = Annotated[
     list[str] | None, typer.Option("--provider", "-p", help="Ask only this provider (repeatable). Default: all.")
 ]
@@ -158,7 +157,7 @@ def gc(
         bool, typer.Option("--all", help="Also end things of unknown state. Live ones are kept.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="End what is lost. Default: only list it.")] = False,
-    as_json: AsJson = False,
+    as_json: output.AsJson = False,
 ) -> None:
     """Find machines, keys and disks that your pools left behind, by their tags, in every region.
 

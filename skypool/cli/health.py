@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -16,9 +16,7 @@ def add_to(app: typer.Typer) -> None:
     app.command("health")(health)
 
 
-def health(
-    pool: Name, as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False
-) -> None:
+def health(pool: Name, as_json: output.AsJson = False) -> None:
     """Show the health of a running pool's nodes and devices, with the last measurement of each device.
 
     "unknown" means that a check could not be made. The exit status is 1 if a node is unhealthy.

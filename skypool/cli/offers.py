@@ -33,7 +33,6 @@ Disk = Annotated[str | None, typer.Option(help="Minimum disk of a node: 200 (GiB
 Arch = Annotated[str | None, typer.Option(help="Processor: x86_64 or arm64.")]
 OrderBy = Annotated[str, typer.Option("--order-by", help=f"Order of the offers: {', '.join(ORDERS)}.")]
 Refresh = Annotated[bool, typer.Option("--refresh", help="Ask the providers even if cached offers are still valid.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -56,7 +55,7 @@ def offers(
     order_by: OrderBy = "cheapest",
     limit: Annotated[int, typer.Option(min=0, help="Number of offers to show; 0 shows all.")] = 50,
     refresh: Refresh = False,
-    as_json: AsJson = False,
+    as_json: output.AsJson = False,
 ) -> None:
     """List the machines that providers offer now, in the order that --order-by names.
 
@@ -88,7 +87,7 @@ def plan_(
     arch: Arch = None,
     order_by: OrderBy = "cheapest",
     refresh: Refresh = False,
-    as_json: AsJson = False,
+    as_json: output.AsJson = False,
 ) -> None:
     """Show which machines a pool would rent, at which price, and why the other offers are rejected."""
     node = _node(market or "on-demand", spot, market, region, max_price, vcpus, memory, disk, arch)

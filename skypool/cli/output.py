@@ -6,12 +6,17 @@ import json
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from skypool.text import plain
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+"""The option --json of the commands that print a table."""
 
 
 def complain(message: str) -> None:

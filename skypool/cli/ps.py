@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -27,7 +27,7 @@ def add_to(app: typer.Typer) -> None:
     app.command("ps")(ps)
 
 
-def ps(as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False) -> None:
+def ps(as_json: output.AsJson = False) -> None:
     """List running pools, and pools that may have left machines behind: nodes, age, cost so far, budget.
 
     The nodes of pools that run on this computer are listed with their state, hardware and calls.
