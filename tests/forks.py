@@ -29,6 +29,7 @@ MODULES = [
     "tests.forks",
 ]
 CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["__main__", *MODULES])
 LOCK = threading.Lock()
 """To start one process looks at the ends of all others, and an end can be read once."""
 
@@ -46,7 +47,6 @@ class Fork:
     """
 
     def __init__(self, program: str, *arguments: str, environment: Mapping[str, str]) -> None:
-        CONTEXT.set_forkserver_preload(["__main__", *MODULES])
         self._errors = tempfile.NamedTemporaryFile("r")  # noqa: SIM115 - it is read when the program has ended
         self._reads, writes = CONTEXT.Pipe(duplex=False)
         self.stdout = open(self._reads.fileno(), closefd=False)  # noqa: SIM115 - the connection owns it
