@@ -14,18 +14,14 @@ from skypool_aws._catalog import arch_of, needs_grid_driver
 BASE_SHAPE = r"ami-[0-9a-f]+|/\S+|ubuntu-2[24]\.04"
 """Regular expression of the names that a user may give for a base image."""
 
-
 BASE_EXAMPLE = "'ami-0123456789abcdef0', an SSM parameter '/aws/…', 'ubuntu-22.04' or 'ubuntu-24.04'"
 """Examples of base images, for error messages."""
-
 
 _DRIVER_DISK_GB = 120
 """Least disk in GB for an image with an accelerator's driver. The largest such image is AWS's for Neuron, 105 GB."""
 
-
 _PLAIN_DISK_GB = 30
 """Least disk in GB for an image of Ubuntu without drivers."""
-
 
 _UBUNTU_IMAGES = {
     "24.04": "/aws/service/canonical/ubuntu/server/24.04/stable/current/{cpu}/hvm/ebs-gp3/ami-id",
@@ -36,13 +32,11 @@ _UBUNTU_IMAGES = {
 An SSM parameter is an entry in AWS's parameter store, and an AMI is a machine image.
 """
 
-
 _DRIVER_IMAGES = {
     "cuda": "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-ubuntu-{release}/latest/ami-id",
     "neuron": "/aws/service/neuron/dlami/multi-framework/ubuntu-24.04/latest/image_id",
 }
 """A dict from runtime (an accelerator's software family) to the SSM parameter that holds an AMI with the driver."""
-
 
 _NOT_DRIVEN = ("K80", "K520", "M60", "V100", "Inferentia1")
 """Accelerators that no AMI in `_DRIVER_IMAGES` supports: NVIDIA's before Turing, and Inferentia1."""

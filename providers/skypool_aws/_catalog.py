@@ -1,4 +1,4 @@
-"""Translates AWS's instance types, prices and base images into skypool's terms. This module sends no requests.
+"""Translates AWS's instance types and prices into skypool's terms. This module sends no requests.
 
 API: DescribeInstanceTypes, GetProducts, DescribeSpotPriceHistory at https://docs.aws.amazon.com (read 2026-11-21).
 """

@@ -32,7 +32,6 @@ class Shape(NamedTuple):
 
 _RESOURCE_NAME = "[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
 
-
 SHAPES: dict[str, Shape] = {
     "project": Shape(
         "[a-z][a-z0-9-]{4,28}[a-z0-9]|[a-z0-9.-]+:[a-z][a-z0-9-]{4,28}[a-z0-9]",

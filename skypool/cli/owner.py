@@ -1,4 +1,4 @@
-"""How commands name a running pool, and what they say if its owner, the process that runs it, cannot be asked."""
+"""`Name`: the argument that names a running pool. `explained`: the error if the process that runs it does not answer."""
 
 from __future__ import annotations
 

@@ -24,22 +24,18 @@ The keys "cuda" and "tpu" are runtimes (software families of accelerators), whic
 short names that a user may write instead of a path.
 """
 
-
 _OLDER = {
     IMAGES["cuda"]: "projects/deeplearning-platform-release/global/images/family/common-cu128-ubuntu-2204-nvidia-570",
 }
 """A dict from path of an image family to that of an older one, which is used if Google has removed the newer."""
-
 
 _NEEDS_580 = {"B200", "B300", "GB200", "GB300", "RTX_PRO_6000"}
 """GPUs that need NVIDIA's driver 580. The older image family in `_OLDER`, with driver 570, does not serve them.
 
 https://cloud.google.com/compute/docs/gpus/install-drivers-gpu (read 2026-11-22 in a stored copy)"""
 
-
 _DISK_GB = 30
 """The smallest size, in GB, of the disk of a machine without accelerators."""
-
 
 _DRIVEN_DISK_GB = 120
 """The smallest size, in GB, of the disk of a machine with accelerators. Images with drivers need tens of GB."""

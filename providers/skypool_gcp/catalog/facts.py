@@ -1,4 +1,4 @@
-"""The tables of facts.json, as values."""
+"""Reads what skypool knows of Compute Engine's machine types, from facts.json."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ Facts = TypedDict(
         "address": dict[Market, float],
     },
 )
-
 
 FACTS: Facts = table("skypool_gcp.catalog", "facts.json")
 """The tables of facts.json. The entry "about" of the file describes each table."""
