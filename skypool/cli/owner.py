@@ -1,4 +1,4 @@
-"""`Name`: the argument that names a running pool. `explained`: the error if the process that runs it does not answer."""
+"""`Name`: the argument that names a running pool. `explained`: the error if the process that runs it is silent."""
 
 from __future__ import annotations
 
