@@ -184,8 +184,11 @@ AWAY = """
     import sys
     import skypool as sky
     from skypool import events
+    from skypool.link.link import Link
     from skypool.testing import FakeCloud
     from tests.work import nap
+    real, late = Link._break, float(sys.argv[3])
+    Link._break = lambda link, *told: link._loop.call_later(late, real, link, *told)
     pool = sky.ComputePool(FakeCloud(sys.argv[1]), name="p", slots=1, liveness=20, console="off", **eval(sys.argv[2]))
     again = []
     pool.events.listen(lambda event: isinstance(event, events.CallRetried) and again.append(event))
@@ -201,17 +204,19 @@ AWAY = """
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "late", "said"),
     [
-        ({"max_lifetime": 8.0}, "LifetimeExceeded: pool 'p' ends with its machines, as its max_lifetime of 8 s"),
-        ({"lease": 8.0}, "longer than lease=8 s, so its machines have ended themselves"),
+        ({"max_lifetime": 8.0}, 0.0, "LifetimeExceeded: pool 'p' ends with its machines, as its max_lifetime of 8 s"),
+        ({"lease": 8.0}, 0.0, "longer than lease=8 s, so its machines have ended themselves"),
+        ({"lease": 8.0}, 1.5, "longer than lease=8 s, so its machines have ended themselves"),
     ],
+    ids=["lifetime", "lease", "lease, and the connection breaks only when what was sent before has been read"],
 )
 @pytest.mark.slow
 def test_a_process_that_was_paused_past_a_planned_end_names_it_and_rents_nothing(
-    cloud: FakeCloud, options: dict[str, float], said: str
+    cloud: FakeCloud, options: dict[str, float], late: float, said: str
 ) -> None:
-    argv = [sys.executable, "-c", textwrap.dedent(AWAY), str(cloud.state), json.dumps(options)]
+    argv = [sys.executable, "-c", textwrap.dedent(AWAY), str(cloud.state), json.dumps(options), str(late)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -30,6 +30,8 @@ _EARLY = 2.0
 """A node that is lost within this many seconds before a planned end counts as ended by it: clocks differ a little."""
 _LATE = 2.0
 """The most seconds between a message to a node and the moment from which the node counts its lease."""
+_SENT_EARLIER = 3.0
+"""What comes from a node within this many seconds after a pause of this process may have been sent during the pause."""
 
 
 class Limits:
@@ -46,6 +48,7 @@ class Limits:
         self._due = float("inf")
         self._looked: float | None = None
         self._paused = 0.0
+        self._resumed = float("-inf")  # the end of the last pause
         self._owner_checked = time.monotonic()  # the ledger has just been told of this process
         self._told = float("-inf")
 
@@ -67,7 +70,7 @@ class Limits:
             await beside(self._rental.check_owner, "skypool limits")
         if is_cut:
             self._check_pause()
-        elif all((link.silence or 0.0) < LOOK for link in links):
+        elif clock.elapsed() - self._resumed > _SENT_EARLIER and all((link.silence or 0.0) < LOOK for link in links):
             self._paused = 0.0  # the nodes have outlived it
         if left < float("inf") and now - self._told >= _TELL_EVERY:
             self._told = now
@@ -106,8 +109,9 @@ class Limits:
 
     def _note_pause(self) -> None:
         now = clock.elapsed()
-        if self._looked is not None:
+        if self._looked is not None and now - self._looked > 2 * LOOK:
             self._paused = max(self._paused, now - self._looked - LOOK)
+            self._resumed = now
         self._looked = now
 
     async def check_loss(self) -> None:
