@@ -24,7 +24,7 @@ import skypool as sky
 from skypool import events
 from skypool.agent.processes import descendants
 from skypool.errors import SkypoolError
-from skypool.observers import client, server, socket_paths
+from skypool.observers import client, pool_sockets, server
 from skypool.observers.protocol import LONGEST_LINE, VERSION, line_of
 from tests.conftest import eventually
 from tests.test_forward import fetched, fetched_from, is_free, page
@@ -45,7 +45,7 @@ def _own_state() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def shared() -> Iterator[sky.ComputePool]:
     with sky.ComputePool(name="seen", nodes=2, slots=1, console="off") as made:
-        eventually(lambda: "seen" in socket_paths.pools(), 30, "the socket")
+        eventually(lambda: "seen" in pool_sockets.pools(), 30, "the socket")
         yield made
 
 
@@ -64,7 +64,7 @@ def started(*args: str) -> subprocess.Popen[str]:
 
 def observer(program: str) -> subprocess.Popen[bytes]:
     """Start a Python program that observes the pool, and wait until it has said that it is ready."""
-    told = "from skypool.observers import client, socket_paths\nfrom skypool.observers.protocol import line_of\n"
+    told = "from skypool.observers import client, pool_sockets\nfrom skypool.observers.protocol import line_of\n"
     argv = [sys.executable, "-c", told + textwrap.dedent(program)]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -128,16 +128,16 @@ def test_errors_of_the_owner_are_those_of_the_observer(pool: sky.ComputePool, pa
 
 def test_only_the_user_may_enter_and_nothing_is_left() -> None:
     with sky.ComputePool(name="private", console="off"):
-        eventually(lambda: "private" in socket_paths.pools(), 30, "the socket")
-        assert stat.S_IMODE(os.lstat(socket_paths.folder()).st_mode) == 0o700
-        assert stat.S_IMODE(os.lstat(socket_paths.folder() / "private").st_mode) == 0o600
-    assert "private" not in socket_paths.pools()
+        eventually(lambda: "private" in pool_sockets.pools(), 30, "the socket")
+        assert stat.S_IMODE(os.lstat(pool_sockets.folder()).st_mode) == 0o700
+        assert stat.S_IMODE(os.lstat(pool_sockets.folder() / "private").st_mode) == 0o600
+    assert "private" not in pool_sockets.pools()
     assert [each.name for each in threading.enumerate() if "private" in each.name] == []
 
 
 def test_observers_hear_of_the_end(page: int) -> None:
     with sky.ComputePool(name="short", console="off"):
-        eventually(lambda: "short" in socket_paths.pools(), 30, "the socket")
+        eventually(lambda: "short" in pool_sockets.pools(), 30, "the socket")
         following, forwarding = client.events("short"), client.forward("short", page)
     with following, forwarding:
         assert [each["phase"] for each in following.lines() if each["event"] == "PoolPhase"][:1] == ["draining"]
@@ -175,12 +175,12 @@ def still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Still]:
     serving.open()
     yield watched
     serving.close()
-    assert socket_paths.pools() == []
+    assert pool_sockets.pools() == []
     assert [each.name for each in threading.enumerate() if "observer" in each.name and "seen" not in each.name] == []
 
 
 def connected() -> socket.socket:
-    return socket_paths.connect("still", 30)
+    return pool_sockets.connect("still", 30)
 
 
 def answer_to(data: bytes) -> bytes:
@@ -199,32 +199,32 @@ def test_a_long_path_leads_to_a_socket_elsewhere(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / ("long" * 30)))
     first, second = (server.ObserverServer("still", Still()) for _ in range(2))
     first.open()
-    before = Path(os.readlink(socket_paths.folder() / "still")).parent
+    before = Path(os.readlink(pool_sockets.folder() / "still")).parent
     assert stat.S_IMODE(before.stat().st_mode) == 0o700
     assert client.info("still") == {"pool": "still"}
     second.open()  # as a process that has taken the pool over
     assert not before.exists()
-    now = Path(os.readlink(socket_paths.folder() / "still")).parent
+    now = Path(os.readlink(pool_sockets.folder() / "still")).parent
     first.close()
     assert client.info("still") == {"pool": "still"}
     second.close()
     assert not now.exists()
-    assert os.listdir(socket_paths.folder()) == []
+    assert os.listdir(pool_sockets.folder()) == []
 
 
 def test_the_socket_of_a_killed_process_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for home in (tmp_path / "state", tmp_path / ("long" * 30)):
         monkeypatch.setenv("XDG_STATE_HOME", str(home))
         process = observer(
-            "kept = socket_paths.listen('dead')\nprint('ready', flush=True)\nimport time; time.sleep(600)"
+            "kept = pool_sockets.listen('dead')\nprint('ready', flush=True)\nimport time; time.sleep(600)"
         )
         with ended(process):
-            assert socket_paths.pools() == ["dead"]
-        link = socket_paths.folder() / "dead"
+            assert pool_sockets.pools() == ["dead"]
+        link = pool_sockets.folder() / "dead"
         there = Path(os.readlink(link)).parent if link.is_symlink() else None
         with pytest.raises(client.NoOwner):
             client.info("dead")
-        assert socket_paths.pools() == []
+        assert pool_sockets.pools() == []
         assert there is None or not there.exists()
 
 
@@ -234,7 +234,7 @@ def test_a_path_is_no_name_of_a_pool_and_a_file_is_never_removed(still: Still, t
     for name in (str(file), "../a-file", "", ".", "still/", "still\n"):
         with pytest.raises(client.NoOwner):
             client.info(name)
-    inside = socket_paths.folder() / "inside"
+    inside = pool_sockets.folder() / "inside"
     inside.write_text("kept")
     with pytest.raises(client.NoOwner):
         client.info("inside")
@@ -247,7 +247,7 @@ def test_a_forked_child_does_not_keep_the_socket(still: Still) -> None:
     if child == 0:
         time.sleep(600)
 
-    parent, elsewhere = str(socket_paths.folder()), str((socket_paths.folder() / "still").resolve().parent)
+    parent, elsewhere = str(pool_sockets.folder()), str((pool_sockets.folder() / "still").resolve().parent)
 
     def holds(pid: int) -> bool:
         held = set()
@@ -267,7 +267,7 @@ def test_a_forked_child_does_not_keep_the_socket(still: Still) -> None:
 
 @pytest.mark.needs("root")
 def test_another_user_is_refused_even_where_the_modes_let_him_in(still: Still) -> None:
-    there = (socket_paths.folder() / "still").resolve()  # it is elsewhere if the path is long
+    there = (pool_sockets.folder() / "still").resolve()  # it is elsewhere if the path is long
     there.parent.chmod(0o711)
     there.chmod(0o666)
     program = """
@@ -410,20 +410,20 @@ KINDS = {
     "killed": "made = client.events('seen')\nprint('ready', flush=True)\nfor each in made.lines(): pass",
     "stopped": "made = client.events('seen')\nprint('ready', flush=True)\nfor each in made.lines(): pass",
     "talking": """
-        made = socket_paths.connect("seen", 30)
+        made = pool_sockets.connect("seen", 30)
         made.sendall(line_of({"skypool": 1, "ask": "logs"}))
         print("ready", flush=True)
         while True:
             try:
                 made.sendall(b"x" * 1000000)
             except OSError:
-                made = socket_paths.connect("seen", 30)
+                made = pool_sockets.connect("seen", 30)
         """,
     "flooding": """
         print("ready", flush=True)
         while True:
             try:
-                made = socket_paths.connect("seen", 30)
+                made = pool_sockets.connect("seen", 30)
                 made.sendall(line_of({"skypool": 1, "ask": "info"}) * 100)
                 made.close()
             except OSError:
@@ -549,7 +549,7 @@ def test_an_owner_that_is_stopped_or_killed_is_told_of(page: int) -> None:
     with ended(subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE)) as owner:
         assert owner.stdout is not None
         owner.stdout.readline()
-        eventually(lambda: "owned" in socket_paths.pools(), 30, "the socket")
+        eventually(lambda: "owned" in pool_sockets.pools(), 30, "the socket")
         with ended(started("forward", "owned", str(page))) as forward:
             assert forward.stdout is not None
             forward.stdout.readline()

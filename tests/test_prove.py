@@ -26,7 +26,7 @@ import pytest
 from skypool.cli import main
 from skypool.errors import AccessError, BudgetExceeded, ProviderError, UsageError
 from skypool.model import Bill, Finding, Market, Need, Offer, PriceSource
-from skypool.proof import findings
+from skypool.proof import free_checks
 from skypool.proof.comparison import bill_step, price_step
 from skypool.proof.proof import Proof
 from skypool.proof.renting import Wish
@@ -160,7 +160,7 @@ def test_a_wrong_clock_explains_why_the_credentials_are_not_accepted(
     driver = replace(locked, key="wrong")
     wrong = [Finding("API: clock", False, "-900 s off", "set the clock"), Finding("image", False, "no", "log in")]
     monkeypatch.setattr(FakeCloud, "check", lambda self: [Finding("ssh", True, "there"), *wrong])
-    reading = findings.read(driver)
+    reading = free_checks.read(driver)
     assert not reading.known
     assert [each.what for each in reading.findings] == ["ssh", "API: clock"]
 
@@ -196,7 +196,7 @@ def test_ssh_is_a_fact_of_this_computer_and_is_not_said_again_by_a_driver(
 ) -> None:
     told = [Finding("API: ssh on this machine", True, "OpenSSH_9.2"), Finding("credentials", True, "yes")]
     monkeypatch.setattr(FakeCloud, "check", lambda self: told)
-    titles = [each.what for each in findings.read(cloud).findings]
+    titles = [each.what for each in free_checks.read(cloud).findings]
     assert titles[0] == "credentials"
     assert not [each for each in titles if "ssh" in each]
 
@@ -210,7 +210,7 @@ def test_failures_with_the_same_advice_are_said_once() -> None:
         Finding("e", False, "gone"),
         Finding("f", True, "x"),
     ]
-    assert [(each.what, each.text) for each in findings.once(several)] == [
+    assert [(each.what, each.text) for each in free_checks.once(several)] == [
         ("a", "x"),
         ("b, c", "no b"),
         ("d, e", "gone"),
@@ -223,11 +223,11 @@ def test_old_tables_of_prices_are_told_with_the_next_step() -> None:
         return Offer("a", "t", market=market, price_source=PriceSource("table", day))
 
     today = date(2026, 11, 24)
-    assert findings.prices([Offer("a", "t")], today) == []
-    (fresh,) = findings.prices([offer(date(2026, 10, 1)), Offer("a", "t")], today)
+    assert free_checks.prices([Offer("a", "t")], today) == []
+    (fresh,) = free_checks.prices([offer(date(2026, 10, 1)), Offer("a", "t")], today)
     assert (fresh.good, fresh.text) == (True, "1 of 2 prices are from tables of 2026-10-01 (table)")
     for old in (offer(date(2026, 1, 1)), offer(None), offer(date(2026, 10, 1), "spot")):
-        (told,) = findings.prices([old], today)
+        (told,) = free_checks.prices([old], today)
         assert not told.good
         assert "1 are too old" in told.text
         assert "install a later skypool" in told.advice

@@ -34,7 +34,7 @@ from skypool.drivers import blocklist, recording
 from skypool.errors import LedgerError
 from skypool.logs import files as logs
 from skypool.model import Instance, Need, Order
-from skypool.observers import socket_paths
+from skypool.observers import pool_sockets
 from skypool.offers import price_cache
 from skypool.provision.bootstrap import SetupBundle
 from skypool.rental import reaper_process
@@ -403,10 +403,10 @@ def test_plant_a_link_as_the_folder_of_the_observers_sockets(state: Path, tmp: P
     other("os.symlink(*sys.argv[1:])", tmp / "ours", state / "observers")
     state.chmod(0o700)
     with pytest.raises(OSError, match="symbolic link"):
-        socket_paths.listen("p")
+        pool_sockets.listen("p")
     assert stat.S_IMODE((tmp / "ours").stat().st_mode) == 0o755
     assert list((tmp / "ours").iterdir()) == []
-    assert socket_paths.pools() == []
+    assert pool_sockets.pools() == []
 
 
 def test_a_link_of_our_own_as_the_folder_of_the_observers_sockets_is_not_followed_either(
@@ -416,7 +416,7 @@ def test_a_link_of_our_own_as_the_folder_of_the_observers_sockets_is_not_followe
     (tmp / "ours").chmod(0o755)
     (state / "observers").symlink_to(tmp / "ours")
     with pytest.raises(OSError, match="symbolic link"):
-        socket_paths.listen("p")
+        pool_sockets.listen("p")
     assert stat.S_IMODE((tmp / "ours").stat().st_mode) == 0o755
 
 
@@ -432,9 +432,9 @@ def test_plant_a_socket_that_answers_observers(state: Path) -> None:
     with subprocess.Popen(argv(program, state / "observers" / "p"), stdout=subprocess.PIPE, env=EMPTY) as his:
         assert his.stdout is not None
         assert his.stdout.readline() == b"ready\n"
-        assert socket_paths.pools() == []
+        assert pool_sockets.pools() == []
         with pytest.raises(OSError, match="mode 0777"):
-            socket_paths.connect("p", 5)
+            pool_sockets.connect("p", 5)
         his.kill()
         assert his.stdout.read() == b""
 
@@ -443,8 +443,8 @@ def test_take_the_name_of_a_socket_in_tmp_that_was_removed(
     state: Path, tmp: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long = state / "long" / ("x" * 90)
-    monkeypatch.setattr(socket_paths, "folder", lambda: long / "observers")
-    listener, put = socket_paths.listen("p")
+    monkeypatch.setattr(pool_sockets, "folder", lambda: long / "observers")
+    listener, put = pool_sockets.listen("p")
     assert put.elsewhere is not None
     listener.close()
     (put.elsewhere / "socket").unlink()
@@ -461,10 +461,10 @@ def test_take_the_name_of_a_socket_in_tmp_that_was_removed(
         assert his.stdout is not None
         assert his.stdout.readline() == b"ready\n"
         with pytest.raises(ConnectionRefusedError):
-            socket_paths.connect("p", 5)
+            pool_sockets.connect("p", 5)
         his.kill()
         assert his.stdout.read() == b""  # we have not even connected
-    assert socket_paths.pools() == []
+    assert pool_sockets.pools() == []
     other("shutil.rmtree(sys.argv[1])", put.elsewhere)
 
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import skypool as sky
 from skypool import cli
 from skypool.agent import stacks
-from skypool.observers import socket_paths
+from skypool.observers import pool_sockets
 from skypool.observers import stacks as observed
 from skypool.observers.stacks import Stacks
 from tests.conftest import eventually, memory
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parent.parent
 @pytest.fixture(scope="module")
 def pool() -> Iterator[sky.ComputePool]:
     with sky.ComputePool(name="doing", slots=1, console="off", grace=1) as made:
-        eventually(lambda: "doing" in socket_paths.pools(), 30, "the socket")
+        eventually(lambda: "doing" in pool_sockets.pools(), 30, "the socket")
         yield made
 
 

@@ -22,7 +22,7 @@ from skypool.cli.top_lines import ORDERS, details, ordered, pool_lines, summary
 from skypool.cli.top_survey import Answer, PoolView, Survey, view_of
 from skypool.devices.health import DeviceHealth, NodeHealth
 from skypool.devices.sample import CallSample, DeviceSample, NodeSample, to_json
-from skypool.observers import socket_paths
+from skypool.observers import pool_sockets
 from skypool.observers.observed import _health as health_told
 from skypool.processes import Process
 from skypool.rental.budget import Budget
@@ -226,7 +226,7 @@ def pools() -> Iterator[list[sky.ComputePool]]:
     """Two pools of this process."""
     with sky.ComputePool(name="first", nodes=2, slots=2, console="off") as first:
         with sky.ComputePool(name="second", slots=1, console="off") as second:
-            eventually(lambda: {"first", "second"} <= set(socket_paths.pools()), 30, "the sockets")
+            eventually(lambda: {"first", "second"} <= set(pool_sockets.pools()), 30, "the sockets")
             yield [first, second]
 
 

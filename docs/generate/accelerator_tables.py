@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from skypool.accelerators import sizing, tables
 from skypool.accelerators.accelerator import build
 from skypool.accelerators.facts import Variant
-from skypool.accelerators.slicing import squashed
 from skypool.accelerators.spelling import parse
+from skypool.accelerators.tpu_slices import squashed
 
 _MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DESKTOP = ("RTX_", "GTX_", "Quadro_", "Titan_", "CMP_", "GB10")

@@ -43,7 +43,7 @@ from skypool.drivers.contract import Abilities, undo
 from skypool.drivers.regional import Regional, chosen, each_done, everywhere
 from skypool.errors import CapacityError, NoAnswer, ProviderError, RateLimitError, UsageError
 from skypool.model import Access, Bill, Finding, Instance, Leftover, Market, Need, Offer, Order
-from skypool_runpod import _api, _catalog, _requests, _spot_requests
+from skypool_runpod import _api, _catalog, _pods, _requests, _spot_requests
 from skypool_runpod._catalog import Size
 
 _SHAPES: Mapping[str, settings.Shape] = {
@@ -292,9 +292,9 @@ class RunPod(Regional):
             listed = (each for each in api.pods(age=_LOOK) if each["id"] == instance.id)  # one list for all nodes
             record = next(listed, None) or api.pod(instance.id) or {"name": "", "status": "gone"}
             status = record["status"]
-            if status not in _catalog.STATES:
+            if status not in _pods.STATES:
                 raise _api.REFUSALS.error(f"ssh to {instance.id}", status, f"the pod is {status}")
-            for each in _catalog.pods([record], None, "*"):
+            for each in _pods.pods([record], None, "*"):
                 if each.detail["ssh"]:
                     host, port = each.detail["ssh"]
                     return host, port
@@ -324,7 +324,7 @@ class RunPod(Regional):
         names: dict[str, str] = {}
         for pod in self._found("", pool, _RENEWING):
             if pod.until is None or not fresh < pod.until <= until:
-                names[pod.id] = _catalog.name(pool, pod.token, pod.node, until)
+                names[pod.id] = _pods.name(pool, pod.token, pod.node, until)
 
         def rename(id: str) -> None:
             self._api().rename(id, names[id])
@@ -496,7 +496,7 @@ class RunPod(Regional):
 
     def _new(self, record: _api.Record, order: Order, node: int, what: str) -> Instance:
         """Return the instance of a new pod. If it did not get the requested name, end it, and raise ProviderError."""
-        for each in _catalog.pods([record], order.pool, "*"):
+        for each in _pods.pods([record], order.pool, "*"):
             if each.token == order.token and each.node == node:
                 return each
         # skypool would not find a pod with another name again
@@ -519,7 +519,7 @@ class RunPod(Regional):
         image, cuda = self._image(order.need, offer.accelerator.runtime if offer.accelerator else "none")
         end = f"url={shlex.quote(_api.base())}\n{(files('skypool_runpod') / 'end.sh').read_text('utf-8')}"
         start = _requests.Start(
-            name=_catalog.name(order.pool, order.token, node, order.until),
+            name=_pods.name(order.pool, order.token, node, order.until),
             image=image,
             script=userdata.packed(userdata.start_script(order, end=end)),
         )
@@ -549,7 +549,7 @@ class RunPod(Regional):
         return ("RunPod",)
 
     def _found(self, region: str, pool: str | None, age: float = 0.0) -> list[Instance]:
-        return _catalog.pods(self._api().pods(age), pool, tags.owners(pool))
+        return _pods.pods(self._api().pods(age), pool, tags.owners(pool))
 
     def _left(self, region: str, pool: str | None) -> Sequence[Leftover]:
         return ()  # RunPod creates nothing but pods

@@ -35,7 +35,7 @@ from skypool.drivers.contract import Abilities, undo
 from skypool.drivers.regional import each_done
 from skypool.errors import NoAnswer, OfferGone, ProviderError, UsageError
 from skypool.model import Access, Bill, Finding, Instance, Market, Need, Offer, Order
-from skypool_vastai import _api, _catalog, _requests
+from skypool_vastai import _api, _catalog, _instances, _requests
 
 _LAG = 6.0
 """Seconds for which a new instance is looked for in lists if the reply to its create request was lost."""
@@ -214,7 +214,7 @@ class VastAI:
         Raises:
             ProviderError: the list was refused, or there was no answer.
         """
-        return list(_catalog.ours(self._account.instances(), pool))
+        return list(_instances.ours(self._account.instances(), pool))
 
     def access(self, instance: Instance) -> Access:
         """Return how to reach an instance by ssh: at the machine's own port, or through Vast.ai's proxy.
@@ -420,7 +420,7 @@ class VastAI:
             }
             for id in ids
         ]
-        instances = list(_catalog.ours(records, order.pool))
+        instances = list(_instances.ours(records, order.pool))
         order.made(*(replace(each, offer=offer) for each in instances))
         if refused is not None:
             undo(self.terminate, order, instances)
@@ -438,13 +438,13 @@ class VastAI:
         records = self._account.instances(_SHARED)
         record = next((each for each in records if str(each["id"]) == instance.id), None)
         if record:
-            address = _catalog.address(record, instance.detail["proxied"])
+            address = _instances.address(record, instance.detail["proxied"])
             if address:
                 return address
         what = f"to keep instance {instance.id}"
         if record is None and not _is_young(instance):
             raise _api.REFUSALS.error(what, "gone", "there is no such instance")
-        raise _api.REFUSALS.error(what, *_catalog.trouble(record or {}))
+        raise _api.REFUSALS.error(what, *_instances.trouble(record or {}))
 
 
 def _is_young(instance: Instance) -> bool:

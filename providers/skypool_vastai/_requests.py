@@ -11,14 +11,12 @@ from importlib.resources import files
 from typing import Any, Literal, NotRequired, TypedDict
 
 from skypool.accelerators.spelling import meanings
-from skypool.drivers import tags, userdata
+from skypool.drivers import userdata
 from skypool.model import Market, Need, Offer, Order
+from skypool_vastai import _instances
 
 MIB_PER_GIB = 1024
 """MiB in one GiB. Vast.ai counts memory in MiB, skypool in GiB."""
-
-LONGEST_OWNER = 80
-"""Maximum length of the owner in the label of an instance, in characters."""
 
 MOST_OFFERS = 512
 """Maximum number of offers that one search returns."""
@@ -150,7 +148,7 @@ def create(offer: Offer, order: Order, *, image: str, base: str) -> Create:
         "client_id": "me",
         "image": image,
         "disk": offer.detail["disk"],
-        "label": label(order),
+        "label": _instances.label(order),
         "target_state": "running",
         "cancel_unavail": True,
         "runtype": "args",
@@ -169,14 +167,3 @@ def create(offer: Offer, order: Order, *, image: str, base: str) -> Create:
     if offer.market == "spot":
         asked["price"] = offer.detail["price"]
     return asked
-
-
-def label(order: Order) -> str:
-    """Return the label of the instance that an order creates.
-
-    The label contains the pool, the owner, the order's token, the number of the order's first node, and the end of the
-    lease. The owner is cut to `LONGEST_OWNER` (80) characters.
-    """
-    owner = tags.owner()[:LONGEST_OWNER]
-    words = f"pool={order.pool} owner={owner} token={order.token} rank={order.nodes[0]}"
-    return f"skypool {words} until={tags.stamp(order.until)}"

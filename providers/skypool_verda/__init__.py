@@ -39,7 +39,7 @@ from skypool.errors import CapacityError, NoAnswer, ProviderError, RateLimitErro
 from skypool.model import Access, Bill, Finding, Instance, Leftover, Market, Need, Offer, Order
 from skypool_verda import _api, _catalog, _requests
 from skypool_verda._api import REFUSALS, quietly
-from skypool_verda._labels import Label, label
+from skypool_verda._names import Label, label
 
 _HERE = "Verda"
 """The only region of this driver. Verda's locations, such as "FIN-01", do not count as regions here."""

@@ -10,7 +10,7 @@
 Each name is created at its first use, so importing this package is cheap.
 
 - `accelerator`: `Accelerator`, the value that stands for one kind of hardware and its count.
-- `factories`: the factories `H100(...)`, `A100.partition_...`; `slicing`: `TPU` and `CPU`.
+- `factories`: the factories `H100(...)`, `A100.partition_...`; `tpu_slices`: `TPU` and `CPU`.
 - `facts`: memory, vendor, form factors and partitions as values; `partitions`: which MIG partitions fit on a card.
 - `spelling`: parser for names as users, tools and clouds write them; `similarity`: suggestions for misspelt names.
 - `ranges`: `any` and `catalog`; `sizing`: `suggest`, the hardware that a machine-learning model of a given size needs.
@@ -50,21 +50,21 @@ if TYPE_CHECKING:
     from skypool.accelerators.registry import unregister as unregister
     from skypool.accelerators.sizing import Suggestion as Suggestion
     from skypool.accelerators.sizing import suggest as suggest
-    from skypool.accelerators.slicing import CPU as CPU
-    from skypool.accelerators.slicing import TPU as TPU
     from skypool.accelerators.spelling import parse as parse
     from skypool.accelerators.spelling import parse_all as parse_all
     from skypool.accelerators.tpu import *  # noqa: F403
+    from skypool.accelerators.tpu_slices import CPU as CPU
+    from skypool.accelerators.tpu_slices import TPU as TPU
 
 _WHERE = {
     "Accelerator": "accelerator",
-    "CPU": "slicing",
+    "CPU": "tpu_slices",
     "Custom": "registry",
     "Metadata": "facts",
     "Partition": "facts",
     "Slice": "facts",
     "Suggestion": "sizing",
-    "TPU": "slicing",
+    "TPU": "tpu_slices",
     "any": "ranges",
     "catalog": "ranges",
     "parse": "spelling",

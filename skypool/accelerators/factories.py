@@ -99,7 +99,7 @@ class SliceModel:
 
     def __call__(self) -> Accelerator:
         """Return the accelerator for one TPU slice of this type. Raise UsageError if Google sells none."""
-        from skypool.accelerators.slicing import TPU
+        from skypool.accelerators.tpu_slices import TPU
 
         return TPU(self.type)
 

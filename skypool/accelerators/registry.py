@@ -15,7 +15,7 @@ from skypool.accelerators import tables
 from skypool.accelerators.accelerator import Accelerator
 from skypool.accelerators.facts import Metadata
 from skypool.accelerators.ranges import gigabytes
-from skypool.accelerators.slicing import spellings, squashed
+from skypool.accelerators.tpu_slices import spellings, squashed
 from skypool.errors import UsageError
 
 TYPE_CHECKING = False

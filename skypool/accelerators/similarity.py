@@ -10,7 +10,7 @@ from difflib import SequenceMatcher
 from functools import cache
 
 from skypool.accelerators import registry, tables
-from skypool.accelerators.slicing import squashed
+from skypool.accelerators.tpu_slices import squashed
 
 _SHORT_LIST = 8
 

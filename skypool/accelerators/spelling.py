@@ -18,7 +18,7 @@ from skypool.accelerators import tables
 from skypool.accelerators.accelerator import Accelerator, build, build_slice
 from skypool.accelerators.factories import Model, SliceModel
 from skypool.accelerators.ranges import gigabytes
-from skypool.accelerators.slicing import CPU, spellings, squashed
+from skypool.accelerators.tpu_slices import CPU, spellings, squashed
 from skypool.errors import UnknownAccelerator, UsageError
 
 TYPE_CHECKING = False

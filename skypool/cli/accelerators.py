@@ -12,8 +12,8 @@ from skypool.accelerators import registry
 from skypool.accelerators.accelerator import Accelerator
 from skypool.accelerators.ranges import catalog, select
 from skypool.accelerators.sizing import Suggestion, suggest
-from skypool.accelerators.slicing import squashed
 from skypool.accelerators.spelling import parse
+from skypool.accelerators.tpu_slices import squashed
 from skypool.cli import output
 from skypool.errors import UsageError
 

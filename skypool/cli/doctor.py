@@ -14,7 +14,7 @@ from skypool.drivers import registry
 from skypool.drivers.contract import Policed
 from skypool.errors import UsageError
 from skypool.model import Finding
-from skypool.proof import findings
+from skypool.proof import free_checks
 
 Providers = Annotated[
     list[str] | None, typer.Option("--provider", "-p", help="Check only this provider (repeatable). Default: all.")
@@ -44,9 +44,9 @@ def doctor(
     for name in provider or ():
         if isinstance(e := left_out.get(name), UsageError) and name not in registry.providers():
             raise e
-    told = {"this machine": list(findings.of_this_computer(output.warn))}
+    told = {"this machine": list(free_checks.of_this_computer(output.warn))}
     with ThreadPoolExecutor() as threads:
-        readings = threads.map(findings.read, drivers)
+        readings = threads.map(free_checks.read, drivers)
         told |= {each.name: list(reading.findings) for each, reading in zip(drivers, readings, strict=True)}
     told |= {name: [Finding(_NOT_SET_UP, name not in (provider or ()), _said(e))] for name, e in left_out.items()}
     bad = [name for name, several in told.items() if not all(each.good for each in several)]

@@ -4,7 +4,7 @@ The owner of a pool (the process that made it) serves them on a Unix socket. Obs
 the pool, forward ports of its nodes (rented machines) and run commands there, using the owner's connection settings.
 They cannot send calls, rent or end machines: there is no such request.
 
-- `socket_paths`: where the sockets are, and how they are put there and removed.
+- `pool_sockets`: where the sockets are, and how they are put there and removed.
 - `protocol`: the messages between an observer and the owner.
 - `stacks`: what the processes of the nodes are doing.
 - `server`: the owner's side; `observed`: what it shows of a pool; `watch`: opens and closes it with the pool.
@@ -14,4 +14,4 @@ A node's agent is the process there that runs calls. A forward is a port of this
 node. A socket is stale if its owner was killed, so that no process serves it.
 """
 
-__all__ = ["client", "observed", "protocol", "server", "socket_paths", "stacks", "watch"]
+__all__ = ["client", "observed", "pool_sockets", "protocol", "server", "stacks", "watch"]

@@ -15,7 +15,7 @@ from typing import Any
 
 from skypool import errors
 from skypool.errors import SkypoolError, UsageError
-from skypool.observers import socket_paths
+from skypool.observers import pool_sockets
 from skypool.observers.protocol import LONGEST_ANSWER, VERSION, line_of, read_line
 
 _CONNECTING = 5.0
@@ -143,7 +143,7 @@ def command(
 
 def _connected(pool: str) -> socket.socket:
     try:
-        return socket_paths.connect(pool, _CONNECTING)
+        return pool_sockets.connect(pool, _CONNECTING)
     except TimeoutError as e:
         raise _silent(pool, _CONNECTING) from e
     except (FileNotFoundError, ConnectionRefusedError) as e:

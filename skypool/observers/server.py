@@ -23,7 +23,7 @@ from typing import Protocol
 
 from skypool import events
 from skypool.errors import SkypoolError
-from skypool.observers import socket_paths
+from skypool.observers import pool_sockets
 from skypool.observers.protocol import (
     LONGEST_LINE,
     ForwardPort,
@@ -113,7 +113,7 @@ class ObserverServer:
         self._closed = threading.Event()
         self._serving: dict[threading.Thread, socket.socket] = {}
         self._listener: socket.socket | None = None
-        self._place: socket_paths.Place | None = None
+        self._place: pool_sockets.Place | None = None
         self._accepting: threading.Thread | None = None
 
     def open(self) -> None:
@@ -121,7 +121,7 @@ class ObserverServer:
         with self._lock:
             if self._closed.is_set():
                 return
-            self._listener, self._place = socket_paths.listen(self._pool)
+            self._listener, self._place = pool_sockets.listen(self._pool)
             _servers.add(self)
             self._accepting = threading.Thread(
                 target=self._accept, args=(self._listener,), name=f"skypool observers of {self._pool}", daemon=True
@@ -141,7 +141,7 @@ class ObserverServer:
             listener.shutdown(socket.SHUT_RDWR)  # wakes the thread, on Linux
         if sys.platform != "linux":
             with contextlib.suppress(OSError):
-                socket_paths.connect(self._pool, _LOOK).close()  # wakes it elsewhere
+                pool_sockets.connect(self._pool, _LOOK).close()  # wakes it elsewhere
         put.remove()
         for connection in serving.values():
             with contextlib.suppress(OSError):

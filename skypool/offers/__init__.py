@@ -3,6 +3,7 @@
 - `need`: checks the requirements for each node (accelerator, market, region, size).
 - `search`: asks all providers at once; `price_cache`: keeps their answers between runs.
 - `ranking`: makes the plan. `filters` rejects offers that do not meet the need; `sort_keys` sorts the others.
+- `advice`: which requirement to drop if no offer meets the need; `offer_text`: offers in words.
 - `plan`: the function `sky.plan`, which shows what a pool would rent.
 
 The words of this package:
@@ -17,4 +18,4 @@ The words of this package:
 - price table: prices that are shipped with a driver, for use when the provider does not report its own.
 """
 
-__all__ = ["filters", "need", "plan", "price_cache", "ranking", "search", "sort_keys"]
+__all__ = ["advice", "filters", "need", "offer_text", "plan", "price_cache", "ranking", "search", "sort_keys"]

@@ -1,6 +1,6 @@
 """Filters and ranks offers: rejects those that do not meet the need, with a reason, and sorts the rest by price.
 
-No provider is asked here. `filters` has the checks of offers, and `ordering` sorts the offers that pass all checks. The
+No provider is asked here. `filters` checks the offers, and `sort_keys` sorts those that pass all checks. The
 result is a `Plan`.
 """
 
@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
-from fnmatch import fnmatchcase
 from itertools import groupby
 
 from skypool import clock
-from skypool.errors import nearest
 from skypool.model import Need, Offer, PriceSource
+from skypool.offers import advice
 from skypool.offers.filters import checks_of, rejected
+from skypool.offers.offer_text import day_of_price, described, named
 from skypool.offers.sort_keys import (
     SPOT_DAYS,
     UNITS,
@@ -30,9 +30,6 @@ from skypool.offers.sort_keys import (
     sorted_offers,
     sources_of,
 )
-
-_MOST_REGIONS = 8
-"""The most regions that a line names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,41 +123,12 @@ class Plan:
         """
         if self.offers:
             return []
-        found = [*self._other_regions(), *self._other_counts()]
-        for name, called in _ARGUMENTS.items():
-            if getattr(self.need, name) == getattr(_ANY, name):
-                continue
-            wider = replace(self.need, **{name: getattr(_ANY, name)})
-            without = rank_offers(self.considered, wider, today=self.today).offers
-            if without:
-                found.append(f"+  without {called}=, {len(without):,} would do; the best: {described(without[0])}")
+        lines = advice.lines(
+            self.considered, self.need, lambda need: rank_offers(self.considered, need, today=self.today).offers
+        )
         if self.considered and self.is_short:
-            found.append("+  a pool can wait for machines that are out of stock: ComputePool(wait='1h')")
-        return found
-
-    def _other_regions(self) -> Iterator[str]:
-        """Yield a line for each region that is asked for and has no offer, with the names of similar ones."""
-        regions = sorted({offer.region for offer in self.considered if offer.region})
-        for asked in self.need.regions if regions else ():
-            if not any(fnmatchcase(each.casefold(), asked.casefold()) for each in regions):
-                close = nearest(asked, regions)
-                others = ", ".join(regions[:_MOST_REGIONS]) + (" …" if len(regions) > _MOST_REGIONS else "")
-                hint = f"did you mean {' or '.join(close)}?" if close else f"there are offers in {others}"
-                yield f"+  no offer is in region {asked!r}; {hint}"
-
-    def _other_counts(self) -> Iterator[str]:
-        """Yield a line for each wanted accelerator for which there is an offer with another number of it."""
-        for wanted in self.need.accelerators:
-            if wanted.kind == "cpu" or wanted.slice is not None:
-                continue
-            there = {o.accelerator.count for o in self.considered if o.accelerator and o.accelerator.could_be(wanted)}
-            others = tuple(wanted.with_count(count) for count in sorted(there - {wanted.count}))
-            if not others:
-                continue  # an empty tuple would ask for any accelerator
-            best = rank_offers(self.considered, replace(self.need, accelerators=others), today=self.today).best
-            if best is not None and best.accelerator is not None:
-                spelt = str(wanted.with_count(best.accelerator.count))
-                yield f"+  with accelerator={spelt!r}, this would do: {described(best)}"
+            lines.append("+  a pool can wait for machines that are out of stock: ComputePool(wait='1h')")
+        return lines
 
     def _heading(self) -> str:
         fewest, most = self.nodes
@@ -171,9 +139,8 @@ class Plan:
         word = "node" if hosts == 1 else "slice"
         each = "" if hosts == 1 else f" of {hosts} nodes"
         more = f", {most} {word}s: {most * price:.4f} USD/h" if most > fewest else ""
-        return (
-            f"{fewest} {word}{'s' if fewest > 1 else ''}{each}: {fewest * price:.4f} USD/h{more}{_day(self.offers[0])}"
-        )
+        number = f"{fewest} {word}{'s' if fewest > 1 else ''}{each}"
+        return f"{number}: {fewest * price:.4f} USD/h{more}{day_of_price(self.offers[0])}"
 
     def _places(self, most: int) -> Iterator[str]:
         for place, offer in enumerate(self.offers[:most], 1):
@@ -234,40 +201,7 @@ def rank_offers(
     return Plan(tuple(ranked), considered, need, order_by, nodes, failures or {}, told, day)
 
 
-_ANY = Need(market="cheapest")
-_ARGUMENTS = {
-    "market": "market",
-    "max_usd_per_hour": "max_usd_per_hour",
-    "regions": "region",
-    "vcpus": "vcpus",
-    "memory_gib": "memory",
-    "disk_gib": "disk",
-    "arch": "arch",
-}
-
-
-def named(offer: Offer) -> str:
-    """Return an offer's name: provider, instance type, region and zone, as far as it has them."""
-    return " ".join(filter(None, (offer.provider, offer.instance_type, offer.region, offer.zone)))
-
-
-def described(offer: Offer) -> str:
-    """Return an offer on one line: its name, market, price, number of hosts if several, and the day of its price.
-
-    If the start of a machine has a cost of its own, that cost and its assumptions follow the price. The day is left out
-    for a price that the provider itself stated without a day.
-    """
-    hosts = f" for {offer.hosts} hosts" if offer.hosts > 1 else ""
-    start = f" + about {offer.start_usd:.4f} USD for {offer.start_note or 'its start'}" if offer.start_usd else ""
-    return f"{named(offer)} {offer.market} {offer.usd_per_hour:.4f} USD/h{hosts}{start}{_day(offer)}"
-
-
 # --- prices from tables --------------------------------------------------------------------------------------
-
-
-def _day(offer: Offer) -> str:
-    """Return the day of an offer's price, such as ", price as of 2026-03-02"; "" if the provider stated no day."""
-    return f", {offer.price_source}" if str(offer.price_source) else ""
 
 
 def _instead(offer: Offer) -> str:

@@ -18,7 +18,7 @@
 - `call_advice`: tells the user about calls that could run better.
 - `watch_closing`: closes the watches of a pool within a limit of time.
 - `departures`: all ways in which a pool loses a node.
-- `connector`: turns rented machines into nodes.
+- `node_startup`: turns rented machines into nodes.
 - `agents`: connects to the agents of nodes.
 - `connections`: how each node is reached.
 - `watch`: `Watch`, the base class of watches; `facts`: what a pool shows to its watches.
@@ -66,7 +66,6 @@ __all__ = [
     "call_advice",
     "call_ends",
     "connections",
-    "connector",
     "departures",
     "engine",
     "facts",
@@ -81,6 +80,7 @@ __all__ = [
     "new_samples",
     "node_count",
     "node_listener",
+    "node_startup",
     "open_forwards",
     "replacement",
     "sending",

@@ -18,7 +18,7 @@ from skypool.pool.life import Life
 from skypool.pool.limits import Limits
 from skypool.pool.trust_levels import TrustLevels
 from skypool.provision import health_check
-from skypool.provision.node_setup import NodeSetup
+from skypool.provision.setup_payload import NodeSetup
 from skypool.rental.pool_terms import Terms
 from skypool.shipping import package_zip, user_modules
 from skypool.wire.agent_config import AgentConfig, SlicePlace, SlotPlan

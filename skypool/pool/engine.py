@@ -30,7 +30,6 @@ from skypool.pool.agents import Agents
 from skypool.pool.call_advice import Advice
 from skypool.pool.call_ends import CallEnds
 from skypool.pool.connections import Connections
-from skypool.pool.connector import Connector
 from skypool.pool.departures import Departures
 from skypool.pool.facts import Facts
 from skypool.pool.growth import Launches
@@ -41,6 +40,7 @@ from skypool.pool.life import Life
 from skypool.pool.limits import Limits
 from skypool.pool.node_count import NodeCount
 from skypool.pool.node_listener import NodeListener
+from skypool.pool.node_startup import NodeStartup
 from skypool.pool.open_forwards import Forwards
 from skypool.pool.replacement import alike
 from skypool.pool.service_supervisor import Services
@@ -50,7 +50,7 @@ from skypool.pool.tending import Tending
 from skypool.pool.terminations import Terminations
 from skypool.pool.trust_levels import TrustLevels
 from skypool.pool.watch import Watch, Watches
-from skypool.provision.node_setup import NodeSetup
+from skypool.provision.setup_payload import NodeSetup
 from skypool.rental.handover import Handover, NoSupply
 from skypool.rental.pool_account import Rental
 from skypool.rental.pool_terms import Terms
@@ -135,15 +135,15 @@ class PoolEngine:
         self._limits = Limits(terms, self.rental, self.linger, self.connections.links)
         self.node_setup = NodeSetup(terms)
         agents = Agents(terms, self.node_setup, self.life, self.trust_levels, self._limits, self)
-        self._connector: Connector | None = None
+        self._node_startup: NodeStartup | None = None
         if self.supply is not None:
-            self._connector = Connector(terms, self.node_setup, self.life, self.supply, agents, self.health)
+            self._node_startup = NodeStartup(terms, self.node_setup, self.life, self.supply, agents, self.health)
         self.idle = IdleWatch(self.dispatch, self.rental, self.life)
         self.takeover = Takeover(terms, self.life, self.supply, agents, self.dispatch, self.services)
         self.departures = Departures(self.life, self.supply, self.dispatch, self.services, self._limits, self.takeover)
         self._launches = Launches(terms, self.life, self.supply, self.dispatch)
         self.node_count = NodeCount(terms, self.life, self.supply, self.dispatch, self._launches)
-        self._terminations = Terminations(self.life, self.supply, self._connector, self.idle)
+        self._terminations = Terminations(self.life, self.supply, self._node_startup, self.idle)
         self._tending = Tending(self.life, self.supply, self.idle, self._limits, self.takeover)
         self.advice = Advice(terms, self.life)
         self.forwards = Forwards(self.connections.ways, self.life.notice)
@@ -179,10 +179,10 @@ class PoolEngine:
             self.trust_levels.announce()
             self.watches.begin(self.facts)
             self._begin_tasks()
-        elif self.supply is None or self._connector is None:
+        elif self.supply is None or self._node_startup is None:
             raise NoSupply(self.terms.name, "rent its nodes")
         else:
-            await asyncio.to_thread(self._connector.pack)
+            await asyncio.to_thread(self._node_startup.pack)
             plan = await self.supply.look_out(self.life.pause)
             await asyncio.to_thread(self.supply.begin, self.state.minimum)
             self.watches.begin(self.facts)
@@ -373,11 +373,11 @@ class PoolEngine:
         self.close_watches()
 
     @property
-    def _setup(self) -> Connector:
+    def _setup(self) -> NodeStartup:
         """The setup of rented machines. Raises NoSupply if nothing can be rented."""
-        if self._connector is None:
+        if self._node_startup is None:
             raise NoSupply(self.terms.name, "set up a machine")
-        return self._connector
+        return self._node_startup
 
     # --- actions ---------------------------------------------------------------------------------------------
 

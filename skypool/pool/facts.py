@@ -18,7 +18,7 @@ from skypool.pool.idle_accounting import IdleWatch
 from skypool.pool.life import Life
 from skypool.pool.open_forwards import Forwards
 from skypool.pool.trust_levels import TrustLevels
-from skypool.provision.node_setup import NodeSetup
+from skypool.provision.setup_payload import NodeSetup
 from skypool.rental.orders import OrderKey
 from skypool.rental.pool_account import Rental
 from skypool.rental.pool_terms import Terms

@@ -13,9 +13,9 @@ from skypool.event_loop import beside
 from skypool.link.link import Link
 from skypool.model import Instance
 from skypool.pool import states, watch_closing
-from skypool.pool.connector import Connector
 from skypool.pool.idle_accounting import IdleWatch
 from skypool.pool.life import Life
+from skypool.pool.node_startup import NodeStartup
 from skypool.rental.receipt import Receipt
 from skypool.rental.supply import Supply
 from skypool.wire import error_text
@@ -33,10 +33,10 @@ class Terminations:
         paid: the pool's costs when machines were last ended; None if none were ended, or if the costs are not known.
     """
 
-    def __init__(self, life: Life, supply: Supply | None, connector: Connector | None, idle: IdleWatch) -> None:
+    def __init__(self, life: Life, supply: Supply | None, startup: NodeStartup | None, idle: IdleWatch) -> None:
         self._life = life
         self._supply = supply
-        self._connector = connector
+        self._node_startup = startup
         self._idle = idle
         self._silent_since: dict[int, float] = {}
         self.paid: Receipt | None = None
@@ -104,8 +104,8 @@ class Terminations:
 
     async def _leave(self, node: int) -> None:
         """Tell the agent of a node to end, and close the link to it."""
-        if self._connector is not None:
-            await self._connector.stop(node)
+        if self._node_startup is not None:
+            await self._node_startup.stop(node)
         link = self._life.connections.links.pop(node, None)
         if link is not None:
             silence = link.silence

@@ -7,7 +7,7 @@ cents. `skypool doctor` shows the level "read", too.
 - `report_redaction`: removes secrets, account names and addresses from a report.
 - `recording`: writes requests and replies into files, without secrets.
 - `recording_scrub`: finds what is private in texts. `placeholders` has the texts that take its place.
-- `findings`: the levels "read" and "write", and the checks of this computer.
+- `free_checks`: the levels "read" and "write", and the checks of this computer.
 - `selection`: chooses what the level "cents" rents, and computes what that can cost at most. No I/O.
 - `comparison`: compares prices and bills with receipts. No I/O.
 - `renting`: rents a machine by the usual path, runs a call on it, ends it, and proves its end.

@@ -22,7 +22,7 @@ from skypool.model import Bill, Finding
 from skypool.offers.need import NodeTerms, need_asked
 from skypool.offers.ranking import Plan
 from skypool.offers.search import look_around
-from skypool.proof import findings, renting, self_end_check
+from skypool.proof import free_checks, renting, self_end_check
 from skypool.proof.comparison import bill_step
 from skypool.proof.renting import Wish
 from skypool.proof.report import Level, RentedMachine, Report, Step
@@ -81,10 +81,10 @@ class Proof:
 
     def read(self) -> bool:
         """Perform the level "read". Return False if the credentials are not accepted: then no other level can work."""
-        for each in findings.of_this_computer(self.warn):
+        for each in free_checks.of_this_computer(self.warn):
             self._done(Step.of("read", each))
         began = time.monotonic()
-        reading = findings.read(self.driver)
+        reading = free_checks.read(self.driver)
         took = time.monotonic() - began
         for each in reading.findings:
             self._done(Step.of("read", each, took))
@@ -93,7 +93,7 @@ class Proof:
     def write(self) -> None:
         """Perform the level "write": send creates that the provider must refuse."""
         began = time.monotonic()
-        told = findings.refused_creates(self.driver)
+        told = free_checks.refused_creates(self.driver)
         took = time.monotonic() - began
         if told is None:
             text = f"the driver of {self.driver.name} has no requests that must be refused"

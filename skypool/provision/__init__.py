@@ -1,6 +1,6 @@
 """Sets up a booted machine until it is a node that is ready for calls.
 
-- `node_setup`: prepares what each machine gets: the image's script, files, settings and secrets.
+- `setup_payload`: prepares what each machine gets: the image's script, files, settings and secrets.
 - `bootstrap`: connects to the machine, sends all of this, runs the script and follows its steps.
 - `health_check`: compares the hardware that the node reports with the hardware that was bought.
 
@@ -14,4 +14,4 @@ The words of this package:
 - stream: a connection to stdin and stdout of a command on the machine.
 """
 
-__all__ = ["bootstrap", "health_check", "node_setup"]
+__all__ = ["bootstrap", "health_check", "setup_payload"]

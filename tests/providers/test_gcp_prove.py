@@ -19,7 +19,7 @@ from skypool.drivers.contract import Bills, Proves
 from skypool.errors import QuotaError
 from skypool.model import Bill, Finding, Need, Order
 from skypool.offers import price_cache
-from skypool.proof import findings
+from skypool.proof import free_checks
 from skypool_gcp import GCP, list_prices
 from skypool_gcp.compute import Compute
 from skypool_gcp.list_prices._drift import Comparison, compare
@@ -133,7 +133,7 @@ def test_a_zone_that_does_not_answer_is_named(tpu_api: TPU) -> None:
     tpu_api.refuse("GET acceleratorTypes", "UNAVAILABLE", "The service is currently unavailable.")
     found = bad(slices(zones="us-east5-a").check())
     assert [each.what for each in found] == ["Cloud TPU: types of slices", "Cloud TPU: runtime versions"]
-    assert len(findings.once(found)) == 1, "it is one fact"
+    assert len(free_checks.once(found)) == 1, "it is one fact"
     assert "us-east5-a" in found[0].text
 
 
@@ -192,7 +192,7 @@ def test_another_refusal_than_the_expected_one_is_a_fault(tpu_api: TPU) -> None:
     tpu_api.refuse("POST queuedResources", "PERMISSION_DENIED", "Permission 'tpu.nodes.create' denied on '…'", None)
     found = bad(slices().prove_creates())
     assert len(found) == 2
-    (one,) = findings.once(found)
+    (one,) = free_checks.once(found)
     assert "Permission 'tpu.nodes.create' denied" in one.text
     assert "skypool doctor --policy gcp" in one.advice
 
@@ -305,7 +305,7 @@ def test_expired_credentials_are_told_in_one_line(both: tuple[GCE, TPU]) -> None
     gce, tpu = both
     gce.refuse("*", 401, "authError", "Invalid Credentials", None)
     tpu.refuse("*", "UNAUTHENTICATED", "Request had invalid authentication credentials.", None)
-    seen = findings.read(gcp())
+    seen = free_checks.read(gcp())
     assert not seen.known
     (finding,) = bad(seen.findings)
     assert finding.what == "credentials"
@@ -317,7 +317,7 @@ def test_a_missing_permission_is_told_in_one_line(both: tuple[GCE, TPU], prices:
     gce, tpu = both
     role = yaml.safe_load(gcp().policy())["includedPermissions"]
     gce.caller = tpu.caller = prices.caller = Role([each for each in role if each != "tpu.locations.list"])
-    (finding,) = bad(findings.read(gcp()).findings)
+    (finding,) = bad(free_checks.read(gcp()).findings)
     assert "Permission 'tpu.locations.list' denied on 'projects/lab-project/locations'" in finding.text
     assert "skypool doctor --policy gcp" in finding.advice
     assert "\n" not in finding.text
@@ -351,7 +351,7 @@ def test_a_quota_of_zero_is_told_in_one_line_when_a_slice_is_asked_for(both: tup
 def test_drift_of_prices_is_one_line_of_the_report(both: tuple[GCE, TPU], prices: Billing) -> None:
     prices.changed = {"Nvidia L4 GPU": 1.5}
     price_cache.path().unlink(missing_ok=True)
-    seen = findings.read(gcp())
+    seen = free_checks.read(gcp())
     lines = [f"{each.text}; {each.advice}" for each in seen.findings if "differ from the catalogue" in each.text]
     assert len(lines) == 1
     assert UPDATE in lines[0]

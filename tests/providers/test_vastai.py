@@ -43,7 +43,7 @@ from skypool.offers.ranking import rank_offers
 from skypool.offers.search import look_around
 from skypool.rental.launch import Launcher
 from skypool.testing import DriverContract
-from skypool_vastai import VastAI, _api, _catalog
+from skypool_vastai import VastAI, _api, _catalog, _instances
 from tests.lab import prices
 from tests.lab.vastai import KEY, OCI
 from tests.lab.vastai import VastAI as World
@@ -665,7 +665,7 @@ def test_another_hosts_pool_of_the_same_name_is_seen_and_never_taken_for_ones_ow
      ("frozen", "running", "ending")],
 )  # fmt: skip
 def test_states_mean_what_they_cost_and_serve(actual: str | None, intended: str, means: str) -> None:
-    assert _catalog.state({"actual_status": actual, "intended_status": intended}) == means
+    assert _instances.state({"actual_status": actual, "intended_status": intended}) == means
 
 
 @pytest.mark.parametrize(
@@ -678,7 +678,7 @@ def test_states_mean_what_they_cost_and_serve(actual: str | None, intended: str,
      ({"intended_status": "stopped", "ssh_host": "ssh5.vast.ai", "ssh_port": 10122}, True, None)],
 )  # fmt: skip
 def test_an_address_is_one_of_what_runs(record: dict[str, Any], proxied: bool, where: tuple[str, int] | None) -> None:
-    assert _catalog.address({"actual_status": "running", "intended_status": "running", **record}, proxied) == where
+    assert _instances.address({"actual_status": "running", "intended_status": "running", **record}, proxied) == where
 
 
 def test_an_instance_that_is_outbid_is_no_longer_running_and_is_billed_until_it_is_destroyed(vastai_api: World) -> None:

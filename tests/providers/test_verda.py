@@ -29,7 +29,7 @@ from skypool.errors import (
 )
 from skypool.model import Finding, Instance, Need, Offer, Order
 from skypool.testing import DriverContract
-from skypool_verda import Verda, _api, _catalog, _labels
+from skypool_verda import Verda, _api, _catalog, _names
 from tests.lab import prices
 from tests.lab import verda_wares as wares
 from tests.lab.cloud import Answer, Request
@@ -447,7 +447,7 @@ def test_a_launch_says_what_the_machine_is_and_whose_on_everything_it_makes(verd
     volumes = [each.name for each in verda_api.volumes.values()]
     names = [each["name"] for each in (*verda_api.keys.values(), *verda_api.scripts.values())]
     for name in volumes + names:
-        said = _labels.label(name, "train")
+        said = _names.label(name, "train")
         assert said is not None
         assert (said.pool, said.until, said.owner) == ("train", UNTIL, tags.owner())
         assert said.token == "0123456789abcdef" + ("" if name == names[0] else "-1")
@@ -563,7 +563,7 @@ def test_what_is_not_ours_is_never_taken_for_ours(verda_api: World, monkeypatch:
     assert [each.token for each in Verda().instances()] == ["a-1"]
     assert sorted(each.kind for each in Verda().leftovers(pool="train")) == ["script", "ssh-key"]
     assert len(Verda().leftovers()) == 4
-    weird = _labels.label(f"skypool_train_a-1_9999-99-99T999999Z_{me}", "train")
+    weird = _names.label(f"skypool_train_a-1_9999-99-99T999999Z_{me}", "train")
     assert weird is not None
     assert weird.until is None
 

@@ -41,7 +41,7 @@ from skypool_gcp import _api as google
 from skypool_gcp import catalog, list_prices
 from skypool_gcp._settings import Settings
 from skypool_gcp.compute import Compute
-from skypool_gcp.tpu import _account_checks, _catalog, _proof, _requests
+from skypool_gcp.tpu import _account_checks, _catalog, _proof, _requests, _states
 from skypool_gcp.tpu._api import PASSING, TpuApi, is_over, raise_status
 
 if TYPE_CHECKING:
@@ -306,7 +306,7 @@ class Tpu(Regional):
         def look() -> bool:
             for number in sorted(unknown):
                 try:
-                    if self._look(offer.zone, slices[number], begun[number]) in _catalog.NEW:
+                    if self._look(offer.zone, slices[number], begun[number]) in _states.NEW:
                         continue
                 except (NoAnswer, RateLimitError):
                     continue
@@ -330,7 +330,7 @@ class Tpu(Regional):
         state = str(queued.state.state.name)
         if state == "FAILED":
             raise_status(queued.state.failed_data.error, what)
-        if state not in _catalog.QUEUED:
+        if state not in _states.QUEUED:
             raise google.REFUSALS.error(what, state, f"its state is {state}")
         late: Any = queued.queueing_policy.valid_until_time  # a datetime: the SDK turns a Timestamp into one
         if state == "WAITING_FOR_RESOURCES" and late and datetime.now(UTC) > late - timedelta(seconds=_ORDERED):
@@ -385,13 +385,13 @@ class Tpu(Regional):
                 zone,
                 slice,
                 said,
-                _catalog.state(state_of_queued, state_of_node),
+                _states.state(state_of_queued, state_of_node),
                 node=state_of_node,
                 labels=labels,
             )
 
     def _hosts(
-        self, zone: str, slice: str, said: Mapping[str, str], state: _catalog.State, **detail: object
+        self, zone: str, slice: str, said: Mapping[str, str], state: _states.State, **detail: object
     ) -> Iterator[Instance]:
         """Yield an instance for each node number in a slice's tags. `detail` gives entries of `Instance.detail`."""
         for host in range(len(tags.unpacked(said.get(tags.NODES, "")))):

@@ -1,4 +1,4 @@
-"""Builds offers of Cloud TPU's slices with their prices, and derives the state of a rented slice.
+"""Builds offers of Cloud TPU's slices with their prices.
 
 This module sends no requests. The API lists the slice types of a zone without prices. The prices come from
 `skypool_gcp.list_prices`, which uses a table if Google's price catalogue lacks a price. A slice without a price is not
@@ -8,7 +8,6 @@ offered.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Literal
 
 from skypool.accelerators import Accelerator, tables
 from skypool.accelerators.facts import Slice
@@ -16,40 +15,6 @@ from skypool.drivers.regional import chosen
 from skypool.model import Market, Need, Offer
 from skypool_gcp.catalog.facts import FACTS
 from skypool_gcp.list_prices import Price, Rates
-
-State = Literal["starting", "running", "ending"]
-"""The state of an instance (a rented machine)."""
-
-QUEUED: dict[str, State] = {
-    "CREATING": "starting",
-    "ACCEPTED": "starting",
-    "WAITING_FOR_RESOURCES": "starting",
-    "PROVISIONING": "starting",
-    "ACTIVE": "running",
-}
-"""The state of a slice's hosts, by Google's state of the slice's queued resource (the request for the slice).
-
-If the queued resource is in any other state, the node (the running slice) no longer exists or is ending.
-"""
-
-NODE: dict[str, State] = {
-    "CREATING": "starting",
-    "STARTING": "starting",
-    "RESTARTING": "starting",
-    "REIMAGING": "starting",
-    "READY": "running",
-    "REPAIRING": "running",
-}
-"""The state of a slice's hosts, by Google's state of the slice's node (the running slice).
-
-If the node is in any other state, the hosts are ending.
-"""
-
-NEW = frozenset({"STATE_UNSPECIFIED", "CREATING", "ACCEPTED"})
-"""States of a queued resource (request for a slice) before Google has accepted or refused the request for good."""
-
-LOST = frozenset({"FAILED", "SUSPENDING", "SUSPENDED", "DELETING"})
-"""States of a queued resource (request for a slice) whose running slice is lost, whatever the state of its node."""
 
 _DISK_GIB = 100
 """The size of a host's disk in GiB: https://cloud.google.com/tpu/docs/system-architecture-tpu-vm."""
@@ -138,25 +103,6 @@ def offers(zone: str, sold: Iterable[str], need: Need, rates: Rates, *, ends_its
                 on_demand_usd_per_hour=_whole(slice, usual, "on-demand") if usual else None,
                 least_billed=_LEAST_BILLED,
             )
-
-
-def state(queued: str, node: str) -> State:
-    """Return the state of all hosts of a slice, from the states of Google's two objects for the slice.
-
-    The result is "ending" if the queued resource has failed, is suspended or is being deleted. Otherwise the state of
-    the node decides, or the state of the queued resource if there is no node. Unknown states, and an active queued
-    resource without a node, give "ending".
-
-    Args:
-        queued: The state of the queued resource; "ACTIVE" if only the node exists.
-        node: The state of the node; "" if there is no node.
-    """
-    if queued in LOST:
-        return "ending"
-    if node:
-        return NODE.get(node, "ending")
-    of_queued = QUEUED.get(queued, "ending")
-    return "ending" if of_queued == "running" else of_queued  # a running slice whose node is gone
 
 
 def _whole(slice: Slice, chip: Price, market: Market) -> float:

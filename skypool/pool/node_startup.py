@@ -1,4 +1,4 @@
-"""`Connector`: turns rented machines into nodes. It reaches each machine, sets it up and has its agent started."""
+"""`NodeStartup`: turns rented machines into nodes. It reaches each machine, sets it up and has its agent started."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from skypool.pool.health import FIRST, HealthWatch
 from skypool.pool.life import Life
 from skypool.provision import health_check
 from skypool.provision.bootstrap import SetupBundle, bootstrap, reach
-from skypool.provision.node_setup import NodeSetup
+from skypool.provision.setup_payload import NodeSetup
 from skypool.rental.pool_terms import Terms
 from skypool.rental.supply import Supply
 from skypool.wire.transport import CommandStream
@@ -23,7 +23,7 @@ _SAY_EVERY = 1.0
 """Seconds between two events about the packing of files."""
 
 
-class Connector:
+class NodeStartup:
     """The setup of one pool's rented machines, until each is a node. The methods run in the engine's thread."""
 
     def __init__(
