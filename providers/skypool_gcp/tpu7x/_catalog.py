@@ -17,7 +17,7 @@ from skypool_gcp import _api, catalog
 from skypool_gcp.catalog import boot_images
 from skypool_gcp.list_prices import Rates
 from skypool_gcp.tpu import _catalog as slices
-from skypool_gcp.tpu._catalog import State
+from skypool_gcp.tpu._states import State
 
 if TYPE_CHECKING:
     from google.cloud import compute_v1
