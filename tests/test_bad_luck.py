@@ -1420,9 +1420,9 @@ def test_a_pool_stopped_at_any_moment_of_its_start_leaves_nothing() -> None:
 
 
 def _living() -> set[Any]:
-    from skypool.pool import shutdown
+    from skypool.pool import interpreter_exit
 
-    living: set[Any] = set(shutdown._living)
+    living: set[Any] = set(interpreter_exit._living)
     return {engine for engine in living if engine.state.phase.value in ("launching", "ready")}
 
 

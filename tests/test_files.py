@@ -26,7 +26,7 @@ import pytest
 
 import skypool as sky
 from skypool.errors import TransferError
-from skypool.files import entries, frames, receiving, receiving_folder, sending, transfer
+from skypool.files import entries, frames, receiving, safe_writing, sending, transfer
 from skypool.files.entries import PARTS, Entry
 from skypool.files.frames import Broken, Channel, Refused
 from skypool.files.ignored import Ignored
@@ -338,9 +338,9 @@ def test_work_of_any_length_is_no_silence(slow: str, tmp_path: Path, monkeypatch
         case "hash there":
             slowly(receiving, "digest_of")
         case "write":
-            slowly(receiving_folder.Incoming, "write")
+            slowly(safe_writing.Incoming, "write")
         case "delete":
-            slowly(receiving_folder.Folder, "remove")
+            slowly(safe_writing.Folder, "remove")
         case "read":
             slowly(sending, "pieces")
     said = moved(source, target, delete=True)
@@ -448,7 +448,7 @@ def test_a_part_that_vanishes_does_not_become_a_file(tmp_path: Path) -> None:
 
 def test_a_transfer_waits_until_a_lost_one_has_ended(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
-    lost = receiving_folder.Parts(receiving_folder.Folder(str(target)), "", wait=False)
+    lost = safe_writing.Parts(safe_writing.Folder(str(target)), "", wait=False)
     threading.Timer(0.5, lost.close, (False,)).start()  # which removes its folder, as it is empty
     assert moved(source, target, again=True)["failed"] == 0
     assert tree(target) == tree(source)
@@ -597,7 +597,7 @@ def test_a_transfer_that_is_lost_while_it_hashes_does_not_finish_the_file(
             time.sleep(1)
             return digest_of(file, check)
 
-        monkeypatch.setattr(receiving_folder, "digest_of", slowly)
+        monkeypatch.setattr(safe_writing, "digest_of", slowly)
         thread, said = received(theirs, target)
         sender = sender_of([ours], source)
         sender.run()

@@ -406,16 +406,16 @@ def test_a_client_under_nohup_outlives_its_terminal(cloud: FakeCloud) -> None:
 def test_a_pool_that_another_thread_started_first_does_not_keep_a_later_one_from_hearing_signals() -> None:
     program = """
     import signal, threading
-    from skypool.pool import shutdown
+    from skypool.pool import interpreter_exit
 
     class Pool:
         def end_now(self): pass
 
-    other = threading.Thread(target=shutdown.watch, args=(Pool(),))
+    other = threading.Thread(target=interpreter_exit.watch, args=(Pool(),))
     other.start()
     other.join()
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
-    shutdown.watch(Pool())
+    interpreter_exit.watch(Pool())
     assert signal.getsignal(signal.SIGHUP) == signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=60)

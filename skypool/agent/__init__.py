@@ -43,7 +43,7 @@ In the agent's process:
 - `slot_plan`: the node's configuration, and how its devices are split among slots.
 - `agent`: the event loop: receives calls, returns outcomes, handles the deaths of workers.
 - `messages`: what clients and workers send, as typed tuples, each made from a frame in one place.
-- `named_calls`: the calls that the client has not acknowledged, by name; `status`: reports the state of the node.
+- `call_names`: the calls that the client has not acknowledged, by name; `status`: reports the state of the node.
 - `items`: passes items of iterator arguments to workers, and credit for streams.
 - `stacks`: reads what the processes of a node are doing; also the program that `skypool stack` runs on a node.
 - `stops`: stops calls that are cancelled, that run too long, or whose worker hangs; queues lost calls again.
@@ -84,6 +84,7 @@ __all__ = [
     "batch_watch",
     "broken_devices",
     "call",
+    "call_names",
     "call_output",
     "call_queue",
     "capture",
@@ -99,7 +100,6 @@ __all__ = [
     "messages",
     "modules",
     "monitor",
-    "named_calls",
     "node_facts",
     "notice",
     "output_stream",

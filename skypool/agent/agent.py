@@ -20,6 +20,7 @@ from skypool.agent import messages, node_facts
 from skypool.agent.batch import Batch, frame_of_ends
 from skypool.agent.batch_watch import LOOK, BatchWatch
 from skypool.agent.call import NodeCall
+from skypool.agent.call_names import NamedCalls
 from skypool.agent.call_output import CallOutput
 from skypool.agent.call_queue import CallQueue
 from skypool.agent.capture import captured
@@ -28,7 +29,6 @@ from skypool.agent.failed_calls import Answers
 from skypool.agent.items import Items
 from skypool.agent.lease import Lease
 from skypool.agent.messages import call_in, is_large
-from skypool.agent.named_calls import NamedCalls
 from skypool.agent.notice import Lookout
 from skypool.agent.packages import Packages
 from skypool.agent.packets import PACKET

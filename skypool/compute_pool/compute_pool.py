@@ -28,10 +28,10 @@ from skypool.metrics.exporter import Exporter, exporters_asked
 from skypool.model import SlotsAsked, Trust
 from skypool.offers.need import NodeTerms, bases_asked, drivers_asked, image_asked, need_asked, nodes_asked, order_asked
 from skypool.offers.sort_keys import OrderBy
-from skypool.pool import shutdown
+from skypool.pool import interpreter_exit
+from skypool.pool.call_routing import CallSender
 from skypool.pool.engine import PoolEngine
 from skypool.pool.idle_shutdown import IN_NOTEBOOK, NOTEBOOK_NOTICE, in_notebook, linger_asked
-from skypool.pool.sending import CallSender
 from skypool.pool.service import Service
 from skypool.pool.states import Phase
 from skypool.pool.surface import CallSurface
@@ -258,14 +258,14 @@ class ComputePool(ShownPool, CallSurface, Executor):
                 self._terms, self._drivers, self.events, watches_of(self._exporters), self._handover
             )
         self._hush = console.attach(self.events, self._console, Observed(engine.facts).figures)
-        shutdown.watch(engine)
+        interpreter_exit.watch(engine)
         try:
             with tracebacks.heard_by(engine.rental.tell):
                 Loop.shared().run(engine.start())
         except BaseException as e:
             self._ended = True
             if isinstance(e, Exception) or self._terms.attach:  # the engine has ended all, or taken nothing over
-                shutdown.forget(engine)
+                interpreter_exit.forget(engine)
                 engine.close_watches()
                 self._quiet()
             else:  # Ctrl-C, or SIGTERM
@@ -339,13 +339,13 @@ class ComputePool(ShownPool, CallSurface, Executor):
         """
         begun = self._begun
         is_starting = begun is not None and self._starting.locked() and not self._terms.attach
-        if begun is not None and is_starting and not shutdown.is_elsewhere(begun):
+        if begun is not None and is_starting and not interpreter_exit.is_elsewhere(begun):
             self._end(begun)  # another thread is in `start`, and holds the lock for as long as that takes
         with self._starting:
             engine = self._engine
             self._engine = None
             self._ended = True
-        if engine is not None and not shutdown.is_elsewhere(engine):
+        if engine is not None and not interpreter_exit.is_elsewhere(engine):
             self._end(engine)
 
     def _end(self, engine: PoolEngine) -> None:
@@ -360,13 +360,13 @@ class ComputePool(ShownPool, CallSurface, Executor):
                 Loop.shared().run(work)
         except (KeyboardInterrupt, SystemExit):
             is_interrupted = True
-            with shutdown.undisturbed():
+            with interpreter_exit.undisturbed():
                 engine.hand_over_now()
                 is_interrupted = False
             raise
         finally:
             if not is_interrupted:  # otherwise its machines are ended when Python exits
-                shutdown.forget(engine)
+                interpreter_exit.forget(engine)
             self._quiet()
         engine.dispatch.callbacks.wait()
 
@@ -383,7 +383,7 @@ class ComputePool(ShownPool, CallSurface, Executor):
         This does not wait.
         """
         engine = getattr(self, "_engine", None)
-        if engine is None or shutdown.is_over() or shutdown.is_elsewhere(engine):
+        if engine is None or interpreter_exit.is_over() or interpreter_exit.is_elsewhere(engine):
             return
         engine.abandon(self._hush)
         if engine.state.phase is Phase.ENDED:
@@ -414,7 +414,7 @@ class ComputePool(ShownPool, CallSurface, Executor):
         """
         engine = self._engine
         try:
-            if engine is not None and not cancel_futures and not shutdown.is_elsewhere(engine):
+            if engine is not None and not cancel_futures and not interpreter_exit.is_elsewhere(engine):
                 self._await_calls(engine)
         finally:  # also after Ctrl-C: the program may go on, and nobody else ends the pool
             self.stop()
@@ -466,7 +466,7 @@ class ComputePool(ShownPool, CallSurface, Executor):
         """End the pool, or leave its machines for the time `linger=`. `kind` is the type of the block's exception."""
         engine = self._engine
         stays = engine is not None and self._terms.stay and (kind is None or issubclass(kind, Exception))
-        if engine is None or not stays or shutdown.is_elsewhere(engine):
+        if engine is None or not stays or interpreter_exit.is_elsewhere(engine):
             self.shutdown(cancel_futures=kind is not None)
             return
         if kind is None:
@@ -524,7 +524,7 @@ class ComputePool(ShownPool, CallSurface, Executor):
         engine = self._engine
         if engine is None:
             raise PoolClosed(f"pool {self.name!r} has ended; make a new ComputePool")
-        if shutdown.is_elsewhere(engine):
+        if interpreter_exit.is_elsewhere(engine):
             raise PoolClosed(
                 f"pool {self.name!r} belongs to the process that this one was forked from: send calls there, "
                 "or make a new ComputePool here"
@@ -667,7 +667,7 @@ class ComputePool(ShownPool, CallSurface, Executor):
 
     def _running(self, engine: PoolEngine | None) -> PoolEngine:
         """Return the engine of a pool that runs or starts. Raises PoolClosed, or the error that ended the pool."""
-        if engine is not None and shutdown.is_elsewhere(engine):
+        if engine is not None and interpreter_exit.is_elsewhere(engine):
             raise PoolClosed(f"pool {self.name!r} belongs to the process that this one was forked from")
         if (
             engine is not None

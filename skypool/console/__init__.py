@@ -8,7 +8,7 @@ is drawn, because that takes time. Everything else needs only the standard libra
 - `plain`: lines for files, pipes and CI; `live`: the live view for terminals.
 - `event_text`: turns events into lines of text; `board`: turns events into the state that a live view shows.
 - `layout`: layout of the live view; `gauges`: its small bars of what nodes measure.
-- `screen`: draws the view on the terminal, in a thread of its own.
+- `live_screen`: draws the view on the terminal, in a thread of its own.
 - `printer`: prints functions' output, marked with the node; `whole_lines`: cuts streams of text into whole lines.
 - `outlet`: writes to the user's stdout and stderr without blocking the caller for long.
 

@@ -1,4 +1,4 @@
-"""State of the live view: collects a pool's events, and returns one row for each node. `screen` draws the rows."""
+"""State of the live view: collects a pool's events, and returns one row for each node. `live_screen` draws the rows."""
 
 from __future__ import annotations
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from skypool import events
 from skypool.console.board import Board, Figures
 from skypool.console.event_text import Words
+from skypool.console.live_screen import show
 from skypool.console.plain import Plain
 from skypool.console.printer import Printer
-from skypool.console.screen import show
 
 
 class Live(Plain):

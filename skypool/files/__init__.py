@@ -3,7 +3,7 @@
 - `transfer`: starts both ends of a transfer, and begins again where a lost connection has stopped.
 - `sending`, `receiving`: the two ends. `node_end`: the program that is the one on a node,
   begun by `node_loader`.
-- `frames`: what they say to each other. `entries`: what is sent. `receiving_folder`: the folder that receives.
+- `frames`: what they say to each other. `entries`: what is sent. `safe_writing`: writes them into a folder.
 - `ignored`: what `.gitignore` and `.skypoolignore` leave out.
 - `progress`: how far a transfer is.
 
@@ -49,7 +49,7 @@ __all__ = [
     "node_loader",
     "progress",
     "receiving",
-    "receiving_folder",
+    "safe_writing",
     "sending",
     "transfer",
 ]  # fmt: skip

@@ -15,7 +15,7 @@ from typing import Any
 
 from skypool.files.entries import READ, Entry, digest_of, is_part, leads_out, told_entry, told_path
 from skypool.files.frames import VERSION, Channel, Kind, Refused, in_parts, nonsense, unpacked
-from skypool.files.receiving_folder import Folder, Incoming, Parts, about, set_file, version_of
+from skypool.files.safe_writing import Folder, Incoming, Parts, about, set_file, version_of
 
 _MEMORY = 64 << 20
 """The most bytes of memory for entries: folders, and files that are to come."""

@@ -5,7 +5,7 @@
 - `replacement`: decides if a lost node is replaced.
 - `shrinking`: decides which nodes are retired when a pool becomes smaller.
 - `surface`: `CallSurface`, the ways to send calls to a pool or to some of its nodes.
-- `sending`: sends these calls to nodes: to one, to each of several, or as a gang.
+- `call_routing`: sends these calls to nodes: to one, to each of several, or as a gang.
 - `views`: `PoolView`, which `pool[0:4]` returns: some nodes of a pool that calls can be sent to.
 - `life`: `Life`, the state of a pool, and the tasks that work on it.
 - `engine`: makes the parts of a pool, starts and stops it, and performs what `lifecycle` decides.
@@ -33,7 +33,7 @@
 - `node_listener`: passes the messages of a node on.
 - `unused_devices`: tells the user about devices that are not used.
 - `trust_levels`: decides for each node if its results may be unpickled.
-- `shutdown`: ends open pools when the interpreter exits.
+- `interpreter_exit`: ends open pools when the interpreter exits.
 
 The words of this package:
 
@@ -65,6 +65,7 @@ __all__ = [
     "agents",
     "call_advice",
     "call_ends",
+    "call_routing",
     "connections",
     "departures",
     "engine",
@@ -73,6 +74,7 @@ __all__ = [
     "health",
     "idle_accounting",
     "idle_shutdown",
+    "interpreter_exit",
     "life",
     "lifecycle",
     "limits",
@@ -83,11 +85,9 @@ __all__ = [
     "node_startup",
     "open_forwards",
     "replacement",
-    "sending",
     "service",
     "service_supervisor",
     "shrinking",
-    "shutdown",
     "states",
     "surface",
     "takeover",

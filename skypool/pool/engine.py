@@ -25,7 +25,7 @@ from skypool.errors import ConnectionLost, NodeUnhealthy, PoolClosed, SkypoolErr
 from skypool.event_loop import Loop, beside
 from skypool.link.agent_messages import Welcome
 from skypool.link.reports import NodeReports
-from skypool.pool import shutdown, states, watch_closing
+from skypool.pool import interpreter_exit, states, watch_closing
 from skypool.pool.agents import Agents
 from skypool.pool.call_advice import Advice
 from skypool.pool.call_ends import CallEnds
@@ -345,7 +345,7 @@ class PoolEngine:
             await self.stop()
         except Exception as e:  # noqa: BLE001 - there is no caller who could be told
             self.life.notice(error_text.told(e))
-        shutdown.forget(self)
+        interpreter_exit.forget(self)
         if hush is not None:
             await beside(hush, "skypool closing")
 

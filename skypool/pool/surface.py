@@ -16,7 +16,7 @@ from skypool.calls.options import NamedNodes, NodesAsked, node_asked
 from skypool.checks import number, switch, whole
 from skypool.errors import UsageError
 from skypool.link.forward import Forward
-from skypool.pool.sending import CallSender
+from skypool.pool.call_routing import CallSender
 from skypool.pool.service import Service
 from skypool.pool.service_supervisor import check_service, restarts_asked
 

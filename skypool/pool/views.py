@@ -8,7 +8,7 @@ from typing import NoReturn, Protocol, cast
 from skypool.calls.options import NamedNodes, node_asked
 from skypool.checks import whole
 from skypool.errors import UsageError
-from skypool.pool.sending import CallSender
+from skypool.pool.call_routing import CallSender
 from skypool.pool.surface import CallSurface
 
 Selection = int | slice | tuple[int, ...]
