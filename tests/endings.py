@@ -27,7 +27,6 @@ from typing import Any, NoReturn
 from unittest import mock
 
 import skypool as sky
-from skypool.console import outlet
 from skypool.errors import BudgetExceeded, LifetimeExceeded, PoolClosed, SkypoolError
 from skypool.logs.writer import LogWriter
 from skypool.metrics.exporter import Exporter, Source
@@ -73,7 +72,7 @@ class Saboteur:
         self._stack.callback(self._over.set)
         for module, name in PATIENCE:
             patch(mock.patch.object(module, name, 1.0))
-        patch(mock.patch.object(outlet, "_LAST", 1.0))
+        patch(mock.patch.object(nonblocking_writer, "_LAST", 1.0))
         broken: dict[str, tuple[Any, str]] = {
             "history": (Journal, "write"),
             "logs": (LogWriter, "_put"),

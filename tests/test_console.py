@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from skypool import console, events
 from skypool.console.event_text import Words, span
 from skypool.console.layout import share_lines
-from skypool.console.outlet import Above, Backlog, Outlet
+from skypool.console.nonblocking_writer import Above, Backlog, Outlet
 from skypool.console.whole_lines import LONGEST, Lines, bare, harmless, last_line, marked
 from skypool.logs.reader import Assembler
 

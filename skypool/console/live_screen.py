@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
 from skypool.console.board import Board
-from skypool.console.outlet import Above, Backlog
+from skypool.console.nonblocking_writer import Above, Backlog
 
 if TYPE_CHECKING:
     from rich.console import Console

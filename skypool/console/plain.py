@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from skypool import events
 from skypool.console.event_text import Words
-from skypool.console.outlet import PATIENCE
+from skypool.console.nonblocking_writer import PATIENCE
 from skypool.console.printer import Printer
 
 

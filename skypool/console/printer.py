@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from skypool import events
-from skypool.console.outlet import outlet
+from skypool.console.nonblocking_writer import outlet
 from skypool.console.whole_lines import LONGEST, Lines, marked
 
 REDRAW_EVERY = 10.0

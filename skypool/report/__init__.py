@@ -4,7 +4,7 @@
 - `facts`: reads the stored data of a pool: its record in the ledger, its samples and its history.
 - `page`: builds the HTML page; `style.css` has its colours and its layout.
 - `overview`, `timeline`, `devices`, `calls`, `money`, `problems`: the sections of the page.
-- `elements`: elements of HTML and SVG, which escape their texts; `tables`: tables, sections and lists made of them.
+- `elements`: elements of HTML and SVG, which escape their texts; `page_parts`: tables, sections and lists made of them.
 - `history`: writes to disk, while a pool runs, what a report is made of.
 - `widget`: the live display of a pool in a notebook.
 - `words`: formats times, numbers and amounts. A value that is not known is "unknown".
@@ -22,9 +22,9 @@ __all__ = [
     "money",
     "overview",
     "page",
+    "page_parts",
     "problems",
     "report",
-    "tables",
     "timeline",
     "widget",
     "words",

@@ -10,7 +10,7 @@ from skypool.calls.tally import BOUNDS, CallCounts, EndedCall
 from skypool.report import words
 from skypool.report.elements import Element, element
 from skypool.report.facts import PoolFacts
-from skypool.report.tables import Cell, long_table, note, section, table
+from skypool.report.page_parts import Cell, long_table, note, section, table
 
 
 def calls(facts: PoolFacts) -> Element:

@@ -8,7 +8,7 @@ from itertools import groupby, pairwise
 from skypool.report import words
 from skypool.report.elements import Element, element
 from skypool.report.facts import NodeFacts, PoolFacts
-from skypool.report.tables import folded, legend, long_table, note, section, table
+from skypool.report.page_parts import folded, legend, long_table, note, section, table
 from skypool.samples.store import Point
 
 _MOST_PLOTS = 128

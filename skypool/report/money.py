@@ -8,7 +8,7 @@ from skypool.rental.receipt import LEFT_OUT, Line, Receipt
 from skypool.report import words
 from skypool.report.elements import Element, element
 from skypool.report.facts import PoolFacts
-from skypool.report.tables import Cell, long_table, note, section
+from skypool.report.page_parts import Cell, long_table, note, section
 from skypool.report.timeline import axis
 
 _POINTS = 120

@@ -5,7 +5,7 @@ from __future__ import annotations
 from skypool.report import words
 from skypool.report.elements import Element, element
 from skypool.report.facts import PoolFacts
-from skypool.report.tables import note
+from skypool.report.page_parts import note
 
 _STATES = {
     "live": "running",

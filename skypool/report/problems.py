@@ -8,7 +8,7 @@ from typing import Any
 from skypool.report import words
 from skypool.report.elements import Element, element
 from skypool.report.facts import PoolFacts
-from skypool.report.tables import folded, long_table, note, section, table
+from skypool.report.page_parts import folded, long_table, note, section, table
 from skypool.report.timeline import told
 from skypool.samples.journal import JournalEvent
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from skypool.report import words
 from skypool.report.elements import Element, element
 from skypool.report.facts import NodeFacts, PoolFacts, StepSpan
-from skypool.report.tables import folded, legend, long_table, note, section, table
+from skypool.report.page_parts import folded, legend, long_table, note, section, table
 from skypool.samples.journal import JournalEvent, WorkSpan
 
 _MOST_NODES = 100
