@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 from unittest import mock
 
 import skypool as sky
+from skypool.console import nonblocking_writer
 from skypool.errors import BudgetExceeded, LifetimeExceeded, PoolClosed, SkypoolError
 from skypool.logs.writer import LogWriter
 from skypool.metrics.exporter import Exporter, Source
