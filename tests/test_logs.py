@@ -32,7 +32,7 @@ from skypool.logs.masking import Masker
 from skypool.logs.reader import Assembler
 from skypool.logs.writer import LogWriter
 from skypool.observers import client
-from skypool.observers import socket_paths as sockets
+from skypool.observers import pool_sockets as sockets
 from skypool.pool.watch import Watches
 from skypool.proof.report_redaction import Redaction
 from tests.conftest import eventually

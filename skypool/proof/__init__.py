@@ -28,7 +28,7 @@ Words of this package:
 
 __all__ = [
     "comparison",
-    "findings",
+    "free_checks",
     "killed_client",
     "placeholders",
     "proof",
