@@ -323,6 +323,7 @@ def test_every_refusal_of_a_launch_is_what_its_words_say_and_leaves_nothing(
         verda_api.heal()
         rows.append((code, error))
     assert verda_api.count()["instances"] == 0
+    verda_api.delays.provisioning = 600.0  # so that what is set here stays
     for number, (code, kind, says) in enumerate(STATUSES):
         [one] = launched(offer, order(token=f"fedcba-{number}"))
         verda_api.rentals[one.id].state = code
