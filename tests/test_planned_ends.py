@@ -187,8 +187,9 @@ AWAY = """
     from skypool.link.link import Link
     from skypool.testing import FakeCloud
     from tests.work import nap
-    real, late = Link._break, float(sys.argv[3])
-    Link._break = lambda link, *told: link._loop.call_later(late, real, link, *told)
+    if late := float(sys.argv[3]):
+        real = Link._break
+        Link._break = lambda link, *told: link._loop.call_later(late, real, link, *told)
     pool = sky.ComputePool(FakeCloud(sys.argv[1]), name="p", slots=1, liveness=20, console="off", **eval(sys.argv[2]))
     again = []
     pool.events.listen(lambda event: isinstance(event, events.CallRetried) and again.append(event))

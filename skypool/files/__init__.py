@@ -1,8 +1,7 @@
 """Files and folders from this computer to nodes, and back: `pool.push` and `pool.pull`.
 
 - `transfer`: starts both ends of a transfer, and begins again where a lost connection has stopped.
-- `sending`, `receiving`: the two ends. `node_end`: the program that is the one on a node,
-  begun by `node_loader`.
+- `sending`, `receiving`: the two ends. `node_end`: the program that is the one on a node, begun by `node_loader`.
 - `frames`: what they say to each other. `entries`: what is sent. `safe_writing`: writes them into a folder.
 - `ignored`: what `.gitignore` and `.skypoolignore` leave out.
 - `progress`: how far a transfer is.
