@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +19,12 @@ import skypool as sky
 from skypool import clock
 from skypool.errors import BudgetExceeded, LifetimeExceeded, UsageError
 from skypool.model import Offer
-from skypool.rental.budget import Enforcement
+from skypool.rental.budget import Enforcement, ceiling
+from skypool.rental.ledger import Ledger
+from skypool.rental.pool_account import Rental
 from skypool.rental.receipt import Line, by_day
+from skypool.rental.supply import Supply
+from skypool.testing import FakeCloud
 
 NOON = datetime(2026, 8, 20, 12, tzinfo=UTC).timestamp()
 
@@ -61,9 +69,9 @@ def test_a_budget_counts_the_starts_of_machines() -> None:
     assert budget.lasts([], NOON, [costly]) == pytest.approx(3 * 3600)
     assert budget.lasts([line(1, start_usd=4.0, billed_from=None)], NOON) == pytest.approx(3 * 3600)
     assert budget.lasts([line(1, start_usd=4.0)], NOON + 3600) == pytest.approx(2 * 3600)
-    budget.check_first_hour([costly])
-    with pytest.raises(BudgetExceeded, match=r"12\.00 USD"):
-        budget.check_first_hour([costly, costly])
+    budget.check_start([costly])
+    with pytest.raises(BudgetExceeded, match=r"14\.00 USD"):
+        budget.check_start([costly, costly, costly])
 
 
 def test_an_instance_that_has_ended_costs_no_more() -> None:
@@ -163,16 +171,21 @@ def test_a_budget_warns_at_its_share_and_is_never_less_than_spent() -> None:
     assert [budget.left(usd) for usd in (4, 10, 11)] == [6, 0, 0]
 
 
-def test_the_first_hour_of_all_nodes_must_be_affordable() -> None:
+def test_the_setup_and_ten_minutes_of_all_nodes_must_be_affordable() -> None:
     budget = sky.Budget(5)
-    budget.check_first_hour([offer(2.5), offer(2.5)])
-    with pytest.raises(BudgetExceeded, match=r"first hour of 2 nodes cost 6\.00 USD, .* 5\.00 USD: .*Budget\(6\.00\)"):
-        budget.check_first_hour([offer(3), offer(3)])
-    with pytest.raises(BudgetExceeded, match=r"1 node costs 6\.00 USD"):
-        budget.check_first_hour([offer(3, least=7200)])
+    budget.check_start([offer(7.5), offer(7.5)])
+    with pytest.raises(
+        BudgetExceeded, match=r"first 20:00 min of 2 nodes cost 6\.00 USD, .* 5\.00 USD: .*Budget\(6\.00\)"
+    ):
+        budget.check_start([offer(9), offer(9)])
+    with pytest.raises(BudgetExceeded, match=r"the first 2:00:00 h of 1 node cost 6\.00 USD"):
+        budget.check_start([offer(3, least=7200)])
     with pytest.raises(BudgetExceeded, match=r"of which 4\.00 are spent: .*Budget\(6\.00\)"):
-        budget.check_first_hour([offer(2)], spent=4)
-    budget.check_first_hour([])
+        budget.check_start([offer(6)], spent=4)
+    with pytest.raises(BudgetExceeded, match=r"the first 10:00 min of 1 node cost 10\.00 USD"):
+        budget.check_start([offer(60)], lifetime=600)
+    budget.check_start([offer(60)], lifetime=300)
+    budget.check_start([])
 
 
 def test_a_budget_lasts_by_what_runs_and_what_is_about_to() -> None:
@@ -223,7 +236,7 @@ def test_a_pool_is_held_to_its_budget_and_its_lifetime_by_its_receipt_alone(monk
     assert limits.life_of([replace(offer(2), market="spot")], lease=600) == 6 * 3600, "its price may fall"
     assert (limits.highest_price(replace(offer(2), market="spot")), limits.highest_price(offer(2))) == (2.5, None)
     with pytest.raises(BudgetExceeded, match=r"of which 2\.00 are spent"):
-        limits.check_first_hour([offer(5), offer(4)])
+        limits.check_start([offer(15), offer(12)])
     now = NOON + 2 * 3600
     assert (limits.check(), limits.node_lifetime()) == (3 * 3600, 5 * 3600 + 5)
     assert told == [
@@ -239,3 +252,87 @@ def test_a_pool_is_held_to_its_budget_and_its_lifetime_by_its_receipt_alone(monk
     now = NOON + 7 * 3600
     with pytest.raises(LifetimeExceeded, match="max_lifetime of 7:00:00 h"):
         limits.check()
+
+
+# --- the ceiling of all pools --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCloud]:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("SKYPOOL_MAX_USD", "100")
+    with FakeCloud(tmp_path / "cloud", machines=False) as made:
+        yield made
+
+
+def pool(cloud: FakeCloud, name: str, **options: Any) -> sky.ComputePool:
+    return sky.ComputePool(cloud, accelerator="H100:8", name=name, console="off", **options)
+
+
+def budgets() -> dict[str, float | None]:
+    return {each.pool: each.budget.max_usd if each.budget else None for each in Ledger.here().open_pools()}
+
+
+def begun(made: sky.ComputePool) -> None:
+    """Plan, and record the pool in the ledger, as a start does; rent nothing."""
+    terms = made._terms
+    supply = Supply(made._drivers, terms, Rental(terms, lambda event: None), threading.Event())
+    asyncio.run(supply.look())
+    supply.begin()
+
+
+def test_the_ceiling_holds_for_all_pools_together(cloud: FakeCloud) -> None:
+    begun(pool(cloud, "first", budget=40))
+    begun(pool(cloud, "second"))
+    assert budgets() == {"first": 40, "second": 60}
+    with pytest.raises(
+        BudgetExceeded, match=r"SKYPOOL_MAX_USD=100 is .*second \(60.00 USD\), first \(40.00 USD\); end one"
+    ):
+        begun(pool(cloud, "third", budget=1000))
+    assert [*budgets()] == ["first", "second"]
+
+
+def test_what_is_left_of_the_ceiling_must_pay_for_the_start(cloud: FakeCloud) -> None:
+    begun(pool(cloud, "first", budget=97))
+    with pytest.raises(BudgetExceeded, match=r"the budget is 3\.00 USD"):
+        begun(pool(cloud, "second", budget=1000))
+    assert budgets() == {"first": 97}
+
+
+def test_pools_that_have_ended_or_are_free_leave_the_ceiling_alone(
+    cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SKYPOOL_MAX_USD")
+    begun(pool(cloud, "ended", budget=90))
+    Ledger.here().end(Ledger.here().open_pools()[0].session)
+    monkeypatch.setenv("SKYPOOL_MAX_USD", "100")
+    with sky.ComputePool(name="free", console="off") as free:
+        assert free._engine is not None
+        assert free._engine.rental.limits.budget is None
+        begun(pool(cloud, "paid"))
+    assert budgets() == {"paid": 100}
+
+
+def test_two_pools_that_start_at_once_stay_below_the_ceiling_together(cloud: FakeCloud) -> None:
+    refused: list[BudgetExceeded] = []
+
+    def begin(name: str) -> None:
+        try:
+            begun(pool(cloud, name, budget=60))
+        except BudgetExceeded as e:
+            refused.append(e)
+
+    threads = [threading.Thread(target=begin, args=(f"pool-{n}",)) for n in range(6)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert sorted(budgets().values()) == [40, 60]  # type: ignore[type-var]
+    assert len(refused) == 4
+
+
+@pytest.mark.parametrize("said", ["many", "0", "-1", "inf", "nan"])
+def test_a_ceiling_that_cannot_be_meant_is_refused(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SKYPOOL_MAX_USD", said)
+    with pytest.raises(UsageError, match="SKYPOOL_MAX_USD must be a number of US dollars above 0"):
+        ceiling()

@@ -381,7 +381,7 @@ def test_machines_stay_after_an_error_and_end_after_ctrl_c(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_budget_and_lifetime_end_machines_that_stay(cloud: FakeCloud) -> None:
-    """36 USD/h is a cent a second; the first hour must be paid for, and most of it is."""
+    """36 USD/h is a cent a second."""
     with sky.ComputePool(cloud, name="poor", slots=1, linger="2h", budget=36.5, console="off") as p:
         assert add(1) >> p == 2
     assert 3500 < record("poor").lasts - time.time() <= 3650
@@ -392,10 +392,28 @@ def test_budget_and_lifetime_end_machines_that_stay(cloud: FakeCloud) -> None:
     until_over("poor")
 
 
+@pytest.mark.slow
+def test_an_interrupt_while_machines_that_stay_are_asked_for_leaves_them_as_they_were(cloud: FakeCloud) -> None:
+    with sky.ComputePool(cloud, name="asked", slots=1, linger="10m", console="off"):
+        pass
+    until, asked = record("asked").lasts, len(cloud.control.calls("describe"))
+    cloud.control.delay(2.0, "describe")
+    words = [sys.executable, "-c", "import skypool as sky; sky.ComputePool.attach('asked', console='off')"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+        eventually(lambda: len(cloud.control.calls("describe")) > asked, BOUND)
+        process.send_signal(signal.SIGINT)
+        err = process.communicate(timeout=60)[1]
+    assert record("asked").is_staying, err
+    assert record("asked").lasts == pytest.approx(until, abs=1)
+    sky.ComputePool.attach("asked", cloud, console="off").stop()
+    until_over("asked")
+
+
 # --- a pool that is taken over at the last moment ------------------------------------------------------------
 
 
 @pytest.mark.slow
+@pytest.mark.serial
 def test_who_attaches_just_before_the_end_gets_the_machine_for_a_whole_lease_or_is_refused(tmp_path: Path) -> None:
     """With a lease of 25 s the guard may take 3.25 s until it has read that it must let the machine live."""
     stays, worked, refused = 4.0, [], []

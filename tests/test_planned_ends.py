@@ -256,7 +256,7 @@ def test_a_call_whose_pool_another_process_ends_says_so_at_once(cloud: FakeCloud
 
 
 def test_a_call_whose_machine_was_ended_from_another_computer_blames_no_network(cloud: FakeCloud) -> None:
-    with Watched(cloud, name="p", liveness=2.0) as pool:
+    with Watched(cloud, name="p", liveness=5.0) as pool:
         call = pool.send(nap(600))
         pool.until_busy(0)
         cloud.terminate(cloud.instances(pool="p"))  # its ledger is not this one

@@ -165,13 +165,13 @@ def test_when_too_few_are_to_be_had_those_that_were_are_ended(cloud: FakeCloud) 
 # --- budget --------------------------------------------------------------------------------------------------
 
 
-def test_a_budget_below_the_first_hour_is_refused_before_anything_is_rented(cloud: FakeCloud) -> None:
-    with pytest.raises(BudgetExceeded, match=r"first hour of 2 nodes"):
-        sky.ComputePool(cloud, nodes=2, budget=70, console="off").start()
+def test_a_budget_below_the_start_is_refused_before_anything_is_rented(cloud: FakeCloud) -> None:
+    with pytest.raises(BudgetExceeded, match=r"first 20:00 min of 2 nodes"):
+        sky.ComputePool(cloud, nodes=2, budget=23, console="off").start()
     assert not cloud.control.calls("create")
 
 
-def test_a_short_life_needs_no_budget_for_an_hour(cloud: FakeCloud) -> None:
+def test_a_short_life_needs_no_budget_for_twenty_minutes(cloud: FakeCloud) -> None:
     with sky.ComputePool(cloud, budget=sky.Budget(max_usd=10), max_lifetime="10m", console="off") as pool:
         assert pool.submit(double, 1).result() == 2
 
@@ -179,7 +179,7 @@ def test_a_short_life_needs_no_budget_for_an_hour(cloud: FakeCloud) -> None:
 def test_when_the_budget_is_spent_every_machine_ends_and_the_calls_say_why(
     cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sky.Budget, "check_first_hour", lambda *asked: None)  # otherwise it lasts for an hour at least
+    monkeypatch.setattr(sky.Budget, "check_start", lambda *asked: None)  # otherwise it lasts for 20 minutes at least
     cloud.control.stock_out(next(iter(cloud.offers(Need()))))
     told: list[str] = []
     pool = sky.ComputePool(cloud, budget=sky.Budget(2.5, warn=0.4), lease="3s", console="off")

@@ -75,7 +75,7 @@ def cache(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's folder for caches."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp / "cache"))
     (tmp / "cache" / "skypool").mkdir(parents=True)
-    package_zip.bundle.cache_clear()
+    package_zip._bundle.cache_clear()
     return tmp / "cache" / "skypool"
 
 
@@ -505,7 +505,7 @@ def test_plant_the_archive_for_nodes_in_the_cache(cache: Path) -> None:
     other(program, record, record.with_name(f"bundle-{good.hash}.zip"))
     for mode in (0o777, 0o700):
         record.parent.chmod(mode)
-        package_zip.bundle.cache_clear()
+        package_zip._bundle.cache_clear()
         made = package_zip.bundle()
         assert (made.hash, contents(made)) == (good.hash, contents(good))
 

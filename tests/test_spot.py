@@ -60,6 +60,7 @@ def test_a_node_with_notice_ends_its_calls_and_gets_no_new_ones(cloud: FakeCloud
     go = tmp_path / "go"
     with Rented(cloud, nodes=2) as pool:
         running = [pool.send(where(str(go)), node=node) for node in (0, 1)]
+        pool.until_busy(0, 1)  # else the notice may come before they begin
         waiting = pool.send(where(), node=0)
         at = pool.notify(0)
         with pytest.raises(

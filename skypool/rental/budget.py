@@ -1,8 +1,12 @@
-"""`Budget`, a limit of what a pool may cost, and `Enforcement`, which holds one pool to its budget and its lifetime."""
+"""`Budget`, a limit of what a pool may cost, and `Enforcement`, which holds one pool to its budget and its lifetime.
+
+The *ceiling* is a limit of what all pools of the user may cost together: the environment variable `SKYPOOL_MAX_USD`.
+"""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -18,6 +22,9 @@ if TYPE_CHECKING:
 
 NODE_LATER = 5.0
 """Seconds by which nodes end themselves later than the pool, so that the pool ends first and can say why."""
+CEILING = "SKYPOOL_MAX_USD"
+_START = 1200.0
+"""Seconds for which a budget must pay: ten minutes to boot a machine and set it up, and ten of work."""
 _HEADROOM = 1.25
 """Largest price of a spot machine in a pool with a budget, as a multiple of the price in the machine's offer.
 
@@ -91,31 +98,69 @@ class Budget:
             open_lines.append((offer.usd_per_hour, now + offer.least_billed))
         return _spent_at(self.left(spent), now, open_lines) - now
 
-    def check_first_hour(self, offers: Sequence[Offer], spent: float = 0.0, lifetime: float | None = None) -> None:
-        """Raise BudgetExceeded if renting one machine (or slice) on each offer for an hour costs more than is left.
+    def check_start(self, offers: Sequence[Offer], spent: float = 0.0, lifetime: float | None = None) -> None:
+        """Raise BudgetExceeded if starting one machine (or slice) on each offer costs more than is left.
 
-        If the minimum billed time of an offer is longer than an hour, it counts instead of the hour.
+        A start takes 20 minutes: ten to boot a machine and set it up, and ten of work. If the minimum billed time of an
+        offer is longer, it counts instead.
 
         Args:
             offers: the offers. An offer may be given several times, for several machines.
             spent: US dollars that are spent already.
             lifetime: seconds after which the machines end anyway; None if there is no such limit. A lifetime of less
-                than an hour counts instead of the hour.
+                than 20 minutes counts instead of these.
 
         Raises:
             BudgetExceeded: its message has the cost and the budget.
         """
-        first = min(HOUR, lifetime or HOUR)
-        cost = sum(each.usd_per_hour * max(first, each.least_billed) / HOUR + each.start_usd for each in offers)
+        cost = usd_to_start(offers, lifetime)
         if cost > self.left(spent):
             word = "slice" if any(each.hosts > 1 for each in offers) else "node"
-            nodes = f"1 {word} costs" if len(offers) == 1 else f"{len(offers)} {word}s cost"
+            nodes = f"{len(offers)} {word}{'' if len(offers) == 1 else 's'}"
             before = f", of which {spent:.2f} are spent" if spent else ""
             raise BudgetExceeded(
-                f"the first hour of {nodes} {cost:.2f} USD, and the budget is {self.max_usd:.2f} USD{before}: "
-                f"ask for fewer or cheaper {word}s, or raise the budget: "
+                f"the first {start_words(offers, lifetime)} of {nodes} cost {cost:.2f} USD, and the budget is "
+                f"{self.max_usd:.2f} USD{before}: ask for fewer or cheaper {word}s, or raise the budget: "
                 f"budget=Budget({math.ceil((cost + spent) * 100) / 100:.2f})"
             )
+
+
+def usd_to_start(offers: Sequence[Offer], lifetime: float | None = None) -> float:
+    """Return the US dollars that a start on these offers costs, as `Budget.check_start` counts them."""
+    return sum(each.usd_per_hour * max(_start(lifetime), each.least_billed) / HOUR + each.start_usd for each in offers)
+
+
+def start_words(offers: Sequence[Offer], lifetime: float | None = None) -> str:
+    """Return for how long a start on these offers is billed, as words."""
+    return duration_words(max([_start(lifetime), *(each.least_billed for each in offers)]))
+
+
+def _start(lifetime: float | None) -> float:
+    return min(_START, lifetime or _START)
+
+
+def ceiling() -> float | None:
+    """Return the US dollars that all pools may cost together; None for no limit.
+
+    Raises UsageError if the environment variable is no number above 0.
+    """
+    said = os.environ.get(CEILING, "").strip()
+    if not said:
+        return None
+    try:
+        most = float(said)
+    except ValueError:
+        most = math.nan
+    if not 0 < most < math.inf:
+        raise UsageError(f"{CEILING} must be a number of US dollars above 0, not {said!r}; correct it, or unset it")
+    return most
+
+
+def lowered(budget: Budget | None, most: float | None) -> Budget | None:
+    """Return a budget that is at most `most` US dollars; None for neither a budget nor a limit."""
+    if most is None:
+        return budget
+    return Budget(most) if budget is None else replace(budget, max_usd=min(budget.max_usd, most))
 
 
 def _spent_at(left: float, now: float, costs: list[tuple[float, float]]) -> float:
@@ -192,11 +237,11 @@ class Enforcement:
             return replace(plan, offers=kept, notes=(*plan.notes, f"{said}; Budget(…, best_effort=True) allows them"))
         return plan
 
-    def check_first_hour(self, offers: Sequence[Offer]) -> None:
-        """Raise BudgetExceeded if the first hour of one machine (or slice) on each offer costs more than is left."""
+    def check_start(self, offers: Sequence[Offer]) -> None:
+        """Raise BudgetExceeded if starting one machine (or slice) on each offer costs more than is left."""
         if self.budget is not None:
             lifetime = None if self.lifetime is None else self.lifetime_left
-            self.budget.check_first_hour(offers, self._receipt().usd, lifetime)
+            self.budget.check_start(offers, self._receipt().usd, lifetime)
 
     def life_of(self, offers: Sequence[Offer], lease: float) -> float | None:
         """Return the seconds for which new machines on these offers may live; None for no limit.

@@ -94,7 +94,7 @@ class Ledger:
         session: str,
         *,
         lease: float,
-        budget: Budget | None = None,
+        budget: Budget | Callable[[Sequence[Record]], Budget | None] | None = None,
         lifetime: float | None = None,
         drivers: Sequence[Driver] = (),
     ) -> None:
@@ -104,6 +104,8 @@ class Ledger:
 
         Args:
             lease: seconds for which the pool's machines live on without this process.
+            budget: the budget; or a function that returns it, called with the pools that have not ended, while no other
+                process can write. What it raises is raised here, and nothing is recorded.
             lifetime: seconds from the beginning of the pool's costs to its end; None for no limit.
 
         Raises:
@@ -113,13 +115,14 @@ class Ledger:
         """
         now = time.time()
         me = Process.this()
-        limits = (budget.max_usd, budget.warn) if budget else (None, None)
-        best_effort = budget is not None and budget.best_effort
         notes = json.dumps([registry.noted(each) for each in drivers])
 
         def work(book: sqlite3.Connection) -> None:
             for record in read(book, now, "p.pool = ? AND p.ended IS NULL", pool):
                 _refuse_taken(record, now)
+            limit = budget(read(book, now, "p.ended IS NULL")) if callable(budget) else budget
+            limits = (limit.max_usd, limit.warn) if limit else (None, None)
+            best_effort = limit is not None and limit.best_effort
             _prune(book, now - KEEP)
             client = me.host, me.pid, me.birth
             times = now, now, lease

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 from skypool import clock, events
 from skypool.drivers.contract import Driver
-from skypool.errors import LedgerError, PoolClosed, TakenOver
+from skypool.errors import BudgetExceeded, LedgerError, PoolClosed, TakenOver
 from skypool.model import Instance
-from skypool.rental.budget import Enforcement
+from skypool.rental.budget import CEILING, Budget, Enforcement, ceiling, lowered
 from skypool.rental.handover import Handover
 from skypool.rental.ledger import Ledger
 from skypool.rental.pool_terms import Terms
@@ -54,7 +54,9 @@ class Rental:
         self.pool = terms.name
         self.session = secrets.token_hex(8)
         self.ledger: Ledger | None = None
-        self.limits = Enforcement(terms.name, terms.budget, terms.lifetime, lambda: self.receipt, self.tell)
+        # `begin` may lower it again; a pool that is taken over has its budget in the ledger
+        budget = terms.budget if terms.attach else lowered(terms.budget, ceiling())
+        self.limits = Enforcement(terms.name, budget, terms.lifetime, lambda: self.receipt, self.tell)
 
     @property
     def there(self) -> list[Instance]:
@@ -78,20 +80,39 @@ class Rental:
 
     # --- begin and end ---------------------------------------------------------------------------------------
 
-    def begin(self, drivers: Sequence[Driver]) -> None:
+    def begin(self, drivers: Sequence[Driver], costs: bool = True, check: Callable[[], None] = lambda: None) -> None:
         """Record the pool in the ledger, with the settings of these drivers. Call this before anything is rented.
+
+        If the pool costs money, its budget is lowered to what the ceiling leaves of what other pools may still cost.
+
+        Args:
+            costs: False if all machines of the pool are free.
+            check: called when the budget is known, while no other pool can begin. What it raises is raised here, and
+                nothing is recorded.
 
         Raises:
             LedgerError: the ledger cannot be written.
             UsageError: a pool of this name is running, or its machines may still run.
+            BudgetExceeded: nothing is left of the ceiling.
         """
-        terms = self._terms
+        terms, most = self._terms, ceiling() if costs else None
+
+        def budget(others: Sequence[Record]) -> Budget | None:
+            left = most
+            if most is not None:
+                left = most - sum(each.worst for each in others)
+                if left <= 0:
+                    raise BudgetExceeded(_over_ceiling(most, others))
+            self.limits.budget = lowered(terms.budget, left)
+            check()
+            return self.limits.budget
+
         ledger = Ledger.here(self.tell)
         ledger.begin(
             terms.name,
             self.session,
             lease=terms.lease,
-            budget=terms.budget,
+            budget=budget,
             lifetime=terms.lifetime,
             drivers=drivers,
         )
@@ -280,3 +301,15 @@ class Rental:
             self._later.notices = None
             for each in notices:
                 self._emit(each)
+
+
+def _over_ceiling(most: float, others: Sequence[Record]) -> str:
+    """Return why nothing is left of the ceiling `most`: the pools that may still cost most of it."""
+    first = sorted((each for each in others if each.worst), key=lambda each: -each.worst)[:3]
+    named = ", ".join(
+        f"{each.pool} ({f'{each.worst:.2f} USD' if each.worst < math.inf else 'it has no budget'})" for each in first
+    )
+    return (
+        f"{CEILING}={most:g} is the most that all pools may cost together, and other pools may still cost all of it: "
+        f"{named}; end one, as by `skypool down {first[0].pool}`, give it a smaller budget, or raise {CEILING}"
+    )

@@ -47,6 +47,7 @@ class Terms:
         allow_results: names of the classes that results may contain besides plain data, if they are read as data.
         linger: time for which the pool lives without work while it is open; None for no limit.
         stay: time for which machines stay after a `with` block; 0 if they end with it.
+        lends: True if nodes that ask get modules of the user which the program has not loaded.
 
     Raises:
         UsageError: `maximum` is above 1, and the alternatives of the accelerator have different numbers of hosts.
@@ -71,6 +72,7 @@ class Terms:
     check: Check | None = "network"
     linger: float | None = None
     stay: float = 0.0
+    lends: bool = True
 
     def __post_init__(self) -> None:
         hosts_alike(self.need.accelerators, self.maximum)

@@ -18,7 +18,7 @@ from skypool.errors import UsageError
 from skypool.model import Instance
 from skypool.processes import Process
 from skypool.rental.budget import Budget
-from skypool.rental.receipt import Line, Receipt
+from skypool.rental.receipt import HOUR, Line, Receipt
 
 T = TypeVar("T")
 State = Literal["live", "ending", "left", "ended"]
@@ -96,6 +96,23 @@ class Record:
     def running(self) -> tuple[Line, ...]:
         """The receipt lines of the pool's instances whose end is not proved."""
         return tuple(each for each in self.lines if not each.ended)
+
+    @property
+    def usd_per_hour(self) -> float:
+        """The price of the pool's instances whose end is not proved, in US dollars per hour."""
+        return sum(each.usd_per_hour for each in self.running)
+
+    @property
+    def worst(self) -> float:
+        """The most that the pool may cost in all, in US dollars; 0 if it has ended, `math.inf` if it has no limit."""
+        if self.ended is not None:
+            return 0.0
+        if self.budget is not None:
+            return self.budget.max_usd
+        spent = sum(each.usd for each in self.lines)
+        if not self.usd_per_hour and not self.intents:
+            return spent
+        return math.inf if self.lifetime is None else spent + self.usd_per_hour * self.lifetime / HOUR
 
     @property
     def lasts(self) -> float:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 from skypool.drivers.contract import Driver, Learns, Renews, Tidies, abilities
 from skypool.errors import CapacityError, SkypoolError
@@ -121,16 +122,17 @@ class Supply:
 
         Raises:
             UsageError: a pool of this name is running, or its machines may still run.
-            BudgetExceeded: the nodes with which the pool starts cost more in their first hour than the budget.
+            BudgetExceeded: the first 20 minutes of the nodes cost more than the budget, or than the ceiling leaves.
             LedgerError: the ledger cannot be written.
         """
-        self.check_budget(self._terms.minimum if minimum is None else minimum)
-        self.rental.begin(self._drivers)
+        costs = self.plan is None or any(each.usd_per_hour for each in self.plan.offers)
+        check = partial(self.check_budget, self._terms.minimum if minimum is None else minimum)
+        self.rental.begin(self._drivers, costs, check)
 
     def check_budget(self, more: int) -> None:
-        """Raise BudgetExceeded if there is a budget, and the first hour of `more` machines costs more than is left."""
+        """Raise BudgetExceeded if there is a budget, and starting `more` machines costs more than is left."""
         if more > 0 and self.plan is not None and self.plan.best is not None:
-            self.rental.limits.check_first_hour([self.plan.best] * more)
+            self.rental.limits.check_start([self.plan.best] * more)
 
     def adopt(self) -> list[Instance]:
         """Take over the instances of the pool of this name that another process left, and return them.
