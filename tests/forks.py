@@ -1,7 +1,7 @@
 """Programs that begin with their imports done: forks of one process that has imported skypool and the SDKs of clouds.
 
-Importing an SDK takes longer than all else that a client of a crash matrix does, and a matrix has dozens of clients. A
-fork is a process of its own: it can be killed, and it has an environment of its own.
+Importing an SDK, and making the zip for nodes, take longer than all else that a client of a crash matrix does, and a
+matrix has dozens of clients. A fork is a process of its own: it can be killed, and it has an environment of its own.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import types
 from collections.abc import Mapping
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import Any
 
 MODULES = [
     "skypool.cli",
@@ -27,6 +28,7 @@ MODULES = [
     "google.cloud.compute_v1",
     "google.cloud.tpu_v2",
     "tests.forks",
+    "tests.packed",
 ]
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["__main__", *MODULES])
@@ -47,9 +49,11 @@ class Fork:
     """
 
     def __init__(self, program: str, *arguments: str, environment: Mapping[str, str]) -> None:
-        self._errors = tempfile.NamedTemporaryFile("r")  # noqa: SIM115 - it is read when the program has ended
+        # bytes that are no text, as of a program's output, come as surrogates; line ends stay as they are
+        as_is: dict[str, Any] = {"errors": "surrogateescape", "newline": ""}
+        self._errors = tempfile.NamedTemporaryFile("r", **as_is)  # noqa: SIM115 - it is read when the program has ended
         self._reads, writes = CONTEXT.Pipe(duplex=False)
-        self.stdout = open(self._reads.fileno(), closefd=False)  # noqa: SIM115 - the connection owns it
+        self.stdout = open(self._reads.fileno(), closefd=False, **as_is)  # noqa: SIM115 - the connection owns it
         self._argv, variables = ["-c", *arguments], {**os.environ, **environment}
         self._process = CONTEXT.Process(target=_run, args=(program, self._argv, variables, writes, self._errors.name))
         with LOCK:
@@ -63,8 +67,12 @@ class Fork:
     def end(self) -> subprocess.CompletedProcess[str]:
         """Wait for its end. What it printed is what nobody has read yet."""
         with self._errors, self.stdout, self._reads:
-            printed = self.stdout.read()
-            wait([self._process.sentinel])
+            try:
+                printed = self.stdout.read()
+                wait([self._process.sentinel])
+            except BaseException:  # a test that took too long
+                self.kill()
+                raise
             with LOCK:
                 status = self._process.exitcode
             assert status is not None

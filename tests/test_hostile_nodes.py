@@ -210,6 +210,53 @@ def test_a_node_that_asks_for_the_same_module_all_the_time_is_refused(
             lender.find("asked_often")
 
 
+def test_a_node_that_has_the_version_of_a_module_gets_no_files_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "had.py").write_text("x = 1")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    lender = Lender()
+    version = lender.find("had")[0]["hash"]
+    header, body = lender.find("had", has=("another", version))
+    assert (header["found"], header["hash"], body) == (True, version, b"")
+    assert lender.find("had", has=("another",))[1] != b""
+
+
+def test_a_node_that_asks_again_for_what_it_has_got_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or else it would cost its client any amount of network traffic."""
+    for name in ("got", "got_too"):
+        (tmp_path / f"{name}.py").write_text(f"x = 1  #{'.' * (3 << 20)}")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    lender = Lender()
+    for _ in range(15):  # connections may break, and 45 MB are not too much
+        for name in ("got", "got_too"):
+            assert len(lender.find(name)[1]) > 3 << 20
+    with pytest.raises(ProtocolError, match="more than 128 MiB in a short time, at last for 'got "):
+        for _ in range(60):
+            lender.find("got")
+
+
+def test_files_that_a_node_lacks_come_together_up_to_a_size_and_are_counted_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "in_parts"
+    package.mkdir()
+    for name in ("__init__", "a", "b", "c", "d"):
+        (package / f"{name}.py").write_text(f"# {name}{'.' * (1 << 20)}")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    lender = Lender()
+    header, _ = lender.find("in_parts")
+    assert header["inline"] == 3
+    version, listed = header["hash"], [f"in_parts/{name}.py" for name in ("__init__", "a", "b", "c", "d")]
+    header, body = lender.file("in_parts", version, listed[3])
+    assert header == {"name": "in_parts", "hash": version, "file": listed[3], "files": listed[3:]}
+    assert body == b"".join((tmp_path / each).read_bytes() for each in listed[3:])
+    assert lender.file("in_parts", version, listed[0])[0]["files"] == listed[:3]
+    with pytest.raises(ProtocolError, match="more than 128 MiB in a short time"):
+        for n in range(200):  # a first file that is another one each time is no way around the limit
+            lender.file("in_parts", version, listed[n % 5])
+
+
 def test_a_node_that_asks_for_a_large_package_all_the_time_costs_little(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

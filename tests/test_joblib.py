@@ -19,9 +19,6 @@ import joblib
 import numpy as np
 import pytest
 from joblib import delayed
-from sklearn.datasets import load_digits
-from sklearn.model_selection import GridSearchCV
-from sklearn.svm import SVC
 
 import skypool as sky
 
@@ -62,6 +59,11 @@ def backend(pool: Counting) -> Iterator[Any]:
 
 
 def test_a_grid_search_has_the_scores_of_a_plain_one(pool: Counting) -> None:
+    # imported here because it takes seconds, and every process collects this file
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import GridSearchCV
+    from sklearn.svm import SVC
+
     data, target = load_digits(return_X_y=True)
     search = GridSearchCV(SVC(), {"C": [0.1, 1, 10], "gamma": [1e-3, 1e-4]}, cv=3, n_jobs=-1)
     with sky.joblib.backend(pool):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -118,6 +119,20 @@ def test_a_pause_of_this_process_is_no_silence_of_its_nodes() -> None:
         assert silence < 60
 
 
+@pytest.mark.slow
+def test_a_client_that_is_held_up_reads_what_has_come_before_it_judges_its_node() -> None:
+    with sky.ComputePool(slots=1, console="off", liveness=2) as mine:
+        heard = names_heard(mine)
+        call = threading.Thread(target=lambda: nap(14) >> mine)  # this thread reads
+        call.start()
+        for _ in range(4):
+            time.sleep(1.2)
+            ctypes.PyDLL(None).usleep(2_200_000)  # no other thread of this process runs meanwhile
+        call.join()
+        assert "NodeStatus" in heard
+        assert "LinkDown" not in heard
+
+
 def test_a_link_that_breaks_while_a_caller_takes_in_a_large_value_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     caller, take = threading.current_thread(), Pieces.take
     taken: list[int] = []
@@ -190,10 +205,12 @@ def test_a_process_without_descriptors_loses_no_node_when_a_connection_breaks() 
     with sky.ComputePool(slots=1, console="off", liveness=30) as mine:
         link, heard = link_of(mine), names_heard(mine)
         future = nap(0.5) > mine
-        with without_descriptors():
+        with without_descriptors() as hoard:
             cut(link)
             eventually(lambda: "LinkDown" in heard)
-            time.sleep(1)  # several attempts fail
+            for _ in range(100):  # several attempts fail
+                hoard.grow()  # by what the broken connection had, which another thread closes
+                time.sleep(0.01)
             assert not link.is_up
         assert future.result(30) == 0.5
         assert nap(0) >> mine == 0

@@ -38,11 +38,12 @@ def packages(tmp_path: Path, asked: list[dict[str, Any]], monkeypatch: pytest.Mo
         kept._listener.close()
 
 
-def answer(files: dict[str, bytes], inline: int, path: str = "", **changes: Any) -> Frame:
-    """What the client says about a package, or a file of it."""
+def answer(files: dict[str, bytes], inline: int, path: str = "", *more: str, **changes: Any) -> Frame:
+    """What the client says about a package, or files of it."""
     head: dict[str, Any]
     if path:
-        head, body = {"name": "mine", "hash": VERSION, "file": path}, files[path]
+        head = {"name": "mine", "hash": VERSION, "file": path, "files": [path, *more]}
+        body = b"".join(files[each] for each in head["files"])
     else:
         listing = [(name, hash_of(data), len(data)) for name, data in files.items()]
         head = {"name": "mine", "version": "", "found": True, "hash": VERSION, "inline": inline, "left_out": []}
@@ -67,6 +68,57 @@ def test_a_package_comes_whole_with_its_large_files_one_after_the_other(
     assert {oct(each.stat().st_mode & 0o777) for each in (folder, folder / "mine")} == {"0o700"}
 
 
+def test_a_package_with_many_files_is_written_in_shares(
+    packages: Packages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the agent answers its client meanwhile."""
+    monkeypatch.setattr("skypool.agent.packages._SHARE", 0.0)
+    files = {f"mine/m{number}.py": b"x = %d" % number for number in range(50)}
+    told: list[dict[str, Any]] = []
+    packages.want("mine", "", told.append)
+    packages.on_module(answer(files, 50))
+    shares = 1
+    while packages.is_behind:
+        assert told == []
+        packages.proceed()
+        shares += 1
+    assert shares == 51  # another file has the names of those that were left out
+    folder = tmp_path / "modules" / VERSION
+    assert [each["folder"] for each in told] == [str(folder)]
+    assert {str(each.relative_to(folder)): each.read_bytes() for each in folder.glob("mine/*")} == files
+
+
+def test_files_that_were_missing_come_together(packages: Packages, asked: list[dict[str, Any]], tmp_path: Path) -> None:
+    files = {"mine/__init__.py": b"", "mine/a": SOURCE, "mine/b": b"", "mine/c": SOURCE[1:], "mine/d": SOURCE[2:]}
+    told: list[dict[str, Any]] = []
+    packages.want("mine", "", told.append)
+    packages.on_module(answer(files, 1))
+    packages.on_module(answer(files, 1, "mine/a", "mine/b", "mine/c"))
+    packages.on_module(answer(files, 1, "mine/a", "mine/b", "mine/c"))  # once more, as after a reconnection
+    packages.on_module(answer(files, 1, "mine/d"))
+    assert [each["file"] for each in asked] == ["", "mine/a", "mine/d"]
+    folder = tmp_path / "modules" / VERSION
+    assert [each["folder"] for each in told] == [str(folder)]
+    assert {str(each.relative_to(folder)): each.read_bytes() for each in folder.glob("mine/*")} == files
+
+
+def test_a_package_under_two_names_of_its_version_is_stored_once(
+    packages: Packages, asked: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    files = {"mine/__init__.py": b"", "mine/large.bin": SOURCE, "mine/larger.bin": SOURCE[1:]}
+    told: list[dict[str, Any]] = []
+    packages.want("mine", "", told.append)
+    packages.want("mine", VERSION, told.append)
+    packages.on_module(answer(files, 1))
+    packages.on_module(answer(files, 1, "mine/large.bin"))
+    packages.on_module(answer(files, 1, version=VERSION))
+    packages.on_module(answer(files, 1, "mine/larger.bin"))
+    folder = tmp_path / "modules" / VERSION
+    assert [each["folder"] for each in told] == [str(folder)] * 2
+    assert [each["file"] for each in asked if each["file"]] == ["mine/large.bin", "mine/larger.bin"]
+    assert {str(each.relative_to(folder)): each.read_bytes() for each in folder.glob("mine/*")} == files
+
+
 def test_a_package_that_is_here_is_not_asked_for_again(packages: Packages, asked: list[dict[str, Any]]) -> None:
     told: list[dict[str, Any]] = []
     packages.want("mine", "", told.append)
@@ -75,6 +127,19 @@ def test_a_package_that_is_here_is_not_asked_for_again(packages: Packages, asked
     packages.want("mine", VERSION, told.append)
     assert len(asked) == 1
     assert [each["hash"] for each in told] == [VERSION] * 3
+
+
+def test_the_client_is_told_which_versions_are_here_and_sends_no_files_of_these(
+    packages: Packages, asked: list[dict[str, Any]]
+) -> None:
+    told: list[dict[str, Any]] = []
+    packages.want("mine", "", told.append)
+    packages.on_module(answer({"mine.py": SOURCE}, 1))
+    packages.want("mine", "", told.append)
+    assert [each["has"] for each in asked] == [[], [VERSION]]
+    packages.on_module(answer({}, 0))
+    assert [each["folder"] for each in told] == [told[0]["folder"]] * 2
+    assert Path(told[0]["folder"], "mine.py").read_bytes() == SOURCE
 
 
 def test_a_package_that_comes_again_is_whole_for_whoever_reads_it_just_then(packages: Packages, tmp_path: Path) -> None:

@@ -97,8 +97,9 @@ def names_of(name: str, version: str = "") -> list[str]:
 def text_of(name: str, path: str, version: str = "") -> str:
     """The contents of a file of a package."""
     lender = user_modules.Lender()
-    header, _ = lender.find(name, version)
-    return lender.file(name, header["hash"], path)[1].decode()
+    header, body = lender.find(name, version)
+    size = {each: size for each, _, size in json.loads(body.partition(b"\n")[0])}[path]
+    return lender.file(name, header["hash"], path)[1][:size].decode()
 
 
 def test_the_manifest_has_what_is_loaded_of_the_users_own_and_nothing_else(project: Path) -> None:
@@ -208,6 +209,27 @@ def test_files_that_are_too_large_are_left_out_and_named(project: Path) -> None:
     header, _ = user_modules.Lender().find("pack")
     assert list(header["left_out"]) == ["pack/large.bin"]
     assert "pack/small.bin" in names_of("pack")
+
+
+def test_files_that_may_hold_secrets_are_left_out_and_named(project: Path) -> None:
+    write(project / "pack" / "__init__.py", "")
+    write(project / "pack" / ".env", "TOKEN=t0k3n-of-mine\n")
+    write(project / "pack" / "deep" / "server.pem", "anything")
+    write(project / "pack" / "deep" / "deploy.txt", "-----BEGIN RSA PRIVATE KEY-----\nMIIE\n")
+    write(project / "pack" / "credentials.py", "NAME = 'a module'\n")
+    header, _ = user_modules.Lender().find("pack")
+    left_out = ["pack/.env", "pack/deep/deploy.txt", "pack/deep/server.pem"]
+    assert sorted(header["left_out"]) == left_out
+    assert sorted(names_of("pack")) == ["pack/__init__.py", "pack/credentials.py"]
+
+
+def test_a_pool_may_send_only_what_its_program_has_loaded(project: Path) -> None:
+    write(project / "pack" / "__init__.py", "")
+    write(project / "other" / "__init__.py", "")
+    load("pack")
+    user_modules.manifest()
+    lender = user_modules.Lender(loaded_only=True)
+    assert [lender.find(name)[0]["found"] for name in ("pack", "other")] == [True, False]
 
 
 @pytest.mark.parametrize("loaded", [True, False])
@@ -528,8 +550,8 @@ def test_a_module_beside_the_script_comes_before_an_installed_one_that_only_a_fu
 
 def test_a_file_that_is_too_large_is_named_with_what_to_do(there: dict[str, Any]) -> None:
     assert there["large"] == [
-        "whole/large.bin of your package was not sent: files of more than 10 MB, and more than 50 MB of files for a "
-        "package, are left out; send it with Image(files={…})"
+        "whole/large.bin of your package was not sent: files of more than 10 MB, more than 50 MB of files for a "
+        "package, and files that may hold secrets are left out; send it with Image(files={…})"
     ]
 
 

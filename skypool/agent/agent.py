@@ -138,7 +138,7 @@ class Agent:
         lacking = False
         while not self._ending:
             patience = LOOK if self._batch_watch.alert or self._dying else _TICK
-            ready = self._poll.poll(0 if lacking else patience)
+            ready = self._poll.poll(0 if lacking or self._packages.is_behind else patience)
             if len(ready) > 1:  # handle the output of a call before its outcome
                 ready.sort(key=lambda each: each[0] in self._slots.output_files, reverse=True)
             self._registered.clear()
@@ -149,6 +149,7 @@ class Agent:
                         callback()
                     except Exception as e:  # noqa: BLE001 - one worker must not end the agent; others are raised again
                         self._contain(e, self._slots.of_file(fd))
+            self._client.flush()  # outcomes do not wait for the checks that follow
             if self._dying:
                 self._bury()
             if self._stops.cancelling:
@@ -159,6 +160,8 @@ class Agent:
             if now - ticked >= _TICK:
                 ticked = now
                 self._tick(now)
+            if self._packages.is_behind:
+                self._packages.proceed()
             if self._slots.spare:
                 lacking = self._hire()
             self._client.flush()

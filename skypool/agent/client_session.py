@@ -25,6 +25,7 @@ OUTPUT_WINDOW = 4 << 20
 """The number of bytes of output that may wait for the client's acknowledgement. More output is dropped."""
 _BREATH = 0.01
 """Seconds that the agent waits after it could not accept a connection. The loop reports that connection again."""
+_HELLO = Kind.HELLO
 Watch = Callable[[int, int, Callable[[], None]], None]
 
 
@@ -133,11 +134,11 @@ class Client:
 
     def _take(self, connection: Connection, f: Frame) -> None:
         """Handle one frame. Raises ProtocolError if it is invalid, or if it came before HELLO."""
-        if f.kind is not Kind.HELLO and connection is self._current:
+        if f.kind is not _HELLO and connection is self._current:
             self._on_frame(f)
         elif connection not in self._holders:
             return
-        elif f.kind is Kind.HELLO:
+        elif f.kind is _HELLO:
             self._greet(connection, header_of(f))
         else:
             raise protocol_violation(f"the client sent a {f.kind.name} message before its first message, HELLO")

@@ -53,7 +53,7 @@ class FoundPackage:
     Attributes:
         folder: the folder on this node in which the module is; None if the client cannot send such a module.
         version: a hash of the module's files.
-        left_out: the paths of files that were too large to be sent.
+        left_out: the paths of files that were not sent: they are too large, or may hold secrets.
         why: if `folder` is None, a word that says why, and details after a space: "installed" (not the user's own),
             "made" (it has no file), "full" (the node's disk) or "much" (the client sends no more). "" if unknown.
     """
@@ -185,8 +185,9 @@ class UserModules:
                 path = os.path.relpath(error.filename, found.folder)
                 if path in found.left_out:
                     return (
-                        f"{path} of your package was not sent: files of more than 10 MB, and more than 50 MB of "
-                        "files for a package, are left out; send it with Image(files={…})"
+                        f"{path} of your package was not sent: files of more than 10 MB, more than 50 MB of "
+                        "files for a package, and files that may hold secrets are left out; send it with "
+                        "Image(files={…})"
                     )
         return self._numpys("numpy.") if "numpy" in text_of(error) else ""
 

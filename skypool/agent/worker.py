@@ -138,6 +138,7 @@ class Worker:
         self._herald = herald
         self._process = os.getpid()
         self._functions: dict[str, _Function] = {}
+        self._plain: dict[str, _Order] = {}
         self._objects: dict[str, Any] = {}
         self._sources: dict[str, str] = {}
         self._shield = Shield()
@@ -186,7 +187,7 @@ class Worker:
                 if packet.kind is _CALLS:
                     self._serve_all(packet)
                 else:
-                    self._serve(packet.header["id"], _Order(packet.header), packet, fds)
+                    self._serve(packet.header["id"], self._order(packet.header), packet, fds)
             except Cancelled:
                 self._flush()
                 os._exit(0)
@@ -381,13 +382,22 @@ class Worker:
                 take_source(file, bytes(self._payload(reply, fds)[0]))
                 self._sources[file] = key
 
+    def _order(self, header: dict[str, Any]) -> _Order:
+        if len(header) > 3:
+            return _Order(header)
+        # without options: it has the function, the id or ids, and the lengths of the arguments
+        order = self._plain.get(header["fn"])
+        if order is None:
+            order = self._plain[header["fn"]] = _Order(header)
+        return order
+
     # --- one call --------------------------------------------------------------------------------------------
 
     def _serve_all(self, packet: Frame) -> None:
         """Run the calls of one batch in order, except those that the agent takes back before they begin."""
         self._batch.hold(packet.header["ids"])
         self._untold = at = 0
-        order = _Order(packet.header)
+        order = self._order(packet.header)
         for id_, length in zip(packet.header["ids"], packet.header["lens"], strict=True):
             if not self._batch.claim():
                 break
@@ -406,7 +416,8 @@ class Worker:
             self._worn = True
         function = order.fn
         began = time.monotonic()
-        is_other = function != self._function_key or self._uses_devices or began - self._ended_at > _PAUSE
+        has_paused = began - self._ended_at > _PAUSE
+        is_other = function != self._function_key or self._uses_devices or has_paused
         is_unfit = is_other and self._is_unfit()
         if (self._worn or is_unfit) and self._served:
             # this call needs a fresh process: the worker that follows this one runs it
@@ -465,15 +476,17 @@ class Worker:
         else:
             self._answer(id_, ok, buffers, seconds)
         # after a short call of a function that had changed nothing a moment ago, it waits until another one is called
-        self._is_restored = (
+        is_due = (
             seconds > _BRIEF
             or not ok
             or function not in self._harmless
             or began - self._restored_at > _MOMENT
             or self._uses_devices
             or self._state.is_touched()
+            or (has_paused and not self._state.is_unchanged())
         )
-        if self._is_restored and not is_own and not self._worn:
+        self._is_restored = is_due or has_paused
+        if is_due and not is_own and not self._worn:
             self._restored_at = began
             self._worn = self._is_spoiled()
         if not order.is_gang:

@@ -499,7 +499,7 @@ class Slots:
             )
             if member.nodes > 1:
                 own_name.shadow(self._plan.health.address, member.peers)
-        runtime.enter(info, in_gang=member is not None, own=slot.own_devices)
+        runtime.enter(info, in_gang=member is not None, own=slot.own_devices, folder=config.folder)
 
     def ignore(self, fd: int) -> None:
         """Stop watching a file descriptor in the agent's event loop. It stays open.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from skypool.calls.futures import Items, Returned
-from skypool.calls.node_queue import NodeQueue, frame_full, slowed
+from skypool.calls.node_queue import Lane, NodeQueue, frame_full, slowed
 from skypool.calls.pending_calls import PendingCall
 from skypool.calls.tally import CallTally, text_of_error
 from skypool.errors import ConnectionLost, SkypoolError, WorkerDied, protocol_violation, taken_back
@@ -140,7 +140,7 @@ class CallProgress:
                 self._on_error(node_queue, pending, failure, seconds, ended)
         if last is not None:
             self.done += count
-            self._learn(node_queue, last, took / count)
+            self._learn(node_queue.lane(last), last, took / count)
 
     def on_outcome(
         self, node_queue: NodeQueue, said: Outcome, buffers: Sequence[Buffer], ended: Ended, errors: Errors
@@ -161,9 +161,10 @@ class CallProgress:
             node_queue.to_ack.append(said.id)  # otherwise the node would keep the result
             return
         failure = None if said.ok else errors[said.id]
-        del node_queue.lane(pending).underway[said.id]
+        lane = node_queue.lane(pending)
+        del lane.underway[said.id]
         self.done += 1
-        self._learn(node_queue, pending, said.seconds)
+        self._learn(lane, pending, said.seconds)
         if failure is None:
             self._tally.returned(pending, node_queue.node, said.seconds, time.time())
             pending.settled = True
@@ -171,9 +172,9 @@ class CallProgress:
         else:
             self._on_error(node_queue, pending, failure, said.seconds, ended)
 
-    def _learn(self, node_queue: NodeQueue, pending: PendingCall, seconds: float) -> None:
+    def _learn(self, lane: Lane, pending: PendingCall, seconds: float) -> None:
         key = pending.code.key
-        node_queue.lane(pending).learn(key, seconds)
+        lane.learn(key, seconds)
         self.paces[key] = slowed(self.paces.get(key), seconds)
 
     def _on_error(

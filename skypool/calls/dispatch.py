@@ -9,6 +9,7 @@ Calls that need no device have separate queues, because nodes with devices have 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import secrets
@@ -369,11 +370,12 @@ class Dispatch:
             streams = node_queue.their_streams = frozenset(welcome.streams)
             on_cpu = set(welcome.cpu_calls)
             services = set(welcome.services)
+            anywhere, without_devices = Options(), Options(devices=0)
             known = set(welcome.calls) - streams
             for id_, name in itertools.islice(welcome.names.items(), most):
                 if id_ in known:
                     future: CallFuture[object] = CallFuture(name)
-                    options = Options(devices=0 if id_ in on_cpu else None)
+                    options = without_devices if id_ in on_cpu else anywhere
                     pending = PendingCall(Code("", name, ()), [], future, options, node=node, id=id_, at=node)
                     pending.service = id_ in services
                     pending.busy = id_ in services and id_ not in quiet
@@ -470,6 +472,23 @@ class Dispatch:
                 self.gangs.node_leaving(node)
             node_queue.recall_all()
             self.placement.fill(node_queue)
+
+    @contextlib.contextmanager
+    def transferring(self, nodes: Sequence[int]) -> Iterator[None]:
+        """Count the block as work of these nodes: files go to them, or come from them. A leaving node waits for it."""
+        try:
+            with self.roster.transferring(nodes):
+                yield
+        finally:
+            self._transferred(nodes)
+
+    @_then_acts
+    def _transferred(self, nodes: Sequence[int]) -> None:
+        with self._lock:
+            for node in nodes:
+                node_queue = self.node_queues.get(node)
+                if node_queue is not None and node_queue.leaving:
+                    self.placement.fill(node_queue)
 
     def _end_stopped(self, pending: PendingCall) -> None:
         """End a cancelled call that no node runs any more. Its result becomes a SkypoolError that says so."""

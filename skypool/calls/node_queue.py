@@ -294,9 +294,9 @@ class NodeQueue:
         return [pending for lane in self.lanes for pending in lane.pinned]
 
     @property
-    def is_idle(self) -> bool:
-        """True if every call that was sent to the node has ended. Services do not count."""
-        return not any(lane.underway for lane in self.lanes)
+    def is_drained(self) -> bool:
+        """True if every call that was sent to the node has ended, and each transfer of files. Services do not count."""
+        return not self.transfers and not any(lane.underway for lane in self.lanes)
 
     def note_idle(self) -> None:
         """Update `idle`: note whether calls, transfers of files, or services that count as work, run now.

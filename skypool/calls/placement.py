@@ -57,8 +57,8 @@ class Placement:
     def fill(self, node_queue: NodeQueue) -> None:
         """Send a node as many waiting calls as it has room for.
 
-        If the node is leaving, send waiting calls to other nodes instead. If it then has no call left, call
-        `on_drained`.
+        If the node is leaving, send waiting calls to other nodes instead. If it then has nothing left to
+        do, call `on_drained`.
         """
         if node_queue.leaving:
             self._leave(node_queue)
@@ -115,10 +115,10 @@ class Placement:
         self.put_back.clear()
 
     def _leave(self, node_queue: NodeQueue) -> None:
-        """Send waiting calls to nodes other than this leaving one. If this one has no call left, call `on_drained`."""
+        """Send waiting calls to nodes other than this leaving one. If this one has nothing to do, call `on_drained`."""
         for queue in self._waiting.queues:
             self._hand_out(queue)
-        if node_queue.is_idle:
+        if node_queue.is_drained:
             self._on_drained(node_queue.node)
 
     def _recall_for(self, idle: NodeQueue, free: Lane) -> None:

@@ -12,7 +12,8 @@ import ipaddress
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
 
 from skypool.devices.device import Device
 from skypool.devices.sample import NodeSample, node_sample
@@ -123,8 +124,7 @@ class Taken:
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """The result of one call.
 
     Attributes:
@@ -248,13 +248,17 @@ class Printed:
 class ModuleAsked:
     """A request for a module or package of the user's own, or for one of its files, which the node does not have.
 
-    `name` is the name of the module or package. `version` is a hash of all its files, or "" for any version. `file` is
-    the path of the file; "" for the whole package.
+    Attributes:
+        name: the name of the module or package.
+        version: a hash of all its files, or "" for any version.
+        file: the path of the file; "" for the whole package.
+        has: the versions of the package that the node has.
     """
 
     name: str
     version: str
     file: str
+    has: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,7 +378,10 @@ def _numbers(what: str, h: Mapping[str, Any], name: str) -> list[int]:
     value = h.get(name)
     if type(value) is not list:
         _refuse(what, name, value)
-    if value and not (set(map(type, value)) == {int} and min(value) >= 0 and max(value) < _LARGEST_ID):
+    if len(value) == 1:  # the usual case, which takes less time this way
+        if type(value[0]) is not int or not 0 <= value[0] < _LARGEST_ID:
+            _refuse(what, name, value)
+    elif value and not (set(map(type, value)) == {int} and min(value) >= 0 and max(value) < _LARGEST_ID):
         _refuse(what, name, value)
     numbers: list[int] = value
     return numbers
@@ -400,7 +407,7 @@ def _buffers(what: str, f: Frame) -> tuple[list[int], bool]:
     large = "blob" in h
     if not 0 < len(lens) <= _MOST_BUFFERS:
         _refuse(what, "lens", lens)
-    size = total_length(lens)
+    size = lens[0] if len(lens) == 1 else total_length(lens)
     if large and (size != _number(what, h, "blob", 1, _LARGEST_VALUE) or f.body):
         _refuse(what, "blob", h["blob"])
     if not large and size != len(f.body):
@@ -412,12 +419,15 @@ def _buffers(what: str, f: Frame) -> tuple[list[int], bool]:
 # Each function raises ProtocolError if a field that must be there is missing, or a field is not valid.
 
 
+_make_outcome = partial(tuple.__new__, Outcome)
+
+
 def _outcome(f: Frame) -> Outcome:
     """Return the result of one call in an OUTCOME frame."""
     h = f.header
     what = "the result of a call"
     lens, large = _buffers(what, f)
-    return Outcome(_number(what, h, "id"), _flag(what, h, "ok"), _seconds(what, h, "seconds"), lens, large)
+    return _make_outcome((_number(what, h, "id"), _flag(what, h, "ok"), _seconds(what, h, "seconds"), lens, large))
 
 
 def _outcomes(f: Frame) -> Outcomes:
@@ -494,6 +504,7 @@ def _module(f: Frame) -> ModuleAsked:
         _text(what, f.header, "name", 1 << 20),
         _text(what, f.header, "version", 64),
         _text(what, f.header, "file", 1 << 20),
+        _keys(what, f.header, "has") if "has" in f.header else (),
     )
 
 

@@ -259,16 +259,22 @@ class Link:
     async def _watch_liveness(self) -> None:
         """Ping the node, replace a connection that may be dead, and give up a silent node, until the link is closed."""
         pause = min(1.0, self._liveness / 4)
+        now, waited_for = self._clock(), -1.0
         while not self._closed:
             await asyncio.sleep(pause)
-            now = self._clock()
-            silent = now - self._inbox.heard
-            if self.is_up and silent > self._liveness:
+            before, now = now, self._clock()
+            heard = self._inbox.heard
+            silent = now - heard
+            # if this process was held up, messages of the node may still wait to be read: let that happen first
+            is_early = now - before > 2 * pause and heard != waited_for
+            if is_early:
+                waited_for = heard
+            if self.is_up and not is_early and silent > self._liveness:
                 silence = (
                     f"node {self.node} has been silent for {silent:.1f} s (the limit is liveness={self._liveness:g} s)"
                 )
                 self._give_up(ConnectionLost(silence, self.node))
-            elif self.is_up and now - max(self._inbox.heard, self._connected) > min(self._liveness / 2, _STALE):
+            elif self.is_up and not is_early and now - max(heard, self._connected) > min(self._liveness / 2, _STALE):
                 senseless = now - self._inbox.understood
                 if senseless > self._liveness:  # and another connection would not help
                     what = f"node {self.node} has sent only parts of a message for {senseless:.1f} s"

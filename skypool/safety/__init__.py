@@ -4,6 +4,7 @@ docs/trust.md lists what other users can reach, and what each part does about it
 
 - `sqlite_connection`: a connection to SQLite that takes any text.
 - `descriptors`: file descriptors in reserve for the end of machines.
+- `never_sent`: the names of files with secrets, which are not sent to nodes.
 - `encodings`: the ways in which a secret may be written in texts.
 - `peers`: which user a Unix socket is connected to.
 - `user_folders`: the folders in which the client keeps files.
@@ -17,6 +18,7 @@ A surrogate is a character that UTF-8 cannot encode. Python uses surrogates for 
 __all__ = [
     "descriptors",
     "encodings",
+    "never_sent",
     "peers",
     "private",
     "received_data_limit",

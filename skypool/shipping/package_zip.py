@@ -16,6 +16,7 @@ import shlex
 import struct
 import sys
 import sysconfig
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -136,7 +137,19 @@ class Bundle(NamedTuple):
     hash: str
 
 
-@cache
+_making = threading.Lock()
+"""Held while the zip is made, because each of the first nodes of a pool asks for it in a thread of its own."""
+
+
+def _forked() -> None:
+    """Let this child process make the zip, although a thread of its parent was making it."""
+    global _making
+    _making = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 def bundle() -> Bundle:
     """Return a zip of skypool, its own drivers, skypool_images and cloudpickle, compiled for this version of Python.
 
@@ -148,6 +161,13 @@ def bundle() -> Bundle:
         ImportError: one of the packages is not installed here, or is a single file instead of a package.
         SyntaxError: a ".py" file of a package cannot be compiled.
     """
+    with _making:
+        return _bundle()
+
+
+@cache
+def _bundle() -> Bundle:
+    """Return the zip from the cache folder if it is there and current. Otherwise make it."""
     folder = user_folders.cache() / "bundles"
     place = repr((__file__, sys.version_info[:3])).encode()
     record = folder / f"bundle-of-{hashlib.sha256(place).hexdigest()[:16]}.json"

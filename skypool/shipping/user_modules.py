@@ -31,6 +31,7 @@ from urllib.parse import unquote, urlparse
 from zipimport import zipimporter
 
 from skypool.errors import ProtocolError, protocol_violation
+from skypool.safety.never_sent import READ, why_secret, why_secret_inside
 from skypool.tracebacks import SITE_FOLDERS
 from skypool.wire.pickling import SCRIPT
 
@@ -63,8 +64,14 @@ _MOST_ANSWERS = 2000
 """The number of times that a node may ask for the same module in a burst. Each of its workers may ask."""
 _ANSWERS_A_SECOND = 50
 """The number of times each second that a node may ask for the same module after a burst. New workers ask again."""
+_MOST_AGAIN = 128 << 20
+"""The most bytes that a node may get once more in a burst, as after a broken connection."""
+_AGAIN_A_SECOND = 4 << 20
+"""The bytes that a node may get once more each second after a burst."""
 _INLINE = 4 << 20
-"""The most bytes of files that are sent in the first answer about a package."""
+"""The most bytes of files in one answer, unless it is a single file."""
+_MOST_AT_ONCE = 1000
+"""The most files in an answer to a node that lacks some of a package."""
 _MOST_LEFT_OUT = 100
 """The most files of a package that are reported to a node as too large."""
 _NEVER_SENT = SCRIPT | {"skypool", "skypool_images", "cloudpickle", "sitecustomize", "usercustomize"}
@@ -112,7 +119,7 @@ class Unit:
         name: the name of the top-level module, without a dot.
         version: a hash of the files.
         files: the contents of the files, by their path, which begins with the name of the module.
-        left_out: the paths of files that were too large to be sent.
+        left_out: the paths of files that were not sent: they are too large, or may hold secrets.
         hashes: the hashes of the files, by their path. They are computed once, as nodes may ask often.
     """
 
@@ -264,25 +271,36 @@ def _read(top: str, kept: dict[str, bytes], names: Sequence[str] = ()) -> Unit:
 
 
 def _contents(found: MutableMapping[str, Path | bytes], is_package: bool = True) -> tuple[dict[str, bytes], list[str]]:
-    """Return the contents of the files `found`, by their path in the unit, and the paths of those too large to send."""
+    """Return the contents of the files `found`, by their path in the unit, and the paths of those that are not sent.
+
+    These are too large, or may hold secrets.
+    """
     files: dict[str, bytes] = {}
     left_out: list[str] = []
     room = _MOST
     for path, file in found.items():
+        is_code = path.endswith(_CODE)
+        if not is_code and any(map(why_secret, path.split("/")[1:])):
+            left_out.append(path)
+            continue
+        # a folder that is no package may have anything: its modules, too, count towards the limit
+        is_free = isinstance(file, bytes) or (is_code and is_package)
+        size = 0
         if isinstance(file, bytes):
-            files[path] = file
-            continue
-        try:
-            size = os.stat(file).st_size
-            is_code = path.endswith(_CODE)
-            # a folder that is no package may have anything: its modules, too, count towards the limit
-            is_free = is_code and is_package
-            if size > LARGEST_FILE or (not is_free and size > room):
-                left_out.append(path)
+            data = file
+        else:
+            try:
+                size = os.stat(file).st_size
+                if size > LARGEST_FILE or (not is_free and size > room):
+                    left_out.append(path)
+                    continue
+                data = _saved(file) if path.endswith(".py") else file.read_bytes()
+            except OSError:
                 continue
-            files[path] = _saved(file) if path.endswith(".py") else file.read_bytes()
-        except OSError:
+        if not is_code and why_secret_inside(data[:READ]):
+            left_out.append(path)
             continue
+        files[path] = data
         room -= 0 if is_free else size
     return files, left_out
 
@@ -441,15 +459,18 @@ class Lender:
     """Source of the user's own modules for one node. It limits how often the node may ask.
 
     `taken` has the packages, by name, that nodes have imported and the program has not. The lenders of all nodes of a
-    pool share it, so that all nodes get the same files.
+    pool share it, so that all nodes get the same files. With `loaded_only`, nodes get only what the program has loaded.
     """
 
-    def __init__(self, taken: MutableMapping[str, Unit] | None = None) -> None:
+    def __init__(self, taken: MutableMapping[str, Unit] | None = None, loaded_only: bool = False) -> None:
+        self._loaded_only = loaded_only
         self._taken = {} if taken is None else taken
         self._missing: dict[str, float] = {}
         self._asked: dict[str, tuple[float, float]] = {}
+        self._sent: set[str] = set()
+        self._again = 0.0, 0.0
 
-    def find(self, name: str, version: str = "") -> tuple[dict[str, Any], bytes]:
+    def find(self, name: str, version: str = "", has: Sequence[str] = ()) -> tuple[dict[str, Any], bytes]:
         """Return the answer to a node that asks for a module or package: the header of the frame, and its body.
 
         The body is a JSON list of (path, hash, size) of the files, a newline, and the contents of the first files. If
@@ -459,6 +480,7 @@ class Lender:
         Args:
             name: the name of the module or package, without a dot.
             version: the hash of its files; "" for any version.
+            has: the versions that the node has. The body is empty if the answer is one of them.
 
         Raises:
             ProtocolError: the node asks too often, or for too many modules that do not exist.
@@ -473,7 +495,8 @@ class Lender:
         unit = self._unit(name, version)
         if unit is not None:
             self._count(name, now)
-            body, inline = _body(unit)
+            body, inline = (b"", 0) if unit.version in has else _body(unit)
+            self._count_again(f"{name} {unit.version}", len(body), now)
             left_out = unit.left_out[:_MOST_LEFT_OUT]
             answer = {"found": True, "hash": unit.version, "inline": inline, "left_out": left_out}
             return {**header, **answer}, body
@@ -498,15 +521,32 @@ class Lender:
         return sum(unit.size for unit in self._taken.values()) >= _MOST_TAKEN
 
     def file(self, name: str, version: str, path: str) -> tuple[dict[str, Any], bytes]:
-        """Return the answer to a node that asks for one file of a package that `find` has returned: (header, contents).
+        """Return the answer to a node that lacks a file of a package that `find` has returned: header and body.
+
+        The body has the contents of this file, and of those that follow it in the package, up to 4 MiB. The header's
+        "files" has their paths.
 
         Raises ProtocolError if the package has no such file, or if the node asks too often.
         """
         unit = _versions.get((name, version)) or self._taken.get(name)
         if unit is None or unit.version != version or path not in unit.files:
             raise protocol_violation(f"the node asked for a file of {name!r:.100} that was not offered to it")
-        self._count(f"{name}/{path}", time.monotonic())
-        return {"name": name, "hash": version, "file": path}, unit.files[path]
+        now = time.monotonic()
+        self._count(f"{name}/{path}", now)
+        files = [path]
+        size = len(unit.files[path])
+        paths = list(unit.files)
+        first = paths.index(path)
+        for each in paths[first + 1 : first + _MOST_AT_ONCE]:
+            size += len(unit.files[each])
+            if size > _INLINE:
+                break
+            files.append(each)
+        for each in files:
+            self._count_again(f"{name} {version}/{each}", len(unit.files[each]), now)
+        return {"name": name, "hash": version, "file": path, "files": files}, b"".join(
+            unit.files[each] for each in files
+        )
 
     def _unit(self, name: str, version: str) -> Unit | None:
         """Return this version of a package if it is kept, else its present version; None if there is none to send."""
@@ -515,6 +555,8 @@ class Lender:
         with _lock:
             if name in _loaded and (name in sys.modules or name == METADATA):
                 return _loaded[name]
+            if self._loaded_only:
+                return None
             if name not in self._taken and name not in _NEVER_SENT and name != METADATA:
                 if self.is_full:
                     return None
@@ -533,6 +575,20 @@ class Lender:
         if count > _MOST_ANSWERS:
             raise protocol_violation(
                 f"the node asked for the module {name!r} more than {_MOST_ANSWERS} times in a short time"
+            )
+
+    def _count_again(self, what: str, size: int, now: float) -> None:
+        """Count the bytes of an answer that the node has got before. Raise ProtocolError if these are too many."""
+        if what not in self._sent:
+            self._sent.add(what)
+            return
+        since, count = self._again
+        count = max(0.0, count - (now - since) * _AGAIN_A_SECOND) + size
+        self._again = now, count
+        if count > _MOST_AGAIN:
+            raise protocol_violation(
+                f"the node asked again for modules that it has got: for more than {_MOST_AGAIN >> 20} MiB in a short "
+                f"time, at last for {what!r:.200}"
             )
 
 

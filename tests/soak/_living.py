@@ -323,7 +323,7 @@ def run(worlds: int, seed: int, at_once: int = 6) -> tuple[Counter[str], dict[in
         stack.callback(shutil.rmtree, place, ignore_errors=True)
         homes = {"XDG_STATE_HOME": f"{place}/state", "XDG_CACHE_HOME": f"{place}/cache", "XDG_RUNTIME_DIR": place}
         stack.enter_context(mock.patch.dict(os.environ, homes))
-        stack.enter_context(mock.patch.object(sky.Budget, "check_first_hour"))  # a budget pays for an hour otherwise
+        stack.enter_context(mock.patch.object(sky.Budget, "check_start"))  # a budget pays for 20 minutes otherwise
         stack.enter_context(mock.patch.object(reaper, "SETTLING", 0.5))
         for module, name in PATIENCE:
             stack.enter_context(mock.patch.object(module, name, 1.0))

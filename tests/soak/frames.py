@@ -218,7 +218,7 @@ class _Client:
             elif isinstance(said, Pong):
                 self.reports.reported(0, said)
             elif isinstance(said, ModuleAsked):
-                header, module = self.lender.find(said.name, said.version)
+                header, module = self.lender.find(said.name, said.version, said.has)
                 self.link.reply(frame(Kind.MODULE, header, [module]))
             else:
                 self.dispatch.arrived(0, [arrival])

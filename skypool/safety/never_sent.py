@@ -1,0 +1,65 @@
+"""`why_secret`, `is_cache`: which files of a project never leave this computer unless the user names them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from fnmatch import translate
+
+_SECRET = (
+    # variables and tokens
+    ".env*", "*.env", ".netrc", "_netrc", ".pypirc", ".npmrc", ".git-credentials", ".pgpass", ".boto", ".htpasswd",
+    ".*_history", ".secrets.*", ".dev.vars", ".yarnrc.yml", ".renviron", ".condarc", "secrets.toml", "secrets.yaml",
+    "secrets.yml", "secrets.json",
+    # accounts of clouds
+    ".aws", ".azure", ".gcloud", "gcloud", ".oci", ".kube", "kubeconfig", ".docker", "credentials.json",
+    "application_default_credentials.json", "client_secret*.json", "*service-account*.json", "*service_account*.json",
+    "*.tfstate", "*.tfstate.*", "*.tfvars",
+    # accounts of other services
+    ".config", ".runpod", ".vast_api_key", "vast_api_key", ".verda", ".kaggle", "kaggle.json", ".huggingface",
+    "stored_tokens", ".modal.toml", ".databrickscfg", ".snowflake", ".s3cfg", "rclone.conf",
+    ".rclone.conf", ".terraform.d", ".terraformrc", ".vault-token", ".lambda_cloud", ".cloudflared", ".fly", ".heroku",
+    "rootkey.csv", "*accesskeys.csv", "credentials", "credentials.csv", "credentials.toml", "credentials.yaml",
+    "credentials.yml", "*.tfvars.json", ".comet.config", "token.json", "token.pickle", "clouds.yaml", "auth.json",
+    ".dockercfg", ".my.cnf", "pip.conf",
+    # keys
+    ".ssh", ".gnupg", "id_rsa", "id_dsa", "id_ecdsa", "id_ecdsa_sk", "id_ed25519", "id_ed25519_sk", "*.pem", "*.key",
+    "*.p12", "*.pfx", "*.ppk", "*.jks", "*.keystore", "*.kdbx",
+)  # fmt: skip
+"""The names of files and folders with secrets, in lower case."""
+_CACHES = (
+    ".git", ".hg", ".svn", "__pycache__", "*.pyc", ".venv", ".tox", ".nox", ".mypy_cache", ".ruff_cache",
+    ".pytest_cache", ".hypothesis", ".ipynb_checkpoints", "node_modules", ".ds_store", "*.egg-info",
+)  # fmt: skip
+"""The names of files and folders that tools make anew, in lower case."""
+
+
+def _one_of(patterns: Sequence[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(translate, patterns)))
+
+
+_SECRET_NAME, _CACHE_NAME = _one_of(_SECRET), _one_of(_CACHES)
+_KEY = re.compile(rb"(?m)^-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----\s*$|\A\s*PuTTY-User-Key-File-\d")
+_ACCOUNT = re.compile(rb'"type"\s*:\s*"(?:service_account|external_account|authorized_user)"')
+READ = 65536
+"""The number of bytes of a file that tell whether it is a key or the login of an account."""
+
+
+def why_secret(name: str) -> str:
+    """Return why a file or folder of this name holds secrets; "" if it does not."""
+    lower = name.lower()
+    return "it may hold secrets" if _SECRET_NAME.match(lower) else ""
+
+
+def why_secret_inside(begin: bytes) -> str:
+    """Return why a file is secret whose first `READ` bytes are these; "" if it is not."""
+    if _KEY.search(begin):
+        return "it is a private key"
+    if begin.lstrip().startswith(b"{") and _ACCOUNT.search(begin):
+        return "it is the login of an account"
+    return ""
+
+
+def is_cache(name: str) -> bool:
+    """Return True if a tool makes a file or folder of this name anew."""
+    return _CACHE_NAME.match(name.lower()) is not None
