@@ -1232,3 +1232,63 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert isinstance(said, Refused)
     assert "No space left on device" in str(said)
     assert not (tmp_path / "target" / "large").exists()
+
+
+def test_a_leaving_node_waits_for_a_transfer() -> None:
+    with sky.ComputePool("local", nodes=2, slots=1, console="off") as pool:
+        with pool._sender.transfer("a test", 0):
+            pool.retire(0)
+            time.sleep(0.5)  # not for luck: it must not end in this time
+            assert dict(pool.nodes) == {0: "leaving", 1: "ready"}
+        eventually(lambda: pool.nodes[0] == "ended", 30, "the end of the node")
+
+
+@pytest.mark.parametrize("path", ["a/.git/config", ".GIT/config", ".git"])
+def test_a_checkout_is_refused_where_git_would_obey_it(path: str, tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    (source / path).parent.mkdir(parents=True)
+    (source / path).write_text("x")
+    assert isinstance(moved(source, target, no_git=True), Refused)
+    assert not [each for each in target.rglob("*") if each.name.lower() == ".git"]
+
+
+def test_a_folder_that_git_takes_for_a_repository_is_refused(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    for name in ("objects", "refs"):
+        (source / "model" / name).mkdir(parents=True)
+    (source / "model" / "config").write_text("[core]\nfsmonitor = touch /tmp/obeyed\n")
+    moved(source, target, no_git=True)
+    assert (target / "model" / "config").exists()
+    (source / "model" / "HEAD").write_text("ref: refs/heads/main\n")
+    assert isinstance(moved(source, target, no_git=True), Refused)
+    assert not (target / "model" / "HEAD").exists()
+    assert isinstance(moved(source, tmp_path / "another", no_git=True), Refused)
+    assert not (tmp_path / "another" / "model" / "HEAD").exists()
+
+
+def test_of_what_is_new_a_node_leaves_out_repositories_and_sends_the_rest(tmp_path: Path) -> None:
+    known = tmp_path / "known"
+    known.touch()
+    os.utime(known, (0, 0))
+    for number, (folder, head) in enumerate({"m": "HEAD", "n": "head", "": "head"}.items()):
+        node = tmp_path / f"node {number}"
+        for name in ("objects", "refs"):
+            (node / folder / name).mkdir(parents=True)
+        for name in (os.path.join(folder, head), "a/whole", "a/head"):
+            (node / name).parent.mkdir(exist_ok=True)
+            (node / name).write_text("x")
+        end = NodeEnd(0, Subprocess(), lambda script: ["sh", "-c", f"python={sys.executable} cwd=/; {script}"])
+        target = tmp_path / f"here {number}"
+        transfer.pull(end, str(node), str(target), patience=10, since=1, known=str(known), no_git=True)
+        assert {each.name for each in target.rglob("*") if each.is_file()} == {"whole", "head"}
+        assert not (target / folder / head).exists()
+    assert known.stat().st_mtime > 0, "nobody takes it for one of a run that is over"
+
+
+def test_a_repository_whose_parts_are_elsewhere_is_refused(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    (source / "model").mkdir(parents=True)
+    (source / "model" / "HEAD").write_text("ref: refs/heads/main\n")
+    (source / "model" / "commondir").write_text("../x\n")
+    assert isinstance(moved(source, target, no_git=True), Refused)
+    assert not list(target.rglob("HEAD"))

@@ -26,14 +26,6 @@ PROGRAM = [sys.executable, "-m", "skypool"]
 
 
 @pytest.fixture
-def two(lab: Lab) -> Iterator[list[Machine]]:
-    made = [lab.machine(keys=[lab.public_key]) for _ in range(2)]
-    yield made
-    for each in made:
-        each.destroy()
-
-
-@pytest.fixture
 def pool(lab: Lab, two: list[Machine]) -> Iterator[sky.ComputePool]:
     hosts = [sky.Host(each.address, host_key=each.host_key) for each in two]
     provider = sky.SSH(hosts=hosts, user="root", identity=str(lab.client_key))

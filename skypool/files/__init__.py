@@ -5,6 +5,7 @@
 - `frames`: what they say to each other. `entries`: what is sent. `safe_writing`: writes them into a folder.
 - `ignored`: what `.gitignore` and `.skypoolignore` leave out.
 - `progress`: how far a transfer is.
+- `project`: the folder that a script belongs to, and what of it is sent.
 
 Each transfer has a connection of its own, made as that to the agent: ssh, `docker exec` or a local program. Calls
 and files do not wait for each other. A node gets the text of the modules first, so both ends are of one version.
@@ -47,6 +48,7 @@ __all__ = [
     "node_end",
     "node_loader",
     "progress",
+    "project",
     "receiving",
     "safe_writing",
     "sending",

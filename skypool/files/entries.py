@@ -10,7 +10,7 @@ import hashlib
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 from skypool.files.frames import BLOCK, Refused
@@ -18,6 +18,9 @@ from skypool.files.frames import BLOCK, Refused
 PARTS = ".skypool-parts"
 """How the names of folders and files begin in which files come until they are whole: see `is_part`."""
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+OF_REPOSITORIES = ("HEAD", "objects", "refs", "commondir")
+"""The names by which git takes a folder for a repository, in the groups of `_REPOSITORIES`."""
+_REPOSITORIES = (frozenset({"head", "objects", "refs"}), frozenset({"head", "commondir"}))
 _LONGEST_NAME = 255
 _LONGEST_PATH = 4096
 _LATEST = (1 << 62) - 1
@@ -223,3 +226,8 @@ def leads_out(path: str, target: str) -> bool:
     while ups < len(names) and names[ups] == "..":
         ups += 1
     return ups > path.count("/") or ".." in names[ups:]
+
+
+def is_repository(names: Collection[str]) -> bool:
+    """Return True if git takes a folder with these names, in lower case, for a repository without a working tree."""
+    return any(each.issubset(names) for each in _REPOSITORIES)

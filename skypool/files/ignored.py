@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
-NAMES = (".gitignore", ".skypoolignore")
+OURS = ".skypoolignore"
+NAMES = (".gitignore", OURS)
 """The files with patterns, the later one being stronger."""
 _MOST = 10_000
 """The number of folders whose patterns are kept in memory."""
@@ -21,9 +23,14 @@ class Ignored:
     unless they leave out the folder itself.
 
     Ask about a folder before what is in it, as `entries.walk` does, and not about what is in one that is left out.
+
+    Args:
+        root: the folder.
+        names: the names of the files with patterns, of `NAMES`.
     """
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, names: Sequence[str] = NAMES) -> None:
+        self._names = names
         self._root = os.path.abspath(root)
         self._specs: dict[str, tuple[tuple[int, GitIgnoreSpec], ...]] = {}
         above = _checkout(self._root)
@@ -53,7 +60,7 @@ class Ignored:
         if known is None:
             above = self._of(folder.rpartition("/")[0]) if folder else ()
             begin = len(folder) + 1 if folder else 0
-            known = (*above, *((begin, each) for each in _read(os.path.join(self._top, folder))))
+            known = (*above, *((begin, each) for each in _read(os.path.join(self._top, folder), self._names)))
             if len(self._specs) >= _MOST:
                 self._specs.clear()  # a node may ask about any folder
             self._specs[folder] = known
@@ -72,11 +79,11 @@ def _checkout(folder: str) -> str:
         at = above
 
 
-def _read(folder: str) -> list[GitIgnoreSpec]:
+def _read(folder: str, names: Sequence[str]) -> list[GitIgnoreSpec]:
     from pathspec import GitIgnoreSpec
 
     made = []
-    for name in NAMES:
+    for name in names:
         try:
             with open(os.path.join(folder, name), encoding="utf-8", errors="surrogateescape") as file:
                 lines = file.read().split("\n")

@@ -10,8 +10,9 @@ import json
 import os
 import stat
 import sys
+from collections.abc import Iterable, Iterator
 
-from skypool.files.entries import entry_of, walk
+from skypool.files.entries import Entry, entry_of, is_repository, leads_out, walk
 from skypool.files.frames import Broken, Channel, Kind, Refused
 from skypool.files.receiving import Receiver
 from skypool.files.sending import Sender
@@ -23,14 +24,14 @@ def main(role: str, path: str, options: str) -> None:
     Args:
         role: "send" or "receive".
         path: the file or folder.
-        options: those of `Receiver`, as JSON.
+        options: those of `Receiver` or of `_send`, as JSON.
     """
     channel = Channel(0, 1)
     try:
         if role == "receive":
             Receiver(channel, os.path.expanduser(path), **json.loads(options)).run()
         else:
-            _send(channel, os.path.expanduser(path))
+            _send(channel, os.path.expanduser(path), **json.loads(options))
     except Broken as e:
         sys.exit(str(e))
     except Exception as e:  # noqa: BLE001 - the client tells the user
@@ -48,13 +49,71 @@ def _why(path: str, error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _send(channel: Channel, path: str) -> None:
+def _send(channel: Channel, path: str, since: int | None = None, known: str = "") -> None:
+    """Send a file or a folder; with `since`, of the folder only what is new since then.
+
+    A file is new if it has changed since, or if its path is not in the file `known`. What cannot be used elsewhere is
+    left out: repositories of git, links that lead out of the folder, and what is no file, folder or link.
+    """
+    before: set[str] = set()
+    if known:
+        with open(known, "rb") as noted:
+            os.utime(noted.fileno())  # it is in use, so that nobody removes it
+            before.update(map(os.fsdecode, noted.read().split(b"\0")))
+
+    is_git_itself = since is not None and _is_repository(path)
+
+    def leaves_out(below: str, is_folder: bool) -> bool:
+        if since is None:
+            return False
+        if is_git_itself and below.casefold() == "head":  # without which the rest is no repository
+            return True
+        whole = os.path.join(path, below)
+        try:
+            about = os.lstat(whole)
+        except OSError:  # it is gone again
+            return True
+        is_git = os.path.basename(below).lower() == ".git"
+        if is_folder:
+            return is_git or _is_repository(whole)
+        if is_git:  # a file that names another folder
+            return True
+        if stat.S_ISLNK(about.st_mode):
+            target = os.readlink(whole)
+            return leads_out(below, _inner(path, below, target))
+        return not stat.S_ISREG(about.st_mode) or (about.st_ctime_ns < since and below in before)
+
     if stat.S_ISDIR(os.stat(path).st_mode):
         os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY))  # raises OSError now rather than in the middle
-        sender = Sender([channel], path, "", walk(path, lambda *_: False))
+        entries = walk(path, leaves_out)
+        sender = Sender([channel], path, "", entries if since is None else _with_relative_links(path, entries))
     else:
         name, file = os.path.basename(path), os.path.realpath(path)
         sender = Sender([channel], file, name, [entry_of(name, file)])
     sender.run()
     for error in sender.lost.values():
         raise error
+
+
+def _is_repository(folder: str) -> bool:
+    """Return True if git could take a folder for a repository, on a disk to which capital letters mean nothing, too."""
+    try:
+        return is_repository({each.casefold() for each in os.listdir(folder)})
+    except OSError:  # it is no folder, gone again, or may not be read
+        return False
+
+
+def _with_relative_links(path: str, entries: Iterable[Entry]) -> Iterator[Entry]:
+    """Yield the entries of a folder, with relative links in place of absolute ones to what is in it."""
+    for each in entries:
+        yield each._replace(text=_inner(path, each.path, each.text)) if each.kind == "l" else each
+
+
+def _inner(path: str, below: str, target: str) -> str:
+    """Return the target of the link `below` in a folder: a relative one, if it is an absolute one into the folder."""
+    root = os.path.realpath(path)
+    for each in (path, root):
+        if target == each or target.startswith(f"{each}/"):
+            here = os.path.dirname(os.path.join(each, below))
+            return os.path.relpath(target, here)
+    return target

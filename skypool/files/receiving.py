@@ -5,6 +5,7 @@ A node gets the text of this module, so it uses the standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -13,7 +14,17 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from skypool.files.entries import READ, Entry, digest_of, is_part, leads_out, told_entry, told_path
+from skypool.files.entries import (
+    OF_REPOSITORIES,
+    READ,
+    Entry,
+    digest_of,
+    is_part,
+    is_repository,
+    leads_out,
+    told_entry,
+    told_path,
+)
 from skypool.files.frames import VERSION, Channel, Kind, Refused, in_parts, nonsense, unpacked
 from skypool.files.safe_writing import Folder, Incoming, Parts, about, set_file, version_of
 
@@ -41,6 +52,7 @@ class Receiver:
         checksum: compare the contents of all files of equal size. Otherwise, equal size and time mean an equal file.
         inside: refuse links that may lead out of the folder.
         again: this goes on with a transfer that was lost. Its process on this computer may still end.
+        no_git: refuse git checkouts, whose settings may name programs that git would start here.
         on_want: called with the number of bytes that are missing of one more file.
         on_file: called with the path of each file when it begins.
         on_bytes: called with the number of bytes that came.
@@ -56,6 +68,7 @@ class Receiver:
         checksum: bool = False,
         inside: bool = False,
         again: bool = False,
+        no_git: bool = False,
         on_want: Callable[[int], None] = lambda size: None,
         on_file: Callable[[str], None] = lambda path: None,
         on_bytes: Callable[[int], None] = lambda size: None,
@@ -63,7 +76,7 @@ class Receiver:
         self._channel = channel
         self._target, self._name = target, name
         self._delete, self._checksum, self._inside = delete, checksum, inside
-        self._again = again
+        self._again, self._no_git = again, no_git
         self._on_want, self._on_file, self._on_bytes = on_want, on_file, on_bytes
         self._asked: dict[int, Entry] = {}
         self._hashed: dict[int, tuple[int, int]] = {}
@@ -71,6 +84,7 @@ class Receiver:
         self._memory = self._needed = 0
         self._listed = 0
         self._changed: set[str] = set()
+        self._repositories: dict[str, set[str]] = {}
         self._current: int | None = None
         self._file: Incoming | None = None
         self._troubles: list[str] = []
@@ -160,6 +174,8 @@ class Receiver:
         hashes: list[tuple[int, str]] = []
         for each in said:
             entry = told_entry(each)
+            if self._no_git:
+                self._check_git(entry.path)
             index = self._listed
             self._listed += 1
             if self._single:
@@ -178,6 +194,24 @@ class Receiver:
             except OSError as e:
                 self._cannot(entry.path, e)
         self._channel.tell(Kind.WANT, {"send": send, "hash": hashes})
+
+    def _check_git(self, path: str) -> None:
+        """Refuse what belongs to a checkout, and the last part of what git takes for a repository without a name."""
+        folder, _, name = path.rpartition("/")
+        if ".git" not in path.casefold().split("/"):
+            if name.casefold() not in map(str.casefold, OF_REPOSITORIES):
+                return
+            parts = self._repositories.get(folder.casefold())
+            if parts is None:
+                self._keep(folder)
+                parts = self._repositories[folder.casefold()] = set()
+            parts.add(name.casefold())
+            with contextlib.suppress(OSError):  # the folder is not there yet
+                at = self._folder.at(folder)
+                parts |= {each.casefold() for each in OF_REPOSITORIES if about(at, each) is not None}
+            if not is_repository(parts):
+                return
+        raise Refused(f"the other end sent {path!r}, and git would start programs that a checkout names")
 
     def _take(self, index: int, entry: Entry, send: list[tuple[int, int]], hashes: list[tuple[int, str]]) -> None:
         """Make the folder or link of an entry, or ask for its file if it is missing."""

@@ -43,15 +43,19 @@ class NodeEnd:
         transport: tells what the messages of a local command mean.
         command: returns the local command that runs a shell script on the node, with the variables of
             `reach.local_command`.
+        folder: the folder of the node in which relative paths begin; "" for that in which calls run.
     """
 
     node: int
     transport: Transport
     command: Callable[[str], Sequence[str]]
+    folder: str = ""
 
     @contextlib.contextmanager
-    def opened(self, role: str, path: str, **options: bool) -> Iterator[CommandStream]:
-        """Start the node's end, and yield the connection to it. `path` begins at the folder in which calls run."""
+    def opened(self, role: str, path: str, **options: int) -> Iterator[CommandStream]:
+        """Start the node's end, which works at `path`, and yield the connection to it."""
+        if self.folder:
+            path = os.path.normpath(os.path.join(self.folder, path))
         loader, program = _programs()
         words = shlex.join([str(len(program)), role, path, json.dumps(options)])
         script = f'cd "$cwd" && exec "$python" -c {shlex.quote(loader)} {words} 3>&1 1>&2'
@@ -108,6 +112,7 @@ def push(
     delete: bool = False,
     checksum: bool = False,
     progress: Progress | None = None,
+    leaves_out: Callable[[str, bool], bool] | None = None,
 ) -> Transferred:
     """Send a file or a folder to nodes, side by side.
 
@@ -119,6 +124,8 @@ def push(
         delete: delete what the folder on a node has and the local one lacks.
         checksum: compare the contents of all files of equal size.
         progress: is kept up to date.
+        leaves_out: returns True for what is not sent: a path below the folder, and whether it is a folder. Default
+            None: what `.gitignore` and `.skypoolignore` leave out.
 
     Raises:
         UsageError: there is no such file or folder here.
@@ -131,7 +138,7 @@ def push(
         raise UsageError(f"{local} does not exist; name a file or folder of this computer")
     name = "" if os.path.isdir(local) else os.path.basename(local)
     local = os.path.realpath(local)
-    ignored = Ignored(local)
+    ignored = Ignored(local) if leaves_out is None else leaves_out
     shown = Progress() if progress is None else progress
     done: dict[int, dict[str, Any]] = {}
     refused: dict[int, Refused] = {}
@@ -199,17 +206,27 @@ def pull(
     delete: bool = False,
     checksum: bool = False,
     progress: Progress | None = None,
+    since: int | None = None,
+    known: str = "",
+    no_git: bool = False,
 ) -> Transferred:
     """Fetch a file or a folder from a node. The arguments and errors are as of `push`.
 
     Nothing that the node says leads out of `local`: such paths and links are refused.
+
+    Args:
+        since: fetch only what is new since this time, in nanoseconds by the clock of the node's file system, and leave
+            out what cannot be used here, such as git checkouts.
+        known: the file of the node with the paths that were there then. What was moved there is new, too.
+        no_git: refuse git checkouts, whose settings may name programs that git would start here.
     """
     began = time.monotonic()
     local = os.path.expanduser(local)
     shown = Progress() if progress is None else progress
     tries = _Tries(patience, shown)
     while True:
-        with end.opened("send", remote) as stream:
+        options: dict[str, Any] = {} if since is None else {"since": since, "known": known}
+        with end.opened("send", remote, **options) as stream:
             channel = Channel(stream.socket.fileno(), stream.socket.fileno())
             receiver = Receiver(
                 channel,
@@ -219,6 +236,7 @@ def pull(
                 checksum=checksum,
                 inside=True,
                 again=tries.again,
+                no_git=no_git,
                 on_want=shown.want,
                 on_file=shown.begin,
                 on_bytes=shown.move,
