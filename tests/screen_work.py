@@ -11,44 +11,25 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import skypool as sky
-from skypool.drivers import Transport
-from skypool.model import Access, Instance
-from skypool.testing import FakeCloud, Stock
-from skypool.wire.transport import Trouble
+from skypool.model import Instance
+from skypool.testing import Stock
 from tests.nvml import FakeNvml, build
+from tests.nvml.cloud import CloudWithCards
 
 STOCK = (Stock("p5.48xlarge", 23.92, "H100:8"), Stock("p5.4xlarge", 2.99, "H100"))
 CARDS = {"train-0": 8, "train-1": 8, "embed-0": 1}
 """The number of cards of each node."""
 
 
-@dataclass(frozen=True)
-class _Door:
-    """A transport to a machine whose programs find an NVML of our own, and not the devices that the cloud tells."""
+class CloudWithThem(CloudWithCards):
+    """A cloud whose machines have the cards that `prepare` has put beside it, and not the devices that it tells."""
 
-    door: Transport
-    env: tuple[str, ...]
-
-    def argv(self, command: Sequence[str], *, terminal: bool = False) -> list[str]:
-        return self.door.argv(["env", "-u", "SKYPOOL_DEVICES", *self.env, *command], terminal=terminal)
-
-    def trouble(self, said: str) -> Trouble:
-        return self.door.trouble(said)
-
-
-class CloudWithCards(FakeCloud):
-    """A fake cloud whose machines have the cards that `prepare` has put into its folder."""
-
-    def access(self, instance: Instance) -> Access:
-        found = super().access(instance)
-        folder = Path(str(self.state)).parent
-        cards = folder / f"{instance.pool}-{instance.node}" / "script"
-        return replace(found, transport=_Door(found.transport, (f"LD_LIBRARY_PATH={folder}", f"NVML_SCRIPT={cards}")))
+    def env(self, instance: Instance) -> tuple[str, ...]:
+        script = self.beside / f"{instance.pool}-{instance.node}" / "script"
+        return ("-u", "SKYPOOL_DEVICES", f"LD_LIBRARY_PATH={self.beside}", f"NVML_SCRIPT={script}")
 
 
 def prepare(folder: Path) -> None:
@@ -86,7 +67,7 @@ def main(folder: Path) -> None:
     """Run the pools until they are told to end."""
     end = folder / "end"
     with (
-        CloudWithCards(folder / "cloud", STOCK) as cloud,
+        CloudWithThem(folder / "cloud", STOCK) as cloud,
         sky.ComputePool(cloud, accelerator="H100:8", nodes=2, name="train", budget=500) as pool,
         sky.ComputePool(cloud, accelerator="H100", name="embed") as other,
     ):

@@ -88,6 +88,21 @@ def where() -> tuple[str, int]:
     return os.environ["WHERE"], len(sky.instance_info().accelerators)
 
 
+def test_a_machine_has_no_variables_of_its_client_but_those_that_are_named(
+    cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "sesame")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    monkeypatch.setenv("API_KEY", "open")
+    monkeypatch.setenv("LC_TIME", "C")
+    with Watched(cloud, image=sky.Image(secrets=["API_KEY"])) as pool:
+        there = pool.submit(lambda: dict(os.environ)).result()
+    assert (there["API_KEY"], there["LC_TIME"]) == ("open", "C")
+    assert there["PATH"].endswith(os.environ["PATH"])
+    assert there["HOME"].startswith(str(cloud.state))
+    assert not there.keys() & {"AWS_SECRET_ACCESS_KEY", "XDG_CACHE_HOME", "PYTEST_CURRENT_TEST"}
+
+
 def test_a_pool_waits_for_a_machine_that_boots(cloud: FakeCloud) -> None:
     cloud.control.next_machines(boots=60)
     pool = Watched(cloud)
@@ -428,12 +443,15 @@ def test_a_machine_costs_no_more_time_where_there_are_many(names: FakeCloud) -> 
 
 
 def test_it_is_found_by_name_where_a_variable_says_so_and_travels_to_other_processes(
-    names: FakeCloud, monkeypatch: pytest.MonkeyPatch
+    names: FakeCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launch(names)
     assert pickle.loads(pickle.dumps(names)).instances() == names.instances()
-    with pytest.raises(UsageError, match="needs a folder"):
-        registry.driver("fake")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    usual = registry.driver("fake")
+    assert isinstance(usual, FakeCloud)
+    assert usual.state == str(tmp_path / "state" / "skypool" / "fake-cloud")
+    assert usual.instances() == []
     monkeypatch.setenv("SKYPOOL_FAKE_CLOUD", str(names.state))
     assert registry.driver("fake").instances() == names.instances()
     assert "fake" not in registry.providers()

@@ -35,6 +35,7 @@ from skypool.testing import FakeCloud, Stock
 from tests.conftest import eventually
 from tests.needs import skip_or_fail
 from tests.nvml import FakeNvml, Library, build, fake_and_real
+from tests.nvml.cloud import CloudWithCards
 from tests.test_idle import Script
 from tests.watched import Watched
 from tests.work import where
@@ -482,17 +483,16 @@ def test_prometheus_scrapes_a_pool_and_its_queries_give_what_the_pool_saw(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """36 USD/h is a cent a second, by a clock of money that stands still until it is moved."""
-    (tmp_path / "nvml").mkdir()
-    build(tmp_path / "nvml")
-    nvml = FakeNvml(tmp_path / "nvml", tmp_path)
+    build(tmp_path)
+    nvml = FakeNvml(tmp_path, tmp_path)
     nvml.say(0, count=2, busy=88, memory=2048, milliwatts=300_000, celsius=61)
     nvml.say(1, busy=12, uncorrected=2)
-    for name, value in {**nvml.env, "SKYPOOL_SAMPLES": "on"}.items():
-        monkeypatch.setenv(name, value)
     script = Script()
     monkeypatch.setattr(clock, "now", script)
     prometheus = sky.Prometheus(port=0)
-    with FakeCloud(tmp_path / "cloud", [Stock(usd_per_hour=36.0, accelerator="H100:2")], tells_billing=False) as cloud:
+    with CloudWithCards(
+        tmp_path / "cloud", [Stock(usd_per_hour=36.0, accelerator="H100:2")], tells_billing=False
+    ) as cloud:
         with (
             Watched(cloud, accelerator="H100:2", name="p", budget=50, metrics=prometheus) as pool,
             scraping(prometheus, tmp_path / "server") as server,

@@ -27,9 +27,10 @@ from skypool.errors import UsageError
 from skypool.metrics import names
 from skypool.metrics.otlp_data import MOST, pairs, requests, resource_attributes
 from skypool.metrics.values import Distribution, Measurement, Metric
-from skypool.testing import FakeCloud, Stock
+from skypool.testing import Stock
 from tests.conftest import eventually, served
 from tests.nvml import FakeNvml, build
+from tests.nvml.cloud import CloudWithCards
 from tests.test_idle import Script
 from tests.watched import Watched
 from tests.work import where
@@ -251,19 +252,16 @@ def test_a_pool_sends_its_values_regularly_and_once_more_at_its_end(
 
 @pytest.mark.slow
 def test_receivers_get_what_a_pool_with_gpus_saw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "nvml").mkdir()
-    build(tmp_path / "nvml")
-    nvml = FakeNvml(tmp_path / "nvml", tmp_path)
+    build(tmp_path)
+    nvml = FakeNvml(tmp_path, tmp_path)
     nvml.say(0, count=2, busy=88, memory=2048)
     nvml.say(1, busy=12)
-    for name, value in {**nvml.env, "SKYPOOL_SAMPLES": "on"}.items():
-        monkeypatch.setenv(name, value)
     script = Script()
     monkeypatch.setattr(clock, "now", script)
     over_grpc, over_http = Inbox(), Inbox()
     stock = [Stock(usd_per_hour=36.0, accelerator="H100:2")]
     with (
-        FakeCloud(tmp_path / "cloud", stock, tells_billing=False) as cloud,
+        CloudWithCards(tmp_path / "cloud", stock, tells_billing=False) as cloud,
         grpc_receiver(over_grpc) as first,
         http_receiver(over_http) as second,
     ):

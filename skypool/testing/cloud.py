@@ -32,12 +32,15 @@ from skypool.errors import (
     together,
 )
 from skypool.model import Access, Bill, Finding, Instance, Leftover, Market, Need, Offer, Order
+from skypool.safety import user_folders
 from skypool.testing import machine
 from skypool.testing.api import Api
 from skypool.testing.cloud_state import USUAL, Billing, Machine, Stock, World
 from skypool.testing.control import Clock, FakeCloudControl
 from skypool.testing.state_store import State
 
+_USUAL = "fake-cloud"
+"""The name of the folder of a cloud for which none is named."""
 _THINGS = ("key-pair", "security-group")
 _ANSWERS = 5.0
 """Seconds from the end of a machine's boot in which the machine need not answer.
@@ -55,7 +58,7 @@ class FakeCloud:
 
     Args:
         state: the folder for the cloud's state, which must hold nothing else and is made on first use. None means the
-            value of $SKYPOOL_FAKE_CLOUD.
+            value of $SKYPOOL_FAKE_CLOUD, or "fake-cloud" in the folder of skypool's state.
         stock: the kinds of machines that a new cloud sells; None means the default stock, `world.USUAL`. If the folder
             holds a cloud already, that cloud keeps its stock.
         machines: True runs machines as processes on this computer, which needs Linux. False makes mere records, which
@@ -70,7 +73,7 @@ class FakeCloud:
         tells_billing: True if `Instance.billed_from` tells since when a machine is billed. False: this field is None.
 
     Raises:
-        UsageError: `state` is None or empty, and $SKYPOOL_FAKE_CLOUD is not set.
+        UsageError: `state` is no path.
     """
 
     state: str | Path | None = None
@@ -84,12 +87,7 @@ class FakeCloud:
     name: ClassVar[str] = "fake"
 
     def __post_init__(self) -> None:
-        state = self.state or os.environ.get("SKYPOOL_FAKE_CLOUD")
-        if not state:
-            raise UsageError(
-                "a fake cloud needs a folder for its state: pass one, such as FakeCloud('/tmp/cloud'), or set "
-                "$SKYPOOL_FAKE_CLOUD"
-            )
+        state = self.state or os.environ.get("SKYPOOL_FAKE_CLOUD") or user_folders.state() / _USUAL
         if not isinstance(state, (str, os.PathLike)):
             raise UsageError(f"the state of a fake cloud must be the path of a folder, not {state!r}")
         object.__setattr__(self, "state", os.path.abspath(state))
@@ -212,6 +210,7 @@ class FakeCloud:
             booting=_ANSWERS + self._boots_for(found),
             owned=True,
             simulated=True,
+            notice=f"the fake cloud is in {self.state}" if Path(str(self.state)).name == _USUAL else "",
             guard=machine.guard(found.folder),
             watch=machine.watch(found.folder),
         )

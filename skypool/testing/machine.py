@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -33,6 +34,10 @@ _LEASE = "lease"
 """Name of the file in a machine's folder that the client rewrites to keep the machine alive."""
 _INTERRUPTION = "interruption"
 """Name of the file in a machine's folder with the time at which the cloud takes the machine back."""
+_COMMON = re.compile(
+    "PATH|LANG|LANGUAGE|LC_.*|TZ|USER|LOGNAME|SHELL|TMPDIR|LD_LIBRARY_PATH|SSL_CERT_(FILE|DIR)|(?i:.*_proxy)"
+)
+"""The environment variables of this process that a machine has, too: a rented one has those of its system alone."""
 _NOBODY = "No route to host: this fake machine does not answer"
 
 
@@ -56,7 +61,9 @@ class Door:
         """
         env = [f"{MARK}={self.folder}", f"HOME={self.folder}/home", f"SKYPOOL_DEVICES={self.devices}"]
         door = _program("door.sh")
-        return ["env", *env, "sh", "-c", door, self.folder, _UP, _NOBODY, *command]
+        # removed by name, as all users of this computer may read the words of a command
+        others = [word for name in os.environ if not _COMMON.fullmatch(name) for word in ("-u", name)]
+        return ["env", *others, *env, "sh", "-c", door, self.folder, _UP, _NOBODY, *command]
 
     def trouble(self, said: str) -> Trouble:
         """Return why a command could not be run, judged by `said`, its text on stderr.
