@@ -1,4 +1,4 @@
-"""Measure every module of the standard library with `ast`, and beat the plain loop. Needs nothing, costs nothing."""
+"""Measure the modules of the standard library with `ast`, and beat the plain loop. Needs nothing, costs nothing."""
 
 import ast
 import os
@@ -17,8 +17,7 @@ def measure(source: bytes) -> int:
 
 if __name__ == "__main__":
     library = Path(sysconfig.get_paths()["stdlib"])
-    files = [f for f in library.rglob("*.py") if not {"site-packages", "test", "lib2to3"} & set(f.parts)]
-    sources = [file.read_bytes() for file in files]  # what a node needs travels: it may be another machine
+    sources = [file.read_bytes() for file in library.glob("*.py")]  # they travel: a node may be another machine
     began = time.perf_counter()
     plain = [measure.local(source) for source in sources]
     loop = time.perf_counter() - began
@@ -26,5 +25,5 @@ if __name__ == "__main__":
         began = time.perf_counter()
         assert list(pool.map(measure, sources)) == plain
         mapped = time.perf_counter() - began
-    print(f"{len(files)} modules, {sum(plain):,} functions")
+    print(f"{len(sources)} modules, {sum(plain):,} functions")
     print(f"loop {loop:.2f} s, map {mapped:.2f} s: {loop / mapped:.2f} times as fast on {os.cpu_count()} cores")

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from skypool.pool.views import PoolView
     from skypool.rental.budget import Budget
     from skypool.rental.receipt import Receipt
+    from skypool.runs.run import Run, run
     from skypool.runtime import InstanceInfo, Interruption, instance_info, interruption, is_head, shard
     from skypool.wire.codec import Captured
     from skypool_aws import AWS as AWS
@@ -86,6 +87,8 @@ _HOME = {
     "ray": "skypool.engines",
     "Captured": "skypool.wire.codec",
     "Budget": "skypool.rental.budget",
+    "Run": "skypool.runs.run",
+    "run": "skypool.runs.run",
     "Receipt": "skypool.rental.receipt",
     "Call": "skypool.calls.call",
     "ComputeFunction": "skypool.calls.call",
@@ -166,6 +169,7 @@ __all__ = [  # noqa: RUF022 - ruff would begin with OTLP, as with a constant
     "Receipt",
     "Ref",
     "RemoteError",
+    "Run",
     "Service",
     "SkypoolError",
     "SpoolFull",
@@ -186,6 +190,7 @@ __all__ = [  # noqa: RUF022 - ruff would begin with OTLP, as with a constant
     "joblib",
     "plan",
     "ray",
+    "run",
     "shard",
 ]
 

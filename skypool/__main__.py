@@ -1,6 +1,23 @@
-"""Entry point of `python -m skypool`: runs skypool's command line."""
+"""Entry point of the command `skypool` and of `python -m skypool`."""
 
-from skypool.cli import main
+import sys
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line with the arguments of the process, and exit.
+
+    Ctrl-C in this function, also while the command line is imported, ends the process without a traceback. The exit
+    status is then 130.
+    """
+    try:
+        from skypool import cli
+
+        cli.main()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
 
 if __name__ == "__main__":
     main()

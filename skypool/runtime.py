@@ -121,6 +121,7 @@ _call = 0
 _world: tuple[int, Sequence[str]] | None = None
 _own: Collection[str] | None = None
 """The names of the devices that this process is to use, such as "cuda 0"; None for all that it sees."""
+_folder = ""
 _in_gang = False
 """True in a process of a gang, a call with `procs=` that runs as several processes on its nodes."""
 
@@ -154,15 +155,17 @@ def is_head() -> bool:
     return instance_info().is_head
 
 
-def enter(info: InstanceInfo, in_gang: bool = False, own: Collection[str] | None = None) -> None:
+def enter(info: InstanceInfo, in_gang: bool = False, own: Collection[str] | None = None, folder: str = "") -> None:
     """Set the place of this worker process, for all threads. The worker calls this once, before its first call.
 
     Args:
         info: the place, which `instance_info` returns from now on.
         in_gang: True for a process of a call that runs as several processes on its nodes.
         own: the names of the process's own devices, such as "cuda 0", if it sees others, too; otherwise None.
+        folder: the folder of skypool's files on this node.
     """
-    global _process, _in_gang, _own
+    global _process, _in_gang, _own, _folder
+    _folder = folder
     _process = info
     _own = own
     _in_gang = in_gang
@@ -171,6 +174,11 @@ def enter(info: InstanceInfo, in_gang: bool = False, own: Collection[str] | None
 def node_number() -> int:
     """Return the number of this node in its pool; -1 outside of a pool. No device is detected."""
     return -1 if _process is None else _process.node
+
+
+def node_folder() -> str:
+    """Return the folder of skypool's files on this node, which is removed when the node ends; "" outside of a pool."""
+    return _folder
 
 
 def begin(call: int, world: tuple[int, Sequence[str]] | None) -> None:

@@ -18,6 +18,8 @@ _ESCAPES = re.compile(
 _CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _CONTROLS_OF_FRIENDS = re.compile("[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _COLOURS = re.compile(r"(\x1b\[[0-9;:]{0,64}m)")
+_ORDINARY = bytes([*b"\t\n\r", *range(0x20, 0x7F)])
+"""The ASCII characters that `printable` keeps."""
 _INTRODUCES = re.compile("[\x1b\x80-\x9f]")
 _ARGUMENTS: Any = BaseException.args  # the descriptor itself, because a user's class may override the attribute
 _SURROGATES = re.compile("[\ud800-\udfff]")
@@ -39,7 +41,7 @@ def printable(text: str, colours: bool = False) -> str:
     Characters that change the direction of text are removed, too. Surrogates become escapes. `colours` keeps colours,
     bold, backspace and marks of text direction: pass True for nodes that may run code on the client.
     """
-    if text.isascii() and text.isprintable():
+    if text.isascii() and not text.encode().translate(None, _ORDINARY):  # most output, which may be much
         return text
     text = encodable(text)
     if not colours:
@@ -83,10 +85,10 @@ def plain_error(error: BaseException) -> BaseException:
     """Remove escape sequences other than colours from the texts of an exception, in place. Return the exception.
 
     This is for errors from nodes that may run code on the client. The texts are the strings among the exception's
-    arguments, attributes and notes, and those of its causes, contexts and group members. Strings inside lists or other
-    containers stay as they are, except for notes.
+    arguments, attributes, lists of attributes, and notes, and those of its causes, contexts and group members. Strings
+    inside other containers stay as they are.
     """
-    _change_texts(error, _harmless)
+    change_texts(error, _harmless)
     return error
 
 
@@ -97,7 +99,7 @@ def quotable(error: BaseException) -> BaseException | None:
     its causes, contexts and group members. If the `str()` of a cause still has control characters, the cause is cut
     off. If that of `error` itself still has some, the result is None.
     """
-    _change_texts(error, plain)
+    change_texts(error, plain)
     here: BaseException | None = error
     above: BaseException | None = None
     while here is not None:
@@ -111,8 +113,11 @@ def quotable(error: BaseException) -> BaseException | None:
     return error
 
 
-def _change_texts(error: BaseException, change: Callable[[str], str]) -> None:
-    """Change the strings among the arguments, attributes and notes of an exception, its causes and its members."""
+def change_texts(error: BaseException, change: Callable[[str], str]) -> None:
+    """Change the strings among the arguments, attributes and notes of an exception, its causes and its members.
+
+    Those in a list that is an attribute are changed, too. The message of a group stays as it is.
+    """
     todo = [error]
     seen = set[int]()
     while todo:
@@ -127,8 +132,11 @@ def _change_texts(error: BaseException, change: Callable[[str], str]) -> None:
         for name, value in list(vars(each).items()):
             if type(value) is str and (said := change(value)) != value:
                 vars(each)[name] = said
-            elif name == "__notes__" and type(value) is list:
-                vars(each)[name] = [change(note) if type(note) is str else note for note in value]
+            elif type(value) is list:
+                vars(each)[name] = [change(one) if type(one) is str else one for one in value]
+        for name in ("filename", "filename2") if isinstance(each, OSError) else ():
+            if type(value := getattr(each, name)) is str and (said := change(value)) != value:
+                setattr(each, name, said)
         todo += [link for link in (each.__cause__, each.__context__) if link is not None]
         todo += each.exceptions if isinstance(each, BaseExceptionGroup) else []
 

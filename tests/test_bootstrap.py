@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -225,6 +227,23 @@ async def _freeze(stream: CommandStream, frozen: list[int]) -> None:
 def test_a_long_step_is_no_silence(tmp_path: Path) -> None:
     python, _ = made_ready(setup(tmp_path, Step("long", "sleep 7")), silence=6.0)
     assert python
+
+
+@pytest.mark.slow
+def test_a_client_that_is_held_up_reads_what_a_machine_has_sent_before_it_judges_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bootstrap_module, "_ALIVE", 0.5)  # 2 s of silence are too long
+
+    def hold_up() -> None:
+        eventually((tmp_path / "talks").exists)
+        time.sleep(1)
+        ctypes.PyDLL(None).usleep(3_000_000)  # no other thread of this process runs meanwhile
+
+    threading.Thread(target=hold_up).start()
+    talks = Step("talks", f"touch {tmp_path}/talks; for i in $(seq 30); do echo $i; sleep 0.2; done")
+    _, told = made_ready(setup(tmp_path, talks), silence=2.0)
+    assert [e.text for e in told if isinstance(e, events.BootstrapOutput)] == [*map(str, range(1, 31))]
 
 
 @pytest.mark.needs("openssh")

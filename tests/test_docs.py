@@ -15,10 +15,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import typer.core
+import typer.main
 
 import skypool
 from docs.generate import command_line, providers
-from skypool import errors
+from skypool import cli, errors
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -179,6 +181,7 @@ disable_error_code = empty-body, func-returns-value, import-untyped
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_type_checker_accepts_every_program_of_every_page(tmp_path: Path) -> None:
     pytest.importorskip("mypy", reason="mypy is not installed")
     (tmp_path / "mypy.ini").write_text(SETTINGS)
@@ -198,7 +201,7 @@ def test_the_type_checker_accepts_every_program_of_every_page(tmp_path: Path) ->
     path = os.pathsep.join([str(tmp_path), *(str(ROOT / each) for each in (".", "providers", "images"))])
     argv = [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "--no-error-summary", *files]
     env = {**os.environ, "MYPYPATH": path}
-    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=580)
     told = []
     for line in done.stdout.splitlines():
         file_name, number, rest = (*line.split(":", 2), "", "")[:3]
@@ -250,6 +253,23 @@ def test_the_reference_of_the_command_line_has_every_command_and_option() -> Non
     options = set(re.findall(r"--[a-z][a-z-]+", shown.stdout)) - {"--help"}
     assert options
     assert options <= set(re.findall(r"`(--[a-z-]+)`", section)) | set(re.findall(r"--[a-z-]+", section))
+
+
+def test_a_command_of_the_program_loads_no_other_and_all_are_there_without_one() -> None:
+    names = {name for commands in cli._COMMANDS.values() for name in commands}
+    whole = typer.main.get_command(cli.build())
+    assert isinstance(whole, typer.core.TyperGroup)
+    assert whole.commands.keys() == names
+    for name in names:
+        alone = typer.main.get_command(cli.build(name))
+        assert isinstance(alone, typer.core.TyperGroup)
+        assert name in alone.commands
+    code = (
+        "import sys; from skypool.cli import build; build('ps')\n"
+        "print(sorted({'skypool.cli.run', 'skypool.cli.prove', 'skypool.pool.engine'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n", done.stderr
 
 
 @pytest.mark.parametrize("page", providers.PAGES, ids=lambda page: page.name)

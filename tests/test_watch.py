@@ -130,17 +130,21 @@ def test_one_that_raises_is_told_of_once_and_left_out_and_others_go_on(method: s
 
 def test_one_that_hangs_is_left_at_the_end_and_its_events_take_bounded_memory() -> None:
     over = threading.Event()
+    hangs = threading.Event()
 
     class Hangs(Heard):
         name = "the slow watch"
 
         def hear(self, event: events.Event) -> None:
+            hangs.set()
             over.wait(60)
 
     watch, given = Hangs(), Given()
     told = watching(watch, given)
     large = notice("x" * (1 << 20))
-    for _ in range(100):
+    told.hear(large)
+    assert hangs.wait(30)  # with this one alone: all that waits is taken at once
+    for _ in range(99):
         told.hear(large)
     waiting = told._runners[0]._waiting
     assert 10 < sum(map(events.weight, waiting)) >> 20 <= MOST_WAITING >> 20

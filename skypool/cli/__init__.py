@@ -3,7 +3,8 @@
 - `offers`: `skypool offers`, `skypool plan`; `accelerators`: `skypool accelerators`, `compare`, `suggest`.
 - `ps` (from the ledger and from running pools), `cost`, each for its command; `ending`: `skypool down`, `gc`.
 - `doctor`: `skypool doctor`; `prove`: `skypool prove`.
-- `shell`, `forward`, `health`, `logs`, `report`, each for its command; `files`: `skypool push`, `pull`.
+- `run`: `skypool run`; `run_messages`: what it tells. `shell`, `forward`, `health`, `logs`, `report`: as named.
+- `files`: `skypool push`, `pull`.
 - `owner`: how commands name a running pool, and what they say if its owner cannot be asked.
 - `top`: `skypool top`, with `top_survey` (asks the pools), `top_lines` (lays them out) and `top_app` (full screen).
 - `stack`: `skypool stack`; `new_driver`: `skypool new-driver`.
@@ -16,6 +17,7 @@ it over. A session is the id of one run of a pool. Docstrings of commands are th
 from __future__ import annotations
 
 import errno
+import importlib
 import io
 import os
 import sys
@@ -34,31 +36,37 @@ except SkypoolError as error:
 
 import typer
 
-from skypool.cli import (
-    accelerators,
-    cost,
-    doctor,
-    ending,
-    files,
-    forward,
-    health,
-    logs,
-    new_driver,
-    offers,
-    prove,
-    ps,
-    report,
-    shell,
-    stack,
-    top,
-)
 from skypool.cli.output import complain, say, warn
 
 __all__ = ["build", "main"]
 
+_COMMANDS = {
+    "accelerators": ("accelerators", "suggest"),
+    "offers": ("offers", "plan"),
+    "ps": ("ps",),
+    "cost": ("cost",),
+    "ending": ("down", "gc"),
+    "run": ("run",),
+    "shell": ("shell",),
+    "forward": ("forward",),
+    "health": ("health",),
+    "files": ("push", "pull"),
+    "logs": ("logs",),
+    "report": ("report",),
+    "stack": ("stack",),
+    "top": ("top",),
+    "doctor": ("doctor",),
+    "prove": ("prove",),
+    "new_driver": ("new-driver",),
+}
+"""The commands of each module of this package, in the order of `--help`."""
 
-def build() -> typer.Typer:
-    """Return the whole program as a `typer.Typer` object, with all its commands. Nothing is run."""
+
+def build(command: str = "") -> typer.Typer:
+    """Return the whole program as a `typer.Typer` object. Nothing is run.
+
+    If `command` is one of its commands, the program may lack the others, whose modules are then not imported.
+    """
     app = typer.Typer(
         name="skypool",
         help="Rent machines with accelerators, run Python functions on them, and end them.",
@@ -75,22 +83,9 @@ def build() -> typer.Typer:
     ) -> None:
         """Rent machines with accelerators, run Python functions on them, and end them."""
 
-    accelerators.add_to(app)
-    offers.add_to(app)
-    ps.add_to(app)
-    cost.add_to(app)
-    ending.add_to(app)
-    shell.add_to(app)
-    forward.add_to(app)
-    health.add_to(app)
-    files.add_to(app)
-    logs.add_to(app)
-    report.add_to(app)
-    stack.add_to(app)
-    top.add_to(app)
-    doctor.add_to(app)
-    prove.add_to(app)
-    new_driver.add_to(app)
+    named = [module for module, commands in _COMMANDS.items() if command in commands]
+    for module in named or _COMMANDS:
+        importlib.import_module(f"skypool.cli.{module}").add_to(app)
     return app
 
 
@@ -101,7 +96,7 @@ def _tell_version(asked: bool) -> None:
 
 
 def main() -> None:
-    """Run the program with the arguments of the process, and exit. The entry point of the command `skypool`.
+    """Run the program with the arguments of the process, and exit. Called by `skypool.__main__`.
 
     A SkypoolError is printed on stderr, and the exit status is 2. If stdout cannot be written, the exit status is 1.
     Other errors are raised.
@@ -113,9 +108,11 @@ def main() -> None:
     warnings.showwarning = partial(_show_once, shown)
     try:
         try:
-            build()(args=accelerators.in_full(sys.argv[1:]), prog_name="skypool")
+            args = _in_full(sys.argv[1:])
+            build(args[0] if args else "")(args=args, prog_name="skypool")
         finally:
-            sys.stdout.flush()
+            if sys.stdout is not None:  # it may be closed
+                sys.stdout.flush()
     except SkypoolError as error:
         complain(str(error))
         sys.exit(2)
@@ -123,6 +120,13 @@ def main() -> None:
         if error.errno not in (errno.ENOSPC, errno.EPIPE, errno.EIO):
             raise
         _leave_unwritten(error)
+
+
+def _in_full(args: list[str]) -> list[str]:
+    """Return the program's arguments, with `list` inserted: `accelerators H100` means `accelerators list H100`."""
+    if args[:1] == ["accelerators"] and (len(args) == 1 or args[1] not in ("list", "compare", "--help")):
+        return ["accelerators", "list", *args[1:]]
+    return args
 
 
 def _show_once(shown: set[str], message: Warning | str, *_: object) -> None:

@@ -18,13 +18,6 @@ from skypool.cli import output
 from skypool.errors import UsageError
 
 
-def in_full(args: list[str]) -> list[str]:
-    """Return the program's arguments, with `list` inserted: `accelerators H100` means `accelerators list H100`."""
-    if args[:1] == ["accelerators"] and (len(args) == 1 or args[1] not in ("list", "compare", "--help")):
-        return ["accelerators", "list", *args[1:]]
-    return args
-
-
 def add_to(app: typer.Typer) -> None:
     """Add the commands `skypool accelerators` and `skypool suggest` to the program."""
     group = typer.Typer(help="List accelerators (`list`, which may be left out), or compare them.")

@@ -43,6 +43,7 @@ from skypool.rental.pool_terms import Check, Terms, budget_asked, check_asked, p
 from skypool.wire import codec
 
 if TYPE_CHECKING:
+    from skypool.console import Mode
     from skypool.offers.need import AcceleratorAsked
     from skypool_images import Image
 
@@ -195,7 +196,7 @@ class ComputePool(ShownPool, CallSurface, Executor):
         self._drivers = drivers = drivers_asked(provider)
         self.name = pool_name(name)
         self.events = events.EventStream()
-        self._console: ConsoleMode = console
+        self._console: Mode = console
         self._terms = Terms(
             name=self.name,
             need=need_asked(ComputePool.__init__, accelerator, slots, bases_asked(image_, drivers), node),
@@ -264,6 +265,8 @@ class ComputePool(ShownPool, CallSurface, Executor):
                 Loop.shared().run(engine.start())
         except BaseException as e:
             self._ended = True
+            if self._terms.attach and not isinstance(e, Exception):
+                Loop.shared().run(engine.takeover.settled())  # a process that exits now would leave it half done
             if isinstance(e, Exception) or self._terms.attach:  # the engine has ended all, or taken nothing over
                 interpreter_exit.forget(engine)
                 engine.close_watches()
@@ -609,7 +612,7 @@ class ComputePool(ShownPool, CallSurface, Executor):
         Raises:
             UsageError: `nodes` is not valid, or the alternatives of the accelerator have different numbers of hosts.
                 Also raised if the pool was taken over by `attach` without the requirements of new nodes.
-            BudgetExceeded: the first hour of the new nodes costs more than is left of the budget.
+            BudgetExceeded: the first 20 minutes of the new nodes cost more than is left of the budget.
             PoolClosed: the pool has ended.
         """
         minimum, maximum = nodes_asked(nodes)

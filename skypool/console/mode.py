@@ -13,7 +13,7 @@ from skypool.console.plain import OutputOnly, Plain
 if TYPE_CHECKING:
     from skypool.console.board import Figures
 
-Mode = Literal["auto", "live", "plain", "off"]
+Mode = Literal["auto", "live", "plain", "off", "silent"]
 
 
 def attach(stream: events.EventStream, mode: Mode, figures: Callable[[], Figures] | None = None) -> Callable[[], None]:
@@ -23,12 +23,14 @@ def attach(stream: events.EventStream, mode: Mode, figures: Callable[[], Figures
 
     Args:
         stream: the events of the pool.
-        mode: "live" shows a view that is redrawn, "plain" shows lines, "off" shows only what functions print. "auto" is
-            "live" on a terminal outside of CI jobs, otherwise "plain". "live" becomes "plain" if stderr cannot be
-            redrawn.
+        mode: "live" shows a view that is redrawn, "plain" shows lines, "off" shows only what functions print, "silent"
+            nothing. "auto" is "live" on a terminal outside of CI jobs, otherwise "plain". "live" becomes "plain" if
+            stderr cannot be redrawn.
         figures: returns the costs and measurements of the pool. Called only for a live view, in the thread that draws.
             None: the view shows no costs and measurements.
     """
+    if mode == "silent":
+        return lambda: None
     if mode == "off":
         return OutputOnly().follow(stream)
     if mode == "plain" or not drawable(sys.stderr, os.environ, asked=mode == "live"):

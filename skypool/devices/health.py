@@ -92,7 +92,8 @@ class HealthOfNode:
             key = (each.kind, each.index)
             seen = _relevant(each)
             known = self._judged.get(key)
-            if known is not None and known[0] == seen and not each.xids:  # nothing has changed, as in most samples
+            # nothing has changed, as in most samples
+            if known is not None and known[0] == seen and _NOT_HARMLESS.isdisjoint(each.xids):
                 devices.append(known[1])
                 continue
             past = _remembered(self._past.get(key, _Past()), each)
@@ -109,6 +110,10 @@ _relevant = attrgetter(
     "nvlinks", "nvlinks_all", "xids_watched",
 )  # fmt: skip
 """Returns the values of a `DeviceSample` that decide about the device's health, except for the XID codes."""
+
+
+_NOT_HARMLESS = {*xid.FATAL, *xid.SERIOUS, xid.ACTION_CHANGED}
+"""The XID codes for which `_state_of` may return a state."""
 
 
 def worst(states: Sequence[State]) -> State:

@@ -282,7 +282,10 @@ def _texts(name: str, value: object, printable: Callable[[str], str]) -> tuple[s
 
 
 def _wholes(name: str, value: object, printable: Callable[[str], str]) -> tuple[int, ...]:
-    return tuple(_whole(name, each, printable) for each in _listed(name, value))
+    listed = _listed(name, value)
+    if {*map(type, listed)} <= {int} and min(listed, default=0) >= 0 and max(listed, default=0) < 1 << 63:
+        return tuple(listed)
+    return tuple(_whole(name, each, printable) for each in listed)  # raises
 
 
 _Check = Callable[[str, object, Callable[[str], str]], Any]

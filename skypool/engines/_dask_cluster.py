@@ -96,7 +96,7 @@ class Seats:
         """Rent machines if the nodes of the pool have fewer places than `workers`. Do not wait for them.
 
         Raises:
-            BudgetExceeded: the first hour of the new nodes costs more than is left of the budget.
+            BudgetExceeded: the first 20 minutes of the new nodes cost more than is left of the budget.
             UsageError, PoolClosed: the pool cannot have this size, or has ended.
         """
         gone = ("leaving", "draining", "ended")
@@ -427,7 +427,7 @@ class SkypoolCluster(_Cluster):  # type: ignore[misc]  # see `_Cluster`
             cores: the least number of threads of all workers together.
 
         Raises:
-            BudgetExceeded: the first hour of the new nodes costs more than is left of the budget.
+            BudgetExceeded: the first 20 minutes of the new nodes cost more than is left of the budget.
             UsageError, PoolClosed: the pool cannot have this size, or has ended.
         """
         self._refuse_if_ended()

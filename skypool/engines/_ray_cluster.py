@@ -285,7 +285,7 @@ class RayCluster:
 
         Raises:
             UsageError: `n` is not a whole number from 1.
-            BudgetExceeded: the first hour of the new nodes costs more than is left of the pool's budget.
+            BudgetExceeded: the first 20 minutes of the new nodes cost more than is left of the pool's budget.
             PoolClosed: the pool has ended.
         """
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:

@@ -120,7 +120,7 @@ class Agents:
         connections = self.connections
         connections.links[instance.node] = link
         connections.ways[instance.node] = (access, python)
-        connections.lenders[instance.node] = user_modules.Lender(self._taken)
+        connections.lenders[instance.node] = user_modules.Lender(self._taken, not self._terms.lends)
         welcome = await link.open(stream, start=not attach)
         if not attach:  # otherwise the calls that it names are taken over
             welcome = replace(welcome, calls=(), names={}, functions=(), objects=())

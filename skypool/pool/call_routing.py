@@ -116,7 +116,8 @@ class CallSender:
         try:
             if not pending.feeds:
                 dispatch.roster.drive(pending)
-            return cast(T, cell.result(pending.name))
+            value: T = cell.result(pending.name)
+            return value
         except BaseException:
             dispatch.stop(pending)
             raise
@@ -308,7 +309,7 @@ class CallSender:
 
         numbers = self._chosen(name, named)
         engine = self.working()
-        with engine.dispatch.roster.transferring(numbers):
+        with engine.dispatch.transferring([*numbers]):
             yield [end_of(node, *engine.connections.ways[node]) for node in numbers]
 
     @property

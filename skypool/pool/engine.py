@@ -175,7 +175,7 @@ class PoolEngine:
         if self.watches.some_needed:
             await asyncio.to_thread(self.watches.begin_needed, self.facts)
         if self.terms.attach:
-            await (self.takeover.adopt() if self._handover is None else self.takeover.hold(self._handover))
+            await self.takeover.take(self._handover)
             self.trust_levels.announce()
             self.watches.begin(self.facts)
             self._begin_tasks()

@@ -63,6 +63,7 @@ class HealthWatch:
         self._identities: dict[int, _Identities] = {}
         self.known: dict[int, NodeHealth] = {}
         self.xids: dict[int, dict[XidKey, int]] = {}
+        self._codes: dict[int, set[int]] = {}
         self._first: dict[int, asyncio.Event] = {}
 
     def arrived(self, node: int, samples: Sequence[NodeSample]) -> None:
@@ -82,9 +83,9 @@ class HealthWatch:
             before = self.known.get(node)
             now = self.known[node] = judge.judge(sample)
             for each in sample.devices:
-                for code in each.xids:
-                    self._count(node, each, code)
-        if before is None or (before.state, before.reasons) != (now.state, now.reasons):
+                self._count(node, each)
+        is_same = before is not None and before.devices == now.devices  # as usual; to list the reasons takes long
+        if before is None or (not is_same and (before.state, before.reasons) != (now.state, now.reasons)):
             self._emit(
                 events.HealthChanged(
                     pool=self._pool,
@@ -97,12 +98,17 @@ class HealthWatch:
         if before is None or (now.state == "unhealthy" and before.state != "unhealthy"):
             Loop.shared().loop.call_soon_threadsafe(self._tell, node)
 
-    def _count(self, node: int, device: DeviceSample, code: int) -> None:
-        """Count an error of NVIDIA's driver. Ignore new (device, code) pairs of a node that has sent 256 of them."""
+    def _count(self, node: int, device: DeviceSample) -> None:
+        """Count errors of NVIDIA's driver. Ignore new (device, code) pairs of a node that has sent 256 of them."""
         counts = self.xids.setdefault(node, {})
-        key = (device.kind, device.index, device.uuid, code)
-        if key in counts or len(counts) < _MOST_CODES:
-            counts[key] = counts.get(key, 0) + 1
+        codes = self._codes.setdefault(node, set())
+        if len(counts) >= _MOST_CODES and codes.isdisjoint(device.xids):
+            return
+        for code in device.xids:
+            key = (device.kind, device.index, device.uuid, code)
+            if key in counts or len(counts) < _MOST_CODES:
+                counts[key] = counts.get(key, 0) + 1
+                codes.add(code)
 
     def _tell(self, node: int) -> None:
         self._first.setdefault(node, asyncio.Event()).set()

@@ -64,10 +64,10 @@ def watch(each: Living) -> None:
         atexit.register(_end_all)
         _lose_no_signals()
     if threading.current_thread() is threading.main_thread():
-        _exit_on_signals()
+        exit_on_signals()
 
 
-def _exit_on_signals() -> None:
+def exit_on_signals() -> None:
     """Let SIGTERM and SIGHUP exit the interpreter normally, unless the program handles them. Main thread only."""
     for number in _ENDING:
         if signal.getsignal(number) == signal.SIG_DFL:

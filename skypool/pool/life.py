@@ -132,7 +132,7 @@ class Life:
         """Sleep for this many seconds, but no longer than until the pool begins to end."""
         until = time.monotonic() + seconds
         while not self.is_ending and (left := until - time.monotonic()) > 0:
-            await asyncio.sleep(min(0.05, left))
+            await self.change(left)
 
     # --- its tasks -------------------------------------------------------------------------------------------
 

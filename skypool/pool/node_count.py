@@ -40,7 +40,7 @@ class NodeCount:
         Raises:
             UsageError: the pool was taken over from another process and lacks the requirements of new nodes, or its
                 accelerators have different numbers of hosts.
-            BudgetExceeded: the new nodes cost more in their first hour than is left of the budget.
+            BudgetExceeded: the new nodes cost more in their first 20 minutes than is left of the budget.
             NoSupply: the pool would grow, and has no account of a provider.
         """
         hosts_alike(self._terms.need.accelerators, maximum)

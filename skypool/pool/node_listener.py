@@ -83,7 +83,7 @@ class NodeListener:
                 if said.file:
                     header, data = lender.file(said.name, said.version, said.file)
                 else:
-                    header, data = lender.find(said.name, said.version)
+                    header, data = lender.find(said.name, said.version, said.has)
                 if (link := self._life.connections.links.get(self._node)) is not None:  # else it has just ended
                     link.reply(frame(Kind.MODULE, header, [data]))
             else:

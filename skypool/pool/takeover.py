@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 from skypool.calls.dispatch import Dispatch
 from skypool.calls.futures import CallFuture
@@ -22,6 +24,8 @@ from skypool.rental.pool_terms import Terms
 from skypool.rental.supply import Supply
 from skypool.wire import error_text
 from skypool.wire.frames import Kind, frame
+
+T = TypeVar("T")
 
 
 class Takeover:
@@ -51,17 +55,31 @@ class Takeover:
         self._services = services
         self.inherited: list[CallFuture[object]] = []
         self.early: ConnectionLost | None = None
+        self._is_settled = asyncio.Event()
+        self._is_settled.set()
 
-    async def adopt(self) -> None:
-        """Connect to the nodes of a pool that another process started, and take them over. The pool is then ready.
+    async def settled(self) -> None:
+        """Wait until no takeover is going on. One that is cancelled gives the nodes back first."""
+        await self._is_settled.wait()
+
+    async def take(self, handover: Handover | None) -> None:
+        """Take over the nodes of a pool that another process started, or hands over. The pool is then ready.
 
         If one node cannot be taken over, none is: the links are closed, and all nodes keep running. If all are taken
         over, running calls of generator functions are cancelled, because only the former process could read the items.
+        With `handover`, no provider is asked.
         """
+        self._is_settled.clear()
+        try:
+            await (self._adopt() if handover is None else self._hold(handover))
+        finally:
+            self._is_settled.set()
+
+    async def _adopt(self) -> None:
         supply = self._supply
         if supply is None:
             raise NoSupply(self._life.pool, "be taken over")
-        instances = await asyncio.to_thread(supply.adopt)
+        instances = await self._taken(supply.adopt)
         try:
             for instance in instances:
                 driver = supply.driver_of(instance)
@@ -73,13 +91,8 @@ class Takeover:
             raise
         self._begin(instances)
 
-    async def hold(self, handover: Handover) -> None:
-        """Take over the nodes that another process hands over. The pool is then ready. No provider is asked.
-
-        If one node cannot be taken over, none is: the links are closed, and all nodes keep running. If all are taken
-        over, running calls of generator functions are cancelled, because only the former process could read the items.
-        """
-        await asyncio.to_thread(self._rental.hold, handover)
+    async def _hold(self, handover: Handover) -> None:
+        await self._taken(partial(self._rental.hold, handover))
         try:
             for each in handover.nodes:
                 self._agents.note_trust(each.instance, each.trust)
@@ -88,6 +101,17 @@ class Takeover:
             await self._give_back(e)
             raise
         self._begin([each.instance for each in handover.nodes])
+
+    async def _taken(self, take: Callable[[], T]) -> T:
+        """Take nodes over by a function, in a thread. If cancelled, give them back when the function returns."""
+        taking = asyncio.ensure_future(asyncio.to_thread(take))
+        try:
+            return await asyncio.shield(taking)
+        except asyncio.CancelledError as e:
+            await asyncio.wait([taking])
+            if taking.exception() is None:
+                await self._give_back(e)
+            raise
 
     async def _open(self, instance: Instance, access: Access, python: str) -> None:
         await self._agents.open(instance, access, python, attach=True)

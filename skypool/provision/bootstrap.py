@@ -316,8 +316,7 @@ async def _lines(
         while True:
             part = b""
             with contextlib.suppress(ConnectionResetError):
-                async with asyncio.timeout(silence):
-                    part = await loop.sock_recv(stream.socket, 65536)
+                part = await _received(stream, silence)
             if not part:
                 return
             got += part  # in place, as a copy for each of many small parts would take long
@@ -339,6 +338,21 @@ async def _lines(
             f"the connection to node {node} ended during its {course.where}: {e}; check that the machine still runs",
             node,
         ) from e
+
+
+async def _received(stream: CommandStream, silence: float) -> bytes:
+    """Return what a machine has sent; b"" at the end. Raise TimeoutError if nothing comes in `silence` seconds.
+
+    What came while this process was held up, as by SIGSTOP, counts although it is read later.
+    """
+    reading = asyncio.ensure_future(asyncio.get_running_loop().sock_recv(stream.socket, 65536))
+    try:
+        await asyncio.wait([reading], timeout=silence)  # unlike `asyncio.timeout`, it drops nothing that has come
+        if not reading.done():
+            raise TimeoutError
+        return reading.result()
+    finally:
+        reading.cancel()
 
 
 def _apart(whole: bytes) -> Iterator[bytes]:

@@ -1,0 +1,172 @@
+"""The command `skypool run`: rent machines, run a program there with its project, and end them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import CancelledError
+from typing import Annotated, Any
+
+import typer
+
+from skypool.calls.options import MOST_PROCS
+from skypool.checks import seconds
+from skypool.cli.run_messages import Json, Lines
+from skypool.errors import SkypoolError, UsageError
+from skypool.runs.target import Target
+from skypool.runs.whole_run import FAILED, Asked, WholeRun
+
+_OWN = frozenset({
+    "--gpu", "--accelerator", "--provider", "--local", "--region", "--spot", "--with", "--secret", "--include",
+    "--save", "--budget", "--max-price", "--max-lifetime", "--linger", "--dry-run",
+})  # fmt: skip
+"""Options of skypool that few programs have."""
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command `skypool run` to the program."""
+    app.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(run)
+
+
+def run(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TARGET [ARGS]...", help="A script (train.py), -m MODULE, or a command with its arguments."
+        ),
+    ],
+    accelerator: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--gpu", "--accelerator", "-a", help="Accelerators of each node: H100:8 (repeatable: any of these)."
+        ),
+    ] = None,
+    provider: Annotated[
+        list[str] | None,
+        typer.Option("--provider", "-p", help="Rent from this provider (repeatable). Default: this machine."),
+    ] = None,
+    local: Annotated[bool, typer.Option("--local", help="Run on this machine, in a copy of the project.")] = False,
+    nodes: Annotated[int, typer.Option(min=1, help="Number of nodes.")] = 1,
+    procs: Annotated[
+        int | None,
+        typer.Option(min=1, max=MOST_PROCS, help="Processes on each node. Default: one, with all its devices."),
+    ] = None,
+    node: Annotated[
+        int | None, typer.Option("--node", min=0, help="Run on this node only. Default: on all nodes.")
+    ] = None,
+    region: Annotated[list[str] | None, typer.Option("--region", help="Only this region (repeatable).")] = None,
+    spot: Annotated[bool, typer.Option("--spot", help="Rent spot machines.")] = False,
+    packages: Annotated[
+        list[str] | None, typer.Option("--with", help="A package besides those of the project (repeatable).")
+    ] = None,
+    env: Annotated[
+        list[str] | None, typer.Option("--env", help="A variable for the program: NAME=VALUE (repeatable).")
+    ] = None,
+    secret: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--secret",
+            help="The name of a variable whose value is taken from the environment, .env, or the login of hf or wandb, "
+            "and is shown nowhere (repeatable).",
+        ),
+    ] = None,
+    include: Annotated[
+        list[str] | None, typer.Option("--include", help="A path of the project that is sent in any case (repeatable).")
+    ] = None,
+    save: Annotated[
+        list[str] | None,
+        typer.Option("--save", help="A folder that the program writes: it is fetched to the same name here."),
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the pool. Default: from the program's.")] = None,
+    budget: Annotated[float | None, typer.Option("--budget", help="The most USD that this may cost.")] = None,
+    max_price: Annotated[float | None, typer.Option("--max-price", help="The most USD per hour of one node.")] = None,
+    max_lifetime: Annotated[
+        str | None, typer.Option("--max-lifetime", help="The time after which everything ends: 4h, 30m.")
+    ] = None,
+    linger: Annotated[
+        str | None,
+        typer.Option(
+            "--linger", help="How long the machines stay after the run, for the next one of the project: 30m."
+        ),
+    ] = None,
+    new: Annotated[bool, typer.Option("--new", help="Rent machines though an earlier run has left some.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be sent and rented, and end.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Send a large project unasked.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+) -> None:
+    """Rent machines, run a program there with its project, show what it prints, and end the machines.
+
+    The project is the folder above with a pyproject.toml, uv.lock, requirements.txt or .git. Its files are sent, except
+    secrets, caches and what git ignores. Options of skypool come before TARGET, and those of the program after it.
+
+    The exit status is that of the program, 128 + n if signal n ended it, and 125 if skypool has failed.
+    """
+    tell = Json() if as_json else Lines()
+    status = FAILED
+    whole: WholeRun | None = None
+    try:
+        target = Target.of(words)
+        folders = save or [""]
+        if len(folders) > 1:
+            raise UsageError(
+                f"--save is given {len(folders)} times: {', '.join(folders)}; name one folder that has them all"
+            )
+        if local and provider:
+            raise UsageError("--local and --provider exclude each other; leave one out")
+        rent: dict[str, Any] = {
+            "provider": provider or "local",
+            "accelerator": accelerator or None,
+            "market": "spot" if spot else "on-demand",
+        }
+        rent |= {"max_usd_per_hour": max_price} if max_price is not None else {}
+        rent |= {"region": region} if region else {}
+        asked = Asked(
+            rent, nodes, procs, packages or (), _variables(env or ()), secret or (), include or (),
+            folders[0], name, budget, _duration("--max-lifetime", max_lifetime), yes,
+            _duration("--linger", linger), new, node,
+        )  # fmt: skip
+        whole = WholeRun(target, asked, tell)
+        _tell_options(words, tell)
+        whole.check(dry_run)
+        status = 0 if dry_run else whole.run()
+    except (SkypoolError, OSError) as e:
+        status = FAILED
+        tell.error("\n".join([str(e), *getattr(e, "__notes__", ())]))
+    except CancelledError:  # before its machines end as planned
+        status = FAILED
+    except KeyboardInterrupt:
+        status = 130
+    except SystemExit as e:  # SIGTERM or SIGHUP
+        status = e.code if isinstance(e.code, int) else FAILED
+    finally:
+        if whole is not None and whole.has_rented:
+            tell.ends(1 if tell.failure is not None else status, whole.spent, whole.seconds)
+        try:
+            tell.close()
+        except KeyboardInterrupt:  # Ctrl-C in a pager reaches this process, too; a second one counts
+            tell.close()
+    if tell.failure is not None:
+        raise tell.failure
+    raise typer.Exit(status)
+
+
+def _duration(option: str, said: str | None) -> float | None:
+    if said is None:
+        return None
+    return float(said) if said.isdigit() and int(said) else seconds(option, said)
+
+
+def _tell_options(words: Sequence[str], tell: Lines) -> None:
+    """Tell of options behind the target that skypool has, too: they go to the program."""
+    own = [each for each in words[1:] if each.partition("=")[0] in _OWN]
+    if own:
+        tell.note(f"{' '.join(own)} after {words[0]}: goes to the program; options of skypool come before it")
+
+
+def _variables(said: Sequence[str]) -> Mapping[str, str]:
+    found = {}
+    for each in said:
+        name, equals, value = each.partition("=")
+        if not equals or not name:
+            raise UsageError(f"--env takes NAME=VALUE, not {each!r}")
+        found[name] = value
+    return found

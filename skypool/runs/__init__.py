@@ -1,0 +1,38 @@
+"""Runs of programs that were not written for skypool: a script, a module or a command, with its project.
+
+- `target`: what is run, as words of a command line.
+- `node_folders`: where a node keeps projects and environments.
+- `environment`: makes the Python environment of a project on a node.
+- `node_program`: runs the program on a node, and writes its output to files there.
+- `output_files`: the format of these files. `follow_end` sends them from a node, and `follow` reads them here.
+- `output_spool`: keeps output here until it is shown.
+- `secret_values`: finds secrets by their names.
+- `program_run`: puts these together for the nodes of a pool.
+- `saver`: fetches the folder that the program writes.
+- `rank_lines`: marks the lines of several processes.
+- `teller`: tells the user what happens.
+- `lingering`: finds machines that an earlier run has left.
+- `whole_run`: all of it, from the checks before renting to the end of the machines. `skypool run` calls this.
+- `run`: `skypool.run`, the same from Python.
+
+The root of a project is its folder here. Its copy is its folder on a node.
+"""
+
+__all__ = [
+    "environment",
+    "follow",
+    "follow_end",
+    "lingering",
+    "node_folders",
+    "node_program",
+    "output_files",
+    "output_spool",
+    "program_run",
+    "rank_lines",
+    "run",
+    "saver",
+    "secret_values",
+    "target",
+    "teller",
+    "whole_run",
+]

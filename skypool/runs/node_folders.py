@@ -1,0 +1,191 @@
+"""The folder of a node in which projects and their environments are kept.
+
+Nodes may have nothing but the standard library and skypool.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import stat
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from skypool import runtime
+from skypool.safety import private
+from skypool.safety.never_sent import is_cache
+
+_MOST_NAMED = 1000
+"""The most files that are told because they are not saved."""
+_KEPT = 14 * 86400.0
+"""Seconds for which a project or an environment that nobody uses is kept on a machine that goes on."""
+
+
+def claimed(name: str) -> str:
+    """Return the folder of a project on this node, which is made if it is not there.
+
+    Remove projects and environments that have not been used for 14 days.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    home = private.folder(cache / "skypool" / "runs", private.CACHE)
+    copy = home / "projects" / name
+    copy.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.utime(copy)
+    for each in home.glob("marks/*/*"):
+        with contextlib.suppress(OSError):  # another run removes it, too
+            if time.time() - each.stat().st_mtime > 86400:
+                each.unlink()
+    for each in (*home.glob("projects/*"), *home.glob("environments/*")):
+        with contextlib.suppress(OSError):  # it is in use, or another run removes it, too
+            if time.time() - each.stat().st_mtime > _KEPT:
+                with _lock(each) as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if time.time() - each.stat().st_mtime > _KEPT:  # and still is
+                        shutil.rmtree(each)
+                        _note(each).unlink(missing_ok=True)
+    return str(copy)
+
+
+@contextlib.contextmanager
+def held(*folders: str) -> Iterator[None]:
+    """Keep folders of projects and environments from being removed in the `with` block. "" stands for none."""
+    with contextlib.ExitStack() as locks:
+        for each in filter(None, folders):
+            fcntl.flock(locks.enter_context(_lock(Path(each))), fcntl.LOCK_SH)
+            os.utime(each)
+        try:
+            yield
+        finally:
+            for each in filter(None, folders):
+                with contextlib.suppress(OSError):  # the program may have removed it
+                    os.utime(each)
+
+
+@contextlib.contextmanager
+def alone(folder: str) -> Iterator[None]:
+    """Wait until no other run makes this environment, and let none make or remove it in the `with` block."""
+    with _lock(Path(f"{folder}.made")) as making, _lock(Path(folder)) as using:
+        fcntl.flock(making, fcntl.LOCK_EX)
+        fcntl.flock(using, fcntl.LOCK_SH)
+        yield
+
+
+@contextlib.contextmanager
+def _lock(folder: Path) -> Iterator[int]:
+    """Open the file whose lock tells that a folder is in use. A program that is started does not inherit it."""
+    path = folder.parent.parent / "locks" / f"{folder.parent.name}-{folder.name}"
+    path.parent.mkdir(exist_ok=True)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def _note(copy: Path) -> Path:
+    """Return the file that says what was sent of a project."""
+    return copy.parent.parent / "sent" / copy.name
+
+
+def sent_before(copy: str) -> list[str]:
+    """Return the paths of the files that runs of a project have sent and that are not removed yet."""
+    return [*_sent(Path(copy))]
+
+
+def _sent(copy: Path) -> dict[str, int]:
+    """Return what was sent of a project: the time of the last change of each file, in nanoseconds, by path."""
+    try:
+        found = json.loads(_note(copy).read_text("utf-8", "surrogateescape"))
+    except (OSError, ValueError):  # the first run, or the disk was full
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def remove_gone(copy: str, paths: Sequence[str]) -> None:
+    """Remove files of a project that are not sent any more, and the folders that are empty then.
+
+    What programs wrote stays, also in place of a file that was sent.
+    """
+    sent = _sent(Path(copy))
+    for each in paths:
+        gone = Path(copy, each)
+        if os.path.realpath(gone.parent) != os.path.join(os.path.realpath(copy), os.path.dirname(each)).rstrip("/"):
+            continue  # a program has put a link there
+        with contextlib.suppress(OSError):  # such as a folder that is full, or a file that is a folder now
+            about = os.lstat(gone)
+            if stat.S_ISREG(about.st_mode) and about.st_mtime_ns != sent.get(each):
+                continue
+            gone.unlink(missing_ok=True)
+            for folder in [*gone.relative_to(copy).parents][:-1]:
+                Path(copy, folder).rmdir()
+
+
+def note_sent(copy: str, gone: Sequence[str], sent: Mapping[str, int]) -> None:
+    """Note what is sent of a project: the time of the last change of each file by its path; and what is gone."""
+    note = _note(Path(copy))
+    note.parent.mkdir(exist_ok=True)
+    with _lock(Path(f"{copy}.note")) as lock, contextlib.ExitStack() as undo:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        kept = {path: at for path, at in _sent(Path(copy)).items() if path not in {*gone}}
+        new = note.with_name(f"{note.name}.{os.getpid()}-{time.time_ns():x}")
+        undo.callback(new.unlink, missing_ok=True)
+        new.write_text(json.dumps(kept | dict(sent)), "utf-8", "surrogateescape")
+        new.replace(note)
+
+
+def mark(copy: str, run: str) -> None:
+    """Leave a mark of this node beside a project, by which `begun` finds nodes with one folder."""
+    marks = _marks(copy)
+    marks.mkdir(parents=True, exist_ok=True)
+    Path(marks, f"{run}-{runtime.node_number():06}").touch()
+
+
+def begun(copy: str, run: str, saved: str) -> tuple[int, str, str]:
+    """Note that a project is there and that its program begins.
+
+    Args:
+        saved: the folder below the project that will be fetched; "" for none.
+
+    Returns:
+        The time in nanoseconds, by the clock of the file system: what a program changes from now on is newer. The first
+        mark of this run that is beside the project, which is the same for nodes with one folder. And the file with the
+        paths that are in `saved` now, each with a zero byte. A file that comes later was moved there, though it may be
+        older.
+    """
+    known = _marks(copy) / f"known-{run}-{runtime.node_number():06}"
+    with open(known, "wb") as file:
+        for folder, _, names in os.walk(os.path.join(copy, saved)) if saved else ():
+            below = os.path.relpath(folder, os.path.join(copy, saved))
+            file.writelines(os.fsencode(os.path.normpath(f"{below}/{each}")) + b"\0" for each in names)
+    time.sleep(0.02)  # clocks of file systems are coarse
+    os.utime(copy)
+    return os.stat(copy).st_ctime_ns, min(each.name for each in _marks(copy).glob(f"{run}-*")), str(known)
+
+
+def unsaved(copy: str, since: int, saved: str) -> list[tuple[str, int]]:
+    """Return the files of a project that were written since its program began, as (path, size), the largest first.
+
+    Args:
+        since: the time of the beginning, as from `begun`.
+        saved: the folder below the project that is fetched, which is left out; "" for none.
+    """
+    found = []
+    for folder, folders, names in os.walk(copy):
+        below = os.path.relpath(folder, copy)
+        folders[:] = [each for each in folders if not is_cache(each) and os.path.normpath(f"{below}/{each}") != saved]
+        for name in names:
+            with contextlib.suppress(OSError):
+                about = os.lstat(os.path.join(folder, name))
+                if about.st_ctime_ns >= since and about.st_size and stat.S_ISREG(about.st_mode):
+                    found.append((os.path.normpath(f"{below}/{name}"), about.st_size))
+    return sorted(found, key=lambda each: -each[1])[:_MOST_NAMED]
+
+
+def _marks(copy: str) -> Path:
+    """Return the folder of the marks of nodes."""
+    path = Path(copy)
+    return path.parent.parent / "marks" / path.name

@@ -1,0 +1,423 @@
+"""Runs a program with its project on the nodes of a pool."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, wait
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from skypool import events
+from skypool.calls.call import Call, compute
+from skypool.calls.futures import CallFuture
+from skypool.compute_pool.compute_pool import ComputePool
+from skypool.errors import (
+    CommandFailed,
+    ConnectionLost,
+    ProtocolError,
+    SkypoolError,
+    TransferError,
+    UsageError,
+    together,
+)
+from skypool.files import transfer
+from skypool.files.entries import walk
+from skypool.files.progress import Progress
+from skypool.files.project import unsent_of
+from skypool.files.transfer import NodeEnd
+from skypool.pool.states import Phase
+from skypool.pool.watch import Watches
+from skypool.runs import environment, node_folders, node_program
+from skypool.runs.follow import Follower
+from skypool.runs.target import Target
+from skypool.text import one_line, printable
+
+_AFTER = 30.0
+"""Seconds after which output is given up that does not come any more after a program's end."""
+_AFTER_AN_ERROR = 8.0
+"""Seconds in which all output must have come if the call was stopped or has failed: its grace and a little more."""
+_TO_LOOK = 5.0
+"""The most seconds in which nodes look for files that are not fetched."""
+_MOST_COUNTED = 100_000
+"""The most files that are counted, as a hostile node could name files without end."""
+_WAKES = 1.0
+"""Seconds after which the main thread wakes. A signal that comes just before Python waits does not wake it."""
+_LONGEST = 600.0
+"""Seconds in which all output must have come after a program's end."""
+
+
+@dataclass
+class ProgramRun:
+    """A run of a program on a pool that has started.
+
+    Args:
+        pool: the pool, whose nodes have one slot.
+        target: the program.
+        nodes: the number of nodes, or slices. On more than one machine, the program runs as a gang.
+        write: called with each piece of output: the rank, the number of the stream, and the bytes. May block.
+        tell: called with what the user must know about output that is missing.
+        on_end: called when the program has ended, before its last output is awaited.
+        packages: packages besides those of the project.
+        env: variables of the program's environment.
+        include: paths of the project that are sent in any case.
+        procs: the number of processes on each node; None for one program on the only node.
+        saved: the folder that `fetch` will be asked for, below that in which the program starts; "" for none.
+        only: the place, counted from 0, of the only node that gets the project and the program; None for all.
+
+    Attributes:
+        is_interrupted: True if a signal has come.
+        is_hurried: True if a second one has come, so that nothing more is fetched.
+        returncode: the exit status of the program, or the negative number of the signal that ended it; None before it.
+        limit: what the program was interrupted for: "budget" or "lifetime"; "" if it was not.
+    """
+
+    pool: ComputePool
+    target: Target
+    nodes: int
+    write: Callable[[int, int, bytes], None]
+    tell: Callable[[str], None]
+    on_end: Callable[[], object]
+    packages: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    include: Sequence[str] = ()
+    procs: int | None = None
+    saved: str = ""
+    only: int | None = None
+    is_interrupted: bool = field(default=False, init=False)
+    is_hurried: bool = field(default=False, init=False)
+    returncode: int | None = field(default=None, init=False)
+    limit: str = field(default="", init=False)
+    _watches: Watches = field(init=False)
+    _colours: bool = True
+    _running: CallFuture[Any] | None = None
+    _ends: list[NodeEnd] = field(default_factory=list["NodeEnd"])
+    _since: dict[int, int] = field(default_factory=dict[int, int])
+    _places: dict[str, list[int]] = field(default_factory=dict[str, "list[int]"])
+    _known: dict[int, str] = field(default_factory=dict[int, str])
+    _names: set[str] = field(default_factory=set[str])
+    _stack: ExitStack = field(default_factory=ExitStack)
+    _decoders: dict[tuple[int, int], codecs.IncrementalDecoder] = field(
+        default_factory=dict[tuple[int, int], codecs.IncrementalDecoder]
+    )
+
+    def __enter__(self) -> ProgramRun:
+        """Keep the ways to the nodes, so that files come also from a node that is about to end."""
+        self._watches = self.pool._sender.working().watches
+        self._colours = not self.is_stranger
+        ends = self._stack.enter_context(self.pool._sender.transfer("the files of a program", None))
+        if self.only is not None and self.only >= len(ends):
+            raise UsageError(f"there is no node {self.only} among {len(ends)}; nodes are counted from 0")
+        self._ends = ends if self.only is None else [ends[self.only]]
+        self.pool._sender.working().node_count.resize(0, self.nodes)  # lost nodes are not replaced
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def send(self) -> None:
+        """Send the project to the nodes.
+
+        Raises:
+            TransferError: files could not be read here or written there.
+            ConnectionLost: a node is lost, or what it answered makes no sense (ProtocolError).
+        """
+        project = self.target.project
+        claim = compute(node_folders.claimed, output="silent")(f"{project.root.name or 'project'}-{project.key}")
+        copies = self._values([claim] * len(self._ends))
+        if not all(isinstance(each, str) for each in copies):
+            raise _nonsense(copies)
+        self._ends = [replace(end, folder=copy) for end, copy in zip(self._ends, copies, strict=True)]
+        former = self._on_all(node_folders.sent_before)
+        if not all(isinstance(said, list) and all(isinstance(each, str) for each in said) for said in former):
+            raise _nonsense(former)
+        before = {each for said in former for each in said}
+        unsent = unsent_of(project, self.include)
+        sent = {each.path: each.mtime for each in walk(str(project.root), unsent) if each.kind != "d"}
+        # what is not sent any more, such as a file with secrets that was included once, must not stay there
+        gone = [] if self.is_stranger else sorted(filter(_is_below, before - {*sent}))
+        if gone:
+            self._on_all(node_folders.remove_gone, gone)
+        self._on_all(node_folders.note_sent, gone, sent)  # before they come, so that none is forgotten
+        try:
+            transfer.push(self._ends, str(project.root), "", patience=self._patience, leaves_out=unsent)
+        except TransferError as e:
+            if not e.failures:
+                raise
+            self.tell(f"{e}; the program starts without")  # such as a log that another program writes
+        mark = secrets.token_hex(4)
+        saved = os.path.join(self.target.folder, self.saved) if self.saved else ""
+        self._on_all(node_folders.mark, mark)
+        for end, said in zip(self._ends, self._on_all(node_folders.begun, mark, saved), strict=True):
+            match said:
+                case (int() as since, str() as place, str() as known):
+                    self._since[end.node], self._known[end.node] = since, known
+                    self._places.setdefault(place, []).append(end.node)
+                case _:
+                    raise _nonsense(said)
+
+    def _on_all(self, function: Callable[..., Any], *arguments: object) -> list[Any]:
+        """Call a function on each node, with the project's folder there as first argument. Return the values."""
+        called = compute(function, output="silent")
+        return self._values([called(end.folder, *arguments) for end in self._ends])
+
+    def _values(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        """Return the values of one call for each of `_ends`. What a node itself raises is told as a SkypoolError."""
+        futures = [self.pool.send(call, node=end.node) for call, end in zip(calls, self._ends, strict=True)]
+        values = []
+        for end, future in zip(self._ends, futures, strict=True):
+            try:
+                values.append(future.result())
+            except (SkypoolError, CancelledError):
+                raise
+            except Exception as e:
+                raise TransferError(f"node {end.node}: {type(e).__name__}: {e}", end.node) from e
+        return values
+
+    @property
+    def _patience(self) -> float:
+        return self.pool._sender.patience
+
+    def prepare(self) -> dict[int, str]:
+        """Make the project's environment on each node. Return the folder of its programs by node; "" for none."""
+        project = self.target.project
+        packages = [*project.packages, *self.packages]
+        made = self._on_all(environment.prepared, project.source, project.python, packages, dict(project.versions))
+        if not all(isinstance(each, str) for each in made):
+            raise _nonsense(made)
+        return {end.node: folder for end, folder in zip(self._ends, made, strict=True)}
+
+    @property
+    def is_stranger(self) -> bool:
+        """True if a node belongs to a stranger, whose output must not change the terminal."""
+        engine = self.pool._sender.working()
+        return any(engine.trust_levels.is_known_stranger(each) for each in self.pool.nodes)
+
+    @property
+    def is_gang(self) -> bool:
+        """True if the program runs in several processes."""
+        return len(self._ends) > 1 or self.procs is not None
+
+    def run(self, programs: Mapping[int, str]) -> int:
+        """Run the program, and return its exit status as a shell tells it: 128 + n after signal n.
+
+        Nodes that are lost from now on are not replaced, as the program would not go on there.
+
+        Args:
+            programs: the folder of the programs of the project's environment by node, as from `prepare`.
+
+        Raises:
+            CommandFailed: the program cannot be started.
+            SkypoolError: the run has failed for another reason, such as a lost node or a spent budget.
+        """
+        words = list(self.target.words)
+        if words[0] == "python" and not any(programs.values()):
+            words[0] = "python3"
+        output = f"output/{secrets.token_hex(4)}"
+        places = {end.node: (end.folder, programs[end.node]) for end in self._ends}
+        call = compute(node_program.run, output="silent")(
+            words, places, self.target.folder, dict(self.env), output, self.is_gang
+        )
+        try:
+            status = self._followed(call, output)
+        except CommandFailed as e:
+            if e.returncode is None:
+                raise
+            status = e.returncode
+        self.returncode = status
+        return status if status >= 0 else 128 - status
+
+    def log(self, rank: int, stream: int, data: bytes) -> None:
+        """Keep output, which has no secrets any more, in the logs of the pool. Each process has a thread of its own."""
+        decoder = self._decoders.setdefault((rank, stream), codecs.getincrementaldecoder("utf-8")("replace"))
+        number, slot = divmod(rank, self.procs or 1)
+        node = self._ends[number].node
+        printed = events.Output(
+            pool=self.pool.name, node=node, slot=slot, call=0, stream=stream, function=self.target.name,
+            text=printable(decoder.decode(data), colours=self._colours), rank=rank if self.procs else None,
+        )  # fmt: skip
+        self._watches.hear(printed, is_hidden=True)  # it is shown in another way
+
+    def interrupt(self) -> None:
+        """Interrupt the program. `run` then raises CancelledError. Any thread may call this."""
+        if self._running is not None:
+            self._running.cancel()
+
+    def fetch(self, local: Path) -> int:
+        """Fetch what the program has changed in `saved`, and return how many files have come since the run began.
+
+        The folder of the first node goes to `local`, those of others to `node-1` and so on below it. Nodes without the
+        folder are left out.
+
+        Raises:
+            SkypoolError: files could not be fetched from some nodes; those of the others were.
+        """
+        there = os.path.normpath(os.path.join(self.target.folder, self.saved))
+        state = self.pool._sender.working().life.state
+        errors: list[SkypoolError] = []
+
+        def pull(end: NodeEnd, target: Path) -> None:
+            try:
+                transfer.pull(
+                    end,
+                    there,
+                    str(target),
+                    patience=self._patience,
+                    progress=_Names(self._names, target),
+                    since=self._since[end.node],
+                    known=self._known[end.node],
+                    no_git=True,
+                )
+            except SkypoolError as e:
+                if not str(e).endswith(f"{there}: No such file or directory"):
+                    errors.append(e)
+            except OSError as e:
+                errors.append(TransferError(f"{target}: {e}", end.node))
+
+        pulls = []
+        for nodes in self._places.values():  # nodes with one folder have the same files
+            living = [each for each in nodes if state.nodes[each].phase is not Phase.ENDED]
+            if not living:
+                errors.append(ConnectionLost(f"node {nodes[0]} has ended", nodes[0]))
+                continue
+            place = next(number for number, end in enumerate(self._ends) if end.node == nodes[0])
+            end = next(each for each in self._ends if each.node == living[0])
+            target = local / f"node-{place}" if place else local
+            pulls.append(threading.Thread(target=pull, args=(end, target), name="skypool-pull", daemon=True))
+        for each in pulls:  # side by side, as one that is lost must not hold up the others
+            each.start()
+        for each in pulls:
+            each.join()
+        if errors:
+            raise errors[0] if len(errors) == 1 else together("files could not be fetched from some nodes", errors)
+        return len(self._names)
+
+    def unsaved(self) -> list[tuple[str, int]]:
+        """Return large files that the program wrote into the project outside of `saved`, as (path, bytes).
+
+        Waits 5 s at most. A node that does not answer has no such files.
+        """
+        saved = os.path.normpath(os.path.join(self.target.folder, self.saved)) if self.saved else ""
+        found: list[tuple[str, int]] = []
+        until = time.monotonic() + _TO_LOOK
+        asked = []
+        for nodes in self._places.values():
+            place, end = next((place, end) for place, end in enumerate(self._ends) if end.node == nodes[0])
+            look = compute(node_folders.unsaved, output="silent")(end.folder, self._since[end.node], saved)
+            with suppress(SkypoolError):  # it is lost
+                asked.append((place, self.pool.send(look, node=end.node)))
+        for place, future in asked:
+            try:
+                said = future.result(max(0.0, until - time.monotonic()))
+            except (SkypoolError, TimeoutError):  # it is lost, or takes too long
+                continue
+            except Exception as e:  # noqa: BLE001 - whatever a hostile node answers is no failure of the run
+                self.tell(f"node {place} does not say which large files are not saved: {type(e).__name__}")
+                continue
+            where = f" of node {place}" if len(self._ends) > 1 else ""
+            for each in said if type(said) is list else ():
+                match each:
+                    case (str() as path, int() as size) if 0 <= size < 1 << 60:
+                        found.append((f"{one_line(path, 200)}{where}", size))
+        return found
+
+    def end_by_limit(self) -> None:
+        """Interrupt the program, as the budget or lifetime ends the machines soon."""
+        limits = self.pool._sender.working().rental.limits
+        self.limit = "lifetime" if limits.lifetime_left < limits.left() else "budget"
+        self.interrupt()
+
+    def seconds_left(self) -> float:
+        """Return the seconds until the budget or lifetime ends the machines; infinite for no limit."""
+        limits = self.pool._sender.working().rental.limits
+        return min(limits.left(), limits.lifetime_left)
+
+    def _followed(self, call: Any, output: str) -> int:
+        """Run a call of the program, pass on its output until its end, and return its status."""
+        procs = self.procs or 1
+        followers = [
+            Follower(end, f"{output}/{each}", partial(self.write, number * procs + each))
+            for number, end in enumerate(self._ends)
+            for each in range(procs)
+        ]
+        for each in followers:
+            each.whole_lines = self.is_gang
+        patience = _AFTER_AN_ERROR
+        try:
+            there = self.pool._sender.working().dispatch.roster.nodes()
+            if missing := [end.node for end in self._ends if end.node not in there]:
+                raise ConnectionLost(f"node {missing[0]} was lost before the program began", missing[0])
+            if self.is_gang:
+                self._running = self.pool.send(call.with_options(procs=procs), node=[end.node for end in self._ends])
+            else:
+                self._running = self.pool.send(call, node=self._ends[0].node)
+            for each in followers:
+                each.start()
+            while not wait([self._running], _WAKES).done:
+                pass
+            value = self._running.result()
+            patience = _AFTER
+        except CommandFailed as e:  # the program itself has
+            patience = _AFTER
+            rank = getattr(e, "rank", None)  # of a gang, the process that has failed first
+            if rank is not None and len(self._ends) * (self.procs or 1) > 1 and e.returncode is not None:
+                self.tell(f"rank {rank}: {str(e).splitlines()[0]}; the other processes were ended")
+            raise
+        except BaseException as e:
+            self.is_interrupted = isinstance(e, (KeyboardInterrupt, SystemExit))
+            self.interrupt()  # after Ctrl-C the program ends by itself, and its last output is awaited
+            raise
+        finally:
+            self.on_end()
+            try:
+                self._finish(followers, patience)
+            except BaseException:
+                self.is_hurried, self.is_interrupted = self.is_interrupted, True
+                raise
+        statuses: list[Any] = value if self.is_gang else [value]
+        if not all(type(each) is int and -64 <= each <= 255 for each in statuses):
+            raise _nonsense(statuses)
+        return int(next((each for each in statuses if each), 0))
+
+    def _finish(self, followers: Sequence[Follower], patience: float) -> None:
+        """Wait for the end of all output, and tell what is missing."""
+        began = time.monotonic()
+        until = began + (_LONGEST if patience == _AFTER else patience)
+        for rank, each in enumerate(followers):
+            if each.ident is None:
+                continue
+            is_whole = each.finish(began, patience, until)
+            if each.missing:
+                self.tell(f"some output of rank {rank} is missing: {each.missing}")
+            elif not is_whole:
+                self.tell(f"the end of the output of rank {rank} did not come: its last lines may be missing")
+
+
+def _nonsense(said: object) -> ProtocolError:
+    return ProtocolError(f"a node has answered {said!r:.100}, which makes no sense")
+
+
+class _Names(Progress):
+    """Collects the names of the files that have come."""
+
+    def __init__(self, names: set[str], folder: Path) -> None:
+        super().__init__()
+        self._into, self._folder = names, folder
+
+    def begin(self, path: str) -> None:
+        super().begin(path)
+        if len(self._into) < _MOST_COUNTED:
+            self._into.add(str(self._folder / path))
+
+
+def _is_below(path: str) -> bool:
+    """Return True if a path, of which a node says that it was sent, lies below the project."""
+    names = path.split("/")
+    return all(names) and ".." not in names

@@ -1,0 +1,190 @@
+"""`Teller`: tells the user what happens in a run."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime, timedelta
+
+from skypool import events
+from skypool.compute_pool.compute_pool import ComputePool
+from skypool.console.event_text import Words, span
+from skypool.files.project import Survey
+from skypool.logs.masking import Masker
+from skypool.offers.ranking import Plan
+from skypool.runs.rank_lines import RankLines
+from skypool.runs.target import Target
+
+_FAR = 10 * 365 * 86400.0
+"""Seconds after which an end is not told as a date."""
+_MOST_NAMED = 5
+"""The most files that are named."""
+
+
+def bounds(plan: Plan, budget: float | None, lifetime: float | None) -> tuple[float | None, datetime | None]:
+    """Return the worst bill in USD, and the latest end in local time. Each is None if there is no limit."""
+    prices = [offer.usd_per_hour * plan.nodes[0] for offer in plan.offers]
+    bills = [] if budget is None else [budget]
+    spans = [] if lifetime is None else [lifetime]
+    if lifetime is not None:
+        bills.append(max(prices) * lifetime / 3600)
+    if budget is not None and min(prices) > 0:
+        spans.append(budget / min(prices) * 3600)
+    ends = None
+    if spans and min(spans) < _FAR:
+        ends = (datetime.now(UTC) + timedelta(seconds=min(spans))).astimezone()
+    return min(bills, default=None), ends
+
+
+def _when(at: datetime | None) -> str:
+    """Return "ends by" with a time of day, or with a date if it is almost 12 hours or more ahead; "" for None."""
+    if at is None:
+        return ""
+    is_soon = at < datetime.now(UTC) + timedelta(hours=11, minutes=59)
+    return f"ends by {at:%H:%M}" if is_soon else f"ends by {at:%Y-%m-%d %H:%M}"
+
+
+def _price(usd: float | None) -> str:
+    return "an unknown cost" if usd is None else f"{usd:.2f} USD"
+
+
+class Teller(ABC):
+    """Tells the user what happens in a run, and passes on what its program prints. Threads call these methods.
+
+    Attributes:
+        is_stranger: True if the program runs on a machine of a stranger, whose output must not change the terminal.
+        log: called with the output, without secrets, as `output` gets it, but with no marks.
+        source: "rank" or "node" if each line of output gets a mark, as `[rank 3]`, that tells processes apart; else "".
+    """
+
+    is_stranger = False
+    source = ""
+
+    def __init__(self) -> None:
+        self._words = Words(routine=False)
+        self._lines = RankLines()
+        self.log: Callable[[int, int, bytes], object] = lambda rank, stream, data: None
+        self.hide({})
+
+    # --- for subclasses --------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def note(self, text: str) -> None:
+        """Tell something that is good to know."""
+
+    @abstractmethod
+    def error(self, text: str) -> None:
+        """Tell what has failed."""
+
+    @abstractmethod
+    def output(self, rank: int, stream: int, data: bytes) -> None:
+        """Show output of a process of the program, which has no secrets. `stream` is 1 for stdout, 2 for stderr."""
+
+    @abstractmethod
+    def option(self, name: str, value: object = None) -> str:
+        """Return an option as the user writes it, with a value unless it is None. `name` is that of the parameter."""
+
+    @abstractmethod
+    def ask(self, question: str) -> bool | None:
+        """Ask the user. Return True for a yes, and None if nobody can be asked."""
+
+    @abstractmethod
+    def watching(self, pool: ComputePool) -> AbstractContextManager[Callable[[], None]]:
+        """Return a context manager in which `pool` runs. It yields a function to call when the program has ended."""
+
+    # --- what happens ----------------------------------------------------------------------------------------
+
+    def hide(self, secrets: Mapping[str, str]) -> None:
+        """Show marks in place of these values, by their names."""
+        # bytes are text of one character each here, so that all else stays as it is
+        self._masker = Masker(
+            {name: value.encode("utf-8", "surrogateescape").decode("latin-1") for name, value in secrets.items()}
+        )
+        self._text_masker = Masker(secrets)
+
+    def wrote(self, rank: int, stream: int, data: bytes) -> None:
+        """Take output of a process of the program. `stream` is 1 for stdout, 2 for stderr."""
+        if self._masker.is_needed:
+            data = self._masker.feed((rank, stream), data.decode("latin-1")).encode("latin-1")
+        self.log(rank, stream, data)
+        self._pass_on(rank, stream, data)
+
+    def end_output(self) -> None:
+        """Show the output that is held back: what may be the beginning of a secret, and unfinished lines."""
+        for source in self._masker.held():
+            match source:
+                case (int() as rank, int() as stream):
+                    self._pass_on(rank, stream, self._masker.finish(source).encode("latin-1"))
+        for rank, stream, data in self._lines.finish():
+            self.output(rank, stream, data)
+
+    def _pass_on(self, rank: int, stream: int, data: bytes) -> None:
+        if self.source:
+            data = self._lines.feed(rank, stream, data, f"[{self.source} {rank}] ")
+        if data:
+            self.output(rank, stream, data)
+
+    def project(self, target: Target, survey: Survey) -> None:
+        from rich.filesize import decimal  # imported here, as nodes import this module and have no rich
+
+        about = ", ".join(
+            filter(None, [target.project.source, target.project.python and f"Python {target.project.python}"])
+        )
+        left = ", ".join(sorted(survey.unsent)[:8]) + (", …" if len(survey.unsent) > 8 else "")
+        unsent = f"; not sent: {left}" if left else ""
+        links = [f"{path} -> {target}" for path, target in sorted(survey.links_out.items())[:_MOST_NAMED]]
+        if links:
+            unsent += f"; links that lead out: {', '.join(links)}{', …' * (len(survey.links_out) > len(links))}"
+        files = f"{len(survey.paths):,} file{'s' * (len(survey.paths) != 1)}"
+        self.note(f"project  {files}, {decimal(survey.bytes)}{', ' + about if about else ''}{unsent}")
+
+    def rents(self, plan: Plan, budget: float | None, lifetime: float | None) -> None:
+        best, nodes = plan.offers[0], plan.nodes[0]
+        usd, ends = bounds(plan, budget, lifetime)
+        limits = [f"at most {usd:.2f} USD" if usd is not None else "no limit", _when(ends)]
+        limit = ", ".join(filter(None, limits)) if best.usd_per_hour else "free"
+        machine = " ".join(filter(None, [best.provider, best.instance_type, best.zone or best.region]))
+        self.note(f"rents    {f'{nodes} × ' if nodes > 1 else ''}{machine}, {plan.usd_per_hour:g} USD/h; {limit}")
+
+    def uses(self, pool: str, seconds: float | None, usd_per_hour: float) -> None:
+        """Tell which machines of an earlier run are used, after how long their limits end them, and what they cost."""
+        limits = "no limit" if seconds is None else f"its limits end it in {span(seconds)}"
+        price = f"{usd_per_hour:g} USD/h; {limits if usd_per_hour else 'free'}"
+        self.note(f"uses     pool {pool} of an earlier run, {price}")
+
+    def stays(self, pool: str, seconds: float, usd_per_hour: float) -> None:
+        """Tell which machines stay after the run, how long, and what they cost."""
+        self.note(
+            f"stays    pool {pool}, for {span(seconds)}, {usd_per_hour:g} USD/h: the next such run uses it; "
+            f"`skypool down {pool}` ends it"
+        )
+
+    def starts(self, pool: str, boot: float, environment: float, usd: float | None) -> None:
+        spent = f"{_price(usd)} before your first line"
+        self.note(f"start    pool {pool}: boot {span(boot)}, environment {span(environment)}, {spent}")
+
+    def saved(self, folder: str, files: int) -> None:
+        if files:
+            self.note(f"saved    {files} file{'s' * (files != 1)} to {folder}")
+        else:
+            self.note(f"saved    nothing: the program changed no file in {folder}, below the folder where it starts")
+
+    def unsaved(self, files: Sequence[tuple[str, int]]) -> None:
+        from rich.filesize import decimal  # imported here, as nodes import this module and have no rich
+
+        if files:
+            named = ", ".join(f"{path} ({decimal(size)})" for path, size in files[:_MOST_NAMED])
+            more = f", and {len(files) - _MOST_NAMED} more" if len(files) > _MOST_NAMED else ""
+            self.note(f"not saved: {named}{more}; {self.option('save', 'FOLDER')} fetches what a program writes there")
+
+    def ends(self, status: int, usd: float | None, seconds: float) -> None:
+        self.note(f"end      status {status} after {span(seconds)}, {_price(usd)}")
+
+    def hear(self, event: events.Event) -> None:
+        """Tell of problems of the pool, and of what the user should know. How the run ends is told by other methods."""
+        ends = isinstance(event, events.PoolPhase) and event.phase in ("draining", "ended")
+        if ends or isinstance(event, (events.CallFailed, events.GangFailed)):
+            return
+        for line in self._words.tell(event):
+            self.note(line.rstrip("\n"))

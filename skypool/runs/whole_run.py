@@ -1,0 +1,453 @@
+"""`WholeRun`: a run of a program, from the checks before anything is rented to the end of its machines."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from skypool import clock
+from skypool.compute_pool.compute_pool import ComputePool
+from skypool.console.event_text import span
+from skypool.drivers import Driver
+from skypool.errors import BudgetExceeded, ConnectionLost, LedgerError, NoOffers, SkypoolError, UsageError
+from skypool.files.project import Survey, surveyed
+from skypool.model import Offer
+from skypool.offers.plan import plan
+from skypool.offers.ranking import Plan
+from skypool.rental.budget import ceiling, start_words, usd_to_start
+from skypool.rental.ledger import Ledger
+from skypool.rental.records import Record, newest
+from skypool.runs import lingering, secret_values
+from skypool.runs.program_run import ProgramRun
+from skypool.runs.saver import Saver
+from skypool.runs.target import Target
+from skypool.runs.teller import Teller
+from skypool_images import Image
+
+FAILED = 125
+"""The exit status if skypool has failed: the program was not started, was lost, or its folder was not fetched."""
+_MOST_BYTES = 10**9
+_MOST_FILES = 10_000
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options of a run, as its user gave them.
+
+    Attributes:
+        rent: the arguments of `ComputePool` that say what is rented, such as `provider` and `accelerator`.
+        nodes: the number of nodes.
+        procs: the number of processes on each node; None for one, with all its devices.
+        packages: packages besides those of the project.
+        env: variables of the program's environment.
+        secrets: the names of variables whose values are found here and shown nowhere.
+        include: paths of the project that are sent in any case.
+        save: the folder that the program writes and that is fetched, below the current one; "" for none.
+        name: the name of the pool; None for one from the program's name.
+        budget: the most USD that the run may cost.
+        max_lifetime: the seconds after which everything ends.
+        yes: True to send a large project unasked.
+        linger: the seconds for which the machines stay after the run; None if they end with it.
+        new: True to rent machines though an earlier run has left some.
+        node: the number of the only node that runs the program; None for all.
+    """
+
+    rent: Mapping[str, Any]
+    nodes: int = 1
+    procs: int | None = None
+    packages: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    secrets: Sequence[str] = ()
+    include: Sequence[str] = ()
+    save: str = ""
+    name: str | None = None
+    budget: float | None = None
+    max_lifetime: float | None = None
+    yes: bool = False
+    linger: float | None = None
+    new: bool = False
+    node: int | None = None
+
+    @property
+    def is_gang(self) -> bool:
+        """True if the program runs in several processes."""
+        return self.procs is not None or (self.nodes > 1 and self.node is None)
+
+
+class WholeRun:
+    """A run of a program. Call `check`, and then `run`.
+
+    Attributes:
+        name: the name of its pool; "" before `run`.
+        seconds: how long its machines have been asked for and rented, so far.
+        returncode: the exit status of the program, or the negative number of the signal that ended it; None before it.
+        unsaved: why what the program saved could not be fetched; "" if it was.
+        limit: what ended the program as planned: "budget" or "lifetime"; "" if nothing has.
+    """
+
+    def __init__(self, target: Target, asked: Asked, tell: Teller) -> None:
+        self._target, self._asked, self._tell = target, asked, tell
+        self._save = _save_folder(asked.save, tell)
+        self._saved_to = Path(self._save).absolute()  # the program that calls this may change its folder
+        if asked.budget is not None and not asked.budget > 0:
+            raise UsageError(f"{tell.option('budget')} must be above 0 USD, not {asked.budget:g}")
+        if asked.linger is not None and asked.name is not None:
+            name = tell.option("name")
+            raise UsageError(f"{tell.option('linger')} finds machines by names of its own; leave {name} out")
+        if asked.new and asked.linger is None:
+            stay = tell.option("linger", "30m")
+            raise UsageError(f"{tell.option('new')} is for runs whose machines stay; add {stay}")
+        self._secrets = secret_values.found(asked.secrets, target.project.root, tell.option("secrets"))
+        tell.hide(self._secrets)
+        self._rent: dict[str, Any] = {}
+        self.returncode: int | None = None
+        self.unsaved = ""
+        self.limit = ""
+        self._pool: ComputePool | None = None
+        self._former: Record | None = None  # whose machines are used
+        self._spent_before = 0.0  # by earlier runs on its machines, in USD
+        self._is_ready = False  # its pool
+        self._has_lost = False  # a machine of the earlier run
+        self._began = time.monotonic()
+
+    @property
+    def name(self) -> str:
+        return "" if self._pool is None else self._pool.name
+
+    @property
+    def has_rented(self) -> bool:
+        """True if `run` has begun to rent machines."""
+        return self._pool is not None
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    @property
+    def spent(self) -> float | None:
+        """The cost of the run so far, in USD; None if the ledger cannot be read."""
+        if self._pool is None:
+            return 0.0
+        usd = cost(self._pool)
+        return None if usd is None else usd - self._spent_before
+
+    # --- before anything is rented ---------------------------------------------------------------------------
+
+    def check(self, dry_run: bool = False) -> None:
+        """Tell what would be sent and rented, and ask the user where that is needed. With `dry_run`, tell it instead.
+
+        Raises:
+            UsageError: the run would not do what the user expects, or the user has said no.
+            NoOffers, BudgetExceeded: there is nothing to rent, or not for this budget.
+        """
+        target, asked, tell = self._target, self._asked, self._tell
+        survey = surveyed(target.project, asked.include)
+        tell.hide(secret_values.masked(self._secrets, survey.paths, target.project.root))
+        tell.project(target, survey)
+        _ = target.project.versions  # a mistake there is told before anything is rented
+        self._check_script(survey)
+        too_large = self._too_large(survey)
+        if too_large and not (dry_run or asked.yes):
+            self._confirm(too_large, "Send all of it?", "nothing was sent")
+        self._rent = {
+            **asked.rent,
+            "nodes": asked.nodes,
+            "image": Image(secrets=self._secrets),
+        }
+        if asked.linger is not None and not asked.new:
+            self._former = lingering.left(self._mark, asked.nodes, tell.option, tell.note)
+        if self._former is not None:
+            self._check_former(self._former, dry_run)
+            return
+        if asked.linger is None and asked.name is None:
+            self._tell_of_others()
+        found = planned(self._rent, tell.option)
+        self._check_node(found)
+        most = min((each for each in (asked.budget, ceiling()) if each is not None), default=None)
+        self._check_start(found, most)
+        tell.rents(found, most, asked.max_lifetime)
+        self._check_strangers(found)
+        no_limit = unlimited(found, tell.option) if most is None and asked.max_lifetime is None else ""
+        if dry_run:
+            for text in filter(None, [too_large, no_limit]):
+                tell.note(f"without a terminal, this is refused: {text}")
+        elif no_limit:
+            self._confirm(no_limit, "Rent without one?", "nothing was rented")
+
+    @property
+    def _mark(self) -> str:
+        """A word in the names of pools whose machines this run may use."""
+        asked = self._asked
+        return lingering.mark(self._target, asked.rent, asked.nodes, sorted(asked.secrets))
+
+    def _tell_of_others(self) -> None:
+        """Tell of machines that stay, cost money and could be used by this run."""
+        other = lingering.staying(self._mark, self._asked.nodes)
+        if other is not None and other.usd_per_hour:
+            stays, usual = span(other.lasts - clock.now()), self._tell.option("linger", "30m")
+            self._tell.note(
+                f"pool {other.pool} of an earlier run stays for {stays} at {other.usd_per_hour:.4g} USD/h; "
+                f"with {usual} this run would use it, and rent nothing"
+            )
+
+    def _check_former(self, former: Record, dry_run: bool) -> None:
+        """Check the limits of a pool that stays, and tell that it is used. Ask the user if it has none."""
+        asked, tell = self._asked, self._tell
+        lingering.check_limits(former, asked.budget, asked.max_lifetime, tell.option)
+        seconds = lingering.seconds_left(former)
+        tell.uses(former.pool, None if seconds == math.inf else seconds, former.usd_per_hour)
+        if former.usd_per_hour and seconds == math.inf:
+            text = endless(former.usd_per_hour, tell.option)
+            if dry_run:
+                tell.note(f"without a terminal, this is refused: {text}")
+            else:
+                self._confirm(text, "Use them without one?", "nothing was run")
+
+    def _confirm(self, text: str, question: str, otherwise: str) -> None:
+        answer = self._tell.ask(f"{text}. {question}")
+        if not answer:
+            raise UsageError(text if answer is None else otherwise)
+
+    def _check_script(self, survey: Survey) -> None:
+        """Raise UsageError if the script is not among the files that are sent."""
+        script = self._target.script
+        if script and script not in survey.paths:
+            why = next((survey.unsent[each] for each in _ancestors(script) if each in survey.unsent), "it is a cache")
+            raise UsageError(
+                f"{script} is not sent, because {why}; rename it, or pass {self._tell.option('include', script)}"
+            )
+
+    def _too_large(self, survey: Survey) -> str:
+        """Return why a project is not sent unasked; "" if it is."""
+        if survey.bytes <= _MOST_BYTES and len(survey.paths) <= _MOST_FILES:
+            return ""
+        from rich.filesize import decimal  # imported here, as nodes import this module and have no rich
+
+        largest = ", ".join(f"{each or '.'} ({decimal(size)})" for each, size in survey.largest)
+        text = f"the project has {len(survey.paths):,} files, {decimal(survey.bytes)}; the largest folders: {largest}"
+        return f"{text}; leave out what is not needed in .skypoolignore, or pass {self._tell.option('yes')}"
+
+    def _check_start(self, found: Plan, most: float | None) -> None:
+        """Raise BudgetExceeded if the budget does not pay for a start, or for a shorter lifetime."""
+        if most is None:
+            return
+        best, nodes = found.best, found.nodes[0]
+        assert best is not None
+        start, lifetime = [best] * nodes, self._asked.max_lifetime
+        cost = usd_to_start(start, lifetime)
+        if cost <= most:
+            return
+        if most == self._asked.budget:
+            limit = f"the budget is {most:g} USD; pass {self._tell.option('budget', math.ceil(100 * cost) / 100)}"
+        else:
+            limit = f"SKYPOOL_MAX_USD allows {most:g} USD; raise it"
+        minutes = math.floor(60 * (most - nodes * best.start_usd) / (nodes * best.usd_per_hour))
+        if 60 * minutes > best.least_billed:
+            limit += f", or {self._tell.option('max_lifetime', f'{minutes}m')}"
+        raise BudgetExceeded(f"the first {start_words(start, lifetime)} cost {cost:.2f} USD, and {limit}")
+
+    def _check_node(self, found: Plan) -> None:
+        """Raise UsageError if no machine that may be rented has the number of the node that is asked for."""
+        node, nodes = self._asked.node, self._asked.nodes
+        if node is not None and node >= nodes * max(each.hosts for each in found.offers):
+            asked = self._tell.option("nodes", nodes)
+            raise UsageError(f"there is no node {node} with {asked}; nodes are counted from 0")
+
+    def _check_strangers(self, found: Plan) -> None:
+        """Raise UsageError if several processes would run on strangers' machines, who could read what they exchange."""
+        stranger = stranger_in(found)
+        if self._asked.is_gang and stranger is not None:
+            nodes, procs, provider = map(self._tell.option, ("nodes", "procs", "provider"))
+            raise UsageError(
+                f"{stranger.provider} {stranger.instance_type} is a machine of a stranger, which cannot take part in "
+                f"{nodes} or {procs}; choose another {provider}, or one process"
+            )
+
+    # --- with machines ---------------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Rent machines, run the program there, fetch what it saves, and end the machines. Return its exit status.
+
+        The status is 128 + n if signal n ended the program, and 125 if its folder could not be fetched.
+
+        Raises:
+            SkypoolError: the program was not started, or was lost.
+            CancelledError: the program was interrupted, as its machines end as planned.
+        """
+        target, asked, tell = self._target, self._asked, self._tell
+        word = [] if asked.linger is None else [self._mark]
+        name = asked.name or "-".join([_plain(target.name), *word, secrets.token_hex(3)])
+        terms: dict[str, Any] = {**self._rent, "budget": asked.budget, "max_lifetime": asked.max_lifetime}
+        former = self._former
+        if former is not None:  # it has its limits
+            name, terms = former.pool, {"image": self._rent["image"], "provider": self._drivers_of(former)}
+        self._pool = pool = ComputePool(**terms, slots=1, name=name, linger=asked.linger, console="off")
+        pool._console = "silent"  # nothing but `tell` writes
+        pool._terms = replace(pool._terms, lends=False)  # what stays here must not go by another way
+        if former is not None:
+            pool._terms = replace(pool._terms, attach=True, replaces=False)
+        unlisten = pool.events.listen(tell.hear)
+        self._began = time.monotonic()
+        try:
+            return self._run_on(pool, unlisten)
+        except SkypoolError as e:
+            if former is not None and not self._is_ready:
+                e.add_note(
+                    f"pool {name} of an earlier run may still cost money; `skypool down {name}` ends it, and "
+                    f"{tell.option('new')} rents other machines"
+                )
+            raise
+        finally:
+            if asked.linger is not None:
+                self._tell_stay(name)
+
+    def _run_on(self, pool: ComputePool, unlisten: Callable[[], None]) -> int:
+        """Start the pool, run the program there, and leave it. `unlisten` ends that its events are told."""
+        target, asked, tell, former = self._target, self._asked, self._tell, self._former
+        with tell.watching(pool) as on_end, pool, contextlib.ExitStack() as at_end:
+            self._is_ready, booted = True, time.monotonic()
+            if asked.linger is not None:
+                at_end.callback(unlisten)  # that machines stay is told in another way
+            if former is not None:
+                self._spent_before = sum(line.usd for line in former.lines)
+
+            def on_program_end() -> None:
+                on_end()
+                if made.is_interrupted:
+                    tell.note(
+                        "interrupted: the program has 5 s to end; another signal gives up its last output and files"
+                    )
+
+            env = asked.env if former is None else {**self._secrets, **asked.env}  # the machines have former values
+            made = ProgramRun(
+                pool, target, asked.nodes, tell.wrote, tell.error, on_program_end, asked.packages, env,
+                asked.include, asked.procs, self._save, asked.node,
+            )  # fmt: skip
+            tell.is_stranger = made.is_stranger
+            if former is not None:
+                self._check_taken(pool, made.is_stranger)
+            with made:
+                tell.log = made.log
+                if made.is_gang:
+                    tell.source = "rank" if asked.procs else "node"
+                made.send()
+                programs = made.prepare()
+                tell.starts(pool.name, booted - self._began, time.monotonic() - booted, self.spent)
+                saver = Saver(made, self._save, self._saved_to, tell)
+                pool.events.listen(saver.hear)
+                try:
+                    with saver:
+                        status = made.run(programs)
+                finally:
+                    self.returncode, self.limit, self.unsaved = made.returncode, made.limit, saver.failure
+            if asked.linger is None:
+                pool.stop()  # rather than to wait for a node that has not answered
+        return status or (FAILED if saver.failure else 0)
+
+    def _drivers_of(self, former: Record) -> list[Driver]:
+        """Return the drivers of a pool that stays, with the credentials that this run has given."""
+        asked = self._asked.rent["provider"]
+        drivers = asked if isinstance(asked, Sequence) and not isinstance(asked, str) else [asked]
+        given: dict[str, Driver] = {each.name: each for each in drivers if not isinstance(each, str)}
+        return [given.get(each.name, each) for each in Ledger.here().drivers_of(former.pool)]
+
+    def _check_taken(self, pool: ComputePool, is_stranger: bool) -> None:
+        """Raise SkypoolError if the machines of an earlier run are not those that this run needs."""
+        state, nodes = pool._sender.working().life.state, self._asked.nodes
+        ways = f"`skypool down {pool.name}` ends what is left of it, and {self._tell.option('new')} rents others"
+        self._has_lost = len(state.nodes) < nodes * state.hosts
+        if self._has_lost:
+            raise ConnectionLost(f"pool {pool.name} has lost a machine since the run before; {ways}")
+        if self._asked.is_gang and is_stranger:
+            raise UsageError(f"the machines of pool {pool.name} are strangers', which run one process only; {ways}")
+
+    def _tell_stay(self, name: str) -> None:
+        try:
+            found = newest(Ledger.here().pools(name))
+        except LedgerError:  # which the pool has told
+            return
+        if found is None or not found.is_staying:
+            return
+        seconds = found.lasts - clock.now()
+        if not self._has_lost and lingering.is_complete(found, self._asked.nodes):
+            self._tell.stays(name, seconds, found.usd_per_hour)
+        else:
+            self._tell.note(
+                f"pool {name} has lost a machine: no run uses the others, which stay for {span(seconds)}; "
+                f"`skypool down {name}` ends them"
+            )
+
+
+def cost(pool: ComputePool) -> float | None:
+    """Return the cost of a pool so far, in USD; None if the ledger cannot be read, which the pool has told."""
+    try:
+        return pool.receipt.usd
+    except SkypoolError:
+        return None
+
+
+def planned(rent: Mapping[str, Any], option: Callable[..., str]) -> Plan:
+    """Return the plan for these arguments of `plan`. `option` returns an option as the user writes it.
+
+    Raises NoOffers, with a note that says where to rent if only this machine was asked.
+    """
+    try:
+        return plan(**rent)
+    except NoOffers as e:
+        if rent["provider"] == "local":
+            fake = option("provider", "fake")
+            e.add_note(f"say where to rent with {option('provider')}; `{fake}` rehearses it without an account")
+        raise
+
+
+def stranger_in(found: Plan) -> Offer | None:
+    """Return an offer of a stranger's machine, who could read what processes exchange; None if there is none."""
+    return next((offer for offer in found.offers if offer.trust != "full"), None)
+
+
+def unlimited(found: Plan, option: Callable[..., str]) -> str:
+    """Return what a run without a limit costs, and how to limit it; "" if it is free.
+
+    `option` returns an option as the user writes it, as `Teller.option` does.
+    """
+    if not any(offer.usd_per_hour for offer in found.offers):
+        return ""
+    least, most = (pick(each.usd_per_hour for each in found.offers) * found.nodes[0] for pick in (min, max))
+    price = option("max_usd_per_hour")
+    others = f" (up to {most:g} if that is out of stock, which {price} limits)" if most > least else ""
+    return endless(least, option, others)
+
+
+def endless(usd_per_hour: float, option: Callable[..., str], others: str = "") -> str:
+    """Return what machines cost that nothing limits, and how to limit it. `others` is what else they may cost."""
+    return (
+        f"this costs {usd_per_hour:g} USD an hour{others} until the program ends; set a limit, as by "
+        f"{option('budget', max(1, math.ceil(10 * usd_per_hour)))}"
+    )
+
+
+def _save_folder(said: str, tell: Teller) -> str:
+    """Return the folder that is fetched. Raises UsageError if it is not below the current one."""
+    folder = os.path.normpath(said) if said else ""
+    if folder == "." or os.path.isabs(folder) or folder.split(os.sep)[0] in ("..", "~"):
+        raise UsageError(
+            f"{tell.option('save')} takes a folder below the current one, such as {tell.option('save', 'out')}, "
+            f"not {said!r}"
+        )
+    return folder
+
+
+def _ancestors(path: str) -> list[str]:
+    parts = path.split("/")
+    return ["/".join(parts[: n + 1]) for n in range(len(parts))]
+
+
+def _plain(name: str) -> str:
+    return "".join(each if each.isalnum() and each.isascii() else "-" for each in name.lower())[:24].strip("-") or "run"
