@@ -15,6 +15,8 @@ demo: $(VENV)/.ready
 # Python of their own, which should find skypool compiled, whatever the shell says. What measures pace runs alone before,
 # which compiles the tests, once for all processes. What is skipped goes on the list for test-skipped.
 SKIPPED := build/skipped.txt
+SERIAL = $(shell grep -rl mark.serial tests --include='test_*.py')
+SLOW = $(shell grep -rl mark.slow tests --include='test_*.py') tests/clients
 test test-skipped test-slow: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.dev
 	rm -f $(SKIPPED)
@@ -24,13 +26,15 @@ test: $(VENV)/.dev
 
 # What `make test` has skipped, when the machine has more: after `make lab`, or as another user.
 test-skipped: $(VENV)/.dev
-	$(RUN) -m pytest tests -q -m "not slow and not serial" -n $(WORKERS) --dist loadfile --no-loadscope-reorder --only-skipped $(SKIPPED)
-	$(RUN) -m pytest tests -q -m "serial and not slow" --only-skipped $(SKIPPED) || [ $$? -eq 5 ]  # 5: there is none
+	$(RUN) -m pytest $$(cut -d: -f1 $(SKIPPED) | sort -u) -q -m "not slow and not serial" -n $(WORKERS) --dist loadfile \
+		--no-loadscope-reorder --only-skipped $(SKIPPED)
+	$(RUN) -m pytest $(SERIAL) -q -m "serial and not slow" --only-skipped $(SKIPPED) || [ $$? -eq 5 ]  # 5: there is none
 
 test-slow: $(VENV)/.dev
-	$(RUN) -m pytest tests -q -m "slow and not serial and not heavy" -n $(WORKERS) --dist loadfile --durations 10
+	$(RUN) -m pytest $(SLOW) -q -m "slow and not serial and not heavy" -n $(WORKERS) --dist loadfile \
+		--no-loadscope-reorder --durations 10
 	$(RUN) -m pytest tests/engines tests/test_dask.py -q -m heavy -n 2 --dist loadfile --durations 10
-	$(RUN) -m pytest tests -q -m "slow and serial" --durations 10 || [ $$? -eq 5 ]  # 5: there is none
+	$(RUN) -m pytest $(SERIAL) -q -m "slow and serial" --durations 10 || [ $$? -eq 5 ]  # 5: there is none
 
 # The client as on macOS: what macOS lacks is taken away from it (tests/darwin.py). Nodes and labs see Linux.
 DARWIN := calls cli_accelerators cli_shell console fake_cloud ledger link memory output reaper remote rental together transport
@@ -74,20 +78,21 @@ soak: $(VENV)/.dev
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }  # half of one has a Python, but no pip
 
+# Modules are compiled when they are first imported: most of those that are installed never are.
 $(VENV)/.ready: pyproject.toml | $(VENV)/bin/python
-	$(RUN) -m pip install --quiet --editable .
+	$(RUN) -m pip install --quiet --no-compile --editable .
 	touch $@
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
-	$(RUN) -m pip install --quiet --editable '.[dev]'
+	$(RUN) -m pip install --quiet --no-compile --editable '.[dev]'
 	touch $@ $(VENV)/.ready
 
 $(VENV)/.docs: pyproject.toml | $(VENV)/bin/python
-	$(RUN) -m pip install --quiet --editable '.[docs]'
+	$(RUN) -m pip install --quiet --no-compile --editable '.[docs]'
 	touch $@ $(VENV)/.ready
 
 $(VENV)/.bench: pyproject.toml $(VENV)/.dev
-	$(RUN) -m pip install --quiet --editable '.[dev,bench]'
+	$(RUN) -m pip install --quiet --no-compile --editable '.[dev,bench]'
 	touch $@
 
 clean:

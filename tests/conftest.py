@@ -36,6 +36,7 @@ from tests.lab.fixtures import (
     runpod_api,
     tpu,
     tpu_api,
+    two,
     vastai,
     vastai_api,
     verda,
@@ -46,20 +47,29 @@ from tests.nvml import built_nvml, library, nvml
 
 Server = TypeVar("Server", bound=socketserver.BaseServer)
 ROOT = Path(__file__).parents[1]
+_serving: list[tuple[str, socketserver.TCPServer]] = []
+"""The name of each thread that serves a socket, and its server."""
 hear_signals()
 
 LONGEST = """
-    aws runpod ssh slots gcp_compute gcp_tpu container gangs replay recording vastai rental image_lab bad_luck prove
-    hostile_nodes verda second_user_ports quote first_hour services troubleshooting slices bundle recipes userdata
-    pauses bootstrap spot driver_kit joblib resize remote aws_prove executor lab least_billed gce_pools nets lab_tpu
-    guides gcp_groups observers network_check image_script house cli_shell lab_aws vastai_pools pool ledger large
-    tpu_pools jupyter own_name mixed lab_gce tracebacks full_disk darwin driver_contract trust broadcast paid_examples
-    aws_permissions runpod_pools published forward gcp_prices reaper aws_pools verda_pools spot_lab gang_node fuzz
-    console gang_decisions fake_cloud aws_schema spawned link lab_verda gcp_prove ranking lab_vastai cli_money
-    interrupts metrics otlp testing_page sizing gcp_permissions docs_architecture cli_accelerators resize_lab
-    gcp_tpu_schema bills travel usercode
+    aws runpod ssh run slots gcp_compute gcp_tpu container gangs replay recording vastai rental image_lab bad_luck
+    prove hostile_nodes verda second_user_ports quote first_hour services troubleshooting slices bundle recipes
+    userdata pauses bootstrap spot driver_kit joblib resize remote aws_prove executor lab least_billed gce_pools nets
+    lab_tpu guides gcp_groups observers network_check image_script house cli_shell lab_aws vastai_pools pool ledger
+    large tpu_pools jupyter own_name mixed lab_gce tracebacks full_disk darwin driver_contract trust broadcast
+    paid_examples aws_permissions runpod_pools published forward gcp_prices reaper aws_failover aws_pools verda_pools
+    spot_lab gang_node fuzz console gang_decisions fake_cloud aws_schema spawned link lab_verda gcp_prove ranking
+    lab_vastai cli_money interrupts metrics otlp testing_page sizing gcp_permissions docs_architecture cli_accelerators
+    resize_lab gcp_tpu_schema bills travel usercode
 """.split()  # noqa: SIM905 - as a list it is 35 lines and says no more
 """Test files by how long they take. Processes share them out by whole files, and none should begin a long one last."""
+LONGEST_SLOW = """
+    aws_pools soak ends aws_failover gce_pools vastai_pools tpu_pools verda_pools replay runpod_pools remote dask
+    skypilot_aws prove aws_prove fuzz recording files_lab guides stacks prove_labs driver_kit gcp_permissions awscli
+    ssh linger troubleshooting gangs nets libcloud_ec2 bad_luck gcp_groups slots recipes google_tpu observers rental
+    otlp image_script gcp_tpu image_lab network_check libcloud_gce hostile_nodes house
+""".split()  # noqa: SIM905 - the same
+"""The same of their slow tests."""
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -74,7 +84,8 @@ def pytest_collection() -> Iterator[None]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     fixtures.mark(items)
     needs.pytest_collection_modifyitems(config, items)
-    node = {f"test_{name}.py": place for place, name in enumerate(LONGEST)}
+    longest = LONGEST_SLOW if config.option.markexpr.startswith("slow") else LONGEST
+    node = {f"test_{name}.py": place for place, name in enumerate(longest)}
     items.sort(key=lambda item: node.get(item.path.name, len(node)))
 
 
@@ -126,6 +137,23 @@ def _user_code_runs_without_locks() -> Iterator[None]:
         return
     with pytest.MonkeyPatch.context() as patch:
         user_code.watch(patch)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _serving_is_noted() -> Iterator[None]:
+    """Note which thread serves which socket: the frames of a thread that runs cannot be read."""
+    serve_forever = socketserver.TCPServer.serve_forever
+
+    def serve(self: socketserver.TCPServer, poll_interval: float = 0.5) -> None:
+        _serving.append(noted := (threading.current_thread().name, self))
+        try:
+            serve_forever(self, poll_interval)
+        finally:
+            _serving.remove(noted)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socketserver.TCPServer, "serve_forever", serve)
         yield
 
 
@@ -190,16 +218,7 @@ def served(server: Server) -> Iterator[Server]:
 
 def spinning_servers() -> list[str]:
     """Threads that serve a socket which is closed: they ask for its next connection again and again."""
-    found = []
-    for thread in threading.enumerate():
-        frame = sys._current_frames().get(thread.ident or 0)
-        while frame is not None:
-            server = frame.f_locals.get("self") if frame.f_code.co_name == "serve_forever" else None
-            if isinstance(server, socketserver.TCPServer) and server.socket.fileno() < 0:
-                found.append(thread.name)
-                break
-            frame = frame.f_back
-    return found
+    return [thread for thread, server in list(_serving) if server.socket.fileno() < 0]
 
 
 def eventually(check: Callable[[], object], within: float = 30.0, what: str = "it") -> float:
@@ -253,6 +272,7 @@ __all__ = [
     "runpod_api",
     "tpu",
     "tpu_api",
+    "two",
     "vastai",
     "vastai_api",
     "verda",

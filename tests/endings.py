@@ -226,9 +226,7 @@ class Rows:
         self.note(call)
 
     def budget(self) -> None:
-        with mock.patch.object(
-            sky.Budget, "check_first_hour"
-        ):  # a budget pays for an hour, unless it is told otherwise
+        with mock.patch.object(sky.Budget, "check_start"):  # a budget pays for 20 minutes otherwise
             pool, call = self.started(budget=60.0)
         self.note(call)
         with suppress(SkypoolError):

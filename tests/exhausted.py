@@ -27,15 +27,15 @@ class Hoard:
 
 
 @contextlib.contextmanager
-def without_descriptors() -> Iterator[None]:
-    """In the block, this process can open nothing, as long as nothing is closed."""
+def without_descriptors() -> Iterator[Hoard]:
+    """In the block, this process can open nothing until something is closed. `grow` takes that, too."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = max(map(int, os.listdir("/proc/self/fd")))
     hoard = Hoard()
     resource.setrlimit(resource.RLIMIT_NOFILE, (most + 1, before[1]))
     try:
         hoard.grow()
-        yield
+        yield hoard
     finally:
         hoard.drop()
         resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import skypool as sky
-from skypool import accelerators, clock, events
+from skypool import clock, events
 from skypool.accelerators import H100
-from skypool.errors import BudgetExceeded, LaunchError
-from skypool.event_loop import Loop
-from skypool.model import Need, Offer, Order
-from skypool.offers.search import look_around
+from skypool.errors import BudgetExceeded
+from skypool.model import Need
 from skypool.rental import supply as supply_module
-from skypool.rental.launch import Launcher
 from skypool.rental.ledger import Ledger
-from skypool.testing import FakeCloud, Stock
 from skypool_images import recipes
 from tests.conftest import eventually
 from tests.lab import examples, repository, work
 from tests.lab.aws import AWS
 from tests.lab.aws_wire import Call
-from tests.lab.launches import Client, Matrix, losses
+from tests.lab.launches import Client
+from tests.lab.taken import where_two_calls_ended
 from tests.supplies import supply_of, tend
 
 HERE = "0.0.0.0/0"
@@ -127,7 +123,7 @@ def test_a_call_sees_all_eight_devices_of_its_machine_and_one_that_needs_none_se
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_nodes_with_32_adapters_are_reached_at_elastic_addresses_and_leave_none(aws: AWS) -> None:
+def test_nodes_with_32_adapters_are_reached_at_elastic_addresses_and_leave_none(aws: AWS, tmp_path: Path) -> None:
     """A spot machine that is taken back is replaced by one with an address of its own."""
     terms: dict[str, Any] = {"accelerator": "H100:8", "nodes": 2, "private_network": True, "slots": 1, "market": "spot"}
 
@@ -138,10 +134,11 @@ def test_nodes_with_32_adapters_are_reached_at_elastic_addresses_and_leave_none(
     with sky.ComputePool(provider(), console="off", **terms) as pool:
         assert aws.count()["network_interfaces"] == 66
         assert of_rentals()
+        seen: list[events.Event] = []
+        pool.events.listen(seen.append)
         taken = aws.rentals[0].id
-        running = [pool.submit(work.long, 20.0) for _ in range(2)]
-        aws.interrupt(taken, notice=8.0)
-        assert len({each.result() for each in running}) == 2
+        names = where_two_calls_ended(pool, seen, tmp_path, lambda: aws.interrupt(taken, notice=8.0))
+        assert len(names) == 2
         assert taken not in {each.id for each in aws.rentals}
         assert of_rentals()
     assert aws.left() == {}
@@ -229,16 +226,13 @@ def test_a_machine_whose_client_was_killed_ends_itself(aws: AWS, terms: str, why
 
 @pytest.mark.timeout(240)
 @pytest.mark.slow
-def test_only_the_machine_that_is_taken_back_is_replaced_and_its_call_runs_again(aws: AWS) -> None:
+def test_only_the_machine_that_is_taken_back_is_replaced_and_its_call_runs_again(aws: AWS, tmp_path: Path) -> None:
     seen: list[events.Event] = []
     with sky.ComputePool(provider(), nodes=2, slots=1, vcpus=2, market="spot", console="off") as pool:
         pool.events.listen(seen.append)
         first = {each.id for each in pool_instances(pool)}
-        running = [pool.submit(work.long, 20.0) for _ in range(2)]
-        eventually(lambda: sum(isinstance(e, events.NodeStatus) and e.busy == 1 for e in seen) >= 2, 30)
-        taken = sorted(first)[0]
-        aws.interrupt(taken, notice=8.0)
-        names = {each.result() for each in running}
+        taken = min(first)
+        names = where_two_calls_ended(pool, seen, tmp_path, lambda: aws.interrupt(taken, notice=8.0))
         now = {each.id for each in pool_instances(pool)}
     assert len(names) == 2
     assert len(first & now) == 1
@@ -283,12 +277,6 @@ def test_a_pool_with_a_budget_on_spot_sends_a_maximum_price_and_follows_the_pric
     assert aws.left() == {}
 
 
-def test_a_pool_without_a_budget_or_a_price_cap_sends_no_maximum_price(aws_api: AWS) -> None:
-    launched([provider()], Need(vcpus=2, market="spot"))
-    (call,) = aws_api.calls("RunInstances")
-    assert "MaxPrice" not in call.params["InstanceMarketOptions"]["SpotOptions"]
-
-
 def test_a_spot_price_that_rises_shortens_what_a_budget_lasts_for(
     aws_api: AWS, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -326,165 +314,3 @@ def test_a_spot_price_that_rises_shortens_what_a_budget_lasts_for(
     with pytest.raises(BudgetExceeded, match="has spent"):
         supply.rental.limits.check()
     assert not supply.terminate(there)
-
-
-# --- failover ------------------------------------------------------------------------------------------------
-
-
-_numbers = itertools.count()
-
-
-class Book:
-    """The tokens of creates."""
-
-    def __init__(self) -> None:
-        self.tokens: list[str] = []
-
-    def intend(self, order: Order, offer: Offer) -> None:
-        self.tokens.append(order.token)
-
-    def rented(self, order: Order, instances: Any) -> None:
-        assert order.token in self.tokens
-
-    def refused(self, order: Order, error: Exception) -> None:
-        assert order.token in self.tokens
-
-    def failed(self, order: Order) -> None:
-        assert order.token in self.tokens
-
-
-def launched(drivers: list[Any], need: Need, nodes: tuple[int, ...] = (0,)) -> tuple[Launcher, Offer]:
-    """What is rented for a need, cheapest first, and what was tried before it."""
-
-    def order(offer: Offer, nodes: tuple[int, ...]) -> Order:
-        return Order(pool="train", token=f"{'0' * 16}-{next(_numbers)}", nodes=nodes, need=need)
-
-    at = Launcher(drivers, order, Book())
-    rented = at.launch(Loop.shared().run(look_around(drivers, need)).offers, nodes)
-    if rented.error is not None:
-        raise rented.error
-    offer = rented.instances[0].offer
-    assert offer is not None
-    return at, offer
-
-
-def gpus(*wanted: str, market: Any = "spot-if-available") -> Need:
-    return Need(accelerators=tuple(map(accelerators.parse, wanted)), market=market)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_zone_after_zone_then_region_then_market_then_accelerator_then_provider(aws_api: AWS, tmp_path: Path) -> None:
-    driver = sky.AWS(region=["us-east-1", "us-west-2"], ssh_from=HERE)
-    need = replace(gpus("Trainium1", "Inferentia2"), max_usd_per_hour=1.5)
-    seen: list[tuple[str, str, str]] = []
-    for _ in range(200):
-        try:
-            at, offer = launched([driver], need)
-        except LaunchError as e:
-            assert "could be launched" in str(e)
-            break
-        assert all(tried.usd_per_hour <= offer.usd_per_hour or tried.market == "spot" for tried, _ in at.attempts)
-        seen.append((offer.market, offer.instance_type, offer.zone))
-        aws_api.capacity(0, offer.instance_type, offer.zone, offer.market)
-    else:
-        raise AssertionError("it never ends")
-    markets = [market for market, *_ in seen]
-    assert markets == sorted(markets, reverse=True)  # every spot offer comes first
-    assert len(set(seen)) == len(seen)
-    assert {zone[:-1] for *_, zone in seen} == {"us-east-1", "us-west-2"}
-    assert {kind.partition(".")[0] for _, kind, _ in seen} >= {"trn1", "inf2"}
-    with FakeCloud(tmp_path / "cloud", [Stock("other", usd_per_hour=1.4, accelerator="Trainium1")]) as other:
-        _, offer = launched([driver, other], need)
-        assert offer.provider == "fake"
-
-
-@pytest.mark.parametrize(
-    ("code", "next_is_in"),
-    [
-        ("InsufficientInstanceCapacity", "another zone"),
-        pytest.param("InsufficientHostCapacity", "another zone", marks=pytest.mark.slow),
-        pytest.param("Unsupported", "another zone", marks=pytest.mark.slow),
-        pytest.param("SpotMaxPriceTooLow", "another zone", marks=pytest.mark.slow),
-        ("MaxSpotInstanceCountExceeded", "another quota"),
-        pytest.param("VcpuLimitExceeded", "another quota", marks=pytest.mark.slow),
-        ("OptInRequired", "another region"),
-        pytest.param("PendingVerification", "another region", marks=pytest.mark.slow),
-    ],
-)
-def test_each_refusal_leads_to_what_it_does_not_cover(aws_api: AWS, code: str, next_is_in: str) -> None:
-    driver = sky.AWS(region=["us-east-1", "us-west-2"], ssh_from=HERE)
-    need = gpus("Trainium1", "Inferentia2")
-    best = Loop.shared().run(look_around([driver], need)).offers[0]
-    aws_api.fail("RunInstances", code, times=1, region=best.region)
-    _, offer = launched([driver], need)
-    assert (offer.region, offer.zone, offer.instance_type, offer.market) != (
-        best.region,
-        best.zone,
-        best.instance_type,
-        best.market,
-    )
-    if next_is_in == "another region":
-        assert offer.region != best.region
-    if next_is_in == "another quota":
-        assert offer.quota != best.quota
-    assert aws_api.count()["instances"] == 1
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "RequestLimitExceeded",
-        pytest.param("InternalError", marks=pytest.mark.slow),
-        pytest.param("ServiceUnavailable", marks=pytest.mark.slow),
-    ],
-)
-def test_what_passes_by_itself_is_asked_again_with_the_same_token(aws_api: AWS, code: str) -> None:
-    aws_api.fail("RunInstances", code, times=2)
-    at, _ = launched([provider()], gpus("L4"))
-    assert at.attempts == []
-    assert len({call.params["ClientToken"] for call in aws_api.calls("RunInstances")}) == 1
-    assert aws_api.count()["instances"] == 1
-
-
-@pytest.mark.filterwarnings("ignore:offers may be missing")
-def test_an_answer_that_lacks_a_region_is_not_kept(aws_api: AWS) -> None:
-    driver, need = sky.AWS(region=["us-east-1", "us-west-2"], ssh_from=HERE), gpus("H100:8", market="on-demand")
-
-    def regions() -> set[str]:
-        return {each.region for each in Loop.shared().run(look_around([driver], need)).offers}
-
-    aws_api.fail("DescribeInstanceTypes", "Unavailable", times=None, region="us-west-2")
-    assert regions() == {"us-east-1"}
-    aws_api.heal()
-    assert regions() == {"us-east-1", "us-west-2"}
-    asked = len(aws_api.journal)
-    assert regions() == {"us-east-1", "us-west-2"}
-    assert len(aws_api.journal) == asked
-
-
-def test_what_was_made_for_a_launch_may_not_be_known_everywhere_at_first(aws_api: AWS) -> None:
-    aws_api.delays.unknown = 1
-    need = replace(gpus("H100:8", market="on-demand"), private_network=True)
-    at, _ = launched([provider()], need, (0, 1))
-    assert at.attempts == []
-    counts = aws_api.count()
-    assert (counts["instances"], counts["security_groups"], counts["placement_groups"], counts["key_pairs"]) == (
-        2,
-        1,
-        1,
-        1,
-    )
-
-
-def test_a_lost_reply_of_a_launch_is_not_a_second_machine(aws_api: AWS) -> None:
-    aws_api.drop("RunInstances")
-    launched([provider()], gpus("L4"))
-    assert aws_api.count()["instances"] == 1
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@losses
-def test_a_client_killed_at_any_call_leaves_nothing(aws: AWS, tmp_path: Path, ledger: bool, lose_reply: bool) -> None:
-    Matrix(CLIENT, aws, tmp_path).leaves_nothing(ledger=ledger, lose_reply=lose_reply)

@@ -13,6 +13,7 @@ from tests.conftest import eventually
 from tests.lab import examples, work
 from tests.lab.gce import GCE, NO_ROOM
 from tests.lab.launches import Client, Matrix
+from tests.lab.taken import where_two_calls_ended
 
 pytestmark = pytest.mark.usefixtures("own_state")
 HERE = "ssh_from='203.0.113.7'"
@@ -50,7 +51,7 @@ def test_the_gpu_that_was_bought_is_there_with_its_driver(gce: GCE, accelerator:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("example", "terms"), examples.runs({}, [{"accelerator": "L4"}]))
+@pytest.mark.parametrize(("example", "terms"), examples.runs({}, [{"accelerator": "L4"}], installing=False))
 def test_the_examples_run_unchanged(example: str, terms: dict[str, Any], gce: GCE) -> None:
     examples.run(example, CLIENT.driver, terms)
     assert gce.left() == {}
@@ -71,16 +72,14 @@ def test_what_is_out_of_stock_when_the_operation_is_through_is_had_in_another_zo
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_a_spot_machine_of_which_there_is_notice_is_replaced_and_its_call_runs_again(gce: GCE) -> None:
+def test_a_spot_machine_of_which_there_is_notice_is_replaced_and_its_call_runs_again(gce: GCE, tmp_path: Path) -> None:
     seen: list[events.Event] = []
     terms: dict[str, Any] = {"nodes": 2, "slots": 1, "market": "spot", "console": "off"}
     with sky.ComputePool(gcp(), **terms) as pool:
         pool.events.listen(seen.append)
         first = {each.id for each in gce.machines()}
-        running = [pool.submit(work.long, 12.0) for _ in range(2)]
-        eventually(lambda: sum(isinstance(e, events.NodeStatus) and e.busy == 1 for e in seen) >= 2, 30)
-        gce.preempt(taken := sorted(first)[0], notice=8.0)
-        names = {each.result() for each in running}
+        taken = min(first)
+        names = where_two_calls_ended(pool, seen, tmp_path, lambda: gce.preempt(taken, notice=8.0))
         now = {each.id for each in gce.machines()}
     assert len(names) == 2
     assert taken not in now

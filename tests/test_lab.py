@@ -7,7 +7,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -139,18 +141,25 @@ def test_packages_install_as_on_the_host(machine: Machine) -> None:
     assert machine.run(["/opt/v/bin/python", "-c", "import cloudpickle, sys; print(sys.version_info[:2])"]).stdout
 
 
+@pytest.fixture
+def visible() -> Iterator[Path]:
+    """A folder that machines see, too. `tmp_path` may lie in /dev/shm, and each machine has a /dev of its own."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
 @pytest.mark.lab
 def test_pip_reads_on_a_machine_what_its_settings_on_the_host_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    visible: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for version in ("1", "2", "3"):
-        wheel(tmp_path / "wheels", "skypool_odd", version)
-    (tmp_path / "settings").mkdir()
-    (tmp_path / "settings/constraints.txt").write_text("-c more.txt\nskypool-odd<3\n")
-    (tmp_path / "settings/more.txt").write_text("skypool-odd!=2\n")
-    (tmp_path / "pip.conf").write_text(f"[global]\nno-index = true\n[download]\nfind-links = {tmp_path}/wheels\n")
-    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
-    monkeypatch.setenv("PIP_CONSTRAINT", str(tmp_path / "settings/constraints.txt"))
+        wheel(visible / "wheels", "skypool_odd", version)
+    (visible / "settings").mkdir()
+    (visible / "settings/constraints.txt").write_text("-c more.txt\nskypool-odd<3\n")
+    (visible / "settings/more.txt").write_text("skypool-odd!=2\n")
+    (visible / "pip.conf").write_text(f"[global]\nno-index = true\n[download]\nfind-links = {visible}/wheels\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(visible / "pip.conf"))
+    monkeypatch.setenv("PIP_CONSTRAINT", str(visible / "settings/constraints.txt"))
     for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
         monkeypatch.delenv(name, raising=False)
     with Lab() as lab:

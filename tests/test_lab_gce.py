@@ -8,7 +8,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import google.cloud.compute_v1 as compute
 import pytest
 import requests
 from google.api_core import exceptions
@@ -18,6 +17,7 @@ from google.auth.credentials import AnonymousCredentials
 from skypool.accelerators import parse
 from skypool.model import Need, Order
 from skypool_gcp import GCP
+from skypool_gcp._sdk import compute_v1 as compute  # it is imported at its first use, which takes seconds
 from skypool_gcp.catalog import boot_images
 from tests.lab.gce import GCE, PROJECT
 from tests.lab.gce_rules import LONGEST_VALUE

@@ -8,6 +8,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,23 @@ LATE = 10.0
 
 
 class Site:
-    """A machine, and the provider that gives it to a pool."""
+    """A machine, and the provider that gives it to a pool. The machine boots when it is first needed.
+
+    From then on it waits for its client for one lease, so a client that starts slowly must be there before.
+    """
 
     def __init__(self, lab: Lab, lease: float = LEASE, lifetime: float | None = None) -> None:
-        order = Order("train", "abc-1-0", (0,), Need(), lease=lease, lifetime=lifetime)
-        config = userdata.cloud_config(order, user="ubuntu")
-        self.machine: Machine = lab.machine(user_data=config, user="ubuntu")
-        self.provider = Booted((self.machine.address,), str(order.keys.folder), order.token)
+        self._lab = lab
+        self._order = Order("train", "abc-1-0", (0,), Need(), lease=lease, lifetime=lifetime)
         self.lease = lease
+
+    @cached_property
+    def machine(self) -> Machine:
+        return self._lab.machine(user_data=userdata.cloud_config(self._order, user="ubuntu"), user="ubuntu")
+
+    @cached_property
+    def provider(self) -> Booted:
+        return Booted((self.machine.address,), str(self._order.keys.folder), self._order.token)
 
     def pool(self, **asked: Any) -> sky.ComputePool:
         return sky.ComputePool(self.provider, lease=self.lease, console="off", slots=1, **asked)
@@ -47,22 +57,28 @@ class Site:
         script = f"""
         import time
         import skypool as sky
+        from skypool.compute_pool.compute_pool import ComputePool
         from tests.lab.booted import Booted
         from tests.lab.work import long
+        print("imported", flush=True)
         def step(event):
             if isinstance(event, sky.events.BootstrapOutput):
                 print(event.text, flush=True)
-        pool = sky.ComputePool({self.provider!r}, lease={self.lease}, slots=1, image={image}, console="off")
+        pool = ComputePool(eval(input()), lease={self.lease}, slots=1, image={image}, console="off")
         pool.events.listen(step)
         with pool:
             print("ready", flush=True)
             {work}
         """
         argv = [sys.executable, "-c", textwrap.dedent(script)]
-        client = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        client = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        assert client.stdin is not None
         assert client.stdout is not None
         for line in client.stdout:
-            if line == until:
+            if line == "imported\n":
+                with client.stdin:
+                    client.stdin.write(f"{self.provider!r}\n")
+            elif line == until:
                 return client
         raise AssertionError(f"the client ended with {client.wait()} before it said {until!r}")
 

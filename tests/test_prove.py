@@ -36,6 +36,7 @@ from skypool.proof.selection import select
 from skypool.rental.ledger import Ledger
 from skypool.testing import FakeCloud, Stock
 from skypool.testing.cloud_state import When
+from tests.caches import with_zip
 from tests.conftest import eventually
 from tests.lab.launches import LATER, LEASE_OVER
 from tests.test_ledger import change
@@ -314,7 +315,7 @@ def test_a_no_rents_nothing(cloud: FakeCloud, home: Path) -> None:
 @pytest.mark.slow
 def test_cents_rents_ends_watches_and_compares_the_bill(prove: Run, cloud: FakeCloud, home: Path) -> None:
     file = home / "proof.md"
-    done = prove("--level", "cents", "--yes", "--lease", "2s", "--report", str(file), SKYPOOL_FAKE_KEY="sesame-street")
+    done = prove("--level", "cents", "--yes", "--lease", "6s", "--report", str(file), SKYPOOL_FAKE_KEY="sesame-street")
     assert done.returncode == 0, done.stdout + done.stderr
     assert cloud.count() == 0
     report = from_json((home / "proof.json").read_text())
@@ -334,7 +335,7 @@ def test_cents_rents_ends_watches_and_compares_the_bill(prove: Run, cloud: FakeC
     command = "skypool prove fake --level cents --accelerator H100-80GB --max-usd 3"
     assert steps["accelerator"].advice == f"run `{command}`, for about 0.62 USD"
     assert re.match(
-        r"it ended \d+ s after its client, with a lease of 2 s", steps["machine without its client: its own end"].text
+        r"it ended \d+ s after its client, with a lease of 6 s", steps["machine without its client: its own end"].text
     )
     assert [(each.market, each.offered_usd_per_hour, each.ended) for each in report.machines] == [
         ("on-demand", 0.1, True),
@@ -544,7 +545,7 @@ def lived(home: Path, number: int, when: When) -> tuple[str, int, int]:
     environment = {
         **os.environ,
         "XDG_STATE_HOME": str(home / "state"),
-        "XDG_CACHE_HOME": str(home / "cache"),
+        "XDG_CACHE_HOME": str(with_zip(home / "cache")),
         "SKYPOOL_FAKE_CLOUD": str(home / "cloud"),
     }
 

@@ -149,8 +149,10 @@ def test_a_launch_that_waits_for_stock_ends_when_its_nodes_are_not_wanted_any_mo
 
 
 def test_a_size_beyond_the_budget_is_refused_and_nothing_is_rented(tmp_path: Path) -> None:
-    with FakeCloud(tmp_path / "cloud", [Stock(usd_per_hour=2.0)]) as cloud, Watched(cloud, budget=5) as pool:
-        with pytest.raises(BudgetExceeded, match=r"the first hour of 3 nodes cost 6\.00 USD, and the budget is 5\.00"):
+    with FakeCloud(tmp_path / "cloud", [Stock(usd_per_hour=6.0)]) as cloud, Watched(cloud, budget=5) as pool:
+        with pytest.raises(
+            BudgetExceeded, match=r"the first 20:00 min of 3 nodes cost 6\.00 USD, and the budget is 5\.00"
+        ):
             pool.resize(4)
         assert dict(pool.nodes) == {0: "ready"}
         pool.resize(2)

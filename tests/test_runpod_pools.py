@@ -14,6 +14,7 @@ from tests.conftest import eventually
 from tests.lab import examples, work
 from tests.lab.launches import Client, Matrix
 from tests.lab.runpod import RunPod
+from tests.lab.taken import where_two_calls_ended
 
 pytestmark = pytest.mark.usefixtures("own_state")
 CLIENT = Client("runpod", "sky.RunPod()", create="POST /v2/pods")
@@ -99,7 +100,7 @@ def test_a_pod_whose_client_was_killed_ends_itself(runpod: RunPod, terms: str) -
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_a_pod_that_is_outbid_is_replaced_and_its_disk_is_paid_for_no_longer(runpod: RunPod) -> None:
+def test_a_pod_that_is_outbid_is_replaced_and_its_disk_is_paid_for_no_longer(runpod: RunPod, tmp_path: Path) -> None:
     seen: list[events.Event] = []
     driver = sky.RunPod(graphql=True)
     with sky.ComputePool(
@@ -107,12 +108,12 @@ def test_a_pod_that_is_outbid_is_replaced_and_its_disk_is_paid_for_no_longer(run
     ) as pool:
         pool.events.listen(seen.append)
         first = sorted(each.id for each in driver.instances(pool=pool.name))
-        running = [pool.submit(work.long, 8.0) for _ in range(2)]
-        eventually(lambda: sum(isinstance(e, events.NodeStatus) and e.busy == 1 for e in seen) >= 2, 30)
-        runpod.interrupt(first[0])
-        assert [each.state for each in driver.instances(pool=pool.name) if each.id == first[0]] == ["ending"]
-        for each in running:
-            each.result()
+
+        def take() -> None:
+            runpod.interrupt(first[0])
+            assert [each.state for each in driver.instances(pool=pool.name) if each.id == first[0]] == ["ending"]
+
+        assert len(where_two_calls_ended(pool, seen, tmp_path, take)) == 2
         eventually(lambda: sum(each.state == "running" for each in driver.instances(pool=pool.name)) == 2, 30)
         eventually(lambda: first[0] not in runpod.rentals, 20)
     assert any(isinstance(each, events.NodeInterruption) for each in seen)

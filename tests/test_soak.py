@@ -46,6 +46,7 @@ def test_services_that_are_killed_cut_off_or_orphaned_leave_nothing() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.serial
 @pytest.mark.timeout(900)
 def test_hostile_nodes_cost_their_client_little() -> None:
     argv = [sys.executable, "-m", "tests.soak.hostile", "--runs", "21", "--seed", "7"]

@@ -198,10 +198,11 @@ def test_everyone_is_asked_whom_the_ledger_or_the_registry_knows(cloud: FakeClou
 
 def test_only_those_that_are_named_are_asked(cloud: FakeCloud) -> None:
     ledger = Ledger.here()
-    with pytest.raises(UsageError, match="a fake cloud needs a folder"):
-        everyone(ledger, ["fake"])
+    with pytest.raises(UsageError, match="SSH needs machines"):
+        everyone(ledger, ["ssh"])
     ledger.begin("p", "s", lease=600, drivers=[cloud])
-    assert everyone(ledger, ["fake"]) == ([cloud], {})
+    drivers, left_out = everyone(ledger, ["fake"])
+    assert ({each.name for each in drivers}, cloud in drivers, left_out) == ({"fake"}, True, {})
     with pytest.raises(UsageError, match="no provider is called 'fkae'"):
         everyone(ledger, ["fkae"])
 

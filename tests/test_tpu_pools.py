@@ -28,7 +28,7 @@ pytestmark = [
 HERE = "ssh_from='203.0.113.7'"
 ONE: dict[str, Any] = {"accelerator": "v5litepod-8", "slots": 1}
 TWO: dict[str, Any] = {"accelerator": "v5p-16"}
-RUNS = [each for each in examples.runs(ONE, [TWO]) if "grid" not in each[0]]
+RUNS = examples.runs(ONE, [TWO], installing=False)
 """Without the one that installs a package: the page that TPUs' packages may come from is not to be had in the lab."""
 CLIENT = Client("gcp", f"sky.GCP({HERE})", create="POST queuedResources", terms=ONE, shares_prices=True)
 

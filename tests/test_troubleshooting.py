@@ -27,6 +27,7 @@ import pytest
 
 import skypool as sky
 from skypool import events
+from tests.caches import with_zip
 from tests.conftest import eventually
 from tests.lab.machines import Lab, Machine
 
@@ -421,7 +422,7 @@ def site(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("XDG_STATE_HOME", str(folder / "state"))
-        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        patch.setenv("XDG_CACHE_HOME", str(with_zip(folder / "cache")))
         patch.setenv("PATH", f"{folder}/bin:{site.uv().parent}:{os.environ['PATH']}")
         patch.delenv("HF_TOKEN", raising=False)
         yield site

@@ -15,6 +15,7 @@ from skypool_vastai import _api
 from tests.conftest import eventually
 from tests.lab import examples, work
 from tests.lab.launches import Client, Matrix
+from tests.lab.taken import where_two_calls_ended
 from tests.lab.vastai import KEY
 from tests.lab.vastai import VastAI as World
 
@@ -165,14 +166,13 @@ def test_where_all_offers_are_stale_it_is_told_of_each(vastai_api: World) -> Non
 
 @pytest.mark.timeout(240)
 @pytest.mark.slow
-def test_a_node_that_is_outbid_is_replaced_and_its_call_runs_again_and_nothing_is_billed_on(vastai: World) -> None:
+def test_a_node_that_is_outbid_is_replaced_and_its_call_runs_again_and_nothing_is_billed_on(
+    vastai: World, tmp_path: Path
+) -> None:
     made, seen = pool(nodes=2, vcpus=1, market="spot", liveness="6s")
     with made:
-        running = [made.submit(work.long, 8.0) for _ in range(2)]
-        eventually(lambda: sum(isinstance(e, events.NodeStatus) and e.busy == 1 for e in seen) >= 2, 30)
         first = min(id for id, each in vastai.rentals.items() if each.living)
-        vastai.outbid(first)
-        assert all(each.result() for each in running)
+        assert len(where_two_calls_ended(made, seen, tmp_path, lambda: vastai.outbid(first))) == 2
         assert not vastai.rentals[first].living, "a stopped instance is billed on"
         assert sum(each.living for each in vastai.rentals.values()) == 2
     assert any(isinstance(each, events.NodeInterruption) for each in seen)

@@ -12,6 +12,7 @@ from skypool import events
 from tests.conftest import eventually
 from tests.lab import examples, work
 from tests.lab.launches import Client, Matrix
+from tests.lab.taken import where_two_calls_ended
 from tests.lab.verda import Verda
 
 pytestmark = pytest.mark.usefixtures("own_state")
@@ -37,7 +38,7 @@ def test_the_gpu_that_was_bought_is_there_with_its_driver(verda: Verda, accelera
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("example", "terms"), examples.runs({}, [{"accelerator": "V100"}]))
+@pytest.mark.parametrize(("example", "terms"), examples.runs({}, [{"accelerator": "V100"}], installing=False))
 def test_the_examples_run_unchanged(example: str, terms: dict[str, Any], verda: Verda) -> None:
     examples.run(example, CLIENT.driver, terms)
     assert verda.left() == {}
@@ -68,16 +69,16 @@ def test_a_machine_that_was_promised_and_does_not_come_is_had_elsewhere(verda: V
 
 @pytest.mark.timeout(240)
 @pytest.mark.slow
-def test_a_machine_that_is_taken_back_without_a_word_is_replaced_and_its_call_runs_again(verda: Verda) -> None:
+def test_a_machine_that_is_taken_back_without_a_word_is_replaced_and_its_call_runs_again(
+    verda: Verda, tmp_path: Path
+) -> None:
     seen: list[events.Event] = []
     terms: dict[str, Any] = {"nodes": 2, "slots": 1, "market": "spot", "liveness": 4.0, "console": "off"}
     with sky.ComputePool(sky.Verda(), **terms) as pool:
         pool.events.listen(seen.append)
         first = {each.id for each in verda.rentals.values()}
-        running = [pool.submit(work.long, 12.0) for _ in range(2)]
-        eventually(lambda: sum(isinstance(e, events.NodeStatus) and e.busy == 1 for e in seen) >= 2, 30)
-        verda.preempt(taken := sorted(first)[0])
-        names = {each.result() for each in running}
+        taken = min(first)
+        names = where_two_calls_ended(pool, seen, tmp_path, lambda: verda.preempt(taken))
         now = {each.id for each in verda.rentals.values() if each.living}
     assert len(names) == 2
     assert taken not in now

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from google.api_core.client_options import ClientOptions
 from google.auth.credentials import AnonymousCredentials
-from google.cloud import compute_v1 as compute
 
+from skypool_gcp._sdk import compute_v1 as compute  # it is imported at its first use, which takes seconds
 from tests.clients import table, worlds
 from tests.clients.runs import Client, Report
 from tests.clients.worlds import WRONG_TOKEN

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import base64
 import binascii
+import fnmatch
+import functools
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from moto.ec2.models.instance_types import InstanceType
 
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
 _INSTANCE_ID = re.compile(r"i-([0-9a-f]{8}|[0-9a-f]{17})")
 Answer = Callable[["AWS", Call], Mapping[str, Any]]
+Filters = tuple[tuple[str, tuple[str, ...]], ...]
 
 
 @dataclass
@@ -186,22 +190,44 @@ def describe_instance_types(world: AWS, call: Call) -> Mapping[str, Any]:
     if unknown := sorted(set(asked) - offered):
         text = f"The following supplied instance types do not exist: [{', '.join(unknown)}]"
         raise ApiError("InvalidInstanceType", text)
-    found = []
-    for name in sorted(asked or offered):
-        record = InstanceType(name)
-        if all(_matches(record.get_filter_value(f["Name"]), f["Values"]) for f in call.params.get("Filters", ())):
-            found.append(aws_facts.instance_type(name))
-    return page(call, "InstanceTypes", found, 100, 5)
+    return page(call, "InstanceTypes", _types(frozenset(asked or offered), _filters(call)), 100, 5)
 
 
 def describe_instance_type_offerings(world: AWS, call: Call) -> Mapping[str, Any]:
-    location = call.params.get("LocationType", "region")
-    rows = [
-        row
-        for row in aws_facts.offerings(location, call.region)
-        if _filtered(call, {"instance-type": row["InstanceType"], "location": row["Location"]})
-    ]
+    rows = _offerings(call.params.get("LocationType", "region"), call.region, _filters(call))
     return page(call, "InstanceTypeOfferings", rows, 1000, 5)
+
+
+@functools.cache  # every client asks for the same ones, and they are the same in every world
+def _types(names: frozenset[str], filters: Filters) -> list[Any]:
+    found = []
+    for name in sorted(names):
+        record = InstanceType(name)
+        if all(_matches(record.get_filter_value(each), values) for each, values in filters):
+            found.append(aws_facts.instance_type(name))
+    return found
+
+
+@functools.cache
+def _offerings(location: str, region: str, filters: Filters) -> list[Any]:
+    rows = aws_facts.offerings(location, region)
+    return [row for row in rows if _pass(filters, {"instance-type": row["InstanceType"], "location": row["Location"]})]
+
+
+@contextmanager
+def other_facts(table: dict[str, Any], entries: Mapping[str, Any]) -> Iterator[None]:
+    """Let a table of moto's about types have these entries, in all worlds of this process."""
+    try:
+        with mock.patch.dict(table, entries):
+            _forget()
+            yield
+    finally:
+        _forget()
+
+
+def _forget() -> None:
+    for each in (_types, _offerings, aws_facts.types_in, aws_facts.zones_of):
+        each.cache_clear()
 
 
 DAY = 86400.0
@@ -458,17 +484,31 @@ def page(call: Call, member: str, rows: list[Any], most: int, least: int) -> Map
     return found
 
 
-def _matches(value: Any, patterns: Sequence[str]) -> bool:
-    values = value if isinstance(value, list) else [value]
-    return any(fnmatchcase(str(each), pattern) for each in values for pattern in patterns)
+def _filters(call: Call) -> Filters:
+    """The names of a call's filters, each with its patterns."""
+    return tuple((each["Name"], tuple(each["Values"])) for each in call.params.get("Filters", ()))
+
+
+def _matches(value: Any, patterns: tuple[str, ...]) -> bool:
+    matches = _any_of(patterns).match
+    return any(matches(str(each)) for each in (value if isinstance(value, list) else [value]))
+
+
+@functools.cache
+def _any_of(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(fnmatch.translate, patterns)) or "(?!)")
 
 
 def _filtered(call: Call, said: Mapping[str, Any]) -> bool:
     """Whether what is said of a row passes every filter of the call."""
-    for each in call.params.get("Filters", ()):
-        if each["Name"] not in said and not each["Name"].startswith("tag"):
-            raise ApiError("InvalidParameterValue", f"The filter '{each['Name']}' is invalid")
-        if not _matches(said.get(each["Name"], ""), each["Values"]):
+    return _pass(_filters(call), said)
+
+
+def _pass(filters: Filters, said: Mapping[str, Any]) -> bool:
+    for name, values in filters:
+        if name not in said and not name.startswith("tag"):
+            raise ApiError("InvalidParameterValue", f"The filter '{name}' is invalid")
+        if not _matches(said.get(name, ""), values):
             return False
     return True
 

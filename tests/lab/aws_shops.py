@@ -6,7 +6,7 @@ import base64
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tests.lab import aws_facts
@@ -79,15 +79,11 @@ def get_products(world: AWS, call: Call) -> Mapping[str, Any]:
         raise ApiError("UnrecognizedClientException", text)
     if call.params.get("ServiceCode") not in ("AmazonEC2", "AmazonVPC"):
         raise ApiError("NotFoundException", "The lab's price list has AmazonEC2 and AmazonVPC alone.")
-    wanted = {each["Field"]: each["Value"] for each in call.params.get("Filters", ())}
+    wanted = frozenset((each["Field"], each["Value"]) for each in call.params.get("Filters", ()))
     if any(each.get("Type", "TERM_MATCH") != "TERM_MATCH" for each in call.params.get("Filters", ())):
         raise ApiError("InvalidParameterException", "The lab's price list knows TERM_MATCH alone.")
-    products = [
-        product
-        for product in (*_products(), *_extras(world))
-        if product["serviceCode"] == call.params["ServiceCode"]
-        and all(_attribute(product["product"], name) == value for name, value in wanted.items())
-    ]
+    service = call.params["ServiceCode"]
+    products = [*_usual(service, wanted), *_found(_extras(world), service, wanted)]
     token, size = call.params.get("NextToken") or "", int(call.params.get("MaxResults") or 100)
     if not 1 <= size <= 100:
         raise ApiError("InvalidParameterException", "maxResults must be between 1 and 100")
@@ -99,6 +95,22 @@ def get_products(world: AWS, call: Call) -> Mapping[str, Any]:
     if start + size < len(products):
         found["NextToken"] = base64.b64encode(str(start + size).encode()).decode()
     return found
+
+
+@functools.cache
+def _usual(service: str, wanted: frozenset[tuple[str, str]]) -> list[dict[str, Any]]:
+    """Products that are the same in every world: every client asks for them in the same words."""
+    return _found(_products(), service, wanted)
+
+
+def _found(
+    products: Iterable[dict[str, Any]], service: str, wanted: frozenset[tuple[str, str]]
+) -> list[dict[str, Any]]:
+    return [
+        each
+        for each in products
+        if each["serviceCode"] == service and all(_attribute(each["product"], name) == value for name, value in wanted)
+    ]
 
 
 def _attribute(product: Mapping[str, Any], name: str) -> Any:

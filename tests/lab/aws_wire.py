@@ -20,9 +20,11 @@ from urllib.parse import parse_qsl, urlencode
 from wsgiref.types import WSGIEnvironment
 from xml.sax.saxutils import escape
 
+from moto import backends
+from moto.core import responses
 from moto.core.parse import EC2QueryParser
 from moto.core.serialize import EC2Serializer, SerializationContext, XFormedAttributePicker, return_if_not_empty
-from moto.core.utils import get_service_model
+from moto.core.utils import get_service_model, method_names_from_class
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.datastructures import Headers, MultiDict
 from werkzeug.test import run_wsgi_app
@@ -277,6 +279,9 @@ def request_id() -> str:
 # --- moto ----------------------------------------------------------------------------------------------------
 
 _moto = DomainDispatcherApplication(create_backend_app)
+# moto reads the list of its folders, and that of a class's methods, for each request: a sixth of the lab's time
+backends.list_of_moto_modules = functools.cache(lambda listed=backends.list_of_moto_modules: tuple(listed()))
+responses.__dict__["method_names_from_class"] = functools.cache(method_names_from_class)
 
 
 def ask_moto(environ: WSGIEnvironment, body: bytes) -> Reply:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from skypool.rental import reaper
+from tests.caches import with_zip
 from tests.lab.machines import Lab, Machine
 from tests.needs import lacking, skip_or_fail
 
@@ -23,6 +26,15 @@ def lab() -> Iterator[Lab]:
         skip_or_fail(reason)
     with Lab() as made:
         yield made
+
+
+@pytest.fixture
+def two(lab: Lab) -> Iterator[list[Machine]]:
+    """Two machines of the lab, which one key reaches."""
+    made = [lab.machine(keys=[lab.public_key]) for _ in range(2)]
+    yield made
+    for each in made:
+        each.destroy()
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +60,11 @@ def cloud(module: str, kind: str, *prefixes: str) -> tuple[Any, Any]:
     """
 
     def world(lab: Lab | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+        is_new = f"tests.lab.{module}" not in sys.modules
         made = getattr(importlib.import_module(f"tests.lab.{module}"), kind)  # moto alone takes two seconds
+        if is_new:  # what it has imported need not be looked at for garbage each time
+            gc.collect()
+            gc.freeze()
         with made(lab) as world:
             for name in [name for name in os.environ if name.startswith(prefixes)]:
                 monkeypatch.delenv(name)
@@ -79,7 +95,7 @@ verda, verda_api = cloud("verda", "Verda", "VERDA_")
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A ledger and a cache of its own, and what a launch left unanswered turns up within a second."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(with_zip(tmp_path / "cache")))
     monkeypatch.setattr(reaper, "SETTLING", 1.0)
 
 

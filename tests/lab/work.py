@@ -37,6 +37,14 @@ def long(seconds: float) -> str:
 
 
 @sky.compute
+def until_told() -> str:
+    """Where it ran, once the file "told" is in the folder of calls."""
+    while not Path("told").exists():
+        time.sleep(0.05)
+    return socket.gethostname()
+
+
+@sky.compute
 def hostname() -> str:
     return socket.gethostname()
 

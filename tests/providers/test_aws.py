@@ -43,7 +43,8 @@ from skypool.rental.ledger import Ledger
 from skypool.testing import DriverContract
 from skypool.wire.transport import SSH
 from skypool_aws import AWS, _api, _boot_images, _catalog, _elastic_ips, _requests
-from tests.lab import aws_addresses, aws_facts, aws_launch
+from tests.forks import Fork
+from tests.lab import aws_addresses, aws_calls, aws_facts, aws_launch
 from tests.lab.aws import AWS as World
 from tests.lab.aws_wire import TEXTS, Call
 from tests.lab.launches import LATER, LEASE_OVER
@@ -790,18 +791,17 @@ def test_machines_of_a_reservation_are_where_and_as_it_is(aws_api: World) -> Non
     assert [name for _, name in aws_api.groups] == ["near"]
 
 
-def test_what_aws_sells_only_by_capacity_blocks_is_offered_with_one_and_told_of_without(
-    aws_api: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_aws_sells_only_by_capacity_blocks_is_offered_with_one_and_told_of_without(aws_api: World) -> None:
     """As p6e-gb200.36xlarge, of which there is no record that was read from EC2."""
     kind, need = "p6-b300.48xlarge", Need((parse("B300:8"),), market="cheapest")
     region = next(each for each in sorted(aws_facts.ENABLED) if aws_facts.zones_of(each, kind))
-    monkeypatch.setitem(INSTANCE_TYPES, kind, INSTANCE_TYPES[kind] | {"SupportedUsageClasses": ["capacity-block"]})
-    with pytest.warns(RuntimeWarning, match=rf"sells {kind} only by capacity blocks.*capacity_reservation="):
-        assert sold(aws_api, need, region=region) == []
-    block = aws_api.reserve(kind, aws_facts.zones_of(region, kind)[0], kind="capacity-block", end=86400)
-    [offer] = sold(aws_api, need, region=region, capacity_reservation=block)
-    assert (offer.instance_type, offer.detail["prepaid"]) == (kind, True)
+    only_blocks = INSTANCE_TYPES[kind] | {"SupportedUsageClasses": ["capacity-block"]}
+    with aws_calls.other_facts(INSTANCE_TYPES, {kind: only_blocks}):
+        with pytest.warns(RuntimeWarning, match=rf"sells {kind} only by capacity blocks.*capacity_reservation="):
+            assert sold(aws_api, need, region=region) == []
+        block = aws_api.reserve(kind, aws_facts.zones_of(region, kind)[0], kind="capacity-block", end=86400)
+        [offer] = sold(aws_api, need, region=region, capacity_reservation=block)
+        assert (offer.instance_type, offer.detail["prepaid"]) == (kind, True)
 
 
 def test_a_new_family_is_ranked_by_its_prices(aws_api: World) -> None:
@@ -1165,12 +1165,12 @@ driver.tidy(driver.leftovers(pool=sys.argv[1]))
 def test_a_client_killed_at_any_call_leaves_no_address_once_it_is_collected(aws_api: World, tmp_path: Path) -> None:
     """Killed just before a call that changes something takes effect, and just after: gc finds all by its tags."""
     aws_api.elastic_ips = 1000
-    environment = os.environ | {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environment = {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
 
     def live(number: int = 0, moment: str = "") -> int:
         """Kill a client at its call of this number; how many such calls it made."""
         begun = len(aws_api.journal)
-        client = subprocess.Popen([sys.executable, "-c", GANG, f"p{number}{moment}"], env=environment)
+        client = Fork(GANG, f"p{number}{moment}", environment=environment)
 
         def changes() -> list[Call]:
             return [call for call in aws_api.journal[begun:] if not re.match("Describe|Get|List", call.action)]
@@ -1178,14 +1178,13 @@ def test_a_client_killed_at_any_call_leaves_no_address_once_it_is_collected(aws_
         def kill(call: Call, now: str) -> None:
             if now == moment and len(made := changes()) >= number and made[number - 1] is call:
                 client.kill()
-                client.wait()
                 if moment == "before":
                     aws_api.drop(call.action, moment="before", when=lambda other: other is call)
 
         aws_api.on_call = kill
-        client.wait()
+        ended = client.end()
         aws_api.on_call = lambda call, moment: None
-        assert client.returncode == (-9 if number else 0)
+        assert ended.returncode == (-9 if number else 0), ended
         return len(changes())
 
     many = live()
@@ -1199,7 +1198,7 @@ def test_a_client_killed_at_any_call_leaves_no_address_once_it_is_collected(aws_
     print("addresses that each left:", held)
     assert set(held) == {0, 1, 2}
     later = [sys.executable, "-c", LATER, str(LEASE_OVER), "gc", "--yes", "--provider", "aws"]
-    subprocess.run(later, env=environment, check=True, capture_output=True)
+    subprocess.run(later, env=os.environ | environment, check=True, capture_output=True)
     assert aws_api.left() == {}
 
 

@@ -15,7 +15,7 @@ from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYP
 from skypool.accelerators.spelling import meanings
 from skypool.model import Finding, Need, Offer
 from skypool_aws import AWS, _boot_images, _catalog
-from tests.lab import aws_facts, aws_schema
+from tests.lab import aws_calls, aws_facts, aws_schema
 from tests.lab.aws import AWS as World
 from tests.lab.aws_wire import Call, rewritten
 
@@ -266,15 +266,19 @@ def test_types_that_came_and_went_are_told_in_one_line_that_is_no_failure(
     monkeypatch.setattr(aws_schema, "BEYOND", aws_schema.BEYOND | {("InstanceType", name) for name in new})
     for name in new:
         regions[HERE].append({"InstanceType": name, "LocationType": "region", "Location": HERE})
-    monkeypatch.setitem(INSTANCE_TYPE_OFFERINGS, "region", regions)
-    found = checked(region=None)
-    assert [each for each in found.values() if not each.good] == []
-    told = found["instance types with accelerators"]
-    assert "; skypool does not know g5.96xlarge, p9; none of these regions sells " in told.text
-    assert " inf2.xlarge" in told.text
-    assert "pip install --upgrade skypool" in told.advice
-    here = checked()["instance types with accelerators"]
-    assert "none of these regions" not in here.text, "other regions may sell them"
+    records = {name: INSTANCE_TYPES["g5.48xlarge"] | {"InstanceType": name} for name in new}
+    with (
+        aws_calls.other_facts(INSTANCE_TYPES, records),
+        aws_calls.other_facts(INSTANCE_TYPE_OFFERINGS, {"region": regions}),
+    ):
+        found = checked(region=None)
+        assert [each for each in found.values() if not each.good] == []
+        told = found["instance types with accelerators"]
+        assert "; skypool does not know g5.96xlarge, p9; none of these regions sells " in told.text
+        assert " inf2.xlarge" in told.text
+        assert "pip install --upgrade skypool" in told.advice
+        here = checked()["instance types with accelerators"]
+        assert "none of these regions" not in here.text, "other regions may sell them"
 
 
 @pytest.mark.slow
