@@ -22,7 +22,7 @@ def compiled(venv: Path) -> Path:
     """
     if not (done := venv / ".compiled").exists():
         (packages,) = (venv / "lib").glob("python3*/site-packages")
-        argv = [str(venv / "bin" / "python"), "-m", "compileall", "-q", str(packages)]
+        argv = [str(venv / "bin" / "python"), "-m", "compileall", "-q", "-x", "/(tests?|rllib)/", str(packages)]
         env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         subprocess.run(argv, env=env, check=False, timeout=280)  # templates in packages are no valid modules
         done.touch()
