@@ -497,7 +497,7 @@ BREAKS: list[tuple[Rule, str, str, str]] = [
     (
         files_import_in_one_direction,
         "skypool/agent/shared_page.py",
-        "from skypool.agent.start import connect",
+        "from skypool.agent.keeper import start",
         "imports it back",
     ),
     (

@@ -115,7 +115,7 @@ def planted_zip(tmp: Path) -> bytes:
         for each in ("__init__", "agent/__init__"):
             archive.writestr(f"skypool/{each}.py", "")
         archive.writestr(
-            "skypool/agent/start.py",
+            "skypool/agent/holder.py",
             f"import os, sys\ndef connect(config, start):\n open({str(proof(tmp))!r}, 'w')\n sys.exit('owned')\n",
         )
     return data.getvalue()

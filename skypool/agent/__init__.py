@@ -2,9 +2,9 @@
 
 These programs need only the standard library and cloudpickle.
 
-    client ── link ── holder         `start.connect`: hands its stdin and stdout to the agent and waits
+    client ── link ── holder         `holder.connect`: hands its stdin and stdout to the agent and waits
                         │ file descriptors over a Unix socket
-             keeper ── agent         `start`: outlives the link; `node.Agent`: the only event loop
+             keeper ── agent         `keeper`: outlives the link; `node.Agent`: the only event loop
                         ├─ worker    `worker.Worker`: runs calls, one at a time
                         └─ worker
 
@@ -39,7 +39,8 @@ The words of this package:
 
 In the agent's process:
 
-- `start`: starts keeper and agent, and kills everything when the agent ends.
+- `holder`: starts the agent if there is none, and gives it the connection of a client.
+- `keeper`: starts the agent, and kills everything when it ends; `agent_socket`: the socket at which the agent listens.
 - `slot_plan`: the node's configuration, and how its devices are split among slots.
 - `agent`: the event loop: receives calls, returns outcomes, handles the deaths of workers.
 - `messages`: what clients and workers send, as typed tuples, each made from a frame in one place.

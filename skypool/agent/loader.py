@@ -78,7 +78,7 @@ def main() -> None:
     if not have:
         save(archive, prelude["size"])
     sys.path[:] = [archive, *(path for path in sys.path if path)]
-    from skypool.agent.start import connect
+    from skypool.agent.holder import connect
 
     connect(config, prelude["start"])
 

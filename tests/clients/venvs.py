@@ -106,7 +106,7 @@ def _installed(folder: Path, *what: str) -> str:
     """Install packages; return what pip said if it failed, "" otherwise."""
     python = str(folder / "bin" / "python")
     uv = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", python]
-    # It takes a tenth of pip's time, but does not read pip's settings, by which pip may find more, such as PyTorch for CPUs.
+    # It takes a tenth of pip's time, but does not read pip's settings, with which pip may find more: PyTorch for CPUs.
     if subprocess.run([*uv, *what], capture_output=True, timeout=INSTALLING, check=False).returncode == 0:
         return ""
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]

@@ -183,6 +183,73 @@ def test_torchrun_meets_on_its_own_in_a_gang(pool: sky.ComputePool) -> None:
         assert sum(each.output.count("8 processes, 28") for each in said) == 8, said
 
 
+# --- a program that does not know skypool -------------------------------------------------------------------
+
+PROGRAM = """
+import argparse
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+
+def shard(rows, rank, size):
+    return rows.tensor_split(size)[rank]
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=20)
+    args = parser.parse_args()
+
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    rows = torch.randn(4096, 64)
+    mine = shard(rows, rank, size)
+    target = shard(rows.sum(1, keepdim=True), rank, size)
+    model = DistributedDataParallel(torch.nn.Linear(64, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    for step in range(args.steps):
+        optimizer.zero_grad()
+        loss = (model(mine) - target).square().mean()
+        loss.backward()
+        optimizer.step()
+
+    total = loss.detach() / size
+    dist.all_reduce(total)
+    if rank == 0:
+        print(f"{size} processes, loss {total.item():.7f}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
+"""
+BY_TORCHRUN = ["torchrun", "train.py", "--steps=10"]
+
+
+def test_a_program_for_torchrun_trains_as_it_is(
+    lab: Lab, machines: list[Machine], environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `skypool run --nodes 2 --procs 2 train.py` and `skypool run --nodes 2 torchrun train.py`."""
+    (tmp_path / "train.py").write_text(PROGRAM)
+    monkeypatch.chdir(tmp_path)
+    here = [str(environment / "bin" / "torchrun"), "--nproc-per-node=4", *BY_TORCHRUN[1:]]
+    alone = subprocess.run(here, capture_output=True, text=True, timeout=200, check=True).stdout
+    told = re.fullmatch(r"4 processes, loss (0\.\d+)\n", alone)
+    assert told, alone
+    loss = float(told[1])
+    ssh = environments.ssh_to(lab, machines[:2], environment)
+    for words, procs, processes in ((["train.py", "--steps=10"], 2, 4), (BY_TORCHRUN, None, 2)):
+        ran = sky.run(words, ssh, nodes=2, procs=procs)
+        assert ran.returncode == 0, ran.output
+        found = re.search(rf"{processes} processes, loss (0\.\d+)", ran.output)
+        assert found, ran.output
+        assert float(found[1]) == pytest.approx(loss, abs=1e-6)
+
+
 # --- one rank fails ------------------------------------------------------------------------------------------
 
 

@@ -46,10 +46,14 @@ def machines_with(lab: Lab, venv: Path, count: int = 4) -> Iterator[list[Machine
         each.destroy()
 
 
+def ssh_to(lab: Lab, machines: Sequence[Machine], venv: Path) -> sky.SSH:
+    """Return the driver for machines that see a venv, whose Python their nodes use."""
+    hosts = [sky.Host(each.address, host_key=each.host_key) for each in machines]
+    return sky.SSH(hosts=hosts, user="root", identity=str(lab.client_key), python=str(venv / "bin" / "python"))
+
+
 @contextmanager
 def pool_on(lab: Lab, machines: Sequence[Machine], venv: Path) -> Iterator[sky.ComputePool]:
     """Return a pool on machines that see a venv, for the `with` block. Its nodes use the Python of the venv."""
-    hosts = [sky.Host(each.address, host_key=each.host_key) for each in machines]
-    ssh = sky.SSH(hosts=hosts, user="root", identity=str(lab.client_key), python=str(venv / "bin" / "python"))
-    with sky.ComputePool(ssh, nodes=len(machines), slots=1, console="off") as made:
+    with sky.ComputePool(ssh_to(lab, machines, venv), nodes=len(machines), slots=1, console="off") as made:
         yield made

@@ -1,8 +1,5 @@
 """Starts the agent on a node, and the keeper, which kills everything when the agent ends.
 
-The holder is the process that each connection of the client starts on the node, by SSH for example. It starts the agent
-if there is none, passes its own stdin and stdout to it, and waits. So no process stands between client and agent.
-
 The keeper is the parent of the agent and thus of all its workers. When the agent or its lease ends, the keeper kills
 all remaining processes and removes the node's folder.
 """
@@ -10,7 +7,6 @@ all remaining processes and removes the node's folder.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import io
 import json
 import math
@@ -23,17 +19,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from skypool.agent.processes import adopt_orphans, call_it, is_own, kill_descendants, started, usable_cpus
+from skypool.agent import agent_socket
+from skypool.agent.processes import adopt_orphans, call_it, kill_descendants, started, usable_cpus
 from skypool.clock import RunningClock
 from skypool.safety import removal
+from skypool.wire.agent_config import AgentConfig
 
 if TYPE_CHECKING:
     from skypool.agent.shared_page import SharedPage
     from skypool.agent.slot_plan import NodePlan
-    from skypool.wire.agent_config import AgentConfig
 
-SOCKET = "agent.sock"
-"""The name of the agent's Unix socket in its folder."""
 _UMASK = "SKYPOOL_UMASK"
 """The environment variable with the umask of the login, in octal digits."""
 _MOST_WORDS = 3000
@@ -58,76 +53,18 @@ class _Log(io.TextIOBase):
         return len(text)
 
 
-def connect(config: Mapping[str, Any], start: bool) -> NoReturn:
-    """Find or start the agent, hand stdin and stdout to it, wait until it closes them, and end this process.
+def start(given: Mapping[str, Any], words: int) -> None:
+    """Start keeper and agent. The agent's last error goes to the file `words`.
 
-    Before the handover, a line "ready" is printed. If there is no agent, the line is "gone", and this process ends with
-    status 3. If this process started the agent and the agent failed, the error is printed to stderr, and the status is
-    70. Otherwise it is 0.
-
-    Args:
-        config: an `AgentConfig` as JSON from the client. `config["folder"]` is the folder with the agent's socket. The
-            rest is checked only if an agent is started.
-        start: True to start an agent if there is none. A client that reconnects passes False: the calls of an ended
-            agent are lost, and a new agent would hide that.
-
-    Raises:
-        OSError: the folder does not exist or cannot be used.
-        ProtocolError: an agent must be started, and the configuration is not valid.
+    `given` is an `AgentConfig` as JSON from the client. Raises ProtocolError if it is not valid.
     """
-    os.chdir(config["folder"])
-    with open("lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        agent = _find()
-        words = -1
-        if agent is None and start:
-            words = os.open("last-words", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            from skypool.wire.agent_config import AgentConfig
-
-            agent = _start(AgentConfig.from_json(config), words)
-    if agent is None:
-        os.write(1, b"gone\n")
-        os._exit(3)
-    os.write(1, b"ready\n")
-    socket.send_fds(agent, [b"skypool"], [0, 1])
-    nothing = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nothing, 0)
-    os.dup2(nothing, 1)
-    with contextlib.suppress(ConnectionError):
-        agent.recv(1)
-    if words >= 0 and (said := os.pread(words, _MOST_WORDS, 0)):
-        os.write(2, said)
-        os._exit(70)
-    os._exit(0)
-
-
-def _find() -> socket.socket | None:
-    """Return a connection to the agent whose socket is in the current folder; None if no agent listens there."""
-    agent = socket.socket(socket.AF_UNIX)
-    try:
-        agent.connect(SOCKET)
-    except (FileNotFoundError, ConnectionRefusedError):
-        agent.close()
-        return None
-    if not is_own(agent):
-        agent.close()
-        raise PermissionError(f"the socket {SOCKET} of skypool's agent on this node is served by another user")
-    return agent
-
-
-def _start(config: AgentConfig, words: int) -> socket.socket:
-    """Start keeper and agent, and return a connection to the agent. Its last error goes to the file `words`."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(SOCKET)
-    listener = socket.socket(socket.AF_UNIX)
+    config = AgentConfig.from_json(given)
     umask = os.umask(0o077)
     home = os.path.expanduser("~")
     os.environ.setdefault("HOME", home if os.path.isabs(home) else "/")  # programs of calls need one
     with contextlib.suppress(KeyError, ValueError):  # set where a script has set its own before
         umask = int(os.environ.pop(_UMASK), 8)
-    listener.bind(SOCKET)
-    os.chmod(SOCKET, 0o600)
-    listener.listen(8)
+    listener = agent_socket.listen()
     if os.fork() == 0:
         try:
             _keep(config, listener, words, umask)
@@ -135,13 +72,6 @@ def _start(config: AgentConfig, words: int) -> socket.socket:
             _say_why(words)
         os._exit(70)
     listener.close()
-    agent = _find()
-    if agent is None:
-        raise RuntimeError(
-            f"the socket {SOCKET} of skypool's agent, its process on this node, was deleted right after it was "
-            "created; keep other programs from changing files in skypool's folders"
-        )
-    return agent
 
 
 def _say_why(words: int) -> None:
