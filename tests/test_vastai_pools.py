@@ -230,7 +230,9 @@ def test_its_end_goes_without_curl_too(vastai: World) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("example", "terms"), examples.runs({"vcpus": 2}, [{"accelerator": "RTX_4090"}]))
+@pytest.mark.parametrize(
+    ("example", "terms"), examples.runs({"vcpus": 2}, [{"accelerator": "RTX_4090"}], installing=False)
+)
 def test_the_examples_run_unchanged(example: str, terms: dict[str, Any], vastai: World) -> None:
     examples.run(example, CLIENT.driver, terms)
     assert vastai.left() == {}
