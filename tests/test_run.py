@@ -660,6 +660,40 @@ def test_what_a_program_prints_is_in_the_logs_of_its_pool(project: Path, monkeyp
     assert re.search(r"^\[0 rank [01]\] KeyError: 'epoch'$", of_two.stderr, re.MULTILINE), of_two
 
 
+def test_best_effort_is_refused_without_a_budget(project: Path) -> None:
+    status, _, err = run("--best-effort", "true")
+    assert (status, err) == (125, "error: --best-effort is about a budget; add --budget 20\n")
+
+
+def test_files_go_to_the_folder_of_a_program_that_runs_and_come_from_there(project: Path) -> None:
+    (project / ".git").mkdir()
+    (project / "src").mkdir()
+    (project / "src" / "train.py").write_text(
+        "import os, time\n"
+        "os.mkdir('out')\n"
+        "open('out/model', 'w').write('7')\n"
+        "while not os.path.exists('stop'): time.sleep(0.1)\n"
+        "print(open('stop').read())\n"
+    )
+    (project / "src" / "stop").write_text("enough")
+    (project / ".gitignore").write_text("stop\n")
+    os.chdir("src")
+    skypool = [PROGRAM[0], "-c", PROGRAM[2]]
+    running = started("--name", "one", "train.py")
+
+    def fetched() -> bool:
+        return not subprocess.run([*skypool, "pull", "one", "out/model"], capture_output=True, timeout=60).returncode
+
+    eventually(fetched, 60, "the program's file")
+    assert Path("model").read_text() == "7"
+    shell = [*skypool, "shell", "one", "--", "ls"]
+    assert subprocess.run(shell, capture_output=True, text=True, timeout=60).stdout.split() == ["out", "train.py"]
+    sent = subprocess.run([*skypool, "push", "one", "stop"], capture_output=True, text=True, timeout=60)
+    assert sent.returncode == 0, sent.stderr
+    out, err = running.communicate(timeout=60)
+    assert (running.returncode, out) == (0, b"enough\n"), err
+
+
 def test_a_rank_that_fails_ends_the_others(project: Path) -> None:
     began = time.monotonic()
     (project / "train.py").write_text(

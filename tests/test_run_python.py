@@ -363,6 +363,14 @@ def test_the_ceiling_of_all_pools_is_a_limit(monkeypatch: pytest.MonkeyPatch) ->
     assert sky.run(halved(2), "fake", accelerator="H100:8").result() == 42.0
 
 
+def test_a_budget_for_machines_that_cannot_end_themselves_says_so(project: Path, tmp_path: Path) -> None:
+    cloud = FakeCloud(tmp_path / "cloud", [Stock("small", usd_per_hour=1.0)], ends_itself=False)
+    with pytest.raises(UsageError, match=r"cannot end itself.*Budget\(5, best_effort=True\), or --best-effort$"):
+        sky.run(["true"], cloud, budget=5)
+    assert sky.run(["true"], cloud, budget=sky.Budget(5, best_effort=True)).returncode == 0
+    assert sky.run(halved(2), cloud, budget=sky.Budget(5, best_effort=True)).result() == 42.0
+
+
 def test_a_value_is_not_lost_if_the_end_of_the_machines_is_not_proved(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ from skypool.runs.whole_run import FAILED, Asked, WholeRun
 
 _OWN = frozenset({
     "--gpu", "--accelerator", "--provider", "--local", "--region", "--spot", "--with", "--secret", "--include",
-    "--save", "--budget", "--max-price", "--max-lifetime", "--linger", "--dry-run",
+    "--save", "--budget", "--best-effort", "--max-price", "--max-lifetime", "--linger", "--dry-run",
 })  # fmt: skip
 """Options of skypool that few programs have."""
 
@@ -78,6 +78,10 @@ def run(
     ] = None,
     name: Annotated[str | None, typer.Option("--name", help="Name of the pool. Default: from the program's.")] = None,
     budget: Annotated[float | None, typer.Option("--budget", help="The most USD that this may cost.")] = None,
+    best_effort: Annotated[
+        bool,
+        typer.Option("--best-effort", help="With --budget: also machines that run on if this process is killed."),
+    ] = False,
     max_price: Annotated[float | None, typer.Option("--max-price", help="The most USD per hour of one node.")] = None,
     max_lifetime: Annotated[
         str | None, typer.Option("--max-lifetime", help="The time after which everything ends: 4h, 30m.")
@@ -122,7 +126,7 @@ def run(
         asked = Asked(
             rent, nodes, procs, packages or (), _variables(env or ()), secret or (), include or (),
             folders[0], name, budget, _duration("--max-lifetime", max_lifetime), yes,
-            _duration("--linger", linger), new, node,
+            _duration("--linger", linger), new, node, best_effort,
         )  # fmt: skip
         whole = WholeRun(target, asked, tell)
         _tell_options(words, tell)

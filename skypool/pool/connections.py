@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from skypool.link.agent_messages import Welcome
 from skypool.link.link import Link
@@ -30,6 +31,12 @@ class Connections:
     def devices(self) -> dict[int, int]:
         """Return the number of accelerators of each node that was reached, by its number. Any thread may call this."""
         return {node: welcome.devices for node, welcome in sorted(self.welcomes.copy().items())}
+
+    def work_in(self, node: int, folder: str) -> None:
+        """Let shells, and relative paths of transfers, begin in this folder of a node. Any thread may call this."""
+        if node in self.ways:
+            access, python = self.ways[node]
+            self.ways[node] = replace(access, cwd=folder), python
 
     def words(self, pool: states.Pool) -> dict[int, str]:
         """Return the state of each node by its number, as a word such as "ready". Any thread may call this.

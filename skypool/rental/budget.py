@@ -228,13 +228,17 @@ class Enforcement:
                 f"budget={budget.max_usd:g} cannot be guaranteed on {first.provider} {first.instance_type}: such a "
                 f"machine cannot end itself, so it would be billed until `skypool gc --yes` runs if this process were "
                 f"killed. Choose machines that end themselves (docs/nets.md says which), or accept that the budget "
-                f"holds only while this process runs: Budget({budget.max_usd:g}, best_effort=True)"
+                f"holds only while this process runs: Budget({budget.max_usd:g}, best_effort=True), or --best-effort"
             )
         if len(kept) < len(plan.offers):
             out = sorted({each.provider for each in plan.offers} - {each.provider for each in kept})
             of = f" of {', '.join(out)}" if out else ""
             said = f"offers{of} are left out: their machines cannot end themselves, so the budget is not guaranteed"
-            return replace(plan, offers=kept, notes=(*plan.notes, f"{said}; Budget(…, best_effort=True) allows them"))
+            return replace(
+                plan,
+                offers=kept,
+                notes=(*plan.notes, f"{said}; Budget(…, best_effort=True), or --best-effort, allows them"),
+            )
         return plan
 
     def check_start(self, offers: Sequence[Offer]) -> None:

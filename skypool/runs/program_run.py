@@ -135,6 +135,8 @@ class ProgramRun:
         if not all(isinstance(each, str) for each in copies):
             raise _nonsense(copies)
         self._ends = [replace(end, folder=copy) for end, copy in zip(self._ends, copies, strict=True)]
+        for end in self._ends:  # `skypool push`, `pull` and `shell` begin where the program does
+            self.pool._sender.working().connections.work_in(end.node, os.path.join(end.folder, self.target.folder))
         former = self._on_all(node_folders.sent_before)
         if not all(isinstance(said, list) and all(isinstance(each, str) for each in said) for said in former):
             raise _nonsense(former)

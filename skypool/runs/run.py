@@ -40,7 +40,7 @@ from skypool.logs.masking import Masker
 from skypool.offers.need import NodeTerms
 from skypool.offers.ranking import Plan
 from skypool.offers.sort_keys import OrderBy
-from skypool.rental.budget import ceiling
+from skypool.rental.budget import Budget, ceiling
 from skypool.runs.output_spool import OutputSpool
 from skypool.runs.target import Target
 from skypool.runs.teller import Teller
@@ -116,7 +116,7 @@ def run(
     image: Image | None = None,
     nodes: int = 1,
     order_by: OrderBy = "cheapest",
-    budget: float | None = None,
+    budget: float | Budget | None = None,
     max_lifetime: Duration | None = None,
     name: str | None = None,
     check: bool = False,
@@ -137,7 +137,7 @@ def run(
     secrets: Sequence[str] | None = None,
     include: Sequence[str | os.PathLike[str]] | None = None,
     save: str | os.PathLike[str] | None = None,
-    budget: float | None = None,
+    budget: float | Budget | None = None,
     max_lifetime: Duration | None = None,
     name: str | None = None,
     linger: Duration | None = None,
@@ -161,7 +161,7 @@ def run(
     secrets: Sequence[str] | None = None,
     include: Sequence[str | os.PathLike[str]] | None = None,
     save: str | os.PathLike[str] | None = None,
-    budget: float | None = None,
+    budget: float | Budget | None = None,
     max_lifetime: Duration | None = None,
     name: str | None = None,
     linger: Duration | None = None,
@@ -192,8 +192,8 @@ def run(
             `hf` and `wandb`, and shown nowhere. Default None: none.
         include: paths of the project that are sent in any case. Default None: none.
         save: the folder that the program writes and that is fetched to the same name here. Default None: none.
-        budget: the US dollars that the run may cost. Machines that cost money need this, `max_lifetime`, or the
-            environment variable `SKYPOOL_MAX_USD`.
+        budget: the US dollars that the run may cost, or a `Budget`. Machines that cost money need this, `max_lifetime`,
+            or the environment variable `SKYPOOL_MAX_USD`.
         linger: how long the machines stay after the run. The next run of the project with `linger` and the same needs
             uses them, within the limits of the first. Default None: they end with the run.
         new: True to rent machines though an earlier run has left some. Default False.
@@ -214,8 +214,9 @@ def run(
         if each not in NodeTerms.__annotations__:
             _refuse_name(each)
     whole("nodes", nodes, "the number of nodes", least=1)
-    if budget is not None:
+    if budget is not None and not isinstance(budget, Budget):
         number("budget", budget, "the US dollars that the run may cost", above=0)
+        budget = Budget(budget)
     lifetime = None if max_lifetime is None else seconds("max_lifetime", max_lifetime)
     rent: dict[str, Any] = {
         "provider": "local" if provider is None else provider,
@@ -252,12 +253,13 @@ def run(
         include=_texts("include", include),
         save=_folder(save),
         name=name,
-        budget=budget,
+        budget=None if budget is None else budget.max_usd,
         max_lifetime=lifetime,
         yes=yes,
         linger=None if linger is None else seconds("linger", linger),
         new=new,
         node=node,
+        best_effort=budget is not None and budget.best_effort,
     )
     return _run_program(Target.of(_words(target)), asked, check)
 
@@ -404,7 +406,7 @@ def _run_call(
     call: Call[T],
     rent: Mapping[str, Any],
     nodes: int,
-    budget: float | None,
+    budget: Budget | None,
     lifetime: float | None,
     name: str | None,
     check: bool,

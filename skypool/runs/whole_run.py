@@ -21,7 +21,7 @@ from skypool.files.project import Survey, surveyed
 from skypool.model import Offer
 from skypool.offers.plan import plan
 from skypool.offers.ranking import Plan
-from skypool.rental.budget import ceiling, start_words, usd_to_start
+from skypool.rental.budget import Budget, ceiling, start_words, usd_to_start
 from skypool.rental.ledger import Ledger
 from skypool.rental.records import Record, newest
 from skypool.runs import lingering, secret_values
@@ -57,6 +57,7 @@ class Asked:
         linger: the seconds for which the machines stay after the run; None if they end with it.
         new: True to rent machines though an earlier run has left some.
         node: the number of the only node that runs the program; None for all.
+        best_effort: True if the budget may hold only while this process runs: on machines that cannot end themselves.
     """
 
     rent: Mapping[str, Any]
@@ -74,6 +75,7 @@ class Asked:
     linger: float | None = None
     new: bool = False
     node: int | None = None
+    best_effort: bool = False
 
     @property
     def is_gang(self) -> bool:
@@ -96,6 +98,8 @@ class WholeRun:
         self._target, self._asked, self._tell = target, asked, tell
         self._save = _save_folder(asked.save, tell)
         self._saved_to = Path(self._save).absolute()  # the program that calls this may change its folder
+        if asked.best_effort and asked.budget is None:
+            raise UsageError(f"{tell.option('best_effort')} is about a budget; add {tell.option('budget', 20)}")
         if asked.budget is not None and not asked.budget > 0:
             raise UsageError(f"{tell.option('budget')} must be above 0 USD, not {asked.budget:g}")
         if asked.linger is not None and asked.name is not None:
@@ -284,7 +288,8 @@ class WholeRun:
         target, asked, tell = self._target, self._asked, self._tell
         word = [] if asked.linger is None else [self._mark]
         name = asked.name or "-".join([_plain(target.name), *word, secrets.token_hex(3)])
-        terms: dict[str, Any] = {**self._rent, "budget": asked.budget, "max_lifetime": asked.max_lifetime}
+        budget = None if asked.budget is None else Budget(asked.budget, best_effort=asked.best_effort)
+        terms: dict[str, Any] = {**self._rent, "budget": budget, "max_lifetime": asked.max_lifetime}
         former = self._former
         if former is not None:  # it has its limits
             name, terms = former.pool, {"image": self._rent["image"], "provider": self._drivers_of(former)}
