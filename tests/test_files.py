@@ -8,6 +8,7 @@ import fcntl
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import stat
@@ -33,6 +34,7 @@ from skypool.files.ignored import Ignored
 from skypool.files.receiving import Receiver
 from skypool.files.sending import Sender
 from skypool.files.transfer import NodeEnd
+from skypool.runs import node_folders
 from skypool.wire.transport import Subprocess
 from tests.conftest import eventually
 
@@ -1283,6 +1285,48 @@ def test_of_what_is_new_a_node_leaves_out_repositories_and_sends_the_rest(tmp_pa
         assert {each.name for each in target.rglob("*") if each.is_file()} == {"whole", "head"}
         assert not (target / folder / head).exists()
     assert known.stat().st_mtime > 0, "nobody takes it for one of a run that is over"
+
+
+def fetched(node: Path, target: Path, **options: Any) -> set[str]:
+    """Fetch what is new on a node; the names of the files that are here then."""
+    end = NodeEnd(0, Subprocess(), lambda script: ["sh", "-c", f"python={sys.executable} cwd=/; {script}"])
+    transfer.pull(end, str(node), str(target), patience=10, no_git=True, **options)
+    return {str(each.relative_to(target)) for each in target.rglob("*") if each.is_file()}
+
+
+def test_a_file_that_is_being_written_does_not_replace_a_whole_one(tmp_path: Path) -> None:
+    node, target = tmp_path / "node", tmp_path / "here"
+    node.mkdir()
+    (node / "model").write_bytes(bytes(1_000_000))
+    (node / "log").write_text("1\n")
+    assert fetched(node, target, since=1, settled=True) == {"model", "log"}
+    with (node / "model").open("wb") as writing, (node / "log").open("a") as log, (node / "new").open("wb"):
+        writing.write(bytes(300_000))
+        writing.flush()
+        log.write("2\n")
+        log.flush()
+        os.utime(node / "model", (1, 1))  # it is not written for a while
+        assert fetched(node, target, since=1, settled=True) == {"model", "log"}
+        assert ((target / "model").stat().st_size, (target / "log").read_text()) == (1_000_000, "1\n2\n")
+        assert fetched(node, target, since=1) == {"model", "log", "new"}
+        assert (target / "model").stat().st_size == 300_000, "the last fetch takes all"
+
+
+def test_a_folder_that_is_renamed_to_a_known_name_is_new(tmp_path: Path) -> None:
+    copy = tmp_path / "projects" / "a"
+    for name, step in (("prev", "90"), ("latest", "100")):
+        (copy / "out" / name).mkdir(parents=True)
+        (copy / "out" / name / "step").write_text(step)
+    node_folders.mark(str(copy), "1")
+    since, _, known = node_folders.begun(str(copy), "1", "out")
+    assert fetched(copy / "out", tmp_path / "before", since=since, known=known) == set()
+    shutil.rmtree(copy / "out" / "prev")
+    (copy / "out" / "latest").rename(copy / "out" / "prev")
+    (copy / "out" / "latest").mkdir()
+    (copy / "out" / "latest" / "step").write_text("110")
+    here = tmp_path / "here"
+    assert fetched(copy / "out", here, since=since, known=known) == {"prev/step", "latest/step"}
+    assert ((here / "prev/step").read_text(), (here / "latest/step").read_text()) == ("100", "110")
 
 
 def test_a_repository_whose_parts_are_elsewhere_is_refused(tmp_path: Path) -> None:

@@ -19,12 +19,18 @@ SECRETS = {
     "infra/terraform.tfstate.backup": "{}", "my-service-account.json": "{}", ".git-credentials": "x", ".pypirc": "x",
     ".kube/config": "x", ".docker/config.json": "{}", ".ssh/config": "x", "secrets.toml": "a=1", "store.p12": "x",
     "deploy_key": "-----BEGIN OPENSSH PRIVATE KEY-----\nx", "gcp.json": json.dumps({"type": "service_account"}),
+    "hf/token": f"hf_{'a' * 34}\n",
     ".config/gh/hosts.yml": "x", ".runpod/config.toml": "x", ".vast_api_key": "x", "home/.kaggle/kaggle.json": "{}",
     "putty": "PuTTY-User-Key-File-3: x", "adc.json": '{\n "type": "authorized_user"}',
+    "bom.json": '\ufeff{"type": "service_account"}', ".secrets": "x", "kubeconfig.yaml": "x",
+    "tls.yaml": "key: |\n  -----BEGIN RSA PRIVATE KEY-----\n  x", "registry.json": '{"auths": {"x.io": {"auth": "x"}}}',
+    "user.conf": f"users:\n- user:\n    client-key-data: {'x' * 50}", "keys.txt": f"# made\nAGE-SECRET-KEY-1{'Q' * 58}",
+    "profile": f"[default]\naws_secret_access_key = {'x' * 40}",
 }  # fmt: skip
 OURS = {
     "train.py": "1", "secrets.py": "import secrets", "environment.yml": "x", "keys.py": "-----x", "id_rsa.pub": "x",
-    "test_keys.py": 'KEY = "-----BEGIN PRIVATE KEY-----"', "data.json": '{"type": "table"}', "src/p/__init__.py": "",
+    "test_keys.py": 'KEY = "-----BEGIN PRIVATE KEY-----"', "data.json": '{"type": "table", "auths": {}}',
+    "src/p/__init__.py": "",
 }  # fmt: skip
 
 
@@ -107,6 +113,12 @@ def test_submodules_and_checkouts_inside_are_sent(tmp_path: Path) -> None:
     names = {".gitignore", "a.py"}
     expected = names | {f"nested/{each}" for each in names} | {f"sub/{each}" for each in names}
     assert sent(outer, Unsent(outer)) == expected | {".gitmodules", "sub/new.py"}
+    git(outer, "add", ".gitmodules", "sub")
+    git(outer, "commit", "-m", "a")
+    cloned = tmp_path / "cloned"
+    git(tmp_path, "clone", str(outer), str(cloned))
+    assert (cloned / "sub").is_dir()  # and empty, as its files are fetched by another command
+    assert sent(cloned, Unsent(cloned)) == {".gitmodules"}
 
 
 def test_git_starts_no_program_that_a_checkout_names(tmp_path: Path) -> None:

@@ -594,6 +594,39 @@ def test_the_environment_of_a_project_is_made_once(project: Path) -> None:
     assert "no-such-package-of-skypool" in err
 
 
+@pytest.mark.slow
+def test_a_package_in_a_folder_of_the_project_is_as_it_is_now(project: Path) -> None:
+    lib = project / "libs" / "lib"
+    lib.mkdir(parents=True)
+    (lib / "pyproject.toml").write_text("[project]\nname = 'lib'\nversion = '1'\n")
+    (lib / "setup.cfg").write_text("[options]\npy_modules = lib\n")
+    (lib / "lib.py").write_text("WORD = 'first'\n")
+    (project / "pyproject.toml").write_text(
+        "[project]\nname = 'mine'\nversion = '1'\ndependencies = ['lib']\n"
+        "[tool.uv.sources]\nlib = { path = 'libs/lib' }\n"
+    )
+    (project / "train.py").write_text("import lib; print(lib.WORD)\n")
+    status, out, err = run("train.py")
+    assert (status, out) == (0, b"first\n"), err
+    (lib / "lib.py").write_text("WORD = 'second'\n")
+    assert run("train.py")[:2] == (0, b"second\n")
+
+
+@pytest.mark.slow
+def test_what_a_setup_reads_its_requirements_from_makes_another_environment(project: Path) -> None:
+    (project / "setup.py").write_text(
+        "from setuptools import setup\nneeded = open('requirements.txt').read().split()\n"
+        "setup(name='mine', version='1', py_modules=['mine'], install_requires=needed)\n"
+    )
+    (project / "mine.py").write_text("import six\n")
+    (project / "requirements.txt").write_text("six\n")
+    (project / "train.py").write_text("import mine, sys; print(mine.six.__name__)\nimport idna\n")
+    status, out, err = run("train.py")
+    assert (status, out) == (1, b"six\n"), err
+    (project / "requirements.txt").write_text("six\nidna\n")
+    assert run("train.py")[:2] == (0, b"six\n")
+
+
 # --- several nodes -------------------------------------------------------------------------------------------
 
 
@@ -692,6 +725,30 @@ def test_files_go_to_the_folder_of_a_program_that_runs_and_come_from_there(proje
     assert sent.returncode == 0, sent.stderr
     out, err = running.communicate(timeout=60)
     assert (running.returncode, out) == (0, b"enough\n"), err
+
+
+def test_paths_on_the_command_line_begin_in_the_current_folder(project: Path) -> None:
+    (project / ".git").mkdir()
+    (project / ".gitignore").write_text("out\n")
+    for folder in ("out", "exp/out"):
+        (project / folder).mkdir(parents=True)
+        (project / folder / "step").write_text(folder)
+    (project / "exp" / "train.py").write_text(
+        "import os\n"
+        "print(os.path.exists('out/step') and open('out/step').read(), os.path.exists('../out'))\n"
+        "os.makedirs('out', exist_ok=True)\nopen('out/step', 'w').write('new')\n"
+    )
+    os.chdir("exp")
+    status, out, err = run("--save", "out", "--include", "out", "train.py")
+    assert (status, out) == (0, b"exp/out False\n"), err
+    assert "is not sent" not in err
+    assert Path("out/step").read_text() == "new"
+    assert run("--include", str(project / "out"), "--dry-run", "train.py")[0] == 0
+    status, _, err = run("--save", "out", "--dry-run", "train.py")
+    assert (
+        "out is not sent, because it is ignored: the program starts without it, and its files replace those of the "
+        "same name here; --include out sends it\n"
+    ) in err
 
 
 def test_a_rank_that_fails_ends_the_others(project: Path) -> None:

@@ -70,7 +70,8 @@ def run(
         ),
     ] = None,
     include: Annotated[
-        list[str] | None, typer.Option("--include", help="A path of the project that is sent in any case (repeatable).")
+        list[str] | None,
+        typer.Option("--include", help="Send this file or folder of the project, too (repeatable)."),
     ] = None,
     save: Annotated[
         list[str] | None,

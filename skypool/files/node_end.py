@@ -10,6 +10,7 @@ import json
 import os
 import stat
 import sys
+import time
 from collections.abc import Iterable, Iterator
 
 from skypool.files.entries import Entry, entry_of, is_repository, leads_out, walk
@@ -49,17 +50,20 @@ def _why(path: str, error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _send(channel: Channel, path: str, since: int | None = None, known: str = "") -> None:
+def _send(channel: Channel, path: str, since: int | None = None, known: str = "", settled: bool = False) -> None:
     """Send a file or a folder; with `since`, of the folder only what is new since then.
 
-    A file is new if it has changed since, or if its path is not in the file `known`. What cannot be used elsewhere is
-    left out: repositories of git, links that lead out of the folder, and what is no file, folder or link.
+    A file is new if it has changed since, or if the file `known` does not have its path and inode. What cannot be used
+    elsewhere is left out: repositories of git, links that lead out of the folder, and what is no file, folder or link.
+    With `settled`, files that are being written are left out, too.
     """
-    before: set[str] = set()
+    before: dict[str, int] = {}
     if known:
         with open(known, "rb") as noted:
             os.utime(noted.fileno())  # it is in use, so that nobody removes it
-            before.update(map(os.fsdecode, noted.read().split(b"\0")))
+            words = noted.read().split(b"\0")
+            before = {os.fsdecode(below): int(inode) for below, inode in zip(words[::2], words[1::2], strict=False)}
+    writers = _Writers()
 
     is_git_itself = since is not None and _is_repository(path)
 
@@ -81,7 +85,9 @@ def _send(channel: Channel, path: str, since: int | None = None, known: str = ""
         if stat.S_ISLNK(about.st_mode):
             target = os.readlink(whole)
             return leads_out(below, _inner(path, below, target))
-        return not stat.S_ISREG(about.st_mode) or (about.st_ctime_ns < since and below in before)
+        if not stat.S_ISREG(about.st_mode) or (about.st_ctime_ns < since and before.get(below) == about.st_ino):
+            return True
+        return settled and writers.have(about)
 
     if stat.S_ISDIR(os.stat(path).st_mode):
         os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY))  # raises OSError now rather than in the middle
@@ -93,6 +99,35 @@ def _send(channel: Channel, path: str, since: int | None = None, known: str = ""
     sender.run()
     for error in sender.lost.values():
         raise error
+
+
+class _Writers:
+    """The files that processes of this node may be in the middle of writing: not those that are only appended to."""
+
+    def __init__(self) -> None:
+        self._files: set[tuple[int, int]] = set()
+        self._looked = 0.0
+
+    def have(self, about: os.stat_result) -> bool:
+        """Return True if a file is among them, by a look at all processes that is later than its last change."""
+        if self._looked < about.st_mtime + 0.1:  # clocks of file systems are coarse
+            self._looked = time.time()
+            self._files = {*_open_for_writing()}
+        return (about.st_dev, about.st_ino) in self._files
+
+
+def _open_for_writing() -> Iterator[tuple[int, int]]:
+    """Yield (device, inode) of each file that a process has open for writing, but not for appending."""
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+            for each in os.listdir(f"/proc/{process}/fd"):
+                with contextlib.suppress(OSError):  # it is closed again
+                    about = os.stat(f"/proc/{process}/fd/{each}")
+                    if stat.S_ISREG(about.st_mode):
+                        with open(f"/proc/{process}/fdinfo/{each}") as said:
+                            flags = next(int(line[6:], 8) for line in said if line.startswith("flags:"))
+                        if flags & (os.O_WRONLY | os.O_RDWR) and not flags & os.O_APPEND:
+                            yield about.st_dev, about.st_ino
 
 
 def _is_repository(folder: str) -> bool:

@@ -23,10 +23,10 @@ from skypool.processes import host_name
 from skypool.safety import user_folders
 from skypool.safety.never_sent import READ, is_cache, why_secret, why_secret_inside
 
-Source = Literal["script", "uv.lock", "pyproject.toml", "requirements.txt", ""]
+Source = Literal["script", "uv.lock", "pyproject.toml", "requirements.txt", "setup.py", ""]
 _MARKS = ("pyproject.toml", "uv.lock", "requirements.txt", ".git")
 """What the root of a project has at least one of."""
-_NEEDED = ("pyproject.toml", "uv.lock", "requirements.txt")
+_NEEDED = ("pyproject.toml", "uv.lock", "requirements.txt", "setup.py")
 """The files that name packages."""
 _HEADER = re.compile(r"(?m)^# /// script\s*$\s(?P<text>(?:^#(?:| .*)$\s)+)^# ///\s*$")
 """The metadata in a script, as https://packaging.python.org/en/latest/specifications/inline-script-metadata/ has it."""
@@ -90,10 +90,12 @@ class Project:
         source: Source = ""
         if (root / "uv.lock").is_file():
             source = "uv.lock"
-        elif said.keys() & {"project", "build-system"} or (root / "setup.py").is_file():
+        elif said.keys() & {"project", "build-system"}:
             source = "pyproject.toml"
         elif (root / "requirements.txt").is_file():
             source = "requirements.txt"
+        elif (root / "setup.py").is_file():
+            source = "setup.py"
         return cls(root, source, python)
 
     @property
@@ -255,7 +257,7 @@ def listed_by_git(root: Path) -> set[str] | None:
     for each in filter(None, done.stdout.split(b"\0")):
         path = os.fsdecode(each).rstrip("/")
         inner = root / path
-        if inner.is_dir() and not inner.is_symlink():  # a submodule, or a checkout in this one
+        if (inner / ".git").exists() and not inner.is_symlink():  # a submodule, or a checkout in this one
             found.update(f"{path}/{below}" for below in listed_by_git(inner) or ())
         found.add(path)
     for path in [*found]:

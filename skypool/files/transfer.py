@@ -208,6 +208,7 @@ def pull(
     progress: Progress | None = None,
     since: int | None = None,
     known: str = "",
+    settled: bool = False,
     no_git: bool = False,
 ) -> Transferred:
     """Fetch a file or a folder from a node. The arguments and errors are as of `push`.
@@ -217,7 +218,9 @@ def pull(
     Args:
         since: fetch only what is new since this time, in nanoseconds by the clock of the node's file system, and leave
             out what cannot be used here, such as git checkouts.
-        known: the file of the node with the paths that were there then. What was moved there is new, too.
+        known: the file of the node with what was there then, as `node_folders.begun` makes it. What was moved there is
+            new, too.
+        settled: with `since`, leave out files that are being written.
         no_git: refuse git checkouts, whose settings may name programs that git would start here.
     """
     began = time.monotonic()
@@ -225,7 +228,7 @@ def pull(
     shown = Progress() if progress is None else progress
     tries = _Tries(patience, shown)
     while True:
-        options: dict[str, Any] = {} if since is None else {"since": since, "known": known}
+        options: dict[str, Any] = {} if since is None else {"since": since, "known": known, "settled": settled}
         with end.opened("send", remote, **options) as stream:
             channel = Channel(stream.socket.fileno(), stream.socket.fileno())
             receiver = Receiver(

@@ -33,6 +33,8 @@ _MISLEADING = frozenset({
 """Variables that would make uv or pip install somewhere else."""
 _FROM_ELSEWHERE = frozenset({"sources", "index", "index-url", "extra-index-url", "find-links", "no-index"})
 """What in `[tool.uv]` says that packages come from elsewhere than PyPI."""
+_BUILDERS = ("uv", "poetry", "setuptools", "hatch", "pdm", "flit")
+"""The tables below `[tool]` that may say what a project needs, or how it is installed."""
 _MADE = "made-by-skypool"
 """The name of a file in an environment that is complete."""
 _TAIL = 4000
@@ -64,7 +66,7 @@ def prepared(copy: str, source: Source, python: str, packages: Sequence[str], ve
     home.parent.mkdir(parents=True, exist_ok=True)
     with node_folders.alone(str(home)):
         # a lock names the sources of a workspace, which may need more than it says
-        if not (home / _MADE).exists() or source == "uv.lock":
+        if not (home / _MADE).exists() or source == "uv.lock" or _copied(copy, source):
             _make(home, copy, source, python, packages, versions)
             (home / _MADE).touch()
         os.utime(home)
@@ -78,15 +80,17 @@ def _system() -> str:
 
 def _content(copy: str, source: Source) -> str:
     """Return what the environment is made from, so that another one is made if it changes."""
-    if source == "pyproject.toml":
-        said = _pyproject(copy)
-        tool = said.get("tool", {})
-        needed = {each: said.get(each) for each in ("project", "build-system", "dependency-groups")}
-        needed |= {each: tool.get(each) for each in ("uv", "poetry", "setuptools")}
-        return json.dumps(needed, sort_keys=True, default=str) + _text(copy, "setup.py") + _text(copy, "setup.cfg")
-    if source == "requirements.txt":
-        return _requirements(copy, source, set())
-    return _text(copy, source) if source == "uv.lock" else ""
+    if source == "uv.lock":
+        return _text(copy, source)
+    if source not in ("pyproject.toml", "requirements.txt", "setup.py"):
+        return ""
+    said = _pyproject(copy)
+    needed = {each: said.get(each) for each in ("project", "build-system", "dependency-groups")}
+    needed |= {each: said.get("tool", {}).get(each) for each in _BUILDERS}
+    seen: set[str] = set()  # the build of a project may read what it needs from such files
+    files = [_requirements(copy, each.name, seen) for each in sorted(Path(copy).glob("*requirements*.txt"))]
+    texts = [json.dumps(needed, sort_keys=True, default=str), _text(copy, "setup.py"), _text(copy, "setup.cfg")]
+    return "\0".join([*texts, *files])
 
 
 def _requirements(copy: str, path: str, seen: set[str]) -> str:
@@ -95,7 +99,7 @@ def _requirements(copy: str, path: str, seen: set[str]) -> str:
         return ""
     seen.add(path)
     text = _text(copy, path)
-    named = re.findall(r"(?m)^\s*(?:-r|-c|--requirement|--constraint)[\s=]+(\S+)", text)
+    named = re.findall(r"(?m)^\s*(?:-[rc]\s*|--(?:requirement|constraint)[\s=]+)(\S+)", text)
     below = os.path.dirname(path)
     return text + "".join(_requirements(copy, os.path.normpath(os.path.join(below, each)), seen) for each in named)
 
@@ -121,9 +125,12 @@ def _make(
         frozen = ["--frozen"] if source == "uv.lock" else []
         exact = ["--inexact"] if packages else []
         members = ["--all-packages"] if "workspace" in _uv_table(copy) else []
+        anew: list[str] = []
+        for name in _copied(copy, source):
+            anew += ["--reinstall-package", name, "--refresh-package", name]
         if source != "uv.lock":
             Path(copy, "uv.lock").unlink(missing_ok=True)  # that of an earlier run, which the client does not have
-        _do([*uv, "sync", *frozen, *exact, *members, "--project", copy, *asked], env, copy)
+        _do([*uv, "sync", *frozen, *exact, *members, *anew, "--project", copy, *asked], env, copy)
     elif source == "uv.lock":
         why = "there is no uv, which uv.lock needs, and pip cannot install it"
         raise CommandFailed("uv sync --frozen", node=runtime.node_number(), why=why)
@@ -137,6 +144,24 @@ def _make(
         interpreter = str(home / "bin" / "python")
         install = [*uv, "pip", "install", "--python", interpreter] if uv else [interpreter, "-m", "pip", "install"]
         _do([*install, *wanted], env, copy)
+
+
+def _copied(copy: str, source: Source) -> list[str]:
+    """Return the packages that uv installs as copies of folders, whose files may have changed since."""
+    if source == "uv.lock":
+        try:
+            listed = tomllib.loads(_text(copy, source)).get("package", ())
+        except tomllib.TOMLDecodeError:  # uv tells
+            return []
+        return [each["name"] for each in listed if "directory" in each.get("source", ())]
+    if source != "pyproject.toml":
+        return []
+    found = []
+    for name, said in _uv_table(copy).get("sources", {}).items():
+        for each in said if isinstance(said, list) else [said]:
+            if not each.get("editable") and os.path.isdir(os.path.join(copy, each.get("path", "-"))):
+                found.append(name)
+    return found
 
 
 def _uv_table(copy: str) -> Mapping[str, Any]:
@@ -155,15 +180,16 @@ def _pyproject(copy: str) -> dict[str, Any]:
 
 def _named(copy: str, source: Source) -> list[str]:
     """Return the arguments by which pip installs the packages of a project, and the project if it is to be built."""
-    if source == "requirements.txt":
-        return ["-r", "requirements.txt"]
+    has_setup = os.path.exists(os.path.join(copy, "setup.py"))
+    if source in ("requirements.txt", "setup.py"):
+        return [*(["-r", source] if source == "requirements.txt" else []), *(["-e", "."] if has_setup else [])]
     if source != "pyproject.toml":
         return []
     said = _pyproject(copy)
     if told := _uv_table(copy).keys() & _FROM_ELSEWHERE:
         why = f"there is no uv, and [tool.uv] says where packages come from: {', '.join(sorted(told))}"
         raise CommandFailed("uv sync", node=runtime.node_number(), why=why)
-    if "build-system" in said or os.path.exists(os.path.join(copy, "setup.py")):
+    if "build-system" in said or has_setup:
         return ["-e", "."]
     return [each for each in said.get("project", {}).get("dependencies", ()) if isinstance(each, str)]
 

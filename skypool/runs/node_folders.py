@@ -153,14 +153,17 @@ def begun(copy: str, run: str, saved: str) -> tuple[int, str, str]:
     Returns:
         The time in nanoseconds, by the clock of the file system: what a program changes from now on is newer. The first
         mark of this run that is beside the project, which is the same for nodes with one folder. And the file with the
-        paths that are in `saved` now, each with a zero byte. A file that comes later was moved there, though it may be
-        older.
+        paths of the files that are in `saved` now, and their inodes, each with a zero byte. A file that comes later was
+        moved there, though it may be older.
     """
     known = _marks(copy) / f"known-{run}-{runtime.node_number():06}"
     with open(known, "wb") as file:
         for folder, _, names in os.walk(os.path.join(copy, saved)) if saved else ():
             below = os.path.relpath(folder, os.path.join(copy, saved))
-            file.writelines(os.fsencode(os.path.normpath(f"{below}/{each}")) + b"\0" for each in names)
+            for each in names:
+                with contextlib.suppress(FileNotFoundError):  # another run has just removed it
+                    inode = os.lstat(os.path.join(folder, each)).st_ino
+                    file.write(os.fsencode(os.path.normpath(f"{below}/{each}")) + f"\0{inode}\0".encode())
     time.sleep(0.02)  # clocks of file systems are coarse
     os.utime(copy)
     return os.stat(copy).st_ctime_ns, min(each.name for each in _marks(copy).glob(f"{run}-*")), str(known)

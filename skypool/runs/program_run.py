@@ -252,8 +252,10 @@ class ProgramRun:
         if self._running is not None:
             self._running.cancel()
 
-    def fetch(self, local: Path) -> int:
+    def fetch(self, local: Path, settled: bool) -> int:
         """Fetch what the program has changed in `saved`, and return how many files have come since the run began.
+
+        With `settled`, files that are being written are left for a later time.
 
         The folder of the first node goes to `local`, those of others to `node-1` and so on below it. Nodes without the
         folder are left out.
@@ -275,6 +277,7 @@ class ProgramRun:
                     progress=_Names(self._names, target),
                     since=self._since[end.node],
                     known=self._known[end.node],
+                    settled=settled,
                     no_git=True,
                 )
             except SkypoolError as e:

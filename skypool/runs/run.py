@@ -190,7 +190,7 @@ def run(
         env: variables for the program. Default None: none.
         secrets: the names of variables whose values are taken from the environment, from `.env`, or from the logins of
             `hf` and `wandb`, and shown nowhere. Default None: none.
-        include: paths of the project that are sent in any case. Default None: none.
+        include: files and folders of the project that are sent in any case. Default None: none.
         save: the folder that the program writes and that is fetched to the same name here. Default None: none.
         budget: the US dollars that the run may cost, or a `Budget`. Machines that cost money need this, `max_lifetime`,
             or the environment variable `SKYPOOL_MAX_USD`.

@@ -89,7 +89,7 @@ class Saver:
         def work() -> None:
             self._thread.join()
             try:
-                self._fetch()
+                self._fetch(settled=False)
             except SkypoolError as e:
                 said.append(str(e))
             else:
@@ -106,9 +106,9 @@ class Saver:
             self._is_urgent = True
             self._wake.set()
 
-    def _fetch(self) -> None:
+    def _fetch(self, settled: bool) -> None:
         began = time.strftime("%H:%M:%S")
-        self._files = self._run.fetch(self._target)
+        self._files = self._run.fetch(self._target, settled)
         self._fetched = began
 
     def _work(self) -> None:
@@ -135,7 +135,7 @@ class Saver:
                     return
                 pause = _OFTEN if self._is_urgent or left < _LAST else min(_EVERY, left - _LAST + _OFTEN)
                 pause = max(0.2, min(pause, left - self._margin))
-                self._fetch()
+                self._fetch(settled=True)
                 told = ""
             except SkypoolError as e:
                 if str(e) != told:

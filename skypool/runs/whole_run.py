@@ -48,7 +48,7 @@ class Asked:
         packages: packages besides those of the project.
         env: variables of the program's environment.
         secrets: the names of variables whose values are found here and shown nowhere.
-        include: paths of the project that are sent in any case.
+        include: paths of the project that are sent in any case. They begin in the folder in which the program starts.
         save: the folder that the program writes and that is fetched, below the current one; "" for none.
         name: the name of the pool; None for one from the program's name.
         budget: the most USD that the run may cost.
@@ -98,6 +98,7 @@ class WholeRun:
         self._target, self._asked, self._tell = target, asked, tell
         self._save = _save_folder(asked.save, tell)
         self._saved_to = Path(self._save).absolute()  # the program that calls this may change its folder
+        self._include = [_below_root(target, each) for each in asked.include]
         if asked.best_effort and asked.budget is None:
             raise UsageError(f"{tell.option('best_effort')} is about a budget; add {tell.option('budget', 20)}")
         if asked.budget is not None and not asked.budget > 0:
@@ -152,11 +153,12 @@ class WholeRun:
             NoOffers, BudgetExceeded: there is nothing to rent, or not for this budget.
         """
         target, asked, tell = self._target, self._asked, self._tell
-        survey = surveyed(target.project, asked.include)
+        survey = surveyed(target.project, self._include)
         tell.hide(secret_values.masked(self._secrets, survey.paths, target.project.root))
         tell.project(target, survey)
         _ = target.project.versions  # a mistake there is told before anything is rented
         self._check_script(survey)
+        self._tell_of_what_is_replaced(survey)
         too_large = self._too_large(survey)
         if too_large and not (dry_run or asked.yes):
             self._confirm(too_large, "Send all of it?", "nothing was sent")
@@ -224,8 +226,21 @@ class WholeRun:
         script = self._target.script
         if script and script not in survey.paths:
             why = next((survey.unsent[each] for each in _ancestors(script) if each in survey.unsent), "it is a cache")
+            here = os.path.relpath(script, self._target.folder)
             raise UsageError(
-                f"{script} is not sent, because {why}; rename it, or pass {self._tell.option('include', script)}"
+                f"{script} is not sent, because {why}; rename it, or pass {self._tell.option('include', here)}"
+            )
+
+    def _tell_of_what_is_replaced(self, survey: Survey) -> None:
+        """Tell if the folder that is fetched is here and is not sent: a program that goes on from it would not."""
+        if not self._save or not self._saved_to.is_dir() or not any(self._saved_to.iterdir()):
+            return
+        saved = os.path.normpath(os.path.join(self._target.folder, self._save))
+        inside = [each for each in survey.unsent if each in _ancestors(saved) or each.startswith(f"{saved}/")]
+        if inside:
+            self._tell.note(
+                f"{self._save} is not sent, because {survey.unsent[inside[0]]}: the program starts without it, and its "
+                f"files replace those of the same name here; {self._tell.option('include', self._save)} sends it"
             )
 
     def _too_large(self, survey: Survey) -> str:
@@ -333,7 +348,7 @@ class WholeRun:
             env = asked.env if former is None else {**self._secrets, **asked.env}  # the machines have former values
             made = ProgramRun(
                 pool, target, asked.nodes, tell.wrote, tell.error, on_program_end, asked.packages, env,
-                asked.include, asked.procs, self._save, asked.node,
+                self._include, asked.procs, self._save, asked.node,
             )  # fmt: skip
             tell.is_stranger = made.is_stranger
             if former is not None:
@@ -447,6 +462,12 @@ def _save_folder(said: str, tell: Teller) -> str:
             f"not {said!r}"
         )
     return folder
+
+
+def _below_root(target: Target, path: str) -> str:
+    """Return the path below the project's root of one that begins in the folder in which the program starts."""
+    whole = os.path.join(target.project.root, target.folder, os.path.expanduser(path))
+    return os.path.relpath(whole, target.project.root)
 
 
 def _ancestors(path: str) -> list[str]:

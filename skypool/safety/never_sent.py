@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Sequence
 from fnmatch import translate
@@ -9,12 +10,14 @@ from fnmatch import translate
 _SECRET = (
     # variables and tokens
     ".env*", "*.env", ".netrc", "_netrc", ".pypirc", ".npmrc", ".git-credentials", ".pgpass", ".boto", ".htpasswd",
-    ".*_history", ".secrets.*", ".dev.vars", ".yarnrc.yml", ".renviron", ".condarc", "secrets.toml", "secrets.yaml",
-    "secrets.yml", "secrets.json",
+    ".*_history", ".secrets", ".secrets.*", ".dev.vars", ".yarnrc.yml", ".renviron", ".condarc", "secrets.toml",
+    "secrets.yaml", "secrets.yml", "secrets.json", "secret.yaml", "secret.yml", "hf_token", ".hf_token",
+    ".vault_pass*", "cookies.txt",
     # accounts of clouds
-    ".aws", ".azure", ".gcloud", "gcloud", ".oci", ".kube", "kubeconfig", ".docker", "credentials.json",
-    "application_default_credentials.json", "client_secret*.json", "*service-account*.json", "*service_account*.json",
-    "*.tfstate", "*.tfstate.*", "*.tfvars",
+    ".aws", ".azure", ".gcloud", "gcloud", ".oci", ".kube", "kubeconfig*", ".docker", ".dockerconfigjson",
+    "credentials.json", "application_default_credentials.json", "client_secret*.json", "*service-account*.json",
+    "*service_account*.json", "*.tfstate", "*.tfstate.*", "*.tfvars", "aws_credentials", ".aws-credentials",
+    ".aws_credentials",
     # accounts of other services
     ".config", ".runpod", ".vast_api_key", "vast_api_key", ".verda", ".kaggle", "kaggle.json", ".huggingface",
     "stored_tokens", ".modal.toml", ".databrickscfg", ".snowflake", ".s3cfg", "rclone.conf",
@@ -39,8 +42,14 @@ def _one_of(patterns: Sequence[str]) -> re.Pattern[str]:
 
 
 _SECRET_NAME, _CACHE_NAME = _one_of(_SECRET), _one_of(_CACHES)
-_KEY = re.compile(rb"(?m)^-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----\s*$|\A\s*PuTTY-User-Key-File-\d")
-_ACCOUNT = re.compile(rb'"type"\s*:\s*"(?:service_account|external_account|authorized_user)"')
+_KEY = re.compile(
+    rb"(?m)^\s*-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----\s*$|\A\s*PuTTY-User-Key-File-\d"
+    rb"|^AGE-SECRET-KEY-1[A-Z0-9]{50}"
+)
+_ACCOUNT = re.compile(rb'"type"\s*:\s*"(?:service_account|external_account|authorized_user)"|"auths"\s*:\s*\{\s*"')
+_LOGIN = re.compile(
+    rb"(?m)^\s*client-key-data:\s*\S{40}|^aws_secret_access_key\s*=\s*\S{30}|\Ahf_[A-Za-z0-9]{30,}\s*\Z"
+)
 READ = 65536
 """The number of bytes of a file that tell whether it is a key or the login of an account."""
 
@@ -55,7 +64,8 @@ def why_secret_inside(begin: bytes) -> str:
     """Return why a file is secret whose first `READ` bytes are these; "" if it is not."""
     if _KEY.search(begin):
         return "it is a private key"
-    if begin.lstrip().startswith(b"{") and _ACCOUNT.search(begin):
+    text = begin.removeprefix(codecs.BOM_UTF8).lstrip()
+    if (text.startswith(b"{") and _ACCOUNT.search(text)) or _LOGIN.search(text):
         return "it is the login of an account"
     return ""
 
