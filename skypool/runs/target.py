@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,6 +72,11 @@ class Target:
             hint = f"; did you mean {' or '.join(close)}?" if close else ""
             raise UsageError(f"there is no script {first} in {folder}{hint}")
         project = Project.of(script)
+        if project.source == "requirements.txt":  # often that of the documentation, or of examples
+            with suppress(UsageError):  # the current folder is no project, as the home folder
+                outer = Project.of(folder)
+                if outer.source and project.root.is_relative_to(outer.root):
+                    project = outer
         start = _below(project.root, folder) or _below(project.root, script.parent) or "."
         path = os.path.relpath(os.path.abspath(script), project.root / start)
         path = f"./{path}" if path.startswith("-") else path  # which Python would take for an option
