@@ -1305,11 +1305,29 @@ def test_a_file_that_is_being_written_does_not_replace_a_whole_one(tmp_path: Pat
         writing.flush()
         log.write("2\n")
         log.flush()
-        os.utime(node / "model", (1, 1))  # it is not written for a while
-        assert fetched(node, target, since=1, settled=True) == {"model", "log"}
+        assert fetched(node, target, since=1, settled=True) == {"model", "log", "new"}
         assert ((target / "model").stat().st_size, (target / "log").read_text()) == (1_000_000, "1\n2\n")
         assert fetched(node, target, since=1) == {"model", "log", "new"}
         assert (target / "model").stat().st_size == 300_000, "the last fetch takes all"
+
+
+def test_a_file_that_changes_while_a_settled_folder_is_read_is_left_for_later(tmp_path: Path) -> None:
+    node, target = tmp_path / "node", tmp_path / "here"
+    node.mkdir()
+    (node / "model").write_bytes(bytes(1_000_000))
+    here, there = socket.socketpair()
+    with here, there:
+        channels = Channel(here.fileno(), here.fileno()), Channel(there.fileno(), there.fileno())
+        listed = [entries.entry_of("model", str(node / "model"))]
+        (node / "model").write_bytes(bytes(300_000))  # after it was listed
+        sender = Sender([channels[0]], str(node), "", listed, again=False)
+        sending = threading.Thread(target=sender.run)
+        sending.start()
+        said = Receiver(channels[1], str(target), inside=True, settled=True).run()
+        sending.join()
+        sender.stop()
+    assert (said["files"], said["failed"], sender.lost) == (0, 0, {})
+    assert not (target / "model").exists()
 
 
 def test_a_folder_that_is_renamed_to_a_known_name_is_new(tmp_path: Path) -> None:

@@ -29,8 +29,9 @@ SECRETS = {
 }  # fmt: skip
 OURS = {
     "train.py": "1", "secrets.py": "import secrets", "environment.yml": "x", "keys.py": "-----x", "id_rsa.pub": "x",
-    "test_keys.py": 'KEY = "-----BEGIN PRIVATE KEY-----"', "data.json": '{"type": "table", "auths": {}}',
-    "src/p/__init__.py": "",
+    "login.py": "aws_secret_access_key = os.environ['AWS_SECRET_ACCESS_KEY']", "kubeconfig.py": "x",
+    "blank": "\n" * 65536, "test_keys.py": 'KEY = "-----BEGIN PRIVATE KEY-----"',
+    "data.json": '{"type": "table", "auths": {}}', "src/p/__init__.py": "",
 }  # fmt: skip
 
 

@@ -32,7 +32,8 @@ class Entry(NamedTuple):
 
     Attributes:
         path: the path below the folder that is sent, with "/".
-        kind: "f" for a file, "d" for a folder, "l" for a link, "s" for what the sender cannot read.
+        kind: "f" for a file, "w" for one that is being written, "d" for a folder, "l" for a link, "s" for what the
+            sender cannot read.
         mode: the permissions, without those of other users to act as the owner (set-user-ID and the like).
         size: the size of a file in bytes.
         mtime: the time of the last change, in nanoseconds since 1970.
@@ -184,7 +185,7 @@ def told_entry(said: Any) -> Entry:
     path, kind, mode, size, mtime, text, data = said
     if (
         not all(type(each) is int and each >= 0 for each in (mode, size, data))
-        or kind not in ("f", "d", "l", "s")
+        or kind not in ("f", "w", "d", "l", "s")
         or type(mtime) is not int
         or type(text) is not str
         or "\0" in text

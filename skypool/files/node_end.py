@@ -55,7 +55,7 @@ def _send(channel: Channel, path: str, since: int | None = None, known: str = ""
 
     A file is new if it has changed since, or if the file `known` does not have its path and inode. What cannot be used
     elsewhere is left out: repositories of git, links that lead out of the folder, and what is no file, folder or link.
-    With `settled`, files that are being written are left out, too.
+    With `settled`, the client is told which files are being written, and what changes while it is read is left out.
     """
     before: dict[str, int] = {}
     if known:
@@ -63,8 +63,6 @@ def _send(channel: Channel, path: str, since: int | None = None, known: str = ""
             os.utime(noted.fileno())  # it is in use, so that nobody removes it
             words = noted.read().split(b"\0")
             before = {os.fsdecode(below): int(inode) for below, inode in zip(words[::2], words[1::2], strict=False)}
-    writers = _Writers()
-
     is_git_itself = since is not None and _is_repository(path)
 
     def leaves_out(below: str, is_folder: bool) -> bool:
@@ -85,14 +83,14 @@ def _send(channel: Channel, path: str, since: int | None = None, known: str = ""
         if stat.S_ISLNK(about.st_mode):
             target = os.readlink(whole)
             return leads_out(below, _inner(path, below, target))
-        if not stat.S_ISREG(about.st_mode) or (about.st_ctime_ns < since and before.get(below) == about.st_ino):
-            return True
-        return settled and writers.have(about)
+        return not stat.S_ISREG(about.st_mode) or (about.st_ctime_ns < since and before.get(below) == about.st_ino)
 
     if stat.S_ISDIR(os.stat(path).st_mode):
         os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY))  # raises OSError now rather than in the middle
         entries = walk(path, leaves_out)
-        sender = Sender([channel], path, "", entries if since is None else _with_relative_links(path, entries))
+        if since is not None:
+            entries = _with_relative_links(path, entries)
+        sender = Sender([channel], path, "", _with_writers(path, entries) if settled else entries, again=not settled)
     else:
         name, file = os.path.basename(path), os.path.realpath(path)
         sender = Sender([channel], file, name, [entry_of(name, file)])
@@ -101,8 +99,20 @@ def _send(channel: Channel, path: str, since: int | None = None, known: str = ""
         raise error
 
 
+def _with_writers(path: str, entries: Iterable[Entry]) -> Iterator[Entry]:
+    """Yield the entries of a folder, those of files that are being written as such."""
+    writers = _Writers()
+    for each in entries:
+        if each.kind == "f":
+            with contextlib.suppress(FileNotFoundError):  # then it cannot be read either
+                if writers.have(os.lstat(os.path.join(path, each.path))):
+                    yield each._replace(kind="w")
+                    continue
+        yield each
+
+
 class _Writers:
-    """The files that processes of this node may be in the middle of writing: not those that are only appended to."""
+    """The files that processes of this node have open for writing."""
 
     def __init__(self) -> None:
         self._files: set[tuple[int, int]] = set()
@@ -110,15 +120,16 @@ class _Writers:
 
     def have(self, about: os.stat_result) -> bool:
         """Return True if a file is among them, by a look at all processes that is later than its last change."""
-        if self._looked < about.st_mtime + 0.1:  # clocks of file systems are coarse
+        changed = about.st_ctime if about.st_ctime < time.time() + 1 else 0.0  # by another clock, which tells nothing
+        if self._looked < changed + 0.1:  # clocks of file systems are coarse
             self._looked = time.time()
             self._files = {*_open_for_writing()}
         return (about.st_dev, about.st_ino) in self._files
 
 
 def _open_for_writing() -> Iterator[tuple[int, int]]:
-    """Yield (device, inode) of each file that a process has open for writing, but not for appending."""
-    for process in filter(str.isdigit, os.listdir("/proc")):
+    """Yield (device, inode) of each file that a process of this user has open for writing."""
+    for process in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ()):
         with contextlib.suppress(OSError):  # it has ended, or belongs to another user
             for each in os.listdir(f"/proc/{process}/fd"):
                 with contextlib.suppress(OSError):  # it is closed again
@@ -126,7 +137,7 @@ def _open_for_writing() -> Iterator[tuple[int, int]]:
                     if stat.S_ISREG(about.st_mode):
                         with open(f"/proc/{process}/fdinfo/{each}") as said:
                             flags = next(int(line[6:], 8) for line in said if line.startswith("flags:"))
-                        if flags & (os.O_WRONLY | os.O_RDWR) and not flags & os.O_APPEND:
+                        if flags & (os.O_WRONLY | os.O_RDWR):
                             yield about.st_dev, about.st_ino
 
 

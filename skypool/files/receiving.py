@@ -53,6 +53,7 @@ class Receiver:
         inside: refuse links that may lead out of the folder.
         again: this goes on with a transfer that was lost. Its process on this computer may still end.
         no_git: refuse git checkouts, whose settings may name programs that git would start here.
+        settled: the sender may leave out a file that changes while it is read.
         on_want: called with the number of bytes that are missing of one more file.
         on_file: called with the path of each file when it begins.
         on_bytes: called with the number of bytes that came.
@@ -69,6 +70,7 @@ class Receiver:
         inside: bool = False,
         again: bool = False,
         no_git: bool = False,
+        settled: bool = False,
         on_want: Callable[[int], None] = lambda size: None,
         on_file: Callable[[str], None] = lambda path: None,
         on_bytes: Callable[[int], None] = lambda size: None,
@@ -76,7 +78,7 @@ class Receiver:
         self._channel = channel
         self._target, self._name = target, name
         self._delete, self._checksum, self._inside = delete, checksum, inside
-        self._again, self._no_git = again, no_git
+        self._again, self._no_git, self._settled = again, no_git, settled
         self._on_want, self._on_file, self._on_bytes = on_want, on_file, on_bytes
         self._asked: dict[int, Entry] = {}
         self._hashed: dict[int, tuple[int, int]] = {}
@@ -225,8 +227,13 @@ class Receiver:
                 self._trouble(entry.path, f"it is a link that may lead out of the folder, to {entry.text!r}")
             else:
                 self._folder.link(entry.path, entry.text)
-        else:
-            self._ask(index, entry, send, hashes)
+        elif not (entry.kind == "w" and self._has_more(entry)):  # what is being written may be half of what is here
+            self._ask(index, entry._replace(kind="f"), send, hashes)
+
+    def _has_more(self, entry: Entry) -> bool:
+        """Return True if there is a larger file in the place of an entry."""
+        found = about(*self._folder.parent(entry.path))
+        return found is not None and stat.S_ISREG(found.st_mode) and found.st_size > entry.size
 
     def _ask(self, index: int, entry: Entry, send: list[tuple[int, int]], hashes: list[tuple[int, str]]) -> None:
         """Ask for a file, or for a comparison of its hash, unless it is there."""
@@ -373,7 +380,7 @@ class Receiver:
 
     def _end(self) -> dict[str, Any]:
         """Delete what the sender does not have, set times of folders, and tell the sender what was done."""
-        if self._asked or self._changed or not self._listing.ended:
+        if self._asked or (self._changed and not self._settled) or not self._listing.ended:
             raise Refused(f"the other end did not send {len(self._asked) + len(self._changed)} files that it announced")
         self._delete_extra()
         for each in reversed(self._folders):

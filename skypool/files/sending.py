@@ -50,6 +50,7 @@ class Sender:
         leaves_out: tells of a path below `root`, and whether it is a folder, if it is left out. Receivers that delete
             ask for it.
         delete: the receivers delete what `root` does not have.
+        again: files that change while they are read are listed again. False leaves them out.
         on_want: called with the number of bytes that are missing of one more file.
         on_file: called with the path of each file when it begins.
         on_bytes: called with the number of bytes that were read.
@@ -68,6 +69,7 @@ class Sender:
         *,
         leaves_out: Callable[[str, bool], bool] = lambda path, is_folder: False,
         delete: bool = False,
+        again: bool = True,
         on_want: Callable[[int], None] = lambda size: None,
         on_file: Callable[[str], None] = lambda path: None,
         on_bytes: Callable[[int], None] = lambda size: None,
@@ -76,6 +78,7 @@ class Sender:
         self._name = name
         self._entries = entries
         self.leaves_out, self.delete = leaves_out, delete
+        self._again = again
         self._on_want, self._on_file, self._on_bytes = on_want, on_file, on_bytes
         self.lost: dict[int, Broken | Refused] = {}
         self.ends: dict[int, dict[str, Any]] = {}
@@ -93,10 +96,11 @@ class Sender:
         self._put(Kind.BEGIN, packed({"version": VERSION, "name": self._name}))
         self._list(Kind.LIST, self._entries)
         self._put(Kind.LISTED)
-        for _ in range(_TRIES - 1):
+        for _ in range(_TRIES - 1 if self._again else 0):
             changed, self._changed = self._changed, []
             self._list(Kind.AGAIN, [entry_of(each.path, self._path(each.path)) for each in changed])
-        self._list(Kind.AGAIN, [Entry(each.path, "s", text="it changed while it was read") for each in self._changed])
+        changed = self._changed if self._again else []
+        self._list(Kind.AGAIN, [Entry(each.path, "s", text="it changed while it was read") for each in changed])
         self._put(Kind.END)
         for each in self._lines:
             each.finish()
@@ -261,7 +265,7 @@ class _Line:
         if not isinstance(said, _Answer):
             self._in.put(None)
             return _Answer([], [])
-        files = {first + number: each.size for number, each in enumerate(part) if each.kind == "f"}
+        files = {first + number: each.size for number, each in enumerate(part) if each.kind in ("f", "w")}
         asked = [index for index, _ in said.send] + [index for index, _ in said.hashes]
         if (
             len(set(asked)) < len(asked)

@@ -220,7 +220,7 @@ def pull(
             out what cannot be used here, such as git checkouts.
         known: the file of the node with what was there then, as `node_folders.begun` makes it. What was moved there is
             new, too.
-        settled: with `since`, leave out files that are being written.
+        settled: with `since`, leave a file that is being written for a later time if the one here is larger.
         no_git: refuse git checkouts, whose settings may name programs that git would start here.
     """
     began = time.monotonic()
@@ -240,6 +240,7 @@ def pull(
                 inside=True,
                 again=tries.again,
                 no_git=no_git,
+                settled=settled,
                 on_want=shown.want,
                 on_file=shown.begin,
                 on_bytes=shown.move,

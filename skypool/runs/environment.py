@@ -60,13 +60,13 @@ def prepared(copy: str, source: Source, python: str, packages: Sequence[str], ve
     """
     if not source and not python and not packages:
         return ""
-    said = [copy, source, python, _content(copy, source), _system(), *packages]
+    said = [copy, source, python, _content(copy, source), _folders(copy, source), _system(), *packages]
     digest = hashlib.sha256("\0".join(said).encode("utf-8", "surrogateescape")).hexdigest()[:16]
     home = Path(copy).parent.parent / "environments" / digest
     home.parent.mkdir(parents=True, exist_ok=True)
     with node_folders.alone(str(home)):
         # a lock names the sources of a workspace, which may need more than it says
-        if not (home / _MADE).exists() or source == "uv.lock" or _copied(copy, source):
+        if not (home / _MADE).exists() or source == "uv.lock":
             _make(home, copy, source, python, packages, versions)
             (home / _MADE).touch()
         os.utime(home)
@@ -86,7 +86,7 @@ def _content(copy: str, source: Source) -> str:
         return ""
     said = _pyproject(copy)
     needed = {each: said.get(each) for each in ("project", "build-system", "dependency-groups")}
-    needed |= {each: said.get("tool", {}).get(each) for each in _BUILDERS}
+    needed |= {each: _table(said.get("tool")).get(each) for each in _BUILDERS}
     seen: set[str] = set()  # the build of a project may read what it needs from such files
     files = [_requirements(copy, each.name, seen) for each in sorted(Path(copy).glob("*requirements*.txt"))]
     texts = [json.dumps(needed, sort_keys=True, default=str), _text(copy, "setup.py"), _text(copy, "setup.cfg")]
@@ -146,28 +146,44 @@ def _make(
         _do([*install, *wanted], env, copy)
 
 
-def _copied(copy: str, source: Source) -> list[str]:
-    """Return the packages that uv installs as copies of folders, whose files may have changed since."""
+def _copied(copy: str, source: Source) -> Mapping[str, str]:
+    """Return the folders that uv installs as copies, by the names of their packages.
+
+    uv keeps what it has built of them, and does not see that their files have changed.
+    """
     if source == "uv.lock":
         try:
-            listed = tomllib.loads(_text(copy, source)).get("package", ())
+            listed = tomllib.loads(_text(copy, source)).get("package", [])
         except tomllib.TOMLDecodeError:  # uv tells
-            return []
-        return [each["name"] for each in listed if "directory" in each.get("source", ())]
+            return {}
+        tables = [_table(each) for each in listed] if isinstance(listed, list) else []
+        places = {str(each.get("name")): _table(each.get("source")).get("directory") for each in tables}
+        return {name: place for name, place in places.items() if isinstance(place, str)}
     if source != "pyproject.toml":
-        return []
-    found = []
-    for name, said in _uv_table(copy).get("sources", {}).items():
-        for each in said if isinstance(said, list) else [said]:
-            if not each.get("editable") and os.path.isdir(os.path.join(copy, each.get("path", "-"))):
-                found.append(name)
+        return {}
+    found = {}
+    for name, said in _table(_uv_table(copy).get("sources")).items():
+        for each in map(_table, said if isinstance(said, list) else [said]):
+            if not each.get("editable") and os.path.isdir(os.path.join(copy, str(each.get("path", "-")))):
+                found[name] = str(each["path"])
     return found
+
+
+def _folders(copy: str, source: Source) -> str:
+    """Return what tells states of the folders of `_copied` apart: their files that were sent, and when they changed."""
+    below = tuple(os.path.normpath(each) + "/" for each in _copied(copy, source).values())
+    sent = node_folders.sent_files(copy) if below else {}
+    return json.dumps({path: at for path, at in sorted(sent.items()) if path.startswith(below)})
+
+
+def _table(value: object) -> Mapping[str, Any]:
+    """Return a table of a TOML file; {} for what is none, of which uv tells."""
+    return value if isinstance(value, dict) else {}
 
 
 def _uv_table(copy: str) -> Mapping[str, Any]:
     """Return `[tool.uv]` of a project; {} without it."""
-    found = _pyproject(copy).get("tool", {}).get("uv", {})
-    return found if isinstance(found, dict) else {}
+    return _table(_table(_pyproject(copy).get("tool")).get("uv"))
 
 
 def _pyproject(copy: str) -> dict[str, Any]:

@@ -93,13 +93,13 @@ def _note(copy: Path) -> Path:
 
 def sent_before(copy: str) -> list[str]:
     """Return the paths of the files that runs of a project have sent and that are not removed yet."""
-    return [*_sent(Path(copy))]
+    return [*sent_files(copy)]
 
 
-def _sent(copy: Path) -> dict[str, int]:
+def sent_files(copy: str) -> dict[str, int]:
     """Return what was sent of a project: the time of the last change of each file, in nanoseconds, by path."""
     try:
-        found = json.loads(_note(copy).read_text("utf-8", "surrogateescape"))
+        found = json.loads(_note(Path(copy)).read_text("utf-8", "surrogateescape"))
     except (OSError, ValueError):  # the first run, or the disk was full
         return {}
     return found if isinstance(found, dict) else {}
@@ -110,7 +110,7 @@ def remove_gone(copy: str, paths: Sequence[str]) -> None:
 
     What programs wrote stays, also in place of a file that was sent.
     """
-    sent = _sent(Path(copy))
+    sent = sent_files(copy)
     for each in paths:
         gone = Path(copy, each)
         if os.path.realpath(gone.parent) != os.path.join(os.path.realpath(copy), os.path.dirname(each)).rstrip("/"):
@@ -130,7 +130,7 @@ def note_sent(copy: str, gone: Sequence[str], sent: Mapping[str, int]) -> None:
     note.parent.mkdir(exist_ok=True)
     with _lock(Path(f"{copy}.note")) as lock, contextlib.ExitStack() as undo:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        kept = {path: at for path, at in _sent(Path(copy)).items() if path not in {*gone}}
+        kept = {path: at for path, at in sent_files(copy).items() if path not in {*gone}}
         new = note.with_name(f"{note.name}.{os.getpid()}-{time.time_ns():x}")
         undo.callback(new.unlink, missing_ok=True)
         new.write_text(json.dumps(kept | dict(sent)), "utf-8", "surrogateescape")
@@ -161,7 +161,7 @@ def begun(copy: str, run: str, saved: str) -> tuple[int, str, str]:
         for folder, _, names in os.walk(os.path.join(copy, saved)) if saved else ():
             below = os.path.relpath(folder, os.path.join(copy, saved))
             for each in names:
-                with contextlib.suppress(FileNotFoundError):  # another run has just removed it
+                with contextlib.suppress(OSError):  # it is gone again, or in a folder that may not be read
                     inode = os.lstat(os.path.join(folder, each)).st_ino
                     file.write(os.fsencode(os.path.normpath(f"{below}/{each}")) + f"\0{inode}\0".encode())
     time.sleep(0.02)  # clocks of file systems are coarse

@@ -255,7 +255,7 @@ class ProgramRun:
     def fetch(self, local: Path, settled: bool) -> int:
         """Fetch what the program has changed in `saved`, and return how many files have come since the run began.
 
-        With `settled`, files that are being written are left for a later time.
+        With `settled`, a file that is being written does not replace a larger one here.
 
         The folder of the first node goes to `local`, those of others to `node-1` and so on below it. Nodes without the
         folder are left out.

@@ -192,8 +192,8 @@ def run(
             `hf` and `wandb`, and shown nowhere. Default None: none.
         include: files and folders of the project that are sent in any case. Default None: none.
         save: the folder that the program writes and that is fetched to the same name here. Default None: none.
-        budget: the US dollars that the run may cost, or a `Budget`. Machines that cost money need this, `max_lifetime`,
-            or the environment variable `SKYPOOL_MAX_USD`.
+        budget: the US dollars that the run may cost, or a `Budget`, whose `warn` counts for calls only. Machines that
+            cost money need this, `max_lifetime`, or the environment variable `SKYPOOL_MAX_USD`.
         linger: how long the machines stay after the run. The next run of the project with `linger` and the same needs
             uses them, within the limits of the first. Default None: they end with the run.
         new: True to rent machines though an earlier run has left some. Default False.

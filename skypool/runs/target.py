@@ -72,7 +72,9 @@ class Target:
             hint = f"; did you mean {' or '.join(close)}?" if close else ""
             raise UsageError(f"there is no script {first} in {folder}{hint}")
         project = Project.of(script)
-        if project.source == "requirements.txt":  # often that of the documentation, or of examples
+        others = ("pyproject.toml", "setup.py", ".git")
+        if project.source == "requirements.txt" and not any((project.root / each).exists() for each in others):
+            # it is often that of the documentation, or of examples
             with suppress(UsageError):  # the current folder is no project, as the home folder
                 outer = Project.of(folder)
                 if outer.source and project.root.is_relative_to(outer.root):

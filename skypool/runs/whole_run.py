@@ -48,7 +48,7 @@ class Asked:
         packages: packages besides those of the project.
         env: variables of the program's environment.
         secrets: the names of variables whose values are found here and shown nowhere.
-        include: paths of the project that are sent in any case. They begin in the folder in which the program starts.
+        include: paths of the project that are sent in any case. They begin in the current folder.
         save: the folder that the program writes and that is fetched, below the current one; "" for none.
         name: the name of the pool; None for one from the program's name.
         budget: the most USD that the run may cost.
@@ -233,14 +233,20 @@ class WholeRun:
 
     def _tell_of_what_is_replaced(self, survey: Survey) -> None:
         """Tell if the folder that is fetched is here and is not sent: a program that goes on from it would not."""
-        if not self._save or not self._saved_to.is_dir() or not any(self._saved_to.iterdir()):
+        try:
+            if not self._save or not any(self._saved_to.iterdir()):
+                return
+        except OSError:  # it is not there, or may not be read
             return
-        saved = os.path.normpath(os.path.join(self._target.folder, self._save))
-        inside = [each for each in survey.unsent if each in _ancestors(saved) or each.startswith(f"{saved}/")]
-        if inside:
+        saved = _below_root(self._target, self._save)
+        why = next((survey.unsent[each] for each in _ancestors(saved) if each in survey.unsent), "")
+        way = f"; {self._tell.option('include', self._save)} sends it"
+        if saved.startswith("../"):
+            why, way = "it is not in the project", ""
+        if why:
             self._tell.note(
-                f"{self._save} is not sent, because {survey.unsent[inside[0]]}: the program starts without it, and its "
-                f"files replace those of the same name here; {self._tell.option('include', self._save)} sends it"
+                f"{self._save} is not sent, because {why}: the program starts without it, and its files replace those "
+                f"of the same name here{way}"
             )
 
     def _too_large(self, survey: Survey) -> str:
@@ -465,9 +471,10 @@ def _save_folder(said: str, tell: Teller) -> str:
 
 
 def _below_root(target: Target, path: str) -> str:
-    """Return the path below the project's root of one that begins in the folder in which the program starts."""
-    whole = os.path.join(target.project.root, target.folder, os.path.expanduser(path))
-    return os.path.relpath(whole, target.project.root)
+    """Return a path as it is below the project's root. Raises UsageError if it is empty."""
+    if not path:
+        raise UsageError("a path that is included is empty; correct what is included")
+    return os.path.relpath(os.path.abspath(os.path.expanduser(path)), target.project.root)
 
 
 def _ancestors(path: str) -> list[str]:

@@ -14,9 +14,9 @@ _SECRET = (
     "secrets.yaml", "secrets.yml", "secrets.json", "secret.yaml", "secret.yml", "hf_token", ".hf_token",
     ".vault_pass*", "cookies.txt",
     # accounts of clouds
-    ".aws", ".azure", ".gcloud", "gcloud", ".oci", ".kube", "kubeconfig*", ".docker", ".dockerconfigjson",
-    "credentials.json", "application_default_credentials.json", "client_secret*.json", "*service-account*.json",
-    "*service_account*.json", "*.tfstate", "*.tfstate.*", "*.tfvars", "aws_credentials", ".aws-credentials",
+    ".aws", ".azure", ".gcloud", "gcloud", ".oci", ".kube", "kubeconfig", "kubeconfig.y*ml", ".docker",
+    ".dockerconfigjson", "credentials.json", "application_default_credentials.json", "client_secret*.json",
+    "*service-account*.json", "*service_account*.json", "*.tfstate", "*.tfstate.*", "*.tfvars", "aws_credentials", ".aws-credentials",
     ".aws_credentials",
     # accounts of other services
     ".config", ".runpod", ".vast_api_key", "vast_api_key", ".verda", ".kaggle", "kaggle.json", ".huggingface",
@@ -43,12 +43,13 @@ def _one_of(patterns: Sequence[str]) -> re.Pattern[str]:
 
 _SECRET_NAME, _CACHE_NAME = _one_of(_SECRET), _one_of(_CACHES)
 _KEY = re.compile(
-    rb"(?m)^\s*-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----\s*$|\A\s*PuTTY-User-Key-File-\d"
+    rb"(?m)^[ \t]*-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----\s*$|\A\s*PuTTY-User-Key-File-\d"
     rb"|^AGE-SECRET-KEY-1[A-Z0-9]{50}"
 )
 _ACCOUNT = re.compile(rb'"type"\s*:\s*"(?:service_account|external_account|authorized_user)"|"auths"\s*:\s*\{\s*"')
 _LOGIN = re.compile(
-    rb"(?m)^\s*client-key-data:\s*\S{40}|^aws_secret_access_key\s*=\s*\S{30}|\Ahf_[A-Za-z0-9]{30,}\s*\Z"
+    rb"(?m)^[ \t]*client-key-data:[ \t]*\S{40}|^aws_secret_access_key[ \t]*=[ \t]*[A-Za-z0-9/+]{40}[ \t]*$"
+    rb"|\Ahf_[A-Za-z0-9]{30,}\s*\Z"
 )
 READ = 65536
 """The number of bytes of a file that tell whether it is a key or the login of an account."""
