@@ -34,7 +34,8 @@ def unpacked(tmp_path: Path) -> Callable[[str, str], Path]:
             pytest.skip(f"the package index cannot be reached: {e}")
         assert hashlib.sha256(archive.read_bytes()).hexdigest() == sha256
         with tarfile.open(archive) as file:
-            file.extractall(tmp_path / "source", filter="data")
+            file.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 has it
+            file.extractall(tmp_path / "source")
         (folder,) = (tmp_path / "source").iterdir()
         return folder
 

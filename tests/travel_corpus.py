@@ -861,7 +861,8 @@ for kind in CLASSES:
             v.__doc__,
             [b.__name__ for b in v.__mro__],
             type(v).__name__,
-            sorted(vars(v).keys() - {"__slotnames__"}),
+            # before Python 3.11.3, dataclass(slots=True) leaves the one of the class that it replaces
+            sorted(vars(v).keys() - {"__slotnames__"} - (set() if v.__weakrefoffset__ else {"__weakref__"})),
         ),
     )
 add(

@@ -17,8 +17,7 @@ _SECRET = (
     ".aws", ".azure", ".gcloud", "gcloud", ".oci", ".kube", "kubeconfig", "kubeconfig.y*ml", ".docker",
     ".dockerconfigjson", "credentials.json", "application_default_credentials.json", "client_secret*.json",
     "*service-account*.json", "*service_account*.json", "*.tfstate", "*.tfstate.*", "*.tfvars", "aws_credentials",
-    ".aws-credentials",
-    ".aws_credentials",
+    ".aws-credentials", ".aws_credentials",
     # accounts of other services
     ".config", ".runpod", ".vast_api_key", "vast_api_key", ".verda", ".kaggle", "kaggle.json", ".huggingface",
     "stored_tokens", ".modal.toml", ".databrickscfg", ".snowflake", ".s3cfg", "rclone.conf",

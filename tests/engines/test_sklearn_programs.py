@@ -48,7 +48,8 @@ def examples(tmp_path: Path) -> Path:
     assert hashlib.sha256(archive.read_bytes()).hexdigest() == SHA256
     with tarfile.open(archive) as file:
         wanted = [each for each in file.getmembers() if each.name.partition("/examples/")[2] in PROGRAMS.values()]
-        file.extractall(tmp_path, wanted, filter="data")
+        file.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 has it
+        file.extractall(tmp_path, wanted)
     (folder,) = tmp_path.glob("scikit*/examples")
     return folder
 
