@@ -81,6 +81,7 @@ In a worker's process:
 
 __all__ = [
     "agent",
+    "agent_socket",
     "batch",
     "batch_watch",
     "broken_devices",
@@ -93,8 +94,10 @@ __all__ = [
     "client_session",
     "connection",
     "failed_calls",
+    "holder",
     "import_clock",
     "items",
+    "keeper",
     "lease",
     "left_processes",
     "loader",
@@ -113,7 +116,6 @@ __all__ = [
     "shield",
     "slot_plan",
     "stacks",
-    "start",
     "status",
     "stops",
     "store",
