@@ -149,6 +149,34 @@ def test_a_member_of_a_workspace_has_its_root(tmp_path: Path) -> None:
     assert Project.of(tmp_path / "w" / "p").root == tmp_path / "w"
 
 
+def test_what_a_workspace_does_not_name_is_a_project_of_its_own(tmp_path: Path) -> None:
+    said = "[tool.uv.workspace]\nmembers=['packages/*', 3, '/etc']\nexclude=['packages/old']"
+    names = ("packages/a", "packages/old", "examples")
+    put(tmp_path, {"w/pyproject.toml": said, **{f"w/{each}/pyproject.toml": "" for each in names}})
+    roots = [Project.of(tmp_path / "w" / each).root for each in names]
+    assert roots == [tmp_path / "w", tmp_path / "w" / "packages/old", tmp_path / "w" / "examples"]
+    put(tmp_path, {"w/packages/a/src/train.py": ""})
+    assert Project.of(tmp_path / "w/packages/a/src/train.py").root == tmp_path / "w"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("uv.lock", "[[package]]\nname = 'lib'\nsource = { editable = '../lib' }"),
+        ("pyproject.toml", "[project]\nname='a'\n[tool.uv.sources]\nlib = [{ path = '../lib', editable = true }]"),
+        ("requirements.txt", "six\n-e ../lib\n"),
+        ("requirements.txt", "-r../lib/x.txt\n"),
+        ("requirements.txt", "./../lib[extra] ; python_version > '3'\n"),
+    ],
+)
+def test_a_package_outside_of_the_project_is_refused(name: str, text: str, tmp_path: Path) -> None:
+    put(tmp_path, {f"p/{name}": text, "lib/x.txt": ""})
+    with pytest.raises(UsageError, match=rf"p/{name} takes .* from {tmp_path}/lib.*, which is not in the project"):
+        Project.of(tmp_path / "p").check_paths()
+    put(tmp_path, {f"p/{name}": text.replace("../lib", "lib").replace("./lib[", "./lib["), "p/lib/x.txt": ""})
+    Project.of(tmp_path / "p").check_paths()
+
+
 @pytest.mark.parametrize("path", [".", "..", "../x", "/etc"])
 def test_an_include_outside_is_refused(path: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="a path that is included must lie below"):

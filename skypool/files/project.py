@@ -28,6 +28,10 @@ _MARKS = ("pyproject.toml", "uv.lock", "requirements.txt", ".git")
 """What the root of a project has at least one of."""
 _NEEDED = ("pyproject.toml", "uv.lock", "requirements.txt", "setup.py")
 """The files that name packages."""
+_LOCAL = ("directory", "editable", "virtual", "path")
+"""The keys in uv.lock that say where on this computer a package is."""
+_REQUIRED_PATH = re.compile(r"(?m)^\s*(?:-[erc]\s*|--(?:editable|requirement|constraint)[ =]\s*)?(\.\.?/[^\s;#\[]*)")
+"""The paths that begin with a dot in a file of requirements."""
 _HEADER = re.compile(r"(?m)^# /// script\s*$\s(?P<text>(?:^#(?:| .*)$\s)+)^# ///\s*$")
 """The metadata in a script, as https://packaging.python.org/en/latest/specifications/inline-script-metadata/ has it."""
 _VERSIONED = {
@@ -77,8 +81,7 @@ class Project:
             )
         header = _header(script) if script is not None and script.suffix == ".py" else None
         if header is not None:
-            uv = header.get("tool", {}).get("uv", {}) if isinstance(header.get("tool", {}), dict) else {}
-            if uv:
+            if _uv_table(header):
                 raise UsageError(
                     f"{script}: [tool.uv] in the header of a script is not read here, and packages of other origins "
                     "would be taken from PyPI; name its packages in a pyproject.toml instead"
@@ -97,6 +100,29 @@ class Project:
         elif (root / "setup.py").is_file():
             source = "setup.py"
         return cls(root, source, python)
+
+    def check_paths(self) -> None:
+        """Raise UsageError if a package of the project comes from a folder or file outside of it, which is not sent."""
+        places: list[tuple[str, str]] = []
+        if self.source == "uv.lock":
+            listed = _toml((self.root / "uv.lock").read_text("utf-8", "replace"), self.root / "uv.lock").get("package")
+            for each in map(_table, listed if isinstance(listed, list) else []):
+                found = _table(each.get("source"))
+                places += [(str(each.get("name")), str(found[key])) for key in _LOCAL if key in found]
+        elif self.source == "pyproject.toml":
+            for name, said in _table(_uv_table(_pyproject(self.root)).get("sources")).items():
+                entries = map(_table, said if isinstance(said, list) else [said])
+                places += [(name, str(each["path"])) for each in entries if "path" in each]
+        elif self.source == "requirements.txt":
+            text = (self.root / self.source).read_text("utf-8", "replace")
+            places = [(each, each) for each in _REQUIRED_PATH.findall(text)]
+        for name, place in places:
+            if not Path(os.path.realpath(self.root / place)).is_relative_to(os.path.realpath(self.root)):
+                away = os.path.normpath(self.root / place)
+                raise UsageError(
+                    f"{self.root / self.source} takes {name} from {away}, which is not in the project {self.root} and "
+                    "thus not sent; put it there, or make a uv workspace of both"
+                )
 
     @property
     def key(self) -> str:
@@ -315,14 +341,29 @@ def _root(start: Path) -> Path:
             break
         if found is None and any((folder / each).exists() for each in _MARKS):
             found = folder
-        if (folder / "uv.lock").is_file() and _is_workspace(_pyproject(folder)):
+        if found is not None and found != folder and _is_member(found, folder):
             return folder
     return found or start
 
 
-def _is_workspace(said: Mapping[str, Any]) -> bool:
-    uv = said.get("tool", {}).get("uv", {}) if isinstance(said.get("tool", {}), dict) else {}
-    return isinstance(uv, dict) and "workspace" in uv
+def _is_member(folder: Path, root: Path) -> bool:
+    """Return True if a folder is a member of the uv workspace at a root."""
+    workspace = _table(_uv_table(_pyproject(root)).get("workspace"))
+
+    def names(key: str) -> bool:
+        said = workspace.get(key, [])
+        patterns = [each for each in said if isinstance(each, str)] if isinstance(said, list) else []
+        return any(folder in root.glob(each) for each in patterns if each and not each.startswith("/"))
+
+    return (folder / "pyproject.toml").is_file() and names("members") and not names("exclude")
+
+
+def _uv_table(said: Mapping[str, Any]) -> Mapping[str, Any]:
+    return _table(_table(said.get("tool")).get("uv"))
+
+
+def _table(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _header(script: Path) -> dict[str, Any] | None:

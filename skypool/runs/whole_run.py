@@ -157,6 +157,7 @@ class WholeRun:
         tell.hide(secret_values.masked(self._secrets, survey.paths, target.project.root))
         tell.project(target, survey)
         _ = target.project.versions  # a mistake there is told before anything is rented
+        target.project.check_paths()
         self._check_script(survey)
         self._tell_of_what_is_replaced(survey)
         too_large = self._too_large(survey)
