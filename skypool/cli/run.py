@@ -100,8 +100,8 @@ def run(
 ) -> None:
     """Rent machines, run a program there with its project, show what it prints, and end the machines.
 
-    The project is the folder above with a pyproject.toml, uv.lock, requirements.txt or .git. Its files are sent, except
-    secrets, caches and what git ignores. Options of skypool come before TARGET, and those of the program after it.
+    The project is the folder above with a pyproject.toml, a .git or the like. Its files are sent, except secrets,
+    caches and what git ignores. Options of skypool come before TARGET, and those of the program after it.
 
     The exit status is that of the program, 128 + n if signal n ended it, and 125 if skypool has failed.
     """

@@ -24,7 +24,7 @@ from skypool.safety import user_folders
 from skypool.safety.never_sent import READ, is_cache, why_secret, why_secret_inside
 
 Source = Literal["script", "uv.lock", "pyproject.toml", "requirements.txt", "setup.py", ""]
-_MARKS = ("pyproject.toml", "uv.lock", "requirements.txt", ".git")
+_MARKS = ("pyproject.toml", "uv.lock", "requirements.txt", "setup.py", ".git")
 """What the root of a project has at least one of."""
 _NEEDED = ("pyproject.toml", "uv.lock", "requirements.txt", "setup.py")
 """The files that name packages."""
@@ -65,8 +65,8 @@ class Project:
     def of(cls, target: str | os.PathLike[str] = ".") -> Project:
         """Return the project of a script or folder.
 
-        Its root is the nearest folder above with a pyproject.toml, uv.lock, requirements.txt or .git, below the user's
-        home folder; without one, the folder of the script. Raises UsageError if a file of the project is not valid.
+        Its root is the nearest folder above with one of `_MARKS`, such as pyproject.toml or .git, below the user's home
+        folder; without one, the folder of the script. Raises UsageError if a file of the project is not valid.
         """
         path = Path(os.path.abspath(os.path.expanduser(target)))
         script = path if path.is_file() else None
