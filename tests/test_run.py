@@ -566,8 +566,12 @@ def test_another_environment_is_made_when_its_packages_change(tmp_path: Path) ->
     texts += [texts[0].replace("120", "100"), texts[0].replace("six", "idna")]
     contents = [said.write_text(each) and environment._content(str(tmp_path), "pyproject.toml") for each in texts]
     assert contents[0] == contents[1] != contents[2]
-    (tmp_path / "requirements.txt").write_text("six\n")
-    assert environment._content(str(tmp_path), "requirements.txt") == "six\n"
+    contents = []
+    for file, text in (("base.txt", "six"), ("requirements.txt", "-rbase.txt"), ("base.txt", "idna"), ("other", "x")):
+        (tmp_path / file).write_text(text)
+        contents.append(environment._content(str(tmp_path), "requirements.txt"))
+    assert len({*contents}) == 3, contents
+    assert contents[2] == contents[3]
 
 
 @pytest.mark.slow
