@@ -15,8 +15,9 @@ from skypool.agent.worker_processes import GANG, Slot, Slots
 from skypool.clock import RunningClock
 from skypool.wire.agent_config import AgentConfig
 
-_WRITING = 0.5
-"""Seconds in which processes must have written their stacks. After that, the call is told to stop in any case."""
+_WRITING = 2.0
+"""Seconds in which processes must have written their stacks, also where all processors are busy. After that, the call
+is told to stop in any case."""
 _PROGRAMS = 16
 """The most processes started by a call that are asked to write their stacks before the call is stopped."""
 _LOST_AFTER = 5.0

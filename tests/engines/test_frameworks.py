@@ -231,7 +231,7 @@ BY_TORCHRUN = ["torchrun", "train.py", "--steps=10"]
 
 
 def test_a_program_for_torchrun_trains_as_it_is(
-    lab: Lab, machines: list[Machine], environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As `skypool run --nodes 2 --procs 2 train.py` and `skypool run --nodes 2 torchrun train.py`."""
     (tmp_path / "train.py").write_text(PROGRAM)
@@ -241,13 +241,14 @@ def test_a_program_for_torchrun_trains_as_it_is(
     told = re.fullmatch(r"4 processes, loss (\d+\.\d+)\n", alone)
     assert told, alone
     loss = float(told[1])
-    ssh = environments.ssh_to(lab, machines[:2], environment)
-    for words, procs, processes in ((["train.py", "--steps=10"], 2, 4), (BY_TORCHRUN, None, 2)):
-        ran = sky.run(words, ssh, nodes=2, procs=procs)
-        assert ran.returncode == 0, ran.output
-        found = re.search(rf"{processes} processes, loss (\d+\.\d+)", ran.output)
-        assert found, ran.output
-        assert float(found[1]) == pytest.approx(loss, abs=1e-6)
+    with environments.machines_with(lab, environment, 2) as two:  # the others serve a pool
+        ssh = environments.ssh_to(lab, two, environment)
+        for words, procs, processes in ((["train.py", "--steps=10"], 2, 4), (BY_TORCHRUN, None, 2)):
+            ran = sky.run(words, ssh, nodes=2, procs=procs)
+            assert ran.returncode == 0, ran.output
+            found = re.search(rf"{processes} processes, loss (\d+\.\d+)", ran.output)
+            assert found, ran.output
+            assert float(found[1]) == pytest.approx(loss, abs=1e-6)
 
 
 # --- one rank fails ------------------------------------------------------------------------------------------
