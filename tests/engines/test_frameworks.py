@@ -221,6 +221,7 @@ def main():
     dist.all_reduce(total)
     if rank == 0:
         print(f"{size} processes, loss {total.item():.7f}")
+    dist.barrier()  # without it, gloo sometimes aborts a process at its end, by torchrun alone, too
     dist.destroy_process_group()
 
 
