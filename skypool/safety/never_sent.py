@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import translate
 
 _SECRET = (
@@ -41,16 +41,22 @@ def _one_of(patterns: Sequence[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(translate, patterns)))
 
 
-_SECRET_NAME, _CACHE_NAME = _one_of(_SECRET), _one_of(_CACHES)
-_KEY = re.compile(
-    rb"(?m)^[ \t]*-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----\s*$|\A\s*PuTTY-User-Key-File-\d"
-    rb"|^AGE-SECRET-KEY-1[A-Z0-9]{50}"
-)
-_ACCOUNT = re.compile(rb'"type"\s*:\s*"(?:service_account|external_account|authorized_user)"|"auths"\s*:\s*\{\s*"')
-_LOGIN = re.compile(
-    rb"(?m)^[ \t]*client-key-data:[ \t]*\S{40}|^aws_secret_access_key[ \t]*=[ \t]*[A-Za-z0-9/+]{40}[ \t]*$"
-    rb"|\Ahf_[A-Za-z0-9]{30,}\s*\Z"
-)
+_SECRET_NAME = _one_of(_SECRET)
+_CACHE_NAME = _one_of(_CACHES)
+_KEYS = {
+    b"PRIVATE KEY": re.compile(rb"(?m)^[ \t]*-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----\s*$"),
+    b"PuTTY-User-Key-File-": re.compile(rb"\A\s*PuTTY-User-Key-File-\d"),
+    b"AGE-SECRET-KEY-1": re.compile(rb"(?m)^AGE-SECRET-KEY-1[A-Z0-9]{50}"),
+}
+"""What a private key looks like, each by a word that is in it: to look for a word takes a fiftieth of the time."""
+_LOGINS = {
+    b"client-key-data": re.compile(rb"(?m)^[ \t]*client-key-data:[ \t]*\S{40}"),
+    b"aws_secret_access_key": re.compile(rb"(?m)^aws_secret_access_key[ \t]*=[ \t]*[A-Za-z0-9/+]{40}[ \t]*$"),
+    b"hf_": re.compile(rb"\Ahf_[A-Za-z0-9]{30,}\s*\Z"),
+    b'"type"': re.compile(rb'(?s)\A\{.*"type"\s*:\s*"(?:service_account|external_account|authorized_user)"'),
+    b'"auths"': re.compile(rb'(?s)\A\{.*"auths"\s*:\s*\{\s*"'),
+}
+"""The same of the login of an account, in a text that begins with no space."""
 READ = 65536
 """The number of bytes of a file that tell whether it is a key or the login of an account."""
 
@@ -63,12 +69,15 @@ def why_secret(name: str) -> str:
 
 def why_secret_inside(begin: bytes) -> str:
     """Return why a file is secret whose first `READ` bytes are these; "" if it is not."""
-    if _KEY.search(begin):
+    if _has_one(_KEYS, begin):
         return "it is a private key"
-    text = begin.removeprefix(codecs.BOM_UTF8).lstrip()
-    if (text.startswith(b"{") and _ACCOUNT.search(text)) or _LOGIN.search(text):
+    if _has_one(_LOGINS, begin.removeprefix(codecs.BOM_UTF8).lstrip()):
         return "it is the login of an account"
     return ""
+
+
+def _has_one(patterns: Mapping[bytes, re.Pattern[bytes]], text: bytes) -> bool:
+    return any(word in text and pattern.search(text) for word, pattern in patterns.items())
 
 
 def is_cache(name: str) -> bool:
