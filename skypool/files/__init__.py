@@ -5,7 +5,7 @@
 - `frames`: what they say to each other. `entries`: what is sent. `safe_writing`: writes them into a folder.
 - `ignored`: what `.gitignore` and `.skypoolignore` leave out.
 - `progress`: how far a transfer is.
-- `project`: the folder that a script belongs to, and what of it is sent.
+- `project`: the folder that a script belongs to, and what of it is sent. `project_files`: what its files say.
 
 Each transfer has a connection of its own, made as that to the agent: ssh, `docker exec` or a local program. Calls
 and files do not wait for each other. A node gets the text of the modules first, so both ends are of one version.
@@ -49,6 +49,7 @@ __all__ = [
     "node_loader",
     "progress",
     "project",
+    "project_files",
     "receiving",
     "safe_writing",
     "sending",

@@ -8,7 +8,6 @@ import re
 import stat
 import subprocess
 import tempfile
-import tomllib
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any, Literal
 from skypool.errors import UsageError
 from skypool.files.entries import walk
 from skypool.files.ignored import NAMES, OURS, Ignored
+from skypool.files.project_files import local_packages, pyproject, table, toml, uv_table
 from skypool.processes import host_name
 from skypool.safety import user_folders
 from skypool.safety.never_sent import READ, is_cache, why_secret, why_secret_inside
@@ -28,8 +28,6 @@ _MARKS = ("pyproject.toml", "uv.lock", "requirements.txt", "setup.py", ".git")
 """What the root of a project has at least one of."""
 _NEEDED = ("pyproject.toml", "uv.lock", "requirements.txt", "setup.py")
 """The files that name packages."""
-_LOCAL = ("directory", "editable", "virtual", "path")
-"""The keys in uv.lock that say where on this computer a package is."""
 _REQUIRED_PATH = re.compile(r"(?m)^\s*(?:-[erc]\s*|--(?:editable|requirement|constraint)[ =]\s*)?(\.\.?/[^\s;#\[]*)")
 """The paths that begin with a dot in a file of requirements."""
 _HEADER = re.compile(r"(?m)^# /// script\s*$\s(?P<text>(?:^#(?:| .*)$\s)+)^# ///\s*$")
@@ -81,13 +79,13 @@ class Project:
             )
         header = _header(script) if script is not None and script.suffix == ".py" else None
         if header is not None:
-            if _uv_table(header):
+            if uv_table(header):
                 raise UsageError(
                     f"{script}: [tool.uv] in the header of a script is not read here, and packages of other origins "
                     "would be taken from PyPI; name its packages in a pyproject.toml instead"
                 )
             return cls(root, "script", _text(header, "requires-python"), tuple(_texts(header, "dependencies", script)))
-        said = _pyproject(root)
+        said = pyproject(root)
         pinned = _pinned(root)
         python = pinned or _text(said.get("project", {}), "requires-python")
         source: Source = ""
@@ -103,17 +101,8 @@ class Project:
 
     def check_paths(self) -> None:
         """Raise UsageError if a package of the project comes from a folder or file outside of it, which is not sent."""
-        places: list[tuple[str, str]] = []
-        if self.source == "uv.lock":
-            listed = _toml((self.root / "uv.lock").read_text("utf-8", "replace"), self.root / "uv.lock").get("package")
-            for each in map(_table, listed if isinstance(listed, list) else []):
-                found = _table(each.get("source"))
-                places += [(str(each.get("name")), str(found[key])) for key in _LOCAL if key in found]
-        elif self.source == "pyproject.toml":
-            for name, said in _table(_uv_table(_pyproject(self.root)).get("sources")).items():
-                entries = map(_table, said if isinstance(said, list) else [said])
-                places += [(name, str(each["path"])) for each in entries if "path" in each]
-        elif self.source == "requirements.txt":
+        places = [(each.name, each.place) for each in local_packages(self.root, self.source)]
+        if self.source == "requirements.txt":
             text = (self.root / self.source).read_text("utf-8", "replace")
             places = [(each, each) for each in _REQUIRED_PATH.findall(text)]
         for name, place in places:
@@ -133,7 +122,7 @@ class Project:
     @cached_property
     def versions(self) -> Mapping[str, str]:
         """The variables that tell build tools the version which they would ask git for, as nodes get no .git."""
-        said = _pyproject(self.root)
+        said = pyproject(self.root)
         required = [
             re.split(r"[^\w.-]", each.strip().lower(), maxsplit=1)[0].replace("_", "-") for each in _required(said)
         ]
@@ -348,7 +337,7 @@ def _root(start: Path) -> Path:
 
 def _is_member(folder: Path, root: Path) -> bool:
     """Return True if a folder is a member of the uv workspace at a root."""
-    workspace = _table(_uv_table(_pyproject(root)).get("workspace"))
+    workspace = table(uv_table(pyproject(root)).get("workspace"))
 
     def names(key: str) -> bool:
         said = workspace.get(key, [])
@@ -356,14 +345,6 @@ def _is_member(folder: Path, root: Path) -> bool:
         return any(folder in root.glob(each) for each in patterns if each and not each.startswith("/"))
 
     return (folder / "pyproject.toml").is_file() and names("members") and not names("exclude")
-
-
-def _uv_table(said: Mapping[str, Any]) -> Mapping[str, Any]:
-    return _table(_table(said.get("tool")).get("uv"))
-
-
-def _table(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def _header(script: Path) -> dict[str, Any] | None:
@@ -374,22 +355,7 @@ def _header(script: Path) -> dict[str, Any] | None:
     if len(found) > 1:
         raise UsageError(f"{script} has {len(found)} blocks `# /// script`; leave one")
     lines = found[0]["text"].splitlines()
-    return _toml("\n".join(each[2:] if each.startswith("# ") else each[1:] for each in lines), script)
-
-
-def _pyproject(root: Path) -> dict[str, Any]:
-    path = root / "pyproject.toml"
-    try:
-        return _toml(path.read_text("utf-8"), path) if path.is_file() else {}
-    except UnicodeDecodeError as e:
-        raise UsageError(f"{path} is not UTF-8, as TOML must be: {e}; save it as UTF-8") from e
-
-
-def _toml(text: str, where: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as e:
-        raise UsageError(f"{where} is not valid: {e}") from e
+    return toml("\n".join(each[2:] if each.startswith("# ") else each[1:] for each in lines), script)
 
 
 def _texts(said: object, key: str, where: object) -> list[str]:

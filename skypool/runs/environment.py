@@ -12,13 +12,13 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from skypool import runtime
 from skypool.errors import CommandFailed
+from skypool.files.project_files import LocalPackage, local_packages, pyproject, table, uv_table
 from skypool.runs import node_folders
 
 if TYPE_CHECKING:
@@ -60,14 +60,15 @@ def prepared(copy: str, source: Source, python: str, packages: Sequence[str], ve
     """
     if not source and not python and not packages:
         return ""
-    said = [copy, source, python, _content(copy, source), _folders(copy, source), _system(), *packages]
+    copied = [each for each in local_packages(Path(copy), source) if each.is_copied]
+    said = [copy, source, python, _content(copy, source), _state_of(copy, copied), _system(), *packages]
     digest = hashlib.sha256("\0".join(said).encode("utf-8", "surrogateescape")).hexdigest()[:16]
     home = Path(copy).parent.parent / "environments" / digest
     home.parent.mkdir(parents=True, exist_ok=True)
     with node_folders.alone(str(home)):
         # a lock names the sources of a workspace, which may need more than it says
         if not (home / _MADE).exists() or source == "uv.lock":
-            _make(home, copy, source, python, packages, versions)
+            _make(home, copy, source, python, packages, versions, copied)
             (home / _MADE).touch()
         os.utime(home)
     return str(home / "bin")
@@ -84,9 +85,9 @@ def _content(copy: str, source: Source) -> str:
         return _text(copy, source)
     if source not in ("pyproject.toml", "requirements.txt", "setup.py"):
         return ""
-    said = _pyproject(copy)
+    said = pyproject(Path(copy))
     needed = {each: said.get(each) for each in ("project", "build-system", "dependency-groups")}
-    needed |= {each: _table(said.get("tool")).get(each) for each in _BUILDERS}
+    needed |= {each: table(said.get("tool")).get(each) for each in _BUILDERS}
     seen: set[str] = set()  # the build of a project may read what it needs from such files
     files = [_requirements(copy, each.name, seen) for each in sorted(Path(copy).glob("*requirements*.txt"))]
     texts = [json.dumps(needed, sort_keys=True, default=str), _text(copy, "setup.py"), _text(copy, "setup.cfg")]
@@ -112,7 +113,13 @@ def _text(copy: str, path: str) -> str:
 
 
 def _make(
-    home: Path, copy: str, source: Source, python: str, packages: Sequence[str], versions: Mapping[str, str]
+    home: Path,
+    copy: str,
+    source: Source,
+    python: str,
+    packages: Sequence[str],
+    versions: Mapping[str, str],
+    copied: Sequence[LocalPackage],
 ) -> None:
     """Make an environment, or bring that of a lock up to date. uv does so in less than a second if nothing is to do."""
     uv = _uv(home.parent.parent)
@@ -120,14 +127,14 @@ def _make(
     env = {name: value for name, value in os.environ.items() if name not in _MISLEADING}
     env |= {"PATH": path, **versions, "UV_PROJECT_ENVIRONMENT": str(home), "VIRTUAL_ENV": str(home)}
     asked = ["--python", python] if python else []
-    has_table = source == "uv.lock" or (source == "pyproject.toml" and "project" in _pyproject(copy))
+    has_table = source == "uv.lock" or (source == "pyproject.toml" and "project" in pyproject(Path(copy)))
     if has_table and uv:  # uv reads where the packages come from, and whether the project itself is installed
         frozen = ["--frozen"] if source == "uv.lock" else []
         exact = ["--inexact"] if packages else []
-        members = ["--all-packages"] if "workspace" in _uv_table(copy) else []
+        members = ["--all-packages"] if "workspace" in uv_table(pyproject(Path(copy))) else []
         anew: list[str] = []
-        for name in _copied(copy, source):
-            anew += ["--reinstall-package", name, "--refresh-package", name]
+        for each in copied:
+            anew += ["--reinstall-package", each.name, "--refresh-package", each.name]
         if source != "uv.lock":
             Path(copy, "uv.lock").unlink(missing_ok=True)  # that of an earlier run, which the client does not have
         _do([*uv, "sync", *frozen, *exact, *members, *anew, "--project", copy, *asked], env, copy)
@@ -146,52 +153,11 @@ def _make(
         _do([*install, *wanted], env, copy)
 
 
-def _copied(copy: str, source: Source) -> Mapping[str, str]:
-    """Return the folders that uv installs as copies, by the names of their packages.
-
-    uv keeps what it has built of them, and does not see that their files have changed.
-    """
-    if source == "uv.lock":
-        try:
-            listed = tomllib.loads(_text(copy, source)).get("package", [])
-        except tomllib.TOMLDecodeError:  # uv tells
-            return {}
-        tables = [_table(each) for each in listed] if isinstance(listed, list) else []
-        places = {str(each.get("name")): _table(each.get("source")).get("directory") for each in tables}
-        return {name: place for name, place in places.items() if isinstance(place, str)}
-    if source != "pyproject.toml":
-        return {}
-    found = {}
-    for name, said in _table(_uv_table(copy).get("sources")).items():
-        for each in map(_table, said if isinstance(said, list) else [said]):
-            if not each.get("editable") and os.path.isdir(os.path.join(copy, str(each.get("path", "-")))):
-                found[name] = str(each["path"])
-    return found
-
-
-def _folders(copy: str, source: Source) -> str:
-    """Return what tells states of the folders of `_copied` apart: their files that were sent, and when they changed."""
-    below = tuple(os.path.normpath(each) + "/" for each in _copied(copy, source).values())
+def _state_of(copy: str, packages: Sequence[LocalPackage]) -> str:
+    """Return what tells states of the folders of packages apart: the files that were sent, and when they changed."""
+    below = tuple(os.path.normpath(each.place) + "/" for each in packages)
     sent = node_folders.sent_files(copy) if below else {}
     return json.dumps({path: at for path, at in sorted(sent.items()) if path.startswith(below)})
-
-
-def _table(value: object) -> Mapping[str, Any]:
-    """Return a table of a TOML file; {} for what is none, of which uv tells."""
-    return value if isinstance(value, dict) else {}
-
-
-def _uv_table(copy: str) -> Mapping[str, Any]:
-    """Return `[tool.uv]` of a project; {} without it."""
-    return _table(_table(_pyproject(copy).get("tool")).get("uv"))
-
-
-def _pyproject(copy: str) -> dict[str, Any]:
-    try:
-        with open(os.path.join(copy, "pyproject.toml"), "rb") as file:
-            return tomllib.load(file)
-    except FileNotFoundError:
-        return {}
 
 
 def _named(copy: str, source: Source) -> list[str]:
@@ -201,8 +167,8 @@ def _named(copy: str, source: Source) -> list[str]:
         return [*(["-r", source] if source == "requirements.txt" else []), *(["-e", "."] if has_setup else [])]
     if source != "pyproject.toml":
         return []
-    said = _pyproject(copy)
-    if told := _uv_table(copy).keys() & _FROM_ELSEWHERE:
+    said = pyproject(Path(copy))
+    if told := uv_table(said).keys() & _FROM_ELSEWHERE:
         why = f"there is no uv, and [tool.uv] says where packages come from: {', '.join(sorted(told))}"
         raise CommandFailed("uv sync", node=runtime.node_number(), why=why)
     if "build-system" in said or has_setup:

@@ -226,7 +226,7 @@ class WholeRun:
         """Raise UsageError if the script is not among the files that are sent."""
         script = self._target.script
         if script and script not in survey.paths:
-            why = next((survey.unsent[each] for each in _ancestors(script) if each in survey.unsent), "it is a cache")
+            why = _why_unsent(survey, script) or "it is a cache"
             here = os.path.relpath(script, self._target.folder)
             raise UsageError(
                 f"{script} is not sent, because {why}; rename it, or pass {self._tell.option('include', here)}"
@@ -240,7 +240,7 @@ class WholeRun:
         except OSError:  # it is not there, or may not be read
             return
         saved = _below_root(self._target, self._save)
-        why = next((survey.unsent[each] for each in _ancestors(saved) if each in survey.unsent), "")
+        why = _why_unsent(survey, saved)
         way = f"; {self._tell.option('include', self._save)} sends it"
         if saved.startswith("../"):
             why, way = "it is not in the project", ""
@@ -478,9 +478,11 @@ def _below_root(target: Target, path: str) -> str:
     return os.path.relpath(os.path.abspath(os.path.expanduser(path)), target.project.root)
 
 
-def _ancestors(path: str) -> list[str]:
+def _why_unsent(survey: Survey, path: str) -> str:
+    """Return why a path, or a folder that it is in, is not sent; "" if nothing is told of them."""
     parts = path.split("/")
-    return ["/".join(parts[: n + 1]) for n in range(len(parts))]
+    above = ("/".join(parts[: n + 1]) for n in range(len(parts)))
+    return next((survey.unsent[each] for each in above if each in survey.unsent), "")
 
 
 def _plain(name: str) -> str:

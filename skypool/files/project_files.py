@@ -1,0 +1,73 @@
+"""Reads what pyproject.toml and uv.lock of a project say. Client and nodes use it."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from skypool.errors import UsageError
+
+_LOCAL = ("directory", "editable", "virtual", "path")
+"""The keys in uv.lock that say where on this computer a package is."""
+
+
+class LocalPackage(NamedTuple):
+    """A package that a project takes from a folder or file, not from an index.
+
+    Attributes:
+        name: its name.
+        place: the path, which begins at the project's root.
+        is_copied: True if uv installs a copy of the folder. uv keeps what it has built of it, and does not see that its
+            files have changed.
+    """
+
+    name: str
+    place: str
+    is_copied: bool
+
+
+def toml(text: str, where: Path) -> dict[str, Any]:
+    """Return the contents of a TOML file. Raises UsageError, with its path `where`, if it is not valid."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as e:
+        raise UsageError(f"{where} is not valid: {e}") from e
+
+
+def table(value: object) -> Mapping[str, Any]:
+    """Return a table of a TOML file; {} for what is none, of which uv tells."""
+    return value if isinstance(value, dict) else {}
+
+
+def pyproject(root: Path) -> dict[str, Any]:
+    """Return the contents of pyproject.toml; {} without it. Raises UsageError if it is not valid."""
+    path = root / "pyproject.toml"
+    try:
+        return toml(path.read_text("utf-8"), path) if path.is_file() else {}
+    except UnicodeDecodeError as e:
+        raise UsageError(f"{path} is not UTF-8, as TOML must be: {e}; save it as UTF-8") from e
+
+
+def uv_table(said: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return `[tool.uv]` of the contents of pyproject.toml; {} without it."""
+    return table(table(said.get("tool")).get("uv"))
+
+
+def local_packages(root: Path, source: str) -> Iterator[LocalPackage]:
+    """Yield the packages from this computer that uv.lock names, if that is the source, or pyproject.toml."""
+    if source == "uv.lock":
+        listed = toml((root / source).read_text("utf-8", "replace"), root / source).get("package")
+        for each in map(table, listed if isinstance(listed, list) else []):
+            said = table(each.get("source"))
+            for key in _LOCAL:
+                if key in said:
+                    yield LocalPackage(str(each.get("name")), str(said[key]), is_copied=key == "directory")
+    elif source == "pyproject.toml":
+        for name, entries in table(uv_table(pyproject(root)).get("sources")).items():
+            for said in map(table, entries if isinstance(entries, list) else [entries]):
+                if "path" in said:
+                    place = str(said["path"])
+                    yield LocalPackage(name, place, not said.get("editable") and os.path.isdir(root / place))
