@@ -15,7 +15,7 @@ _LONGEST = 1 << 16
 
 @dataclass(slots=True)
 class _Source:
-    """What is known of one stream of a process. `state` of its progress bar was shown last, at the time `shown`."""
+    """One stream of a process. `state` is the state of its progress bar that was shown last, at the time `shown`."""
 
     mark: str
     lines: Lines = field(default_factory=Lines)

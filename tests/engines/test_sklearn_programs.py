@@ -6,22 +6,19 @@ import hashlib
 import json
 import os
 import subprocess
-import tarfile
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import pytest
 
 from tests.clients import venvs
+from tests.distributions import Source
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 HERE = Path(__file__).parent
-SOURCE = (
-    "https://files.pythonhosted.org/packages/d2/eb/eaf5e07fcc0da7149b0e084f24e54edd7441b9a89ce7e034032ae97fe3a0/"
-    "scikit_learn-1.9.1.tar.gz"
+SOURCE = Source(
+    "d2/eb/eaf5e07fcc0da7149b0e084f24e54edd7441b9a89ce7e034032ae97fe3a0/scikit_learn-1.9.1.tar.gz",
+    "629cada3e33e2b9bf376cdc7614a47a4140b8aedc1d836579e359736fbd82977",
 )
-SHA256 = "629cada3e33e2b9bf376cdc7614a47a4140b8aedc1d836579e359736fbd82977"
 PROGRAMS = {
     "760498b95b2679dc28c6dcfff0501158b9e2436054844e9f43cee619f484f47d": (
         "model_selection/plot_multi_metric_evaluation.py"
@@ -37,21 +34,7 @@ PROGRAMS = {
 @pytest.fixture
 def examples(tmp_path: Path) -> Path:
     """The folder `examples`, from the package index."""
-    archive = tmp_path / "source.tar.gz"
-    try:
-        with urllib.request.urlopen(SOURCE, timeout=60) as answer:
-            archive.write_bytes(answer.read())
-    except (urllib.error.URLError, TimeoutError) as e:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(f"the package index cannot be reached: {e}")
-    assert hashlib.sha256(archive.read_bytes()).hexdigest() == SHA256
-    with tarfile.open(archive) as file:
-        wanted = [each for each in file.getmembers() if each.name.partition("/examples/")[2] in PROGRAMS.values()]
-        file.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 has it
-        file.extractall(tmp_path, wanted)
-    (folder,) = tmp_path.glob("scikit*/examples")
-    return folder
+    return SOURCE.unpacked_or_skip(tmp_path, [f"examples/{each}" for each in PROGRAMS.values()]) / "examples"
 
 
 def test_examples_of_scikit_learn_run_unchanged_in_a_pool(examples: Path, tmp_path: Path) -> None:

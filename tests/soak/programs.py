@@ -10,52 +10,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import os
 import subprocess
 import sys
-import tarfile
 import tempfile
-import urllib.request
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import skypool as sky
+from tests.distributions import Source
 from tests.lab.machines import Lab, unavailable
-
-INDEX = "https://files.pythonhosted.org/packages"
-SKYPOOL = "import sys; from skypool.cli import main; sys.exit(main())"
-
-
-@dataclass(frozen=True)
-class Source:
-    """A source distribution.
-
-    Attributes:
-        path: its path below `INDEX`.
-        sha256: its hash.
-    """
-
-    path: str
-    sha256: str
-
-    def unpacked(self, folder: Path) -> Path:
-        """Fetch it, unpack it below a folder unless that was done, and return its own folder."""
-        place = folder / Path(self.path).name.removesuffix(".tar.gz")
-        if not place.exists():
-            with urllib.request.urlopen(f"{INDEX}/{self.path}", timeout=60) as answer:
-                data = answer.read()
-            if hashlib.sha256(data).hexdigest() != self.sha256:
-                raise ValueError(f"{self.path} is not what it was")
-            archive = folder / "source.tar.gz"
-            archive.write_bytes(data)
-            with tarfile.open(archive) as file:
-                file.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 has it
-                file.extractall(folder)
-            archive.unlink()
-        return place
 
 
 @dataclass(frozen=True)
@@ -75,22 +41,13 @@ class Program:
     folder: str = ""
 
     def __str__(self) -> str:
-        return f"{Path(self.source.path).name.removesuffix('.tar.gz')}: {' '.join(self.words)}"
+        return f"{self.source.name}: {' '.join(self.words)}"
 
     def run_here(self, source: Path) -> str:
         """Run the program below the unpacked source by `skypool run`, and return what was wrong, "" if nothing was."""
-        argv = [sys.executable, "-c", SKYPOOL, "run", *self.words]
-        path = os.pathsep.join(each for each in sys.path if each and Path(each).is_dir())
-        env = {**os.environ, "PYTHONPATH": path}
-        done = subprocess.run(
-            argv,
-            cwd=source / self.folder,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
+        argv = [sys.executable, "-m", "skypool", "run", *self.words]
+        folder, nothing = source / self.folder, subprocess.DEVNULL
+        done = subprocess.run(argv, cwd=folder, stdin=nothing, capture_output=True, text=True, timeout=600)
         return self._wrong(source, done.returncode, done.stdout, done.stderr)
 
     def run_on(self, provider: sky.SSH, source: Path) -> str:
