@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from skypool.provision.bootstrap import SetupBundle
+from skypool.provision.image_project import sent_project
 from skypool_images import Image, ImageError, Step, assemble
 from skypool_images.script import shell
 from tests.conftest import served
@@ -62,10 +63,11 @@ class Machine:
 
     def __call__(self, image: Image | list[Step], /, **env: str) -> Ran:
         if isinstance(image, Image):
-            script, packed = image.script(), image.payload()
+            packed = image.pack(project=sent_project(image))
+            script = image.script(packed=packed)
             if packed:
                 (self.home / "payload").mkdir(parents=True, exist_ok=True)
-                (self.home / "payload" / image.payload_name()).write_bytes(packed)
+                (self.home / "payload" / packed.name).write_bytes(bytes(packed))
         else:
             script = assemble(image, "a test")
         began, used = time.monotonic(), sum(os.times()[2:4])
@@ -295,6 +297,9 @@ def test_without_uv_pip_does_it(no_uv: Machine, tmp_path: Path) -> None:
     assert "uv cannot be had; going on with pip" in ran.text
     assert version_of(ran.python, "skypool-odd") == "2", ran.text
     assert no_uv(Image(pip="skypool-odd")).steps == ["skip python", "skip env"]
+    (tmp_path / "requirements.txt").write_text("skypool-odd\n")
+    ran = no_uv(Image(folder=tmp_path, requirements="requirements.txt"))
+    assert version_of(ran.python, "skypool-odd") == "2", ran.text
 
 
 @pytest.mark.slow
@@ -348,6 +353,27 @@ def test_a_project_is_installed_as_it_is_locked(machine: Machine, tools: Path, t
     (project / "uv.lock").unlink()
     ran = machine(Image(folder=project, pyproject="."))
     assert version_of(ran.python, "six") != "1.16.0", ran.text
+
+
+@pytest.mark.slow
+def test_without_uv_pip_installs_what_the_files_of_a_project_name(no_uv: Machine, tmp_path: Path) -> None:
+    wheel(tmp_path / "wheels", "skypool_odd", "2")
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "requirements.txt").write_text("skypool-odd\n")
+    image = Image(folder=project, project=".", run="test -e requirements.txt")
+    ran = no_uv(image)
+    assert ran.steps == ["done python", "done files", "done env", "done run-1"], ran.text
+    assert version_of(ran.python, "skypool-odd") == "2"
+    assert no_uv(image).steps == ["skip python", "skip files", "skip env", "skip run-1"]
+    (project / "pyproject.toml").write_text('[project]\nname = "mine"\nversion = "1"\ndependencies = ["skypool-odd"]\n')
+    ran = no_uv(image)
+    assert version_of(ran.python, "skypool-odd") == "2", ran.text
+    with open(project / "pyproject.toml", "a") as file:
+        file.write("[tool.uv]\nno-index = true\n")
+    ran = no_uv(image)
+    assert ran.steps[-1] == "fail env"
+    assert "only uv can install what [tool.uv] no-index of the project says" in ran.text
 
 
 # --- commands, files and the runner --------------------------------------------------------------------------

@@ -53,6 +53,7 @@ class Spec:
     requirements: str | None = None
     pyproject: str | None = None
     lock: str | None = None
+    project: str | None = None
     pip_indexes: tuple[tuple[str, tuple[str, ...]], ...] = ()
     apt: tuple[str, ...] = ()
     env: Pairs = ()

@@ -11,6 +11,7 @@ from typing import IO, TYPE_CHECKING, cast
 
 from skypool_images.errors import ImageError
 from skypool_images.field_checks import Spec
+from skypool_images.sent_project import SentProject
 
 if TYPE_CHECKING:
     import tarfile
@@ -32,14 +33,20 @@ _CHUNK = 1 << 20
 
 
 class Packed:
-    """An archive in a temporary file, which is deleted when this object is. `size` is the archive's size in bytes."""
+    """An archive in a temporary file, which is deleted when this object is.
 
-    def __init__(self) -> None:
+    Attributes:
+        size: the archive's size in bytes.
+        project: the project whose files are in it; None for none.
+    """
+
+    def __init__(self, project: SentProject | None = None) -> None:
         import tempfile  # this import and those of `pack` are here because most images have no files
 
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as this object lives
         self._hash = hashlib.sha256()
         self.size = 0
+        self.project = project
 
     @classmethod
     def of(cls, data: bytes) -> Packed:
@@ -75,23 +82,28 @@ class Packed:
         self._file.close()
 
 
-def pack(spec: Spec, progress: Progress | None = None) -> Packed | None:
-    """Return a tar.gz archive of the image's `files` and `include`, or None if there is nothing to send.
+def pack(spec: Spec, progress: Progress | None = None, project: SentProject | None = None) -> Packed | None:
+    """Return a tar.gz archive of the image's `project`, `files` and `include`, or None if there is nothing to send.
 
     Blocks until all files are packed, piece by piece, so that large files need little memory. `progress` is called in
     this thread with the number of bytes read so far and the total number.
 
     Raises:
-        ImageError: a local file cannot be read or becomes shorter during reading, or a glob of `include` matches no
-            file.
+        ImageError: a local file cannot be read or becomes shorter during reading, a glob of `include` matches no file,
+            or the image has a project that nobody has looked at.
     """
-    entries = dict(_entries(spec))
+    if spec.project is not None and project is None:
+        raise ImageError(
+            f"project: which files of {spec.project} are sent is found out when a pool starts, so this image has no "
+            "script or archive before; without project= it has"
+        )
+    entries = dict(_entries(spec, project))
     if not entries:
         return None
     import gzip
     import tarfile
 
-    packed = Packed()
+    packed = Packed(project)
     total = sum(_size(source) for source, _ in entries.values())
     read = _Counter(progress or (lambda done, total: None), total)
     with (
@@ -128,6 +140,9 @@ def _add(archive: tarfile.TarFile, place: str, source: Path | bytes, field: str,
         member.size, member.mode, read.file = len(source), 0o644, io.BytesIO(source)
         return archive.addfile(member, cast(IO[bytes], read))
     try:
+        if field == "project" and source.is_symlink():
+            member.type, member.linkname = tarfile.SYMTYPE, os.readlink(source)
+            return archive.addfile(member)
         with open(source, "rb") as read.file:
             about = os.fstat(read.file.fileno())
             member.size = about.st_size
@@ -139,12 +154,15 @@ def _add(archive: tarfile.TarFile, place: str, source: Path | bytes, field: str,
 
 
 def _size(source: Path | bytes) -> int:
-    return len(source) if isinstance(source, bytes) else source.stat().st_size
+    if isinstance(source, bytes):
+        return len(source)
+    return source.stat().st_size if source.exists() else 0  # a link of a project may lead to nothing
 
 
 def roots(spec: Spec) -> set[str]:
     """Return the top-level folders that the image's archive will have: "work", "home", "root". No file is read."""
-    return {_inside(place).partition("/")[0] for place, _ in spec.files} | ({"work"} if spec.include else set())
+    found = {_inside(place).partition("/")[0] for place, _ in spec.files}
+    return found | ({"work"} if spec.include or spec.project is not None else set())
 
 
 def _inside(place: str) -> str:
@@ -154,9 +172,11 @@ def _inside(place: str) -> str:
     return f"root{place}" if place.startswith("/") else f"work/{place}"
 
 
-def _entries(spec: Spec) -> Iterator[tuple[str, tuple[Path | bytes, str]]]:
+def _entries(spec: Spec, project: SentProject | None) -> Iterator[tuple[str, tuple[Path | bytes, str]]]:
     """Yield (path in the archive, (contents or local path, name of the field)) for each file to send."""
     folder = Path(spec.folder)
+    for below in project.paths if project else ():
+        yield _named(f"work/{below}", "project"), (project.root / below, "project")
     for pattern in spec.include:
         found = False
         for path in _found(folder, pattern, spec.exclude):

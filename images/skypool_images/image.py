@@ -16,6 +16,7 @@ from skypool_images.errors import ImageError, nearest
 from skypool_images.field_checks import Spec
 from skypool_images.file_archive import Packed, Progress
 from skypool_images.script import Step, assemble
+from skypool_images.sent_project import SentProject
 
 _OTHER_WORDS = {"environment": "env", "packages": "pip", "dependencies": "pip", "commands": "run", "docker": "base"}
 """A dict from a field name that other tools use, such as "packages", to the field that an error message suggests."""
@@ -43,6 +44,9 @@ class Image:
         pyproject: path of a pyproject.toml, or its folder. The project's dependencies are installed, in the versions of
             uv.lock if there is such a file.
         lock: path of the project's uv.lock. None means the uv.lock beside the pyproject.toml, if there is one.
+        project: a folder or script of a project. Its files are sent to the folder where calls run, except secrets,
+            caches and what git ignores, and its packages are installed from there: those of the script's header, else
+            of uv.lock, pyproject.toml, requirements.txt or setup.py.
         pip_indexes: the requirements that are installed only from a package index, by the index's URL.
         apt: Debian packages, as NAME or NAME=VERSION.
         env: environment variables for all calls and commands.
@@ -75,6 +79,7 @@ class Image:
         requirements: PathLike | None = None,
         pyproject: PathLike | None = None,
         lock: PathLike | None = None,
+        project: PathLike | None = None,
         pip_indexes: Mapping[str, Texts] | None = None,
         apt: Texts = (),
         env: Mapping[str, str] | None = None,
@@ -127,6 +132,13 @@ class Image:
         If the image has no pyproject.toml, the pyproject.toml in the lock file's folder is used. No file is read yet.
         """
         return self._with(lock=path)
+
+    def project(self, path: PathLike = ".") -> Image:
+        """Return a new image with this project in place of an earlier one: a folder, or a script in it.
+
+        Nothing is read yet. A pool looks at the project when it starts.
+        """
+        return self._with(project=path)
 
     def pip_indexes(self, indexes: Mapping[str, Texts]) -> Image:
         """Return a new image with these package indexes added.
@@ -259,8 +271,7 @@ class Image:
             ImageError: a local file cannot be used, the node's Python is not the image's, or an argument or a version
                 is not valid.
         """
-        name = None if packed is None else packed.name
-        return steps.steps(self.spec, steps.Target(runtime, python, mig, count, name))
+        return steps.steps(self.spec, steps.Target(runtime, python, mig, count, packed))
 
     def bare(self, runtime: str = "none", packed: Packed | None = None) -> bool:
         """Return True if the image needs only a Python of the right minor version on a machine of this runtime.
@@ -306,7 +317,7 @@ class Image:
         return assemble(made, (title or f"skypool: image {self.hash}").replace("\n", " "))
 
     def payload(self) -> bytes:
-        """Return the files of `files` and `include` as the bytes of a tar.gz archive; b"" if there is nothing to send.
+        """Return the files to send as the bytes of a tar.gz archive; b"" if there are none.
 
         The setup script expects the archive in the folder $SKYPOOL_HOME/payload on the node, with the name that
         `payload_name` returns. Equal contents give equal bytes.
@@ -317,18 +328,19 @@ class Image:
         packed = self.pack()
         return b"" if packed is None else bytes(packed)
 
-    def pack(self, progress: Progress | None = None) -> Packed | None:
-        """Return the files of `files` and `include` as a tar.gz archive in a temporary file; None if there are none.
+    def pack(self, progress: Progress | None = None, project: SentProject | None = None) -> Packed | None:
+        """Return the files to send as a tar.gz archive in a temporary file; None if there are none.
 
         Needs little memory, even for large files. The temporary file is deleted with the returned object.
 
         Args:
             progress: called with the number of bytes read so far and the total number.
+            project: what a pool has found of the image's `project`.
 
         Raises:
-            ImageError: a local file cannot be read, or a glob matches no file.
+            ImageError: a local file cannot be read, a glob matches no file, or `project` is missing.
         """
-        return file_archive.pack(self.spec, progress)
+        return file_archive.pack(self.spec, progress, project)
 
     def payload_name(self) -> str:
         """Return the name that the archive of the image's files gets on a node; "" if there is nothing to send.
@@ -451,6 +463,10 @@ def _checked(fields: Mapping[str, Any]) -> Spec:
     )
     if lock is not None and pyproject is None:
         pyproject = os.path.dirname(lock) or "."
+    project = field_checks.path("project", get("project"), "'.'")
+    if project is not None and pyproject is not None:
+        other = "pyproject" if lock is None else "lock"
+        raise ImageError(f"project={project!r} installs what the files of the project name; leave out {other}=")
     listed = field_checks.once("pip", get("pip", ()), "'torch>=2.5', 'numpy'")
     return Spec(
         python=field_checks.python_asked(get("python", "auto")),
@@ -458,6 +474,7 @@ def _checked(fields: Mapping[str, Any]) -> Spec:
         requirements=field_checks.path("requirements", get("requirements"), "'requirements.txt'"),
         pyproject=pyproject,
         lock=lock,
+        project=project,
         pip_indexes=field_checks.indexes_asked(get("pip_indexes") or {}),
         apt=field_checks.packages_asked(get("apt", ())),
         env=field_checks.variables("env", get("env") or {}),

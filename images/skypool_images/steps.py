@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from skypool_images import file_archive, recipes, requirements
 from skypool_images.errors import ImageError
 from skypool_images.field_checks import Pairs, Spec, distribution
+from skypool_images.file_archive import Packed
 from skypool_images.requirements import TORCH, WantedPackages
 from skypool_images.script import Step, program, shell
+from skypool_images.sent_project import SentProject
 
 _TEXT = "SKYPOOL_TEXT"
 """The line that marks the end of a file's text in the setup script."""
@@ -30,22 +32,23 @@ class Target:
         python: minor version of Python to use, such as (3, 11). None means the client's version.
         mig: MIG profiles of every NVIDIA card; None leaves the cards as they are.
         count: number of accelerators that must be present.
-        payload: name of the archive with the image's files; "" if there are no files to send. None if the name is not
-            known: `steps` then packs the files, because their contents decide the name.
+        payload: the archive with the image's files. None if they are not packed yet: `steps` then packs them, because
+            their contents decide its name.
     """
 
     runtime: str = "none"
     python: tuple[int, int] | None = None
     mig: str | Iterable[str] | None = None
     count: int = 1
-    payload: str | None = None
+    payload: Packed | None = None
 
 
 def steps(spec: Spec, node: Target) -> list[Step]:
     """Return the steps that set up an image on a machine, in the order in which they run.
 
     The order is: Debian packages, the accelerator's software, Python, Python packages, files, and the user's commands.
-    Steps that the image does not need are left out, except "python". Local files are read; nothing runs.
+    The files come before the Python packages if a project is among them. Steps that the image does not need are left
+    out, except "python". Local files are read; nothing runs.
 
     Raises:
         ImageError: the image needs another Python than the client's, or a local file or a version cannot be used.
@@ -61,16 +64,18 @@ def steps(spec: Spec, node: Target) -> list[Step]:
     wanted = requirements.wanted(spec, packages, minor)
     made = [*_apt(spec), *accelerator, _python(minor)]
     before = [minor]
-    if wanted:
-        key = wanted.key(minor, node.runtime, spec.cuda, spec.rocm, spec.neuron)
-        made.append(_env(wanted, minor, key))
+    archive = node.payload or file_archive.pack(spec)
+    project = archive.project if archive else None
+    if archive and project:
+        made.append(_files(archive.name, file_archive.roots(spec)))
+    if wanted or (project and (project.install or project.packages)):
+        key = wanted.key(minor, node.runtime, spec.cuda, spec.rocm, spec.neuron, *([project.key] if project else []))
+        made.append(_env(wanted, minor, key, project))
         before.append(key)
-    archive = node.payload
-    if archive is None and (packed := file_archive.pack(spec)) is not None:
-        archive = packed.name
     if archive:
-        made.append(_files(archive, file_archive.roots(spec)))
-        before.append(archive)
+        before.append(archive.name)
+        if not project:
+            made.append(_files(archive.name, file_archive.roots(spec)))
     return [*made, *_runs(spec, before)]
 
 
@@ -109,12 +114,13 @@ def _python(minor: str) -> Step:
     return Step("python", f"choose_python {minor}", check, retries=3)
 
 
-def _env(wanted: WantedPackages, minor: str, key: str) -> Step:
+def _env(wanted: WantedPackages, minor: str, key: str, project: SentProject | None) -> Step:
     folder = f"E=$SKYPOOL_HOME/envs/{key}\n"
     parts = [shell("env"), folder + "R=$B/env", 'rm -rf "$R"\nmkdir -p "$R/project" "$R/scoped"']
     parts += [f"echo {shlex.quote(note)}" for note in wanted.notes]
     parts += _exports(wanted.build_env)
-    for name, text in _texts(wanted, minor).items():
+    parts += _exports(project.env) if project else []
+    for name, text in {**_texts(wanted, minor), **_sent(project)}.items():
         if text:
             parts.append(_file(f'"$R/{name}"', text))
     parts.append(f"begin_env {minor}\nfill_env\nend_env")
@@ -124,6 +130,8 @@ def _env(wanted: WantedPackages, minor: str, key: str) -> Step:
         '[ -e "$E/.whole" ]',
         " ".join(['"$E/bin/python" -I -c', installed, *wanted.distributions]),
     ]
+    if project and project.install:  # it refers to the files there
+        check.append('[ "$(cat "$E/.sent_to")" = "$SKYPOOL_WORK" ]')
     return Step("env", "\n".join(parts), "\n".join(check), limit=_HALF_AN_HOUR, retries=3)
 
 
@@ -152,6 +160,17 @@ def _texts(wanted: WantedPackages, minor: str) -> dict[str, str]:
         "constraints.txt": "\n".join(wanted.constraints),
         "project/pyproject.toml": wanted.project,
         "project/uv.lock": wanted.lock,
+    }
+
+
+def _sent(project: SentProject | None) -> dict[str, str]:
+    """Return a dict from file name to text, "" for no file: how the packages of a project are installed."""
+    if project is None:
+        return {}
+    return {
+        "sent.txt": shlex.join(project.install),
+        "sent_packages.txt": "\n".join(project.packages),
+        "only_uv.txt": project.only_uv,
     }
 
 

@@ -28,6 +28,8 @@ _MARKS = ("pyproject.toml", "uv.lock", "requirements.txt", "setup.py", ".git")
 """What the root of a project has at least one of."""
 _NEEDED = ("pyproject.toml", "uv.lock", "requirements.txt", "setup.py")
 """The files that name packages."""
+_MOST_BYTES = 10**9
+_MOST_FILES = 10_000
 _REQUIRED_PATH = re.compile(r"(?m)^\s*(?:-[erc]\s*|--(?:editable|requirement|constraint)[ =]\s*)?(\.\.?/[^\s;#\[]*)")
 """The paths that begin with a dot in a file of requirements."""
 _HEADER = re.compile(r"(?m)^# /// script\s*$\s(?P<text>(?:^#(?:| .*)$\s)+)^# ///\s*$")
@@ -228,6 +230,16 @@ class Survey:
     largest: Sequence[tuple[str, int]]
     unsent: Mapping[str, str]
     links_out: Mapping[str, str]
+
+    @property
+    def excess(self) -> str:
+        """Tell how large the project is if it is too large to be sent unasked; "" if it is not."""
+        if self.bytes <= _MOST_BYTES and len(self.paths) <= _MOST_FILES:
+            return ""
+        from rich.filesize import decimal  # imported here, as nodes import this module and have no rich
+
+        largest = ", ".join(f"{each or '.'} ({decimal(size)})" for each, size in self.largest)
+        return f"the project has {len(self.paths):,} files, {decimal(self.bytes)}; the largest folders: {largest}"
 
 
 def surveyed(project: Project, include: Collection[str] = ()) -> Survey:

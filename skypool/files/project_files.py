@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from skypool.errors import UsageError
 
+FROM_ELSEWHERE = frozenset({"sources", "index", "index-url", "extra-index-url", "find-links", "no-index"})
+"""What in `[tool.uv]` says that packages come from elsewhere than PyPI."""
 _LOCAL = ("directory", "editable", "virtual", "path")
 """The keys in uv.lock that say where on this computer a package is."""
 

@@ -1,5 +1,6 @@
 """Sets up a booted machine until it is a node that is ready for calls.
 
+- `image_project`: looks at the project that an image names.
 - `setup_payload`: prepares what each machine gets: the image's script, files, settings and secrets.
 - `bootstrap`: connects to the machine, sends all of this, runs the script and follows its steps.
 - `health_check`: compares the hardware that the node reports with the hardware that was bought.
@@ -14,4 +15,4 @@ The words of this package:
 - stream: a connection to stdin and stdout of a command on the machine.
 """
 
-__all__ = ["bootstrap", "health_check", "setup_payload"]
+__all__ = ["bootstrap", "health_check", "image_project", "setup_payload"]

@@ -5,10 +5,13 @@ from __future__ import annotations
 import getpass
 import re
 
+from skypool.errors import UsageError
 from skypool.model import Access, Instance
 from skypool.processes import host_name
+from skypool.provision import image_project
 from skypool.provision.bootstrap import SetupBundle
-from skypool.rental.pool_terms import Terms, packed
+from skypool.rental.pool_terms import Terms
+from skypool_images import ImageError
 from skypool_images.file_archive import Packed, Progress
 
 
@@ -29,9 +32,15 @@ class NodeSetup:
         """Read the files and secrets that the image names, before anything is rented.
 
         Blocks until all are read. `progress` is called as (bytes read so far, bytes in all). Raises UsageError if a
-        file or an environment variable is missing or not valid.
+        file, the project or an environment variable is missing or not valid.
         """
-        self._payload, self.secrets = packed(self._terms.image, progress)
+        image = self._terms.image
+        try:
+            self._payload = image.pack(progress, image_project.sent_project(image))
+            image.steps(packed=self._payload)
+            self.secrets = image.secret_values()
+        except (ImageError, OSError) as e:
+            raise UsageError(str(e)) from e
 
     def bundle_for(self, access: Access, instance: Instance) -> SetupBundle | None:
         """Return what a machine needs before its agent can start.

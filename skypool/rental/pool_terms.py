@@ -147,19 +147,3 @@ def trust_asked(trust: Any, allow_results: Any) -> TrustTerms:
         if not isinstance(each, str) or not _CLASS.fullmatch(each):
             raise UsageError(f"allow_results must name classes, such as 'mypkg.Point' or 'mypkg.*', not {each!r}")
     return {"trust": said, "allow_results": frozenset(named)}
-
-
-def packed(image: Any, progress: Any = None) -> tuple[Any, dict[str, str]]:
-    """Return (an archive of the image's files, or None without files; the image's secrets by their names).
-
-    Files and environment variables are read now, before anything is rented. Blocks until all are read. `progress` is
-    called as (bytes read so far, bytes in all). Raises UsageError if a file or variable is missing or not valid.
-    """
-    from skypool_images import ImageError
-
-    try:
-        files = image.pack(progress)
-        image.steps(packed=files)
-        return files, image.secret_values()
-    except (ImageError, OSError) as e:
-        raise UsageError(str(e)) from e

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from skypool import runtime
 from skypool.errors import CommandFailed
-from skypool.files.project_files import LocalPackage, local_packages, pyproject, table, uv_table
+from skypool.files.project_files import FROM_ELSEWHERE, LocalPackage, local_packages, pyproject, table, uv_table
 from skypool.runs import node_folders
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ _MISLEADING = frozenset({
     "UV_WORKING_DIRECTORY", "PIP_TARGET", "PIP_PREFIX", "PIP_USER", "PYTHONPATH", "PYTHONHOME",
 })  # fmt: skip
 """Variables that would make uv or pip install somewhere else."""
-_FROM_ELSEWHERE = frozenset({"sources", "index", "index-url", "extra-index-url", "find-links", "no-index"})
-"""What in `[tool.uv]` says that packages come from elsewhere than PyPI."""
 _BUILDERS = ("uv", "poetry", "setuptools", "hatch", "pdm", "flit")
 """The tables below `[tool]` that may say what a project needs, or how it is installed."""
 _MADE = "made-by-skypool"
@@ -168,7 +166,7 @@ def _named(copy: str, source: Source) -> list[str]:
     if source != "pyproject.toml":
         return []
     said = pyproject(Path(copy))
-    if told := uv_table(said).keys() & _FROM_ELSEWHERE:
+    if told := uv_table(said).keys() & FROM_ELSEWHERE:
         why = f"there is no uv, and [tool.uv] says where packages come from: {', '.join(sorted(told))}"
         raise CommandFailed("uv sync", node=runtime.node_number(), why=why)
     if "build-system" in said or has_setup:

@@ -33,8 +33,6 @@ from skypool_images import Image
 
 FAILED = 125
 """The exit status if skypool has failed: the program was not started, was lost, or its folder was not fetched."""
-_MOST_BYTES = 10**9
-_MOST_FILES = 10_000
 
 
 @dataclass(frozen=True)
@@ -252,13 +250,9 @@ class WholeRun:
 
     def _too_large(self, survey: Survey) -> str:
         """Return why a project is not sent unasked; "" if it is."""
-        if survey.bytes <= _MOST_BYTES and len(survey.paths) <= _MOST_FILES:
+        if not survey.excess:
             return ""
-        from rich.filesize import decimal  # imported here, as nodes import this module and have no rich
-
-        largest = ", ".join(f"{each or '.'} ({decimal(size)})" for each, size in survey.largest)
-        text = f"the project has {len(survey.paths):,} files, {decimal(survey.bytes)}; the largest folders: {largest}"
-        return f"{text}; leave out what is not needed in .skypoolignore, or pass {self._tell.option('yes')}"
+        return f"{survey.excess}; leave out what is not needed in .skypoolignore, or pass {self._tell.option('yes')}"
 
     def _check_start(self, found: Plan, most: float | None) -> None:
         """Raise BudgetExceeded if the budget does not pay for a start, or for a shorter lifetime."""

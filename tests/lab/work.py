@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import socket
 import sys
@@ -223,3 +224,24 @@ def names() -> tuple[str, list[str], str]:
     lines = [line.split() for line in Path("/etc/hosts").read_text().splitlines() if "another node" in line]
     found = [f"{name} {socket.gethostbyname(name)}" for _, name, *_ in lines]
     return socket.gethostname(), found, os.environ.get("PET_LOCAL_ADDR", "")
+
+
+@sky.compute
+def words_of(path: str) -> int:
+    return len(Path(path).read_text().split())
+
+
+@sky.compute
+def files_here() -> list[str]:
+    return sorted(str(each) for each in Path().rglob("*") if each.is_file())
+
+
+@sky.compute
+def link_here(path: str) -> str:
+    return os.readlink(path)
+
+
+@sky.compute
+def imported(*names: str) -> list[Any]:
+    """The WORD of each module, or its name."""
+    return [getattr(importlib.import_module(each), "WORD", each) for each in names]

@@ -54,8 +54,23 @@ torch_for_uv() {
     esac
 }
 
+# sent_project PROGRAM…: install the packages of the project that was sent, from its files
+sent_project() {
+    [ -s sent.txt ] || return 0
+    told=$(cat sent.txt)
+    (
+        export UV_PROJECT_ENVIRONMENT="$E" UV_PYTHON="$E/bin/python"
+        cd "$SKYPOOL_WORK" || exit
+        # shellcheck disable=SC2086  # each word of $told is an argument
+        run "$@" $told
+    )
+    echo "$SKYPOOL_WORK" > "$E/.sent_to"
+}
+
 with_uv() {
-    if [ -e project/uv.lock ]; then
+    if [ -s sent.txt ]; then
+        sent_project "$UV"
+    elif [ -e project/uv.lock ]; then
         (cd project && UV_PROJECT_ENVIRONMENT=$E run "$UV" sync --frozen --no-dev --no-install-project --no-install-workspace --inexact --python "$E/bin/python")
     elif [ -e project/pyproject.toml ]; then
         set -- -r pyproject.toml
@@ -63,6 +78,7 @@ with_uv() {
         (cd project && run "$UV" pip install --python "$E/bin/python" "$@")
     fi
     set -- -r pyproject.toml
+    [ ! -s sent_packages.txt ] || set -- "$@" -r sent_packages.txt
     [ ! -s torch.txt ] || torch_for_uv "$(cat torch.txt)"
     [ ! -s requirements.txt ] || set -- "$@" -r requirements.txt
     [ ! -s constraints.txt ] || set -- "$@" -c constraints.txt
@@ -78,9 +94,17 @@ with_pip() {
         advise "only uv can install what uv.lock says: make uv available on that base, or leave lock out and list what is needed in pip="
         fail "no uv for uv.lock"
     fi
-    set -- -r named.txt
+    if [ -s only_uv.txt ]; then
+        advise "only uv can install what $(cat only_uv.txt) of the project says: make uv available on that base"
+        fail "no uv for $(cat only_uv.txt)"
+    fi
+    sent_project "$E/bin/python" -m
+    set --
+    for each in named.txt sent_packages.txt requirements.txt; do
+        [ ! -s "$each" ] || set -- "$@" -r "$each"
+    done
+    [ $# -gt 0 ] || return 0
     [ ! -s pip.txt ] || set -- "$@" -r pip.txt
-    [ ! -s requirements.txt ] || set -- "$@" -r requirements.txt
     [ ! -s constraints.txt ] || set -- "$@" -c constraints.txt
     if [ -s sources.txt ]; then
         while read -r url each; do

@@ -25,6 +25,6 @@ unpacked() {
 all_there() {
     read -r _
     while IFS= read -r each; do
-        [ -e "$each" ] || fail "$each is gone"
+        [ -e "$each" ] || [ -h "$each" ] || fail "$each is gone"
     done
 }
