@@ -205,7 +205,7 @@ class FakeCloud:
             python=sys.executable,
             folder=f"{found.folder}/agent",
             spool=f"{found.folder}/agent",
-            cwd=f"{found.folder}/home",
+            cwd=f"{found.folder}/home/.skypool/work",
             home=f"{found.folder}/home/.skypool",
             booting=_ANSWERS + self._boots_for(found),
             owned=True,
