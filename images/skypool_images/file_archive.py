@@ -175,8 +175,9 @@ def _inside(place: str) -> str:
 def _entries(spec: Spec, project: SentProject | None) -> Iterator[tuple[str, tuple[Path | bytes, str]]]:
     """Yield (path in the archive, (contents or local path, name of the field)) for each file to send."""
     folder = Path(spec.folder)
-    for below in project.paths if project else ():
-        yield _named(f"work/{below}", "project"), (project.root / below, "project")
+    if project is not None:
+        for below in project.paths:
+            yield _named(f"work/{below}", "project"), (project.root / below, "project")
     for pattern in spec.include:
         found = False
         for path in _found(folder, pattern, spec.exclude):
