@@ -186,6 +186,42 @@ def test_output_is_read_after_the_client_was_killed(tmp_path: Path) -> None:
     assert out == run("killed")[0] == ["[0] line 0", "[0] line 1", "[0] line 2"]
 
 
+def test_what_a_pool_prints_last_is_followed_though_its_end_is_in_the_ledger(tmp_path: Path) -> None:
+    program = """
+        import time
+        import skypool as sky
+        from skypool.compute_pool import watch_list
+        from skypool.logs.writer import LogWriter
+
+        class Slow(LogWriter):
+            def tick(self):
+                if not is_over:
+                    super().tick()
+
+            def close(self):
+                time.sleep(3)
+                super().close()
+
+        is_over = False
+        watch_list.LogWriter = Slow
+        with sky.ComputePool(name="slow", slots=1, console="off"):
+            input()
+            is_over = True
+    """
+    (tmp_path / "client.py").write_text(textwrap.dedent(program))
+    follow = [sys.executable, "-m", "skypool", "logs", "slow", "--follow"]
+    with subprocess.Popen([sys.executable, str(tmp_path / "client.py")], stdin=subprocess.PIPE) as process:
+        try:
+            eventually(lambda: files.runs("slow"), 60, "the pool")
+            with subprocess.Popen(follow, stderr=subprocess.PIPE, text=True) as follower:
+                assert follower.stderr is not None
+                assert "launching" in follower.stderr.readline()
+                process.communicate(b"\n")
+                assert "slow  ended after" in follower.stderr.read()
+        finally:
+            process.kill()
+
+
 @pytest.mark.slow
 def test_100_mb_of_output_cost_little_memory_and_the_last_of_it_is_read(tmp_path: Path) -> None:
     program = """

@@ -7,11 +7,12 @@ is asked for what is printed from now on.
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -26,6 +27,11 @@ from skypool.logs import files, reader
 from skypool.logs.reader import Assembler, LogLine
 from skypool.observers import client
 from skypool.rental.ledger import Ledger
+from skypool.rental.records import Record
+
+
+_LAST = 20.0
+"""Seconds after a pool's end in which its process writes what was printed last. Other watches are closed before."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -93,20 +99,45 @@ def _kept(runs: list[Path], node: int | None, call: str | None, since: float, fo
     """Yield the lines in the files of a pool's runs. With `follow`, wait for new ones; None: there is none yet."""
     for run in runs[:-1]:
         yield from reader.lines(reader.records(run), Assembler(node, call, since))
-    session = runs[-1].name.rpartition("-")[2]
-    found = reader.records(runs[-1], follow, lambda: _running(runs[-1].parent.name) == session)
+    found = reader.records(runs[-1], follow, _Writer(runs[-1]).may_write)
     yield from reader.lines(found, Assembler(node, call, since))
 
 
-def _running(pool: str) -> str:
-    """Return the session of a pool that a process runs or ends now; "" if there is none or the ledger is unreadable."""
+class _Writer:
+    """The process that keeps what a run of a pool prints."""
+
+    def __init__(self, run: Path) -> None:
+        self._pool, self._session = run.parent.name, run.name.rpartition("-")[2]
+        self._until = math.inf
+
+    def may_write(self) -> bool:
+        """Return False if nothing more is written: the process has gone, or the pool has ended long enough ago."""
+        found = next((each for each in _records(self._pool) if each.session == self._session), None)
+        if found is None:
+            return False
+        if _is_running(found):
+            self._until = math.inf
+            return True
+        self._until = min(self._until, time.monotonic() + _LAST)
+        return found.client.lives() is not False and time.monotonic() < self._until
+
+
+def _records(pool: str) -> Sequence[Record]:
+    """Return what the ledger says about the runs of a pool; nothing if it is unreadable."""
     try:
-        records = Ledger.here(output.warn).pools(pool)
+        return Ledger.here(output.warn).pools(pool)
     except LedgerError as e:
         output.warn(f"it is not known whether pool {pool!r} runs: {e}")
-        return ""
-    now = time.time()
-    return next((each.session for each in records if each.state(now) in ("live", "ending")), "")
+        return ()
+
+
+def _is_running(record: Record) -> bool:
+    return record.state(time.time()) in ("live", "ending")
+
+
+def _running(pool: str) -> str:
+    """Return the session of a pool that a process runs or ends now; "" if there is none."""
+    return next((each.session for each in _records(pool) if _is_running(each)), "")
 
 
 def _live(pool: str, node: int | None, call: str | None, follow: bool) -> Iterator[LogLine | None]:
