@@ -29,7 +29,6 @@ from skypool.observers import client
 from skypool.rental.ledger import Ledger
 from skypool.rental.records import Record
 
-
 _LAST = 20.0
 """Seconds after a pool's end in which its process writes what was printed last. Other watches are closed before."""
 
