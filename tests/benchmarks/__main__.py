@@ -21,6 +21,7 @@ from tests.benchmarks import (
     plan,
     ray_start,
     remote,
+    run_again,
     samples,
     trust,
 )
@@ -41,6 +42,7 @@ def main() -> None:
         launch,
         remote,
         files,
+        run_again,
         samples,
         joblib_tasks,
         dask_start,
