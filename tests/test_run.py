@@ -210,6 +210,23 @@ def test_a_signal_interrupts_the_program_and_ends_everything(ends: signal.Signal
     assert nodes() == []
 
 
+def test_a_closed_terminal_is_a_signal_though_nobody_reads_on(project: Path) -> None:
+    (project / "train.py").write_text(
+        "import time\nprint('at work', flush=True)\ntry:\n    time.sleep(300)\n"
+        "except KeyboardInterrupt:\n    print('tidies up', flush=True)\n"
+    )
+    ours, theirs = pty.openpty()
+    words = ["setsid", "--ctty", *PROGRAM, "train.py"]
+    with subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        seen = b""
+        while b"at work" not in seen:
+            seen += os.read(ours, 65536)
+        os.close(ours)
+        assert process.wait(60) == 129
+    assert nodes() == []
+
+
 def test_a_signal_that_was_ignored_before_is_ignored(project: Path) -> None:
     (project / "train.py").write_text("import time; print('at work', flush=True); time.sleep(1); print('done')")
     words = [*PROGRAM, "train.py"]

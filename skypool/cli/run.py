@@ -106,7 +106,7 @@ def run(
     The exit status is that of the program, 128 + n if signal n ended it, and 125 if skypool has failed.
     """
     tell = Json() if as_json else Lines()
-    status = FAILED
+    status, is_signalled = FAILED, False
     whole: WholeRun | None = None
     try:
         target = Target.of(words)
@@ -139,17 +139,18 @@ def run(
     except CancelledError:  # before its machines end as planned
         status = FAILED
     except KeyboardInterrupt:
-        status = 130
+        status, is_signalled = 130, not tell.has_signalled
     except SystemExit as e:  # SIGTERM or SIGHUP
-        status = e.code if isinstance(e.code, int) else FAILED
+        status, is_signalled = e.code if isinstance(e.code, int) else FAILED, not tell.has_signalled
     finally:
         if whole is not None and whole.has_rented:
-            tell.ends(1 if tell.failure is not None else status, whole.spent, whole.seconds)
+            unread = tell.failure is not None and not is_signalled
+            tell.ends(1 if unread else status, whole.spent, whole.seconds)
         try:
             tell.close()
         except KeyboardInterrupt:  # Ctrl-C in a pager reaches this process, too; a second one counts
             tell.close()
-    if tell.failure is not None:
+    if tell.failure is not None and not is_signalled:  # a closed terminal sends a signal, and shows nothing any more
         raise tell.failure
     raise typer.Exit(status)
 

@@ -64,11 +64,13 @@ class Lines(Teller):
 
     Attributes:
         on_failure: called, in such a thread, when stdout cannot be written any more, as after `| head`.
+        has_signalled: True if this process has ended `watching` for that by a signal of its own.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.on_failure: Callable[[], object] = lambda: None
+        self.has_signalled = False
         self._is_closing = False
         for fd in _NAMES:
             _open_if_closed(fd)
@@ -129,6 +131,7 @@ class Lines(Teller):
             if not is_over and (engine is None or not engine.life.is_ending):
                 number = next((each for each in _SIGNALS if signal.getsignal(each) not in (signal.SIG_IGN, None)), None)
                 if number is not None:
+                    self.has_signalled = True
                     os.kill(os.getpid(), number)
 
         def on_end() -> None:
