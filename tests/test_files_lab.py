@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,31 @@ def test_a_folder_goes_to_all_machines_and_comes_back(
     with pytest.raises(TransferError, match=r"/no/such: No such file or directory"):
         pool.pull("/no/such", back)
     assert not parts(two[0])
+
+
+def test_over_a_slow_line_go_few_bytes_more_than_what_changed(
+    pool: sky.ComputePool, lab: Lab, two: list[Machine], tmp_path: Path
+) -> None:
+    source = project(tmp_path / "source", 40 << 20)
+    pool.push(source, "there")
+    changed = source / "changed"
+    device = lab.network.device(two[0].number)
+
+    def sent() -> int:
+        """Bytes that went to the machine, without the headers of Ethernet, IP and TCP."""
+        counts = Path("/sys/class/net", device, "statistics")
+        return int((counts / "tx_bytes").read_text()) - (14 + 20 + 32) * int((counts / "tx_packets").read_text())
+
+    limit = f"tc qdisc add dev {device} root tbf rate 16mbit burst 32kbit latency 400ms"
+    if (said := subprocess.run(limit.split(), capture_output=True, text=True)).returncode:
+        pytest.skip(f"this kernel makes no slow line: {said.stderr.strip()}")
+    changed.write_bytes(random.Random(4).randbytes(10 << 20))
+    before = sent()
+    began = time.monotonic()
+    assert pool.push(source, "there", node=0).files == 1
+    took, went = time.monotonic() - began, sent() - before
+    assert took > 4, "the line is slow"
+    assert went <= 1.05 * changed.stat().st_size
 
 
 def test_another_terminal_sends_and_fetches(pool: sky.ComputePool, two: list[Machine], tmp_path: Path) -> None:
