@@ -11,7 +11,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -326,6 +326,16 @@ def _why_unreadable(path: str) -> str:
 
 
 def _secret_inside(path: str) -> str:
+    """Return why the contents of a file may hold secrets; "" if they do not."""
+    try:
+        about = os.lstat(path)
+    except OSError:
+        return ""
+    return _secret_in(path, about.st_ino, about.st_size, about.st_ctime_ns)
+
+
+@lru_cache(maxsize=20_000)  # a run looks at its project twice
+def _secret_in(path: str, *state: int) -> str:
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             return why_secret_inside(file.read(READ))

@@ -15,7 +15,7 @@ from importlib.resources import files
 from typing import Any
 
 from skypool.errors import ConnectionLost, TransferError, UsageError
-from skypool.files.entries import entry_of, walk
+from skypool.files.entries import Entry, entry_of, walk
 from skypool.files.frames import Broken, Channel, Refused
 from skypool.files.ignored import Ignored
 from skypool.files.progress import Progress, Stopped
@@ -112,7 +112,7 @@ def push(
     delete: bool = False,
     checksum: bool = False,
     progress: Progress | None = None,
-    leaves_out: Callable[[str, bool], bool] | None = None,
+    entries: Sequence[Entry] | None = None,
 ) -> Transferred:
     """Send a file or a folder to nodes, side by side.
 
@@ -124,8 +124,8 @@ def push(
         delete: delete what the folder on a node has and the local one lacks.
         checksum: compare the contents of all files of equal size.
         progress: is kept up to date.
-        leaves_out: returns True for what is not sent: a path below the folder, and whether it is a folder. Default
-            None: what `.gitignore` and `.skypoolignore` leave out.
+        entries: what is sent of a folder, as `walk` yields it. Default None: what `.gitignore` and `.skypoolignore` do
+            not leave out.
 
     Raises:
         UsageError: there is no such file or folder here.
@@ -138,7 +138,7 @@ def push(
         raise UsageError(f"{local} does not exist; name a file or folder of this computer")
     name = "" if os.path.isdir(local) else os.path.basename(local)
     local = os.path.realpath(local)
-    ignored = Ignored(local) if leaves_out is None else leaves_out
+    ignored = Ignored(local)
     shown = Progress() if progress is None else progress
     done: dict[int, dict[str, Any]] = {}
     refused: dict[int, Refused] = {}
@@ -156,7 +156,7 @@ def push(
                 channels,
                 local,
                 name,
-                [entry_of(name, local)] if name else walk(local, ignored),
+                [entry_of(name, local)] if name else walk(local, ignored) if entries is None else entries,
                 leaves_out=ignored,
                 delete=delete,
                 on_want=shown.want,

@@ -12,7 +12,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from skypool import runtime
@@ -91,11 +91,6 @@ def _note(copy: Path) -> Path:
     return copy.parent.parent / "sent" / copy.name
 
 
-def sent_before(copy: str) -> list[str]:
-    """Return the paths of the files that runs of a project have sent and that are not removed yet."""
-    return [*sent_files(copy)]
-
-
 def sent_files(copy: str) -> dict[str, int]:
     """Return what was sent of a project: the time of the last change of each file, in nanoseconds, by path."""
     try:
@@ -105,36 +100,40 @@ def sent_files(copy: str) -> dict[str, int]:
     return found if isinstance(found, dict) else {}
 
 
-def remove_gone(copy: str, paths: Sequence[str]) -> None:
-    """Remove files of a project that are not sent any more, and the folders that are empty then.
+def note_sent(copy: str, sent: Mapping[str, int], removes: bool) -> None:
+    """Note what is sent of a project.
 
-    What programs wrote stays, also in place of a file that was sent.
+    Args:
+        sent: the time of the last change of each file, in nanoseconds since 1970, by its path.
+        removes: remove the files that were sent before and are not sent any more, and the folders that are empty then.
+            What programs wrote stays, also in place of a file that was sent.
     """
-    sent = sent_files(copy)
-    for each in paths:
-        gone = Path(copy, each)
-        if os.path.realpath(gone.parent) != os.path.join(os.path.realpath(copy), os.path.dirname(each)).rstrip("/"):
-            continue  # a program has put a link there
-        with contextlib.suppress(OSError):  # such as a folder that is full, or a file that is a folder now
-            about = os.lstat(gone)
-            if stat.S_ISREG(about.st_mode) and about.st_mtime_ns != sent.get(each):
-                continue
-            gone.unlink(missing_ok=True)
-            for folder in [*gone.relative_to(copy).parents][:-1]:
-                Path(copy, folder).rmdir()
-
-
-def note_sent(copy: str, gone: Sequence[str], sent: Mapping[str, int]) -> None:
-    """Note what is sent of a project: the time of the last change of each file by its path; and what is gone."""
     note = _note(Path(copy))
     note.parent.mkdir(exist_ok=True)
     with _lock(Path(f"{copy}.note")) as lock, contextlib.ExitStack() as undo:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        kept = {path: at for path, at in sent_files(copy).items() if path not in {*gone}}
+        kept = sent_files(copy)
+        if removes:
+            for each in kept.keys() - sent.keys():
+                _remove(copy, each, kept.pop(each))
         new = note.with_name(f"{note.name}.{os.getpid()}-{time.time_ns():x}")
         undo.callback(new.unlink, missing_ok=True)
         new.write_text(json.dumps(kept | dict(sent)), "utf-8", "surrogateescape")
         new.replace(note)
+
+
+def _remove(copy: str, path: str, sent_at: int) -> None:
+    """Remove a file that was sent, unless a program has changed it, and the folders that are empty then."""
+    gone = Path(copy, path)
+    if os.path.realpath(gone.parent) != os.path.join(os.path.realpath(copy), os.path.dirname(path)).rstrip("/"):
+        return  # a program has put a link there
+    with contextlib.suppress(OSError):  # such as a folder that is full, or a file that is a folder now
+        about = os.lstat(gone)
+        if stat.S_ISREG(about.st_mode) and about.st_mtime_ns != sent_at:
+            return
+        gone.unlink(missing_ok=True)
+        for folder in [*gone.relative_to(copy).parents][:-1]:
+            Path(copy, folder).rmdir()
 
 
 def mark(copy: str, run: str) -> None:

@@ -137,19 +137,12 @@ class ProgramRun:
         self._ends = [replace(end, folder=copy) for end, copy in zip(self._ends, copies, strict=True)]
         for end in self._ends:  # `skypool push`, `pull` and `shell` begin where the program does
             self.pool._sender.working().connections.work_in(end.node, os.path.join(end.folder, self.target.folder))
-        former = self._on_all(node_folders.sent_before)
-        if not all(isinstance(said, list) and all(isinstance(each, str) for each in said) for said in former):
-            raise _nonsense(former)
-        before = {each for said in former for each in said}
-        unsent = unsent_of(project, self.include)
-        sent = {each.path: each.mtime for each in walk(str(project.root), unsent) if each.kind != "d"}
+        entries = [*walk(str(project.root), unsent_of(project, self.include))]
+        sent = {each.path: each.mtime for each in entries if each.kind != "d"}
         # what is not sent any more, such as a file with secrets that was included once, must not stay there
-        gone = [] if self.is_stranger else sorted(filter(_is_below, before - {*sent}))
-        if gone:
-            self._on_all(node_folders.remove_gone, gone)
-        self._on_all(node_folders.note_sent, gone, sent)  # before they come, so that none is forgotten
+        self._on_all(node_folders.note_sent, sent, not self.is_stranger)  # before they come, so that none is forgotten
         try:
-            transfer.push(self._ends, str(project.root), "", patience=self._patience, leaves_out=unsent)
+            transfer.push(self._ends, str(project.root), "", patience=self._patience, entries=entries)
         except TransferError as e:
             if not e.failures:
                 raise
@@ -420,9 +413,3 @@ class _Names(Progress):
         super().begin(path)
         if len(self._into) < _MOST_COUNTED:
             self._into.add(str(self._folder / path))
-
-
-def _is_below(path: str) -> bool:
-    """Return True if a path, of which a node says that it was sent, lies below the project."""
-    names = path.split("/")
-    return all(names) and ".." not in names
