@@ -1336,7 +1336,7 @@ def test_a_folder_that_is_renamed_to_a_known_name_is_new(tmp_path: Path) -> None
         (copy / "out" / name).mkdir(parents=True)
         (copy / "out" / name / "step").write_text(step)
     node_folders.mark(str(copy), "1")
-    since, _, known = node_folders.begun(str(copy), "1", "out")
+    since, _, known, _ = node_folders.begun(str(copy), "1", "out")
     assert fetched(copy / "out", tmp_path / "before", since=since, known=known) == set()
     shutil.rmtree(copy / "out" / "prev")
     (copy / "out" / "latest").rename(copy / "out" / "prev")

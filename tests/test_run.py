@@ -767,8 +767,8 @@ def test_paths_on_the_command_line_begin_in_the_current_folder(project: Path) ->
     assert run("--include", str(project / "out"), "--dry-run", "train.py")[0] == 0
     status, _, err = run("--save", "out", "--dry-run", "train.py")
     assert (
-        "out is not sent, because it is ignored: the program starts without it, and its files replace those of the "
-        "same name here; --include out sends it\n"
+        "out is not sent, because it is ignored: the program starts without these files, and its own replace those of "
+        "the same name here; --include out sends it\n"
     ) in err
 
 
@@ -779,7 +779,7 @@ def test_a_rank_that_fails_ends_the_others(project: Path) -> None:
     )
     status, _, err = run("--procs", "3", "train.py")
     assert status == 9
-    assert "error: rank 1: `python3 train.py` on node 0 exited with status 9; the other processes were ended" in err
+    assert "\nrank 1: `python3 train.py` on node 0 exited with status 9; the other processes were ended" in err
     assert time.monotonic() - began < 60
 
 
@@ -827,8 +827,20 @@ def test_only_what_the_program_changes_comes_back(project: Path) -> None:
     assert found == {"edited": "edited", "rewritten": "new", "new": "new"}
     (project / "out" / "new").unlink()
     (project / ".skypoolignore").write_text("out\n")
-    assert "saved    nothing: the program changed no file in out" in run("--save", "out", "true")[2]
+    err = run("--save", "out", "true")[2]
+    assert "saved    nothing: the program wrote no file into out" in err
+    assert "out has 2 files of an earlier run there; `rm -r out` as the program removes them" in err
     assert not (project / "out" / "new").exists()
+    run("--save", "out", "rm", "-r", "out")
+    assert "of an earlier run" not in run("--save", "out", "true")[2]
+
+
+def test_what_a_program_writes_as_it_is_here_is_saved(project: Path) -> None:
+    (project / "train.py").write_text(
+        "import os\nos.makedirs('out', exist_ok=True)\nfor each in 'ab': open(f'out/{each}', 'w').write('same')\n"
+    )
+    for _ in range(2):
+        assert "saved    2 files to out" in run("--save", "out", "train.py")[2]
 
 
 def test_what_is_moved_into_the_saved_folder_comes_and_what_is_of_no_use_here_stays(project: Path) -> None:
@@ -905,6 +917,13 @@ def test_what_is_large_and_not_saved_is_told(project: Path) -> None:
     assert "not saved" not in run("true")[2]
 
 
+@pytest.mark.slow
+def test_what_the_environment_has_written_is_not_of_the_program(project: Path) -> None:
+    (project / "pyproject.toml").write_text('[project]\nname = "mine"\nversion = "1"\ndependencies = ["six"]\n')
+    status, _, err = run("python", "-c", "import six")
+    assert (status, "not saved" in err) == (0, False), err
+
+
 def test_what_cannot_be_fetched_is_told_and_no_success(project: Path) -> None:
     (project / ".skypoolignore").write_text("out\n")
     (project / "out").touch()
@@ -936,14 +955,15 @@ def test_without_a_limit_and_a_terminal_nothing_is_rented(project: Path, fake: P
     assert "until the program ends; set a limit, as by --budget" in err
     assert "rents    fake " in err
     status, _, err = run("--provider", "fake", "--gpu", "H100:8", "--dry-run", "train.py")
-    assert (status, "no limit" in err) == (0, True)
+    assert (status, "no limit" in err) == (125, True)
 
 
 def test_a_rehearsal_says_what_the_run_itself_would(project: Path, fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["--dry-run", "--provider", "fake", "--gpu", "H100:8"]
     status, _, err = run(*words, "true")
-    assert status == 0
+    assert status == 125
     assert "without a terminal, this is refused: this costs " in err
+    assert run(*words, "--budget", "10", "true")[0] == 0
     status, _, err = run(*words, "--budget", "1", "true")
     assert status == 125
     assert re.search(
@@ -1116,8 +1136,41 @@ def test_a_program_reads_what_happens_as_json(project: Path) -> None:
     printed = [each for each in told if each["event"] == "output"]  # in as many pieces as the program wrote
     assert {(each["rank"], each["stream"]) for each in printed} == {(0, "stdout")}
     assert "".join(each["text"] for each in printed) == "hello\n"
-    assert told[-1]["status"] == 0
-    assert told[1]["ends_by"] is None
+    assert (told[-1]["status"], told[-1]["program"], told[-1]["limit"]) == (0, 0, None)
+    assert (told[1]["pool"], told[1]["most_usd"], told[1]["ends_by"]) == (told[2]["pool"], 0, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--budget", "lots", "train.py"], "--budget"),
+        (["--nodes", "0", "train.py"], "--nodes"),
+        ([], "TARGET"),
+        (["--save"], "--save"),
+        (["--name", "Bad!", "train.py"], "a pool's name must have"),
+    ],
+)
+def test_a_wrong_option_is_told_as_all_else_that_is_refused(words: list[str], why: str, project: Path) -> None:
+    (project / "train.py").touch()
+    status, out, err = run(*words)
+    assert (status, out) == (125, b"")
+    assert err.startswith("error: ")
+    assert why in err
+    status, out, err = run("--json", *words)
+    (said,) = map(json.loads, out.splitlines())
+    assert (status, said["event"], err) == (125, "error", "")
+    assert why in said["text"]
+
+
+def test_what_a_program_is_interrupted_for_is_told_to_programs(project: Path, fake: Path) -> None:
+    (project / "train.py").write_text("import time; print('at work', flush=True); time.sleep(300)")
+    words = ["--json", "--provider", "fake", "--gpu", "H100:8", "--max-lifetime", "15s", "--save", "out", "train.py"]
+    told = [json.loads(line) for line in run(*words)[1].splitlines()]
+    plan = next(each for each in told if each["event"] == "plan")
+    assert (plan["accelerator"], plan["market"]) == ("H100-80GB:8", "on-demand")
+    (end,) = [each for each in told if each["event"] == "end"]
+    assert (end["status"], end["program"], end["limit"]) == (125, None, "lifetime")
+    assert end["seconds"] < 20
 
 
 def test_the_latest_end_is_told_to_programs_with_its_date_and_zone(project: Path) -> None:

@@ -85,7 +85,7 @@ def test_a_client_of_another_python_runs_a_project_of_this_one(project: Path, tm
         copy(ROOT / each, source / each)
     subprocess.run([*uv, "pip", "install", "-q", "--python", python, source], check=True)
     asks_for(project, HERE)
-    client = [python, "-m", "skypool", "run", "train.py"]
+    client = [str(python), "-m", "skypool", "run", "train.py"]
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(client, env=env, capture_output=True, text=True, timeout=200)
     assert (done.returncode, done.stdout) == (0, f"{HERE} six\n"), done.stderr

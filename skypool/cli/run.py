@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
+from typer.core import TyperCommand
 
 from skypool.calls.options import MOST_PROCS
 from skypool.checks import seconds
@@ -15,6 +17,9 @@ from skypool.errors import SkypoolError, UsageError
 from skypool.runs.target import Target
 from skypool.runs.whole_run import FAILED, Asked, WholeRun
 
+_WRONG = cast(
+    "tuple[type[Exception], ...]", typer.BadParameter.__bases__
+)  # click's UsageError; typer may have a click of its own
 _OWN = frozenset({
     "--gpu", "--accelerator", "--provider", "--local", "--region", "--spot", "--with", "--secret", "--include",
     "--save", "--budget", "--best-effort", "--max-price", "--max-lifetime", "--linger", "--dry-run",
@@ -22,9 +27,25 @@ _OWN = frozenset({
 """Options of skypool that few programs have."""
 
 
+class _Command(TyperCommand):
+    """The command, which tells of wrong options as of all else that it refuses."""
+
+    def make_context(self, info_name: str | None, args: list[str], *given: Any, **more: Any) -> Any:
+        words = [*args]
+        try:
+            return super().make_context(info_name, args, *given, **more)
+        except _WRONG as e:
+            wrong: Any = e
+            tell = Json() if "--json" in words else Lines()
+            tell.error(f"{wrong.format_message().rstrip('.')}; `skypool run --help` lists the options")
+            tell.close()
+            raise typer.Exit(FAILED) from None
+
+
 def add_to(app: typer.Typer) -> None:
     """Add the command `skypool run` to the program."""
-    app.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(run)
+    settings = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+    app.command("run", cls=_Command, context_settings=settings)(run)
 
 
 def run(
@@ -132,7 +153,10 @@ def run(
         whole = WholeRun(target, asked, tell)
         _tell_options(words, tell)
         whole.check(dry_run)
-        status = 0 if dry_run else whole.run()
+        if not dry_run:
+            status = whole.run()
+        elif sys.stdin.isatty() or not whole.would_ask:
+            status = 0
     except (SkypoolError, OSError) as e:
         status = FAILED
         tell.error("\n".join([str(e), *getattr(e, "__notes__", ())]))
@@ -145,7 +169,7 @@ def run(
     finally:
         if whole is not None and whole.has_rented:
             unread = tell.failure is not None and not is_signalled
-            tell.ends(1 if unread else status, whole.spent, whole.seconds)
+            tell.ends(1 if unread else status, whole.spent, whole.seconds, whole.returncode, whole.limit)
         try:
             tell.close()
         except KeyboardInterrupt:  # Ctrl-C in a pager reaches this process, too; a second one counts

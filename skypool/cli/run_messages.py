@@ -246,12 +246,14 @@ class Json(Lines):
             folder=target.folder,
         )  # fmt: skip
 
-    def rents(self, plan: Plan, budget: float | None, lifetime: float | None) -> None:
+    def rents(self, plan: Plan, budget: float | None, lifetime: float | None, pool: str) -> None:
         best = plan.offers[0]
         usd, ends = bounds(plan, budget, lifetime)
+        accelerator = None if best.accelerator is None else str(best.accelerator)
         self._tell(
-            "plan", provider=best.provider, type=best.instance_type, region=best.region, zone=best.zone,
-            nodes=plan.nodes[0], usd_per_hour=plan.usd_per_hour, most_usd=usd,
+            "plan", pool=pool, provider=best.provider, type=best.instance_type, accelerator=accelerator,
+            market=best.market, region=best.region, zone=best.zone, nodes=plan.nodes[0],
+            usd_per_hour=plan.usd_per_hour, most_usd=usd,
             ends_by=None if ends is None else ends.isoformat(timespec="seconds"),
         )  # fmt: skip
 
@@ -273,8 +275,9 @@ class Json(Lines):
         if files:
             self._tell("unsaved", files=dict(files))
 
-    def ends(self, status: int, usd: float | None, seconds: float) -> None:
-        self._tell("end", status=status, usd=usd, seconds=round(seconds, 3))
+    def ends(self, status: int, usd: float | None, seconds: float, program: int | None, limit: str) -> None:
+        own = program if program is None or program >= 0 else 128 - program
+        self._tell("end", status=status, program=own, limit=limit or None, usd=usd, seconds=round(seconds, 3))
 
     def note(self, text: str) -> None:
         self._tell("note", text=text)

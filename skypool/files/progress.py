@@ -61,6 +61,9 @@ class Progress:
             self.files += 1
         self._tell()
 
+    def same(self, path: str) -> None:
+        """Note a file that is here already."""
+
     def move(self, size: int) -> None:
         """Count bytes that were read or have come."""
         with self._lock:

@@ -56,6 +56,7 @@ class Receiver:
         settled: the sender may leave out a file that changes while it is read.
         on_want: called with the number of bytes that are missing of one more file.
         on_file: called with the path of each file when it begins.
+        on_same: called with the path of each file that is here already.
         on_bytes: called with the number of bytes that came.
     """
 
@@ -73,13 +74,14 @@ class Receiver:
         settled: bool = False,
         on_want: Callable[[int], None] = lambda size: None,
         on_file: Callable[[str], None] = lambda path: None,
+        on_same: Callable[[str], None] = lambda path: None,
         on_bytes: Callable[[int], None] = lambda size: None,
     ) -> None:
         self._channel = channel
         self._target, self._name = target, name
         self._delete, self._checksum, self._inside = delete, checksum, inside
         self._again, self._no_git, self._settled = again, no_git, settled
-        self._on_want, self._on_file, self._on_bytes = on_want, on_file, on_bytes
+        self._on_want, self._on_file, self._on_same, self._on_bytes = on_want, on_file, on_same, on_bytes
         self._asked: dict[int, Entry] = {}
         self._hashed: dict[int, tuple[int, int]] = {}
         self._folders: list[Entry] = []
@@ -241,6 +243,7 @@ class Receiver:
         found = about(folder, name)
         digest = "" if found is None else self._digest(folder, name, found, entry)
         if digest is None:
+            self._on_same(entry.path)
             return
         if digest and found is not None:
             hashes.append((index, digest))
@@ -373,6 +376,7 @@ class Receiver:
         try:
             folder, name = self._folder.parent(entry.path)
             set_file(folder, name, entry, version)
+            self._on_same(entry.path)
         except OSError as e:
             self._trouble(entry.path, e.strerror or str(e))
 

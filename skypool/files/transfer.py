@@ -243,6 +243,7 @@ def pull(
                 settled=settled,
                 on_want=shown.want,
                 on_file=shown.begin,
+                on_same=shown.same,
                 on_bytes=shown.move,
             )
             try:

@@ -143,7 +143,7 @@ def mark(copy: str, run: str) -> None:
     Path(marks, f"{run}-{runtime.node_number():06}").touch()
 
 
-def begun(copy: str, run: str, saved: str) -> tuple[int, str, str]:
+def begun(copy: str, run: str, saved: str) -> tuple[int, str, str, int]:
     """Note that a project is there and that its program begins.
 
     Args:
@@ -151,10 +151,11 @@ def begun(copy: str, run: str, saved: str) -> tuple[int, str, str]:
 
     Returns:
         The time in nanoseconds, by the clock of the file system: what a program changes from now on is newer. The first
-        mark of this run that is beside the project, which is the same for nodes with one folder. And the file with the
-        paths of the files that are in `saved` now, and their inodes, each with a zero byte. A file that comes later was
-        moved there, though it may be older.
+        mark of this run that is beside the project, which is the same for nodes with one folder. The file with the
+        paths of the files that are in `saved` now, and their inodes, each with a zero byte: a file that comes later was
+        moved there, though it may be older. And the number of these files that were not sent.
     """
+    sent, unsent = sent_files(copy) if saved else {}, 0
     known = _marks(copy) / f"known-{run}-{runtime.node_number():06}"
     with open(known, "wb") as file:
         for folder, _, names in os.walk(os.path.join(copy, saved)) if saved else ():
@@ -163,9 +164,10 @@ def begun(copy: str, run: str, saved: str) -> tuple[int, str, str]:
                 with contextlib.suppress(OSError):  # it is gone again, or in a folder that may not be read
                     inode = os.lstat(os.path.join(folder, each)).st_ino
                     file.write(os.fsencode(os.path.normpath(f"{below}/{each}")) + f"\0{inode}\0".encode())
+                    unsent += os.path.normpath(f"{saved}/{below}/{each}") not in sent
     time.sleep(0.02)  # clocks of file systems are coarse
     os.utime(copy)
-    return os.stat(copy).st_ctime_ns, min(each.name for each in _marks(copy).glob(f"{run}-*")), str(known)
+    return os.stat(copy).st_ctime_ns, min(each.name for each in _marks(copy).glob(f"{run}-*")), str(known), unsent
 
 
 def unsaved(copy: str, since: int, saved: str) -> list[tuple[str, int]]:

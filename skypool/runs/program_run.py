@@ -70,6 +70,7 @@ class ProgramRun:
         include: paths of the project that are sent in any case.
         procs: the number of processes on each node; None for one program on the only node.
         saved: the folder that `fetch` will be asked for, below that in which the program starts; "" for none.
+        note: called with what is good to know.
         only: the place, counted from 0, of the only node that gets the project and the program; None for all.
 
     Attributes:
@@ -90,6 +91,7 @@ class ProgramRun:
     include: Sequence[str] = ()
     procs: int | None = None
     saved: str = ""
+    note: Callable[[str], object] = lambda text: None
     only: int | None = None
     is_interrupted: bool = field(default=False, init=False)
     is_hurried: bool = field(default=False, init=False)
@@ -147,16 +149,6 @@ class ProgramRun:
             if not e.failures:
                 raise
             self.tell(f"{e}; the program starts without")  # such as a log that another program writes
-        mark = secrets.token_hex(4)
-        saved = os.path.join(self.target.folder, self.saved) if self.saved else ""
-        self._on_all(node_folders.mark, mark)
-        for end, said in zip(self._ends, self._on_all(node_folders.begun, mark, saved), strict=True):
-            match said:
-                case (int() as since, str() as place, str() as known):
-                    self._since[end.node], self._known[end.node] = since, known
-                    self._places.setdefault(place, []).append(end.node)
-                case _:
-                    raise _nonsense(said)
 
     def _on_all(self, function: Callable[..., Any], *arguments: object) -> list[Any]:
         """Call a function on each node, with the project's folder there as first argument. Return the values."""
@@ -181,13 +173,37 @@ class ProgramRun:
         return self.pool._sender.patience
 
     def prepare(self) -> dict[int, str]:
-        """Make the project's environment on each node. Return the folder of its programs by node; "" for none."""
+        """Make the project's environment on each node, and note that the program begins.
+
+        Return the folder of the environment's programs by node; "" for none.
+        """
         project = self.target.project
         packages = [*project.packages, *self.packages]
         made = self._on_all(environment.prepared, project.source, project.python, packages, dict(project.versions))
         if not all(isinstance(each, str) for each in made):
             raise _nonsense(made)
+        self._begin()
         return {end.node: folder for end, folder in zip(self._ends, made, strict=True)}
+
+    def _begin(self) -> None:
+        """Note on each node what is there: what the program writes from now on is new."""
+        mark = secrets.token_hex(4)
+        saved = os.path.join(self.target.folder, self.saved) if self.saved else ""
+        self._on_all(node_folders.mark, mark)
+        left = 0
+        for end, said in zip(self._ends, self._on_all(node_folders.begun, mark, saved), strict=True):
+            match said:
+                case (int() as since, str() as place, str() as known, int() as files):
+                    self._since[end.node], self._known[end.node] = since, known
+                    self._places.setdefault(place, []).append(end.node)
+                    left = max(left, files)
+                case _:
+                    raise _nonsense(said)
+        if left:
+            self.note(
+                f"{self.saved} has {left} file{'s' * (left != 1)} of an earlier run there; `rm -r {self.saved}` as the "
+                "program removes them"
+            )
 
     @property
     def is_stranger(self) -> bool:
@@ -246,7 +262,7 @@ class ProgramRun:
             self._running.cancel()
 
     def fetch(self, local: Path, settled: bool) -> int:
-        """Fetch what the program has changed in `saved`, and return how many files have come since the run began.
+        """Fetch what the program has written into `saved`, and return how many files it has written since it began.
 
         With `settled`, a file that is being written does not replace a larger one here.
 
@@ -366,7 +382,7 @@ class ProgramRun:
             patience = _AFTER
             rank = getattr(e, "rank", None)  # of a gang, the process that has failed first
             if rank is not None and len(self._ends) * (self.procs or 1) > 1 and e.returncode is not None:
-                self.tell(f"rank {rank}: {str(e).splitlines()[0]}; the other processes were ended")
+                self.note(f"rank {rank}: {str(e).splitlines()[0]}; the other processes were ended")
             raise
         except BaseException as e:
             self.is_interrupted = isinstance(e, (KeyboardInterrupt, SystemExit))
@@ -403,7 +419,7 @@ def _nonsense(said: object) -> ProtocolError:
 
 
 class _Names(Progress):
-    """Collects the names of the files that have come."""
+    """Collects the names of the files that have come, or were here already."""
 
     def __init__(self, names: set[str], folder: Path) -> None:
         super().__init__()
@@ -411,5 +427,8 @@ class _Names(Progress):
 
     def begin(self, path: str) -> None:
         super().begin(path)
+        self.same(path)
+
+    def same(self, path: str) -> None:
         if len(self._into) < _MOST_COUNTED:
             self._into.add(str(self._folder / path))

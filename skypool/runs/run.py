@@ -363,7 +363,7 @@ def _run_program(target: Target, asked: Asked, check: bool) -> Run[None]:
             error = limited(f"{what} was interrupted, as the {made.limit} of {made.name} is over")
         tell.mask_error(error)
         if made is not None and made.has_rented:
-            tell.ends(status, made.spent, made.seconds)
+            tell.ends(status, made.spent, made.seconds, made.returncode, made.limit)
         with _keeping(done):
             tell.close()
         if made is not None and made.has_rented:
@@ -371,7 +371,7 @@ def _run_program(target: Target, asked: Asked, check: bool) -> Run[None]:
         if error is e:
             raise
         raise error from None
-    tell.ends(status, made.spent, made.seconds)
+    tell.ends(status, made.spent, made.seconds, made.returncode, made.limit)
     with _keeping(done):
         tell.close()
     ended = done()

@@ -25,11 +25,13 @@ _MOST_NAMED = 5
 def bounds(plan: Plan, budget: float | None, lifetime: float | None) -> tuple[float | None, datetime | None]:
     """Return the worst bill in USD, and the latest end in local time. Each is None if there is no limit."""
     prices = [offer.usd_per_hour * plan.nodes[0] for offer in plan.offers]
+    if not any(prices):
+        budget = 0.0
     bills = [] if budget is None else [budget]
     spans = [] if lifetime is None else [lifetime]
     if lifetime is not None:
         bills.append(max(prices) * lifetime / 3600)
-    if budget is not None and min(prices) > 0:
+    if budget and min(prices) > 0:
         spans.append(budget / min(prices) * 3600)
     ends = None
     if spans and min(spans) < _FAR:
@@ -139,7 +141,8 @@ class Teller(ABC):
         files = f"{len(survey.paths):,} file{'s' * (len(survey.paths) != 1)}"
         self.note(f"project  {files}, {decimal(survey.bytes)}{', ' + about if about else ''}{unsent}")
 
-    def rents(self, plan: Plan, budget: float | None, lifetime: float | None) -> None:
+    def rents(self, plan: Plan, budget: float | None, lifetime: float | None, pool: str) -> None:
+        """Tell what is rented, and which limits it has. `pool` is the name of the pool to be."""
         best, nodes = plan.offers[0], plan.nodes[0]
         usd, ends = bounds(plan, budget, lifetime)
         limits = [f"at most {usd:.2f} USD" if usd is not None else "no limit", _when(ends)]
@@ -168,7 +171,7 @@ class Teller(ABC):
         if files:
             self.note(f"saved    {files} file{'s' * (files != 1)} to {folder}")
         else:
-            self.note(f"saved    nothing: the program changed no file in {folder}, below the folder where it starts")
+            self.note(f"saved    nothing: the program wrote no file into {folder}, below the folder where it starts")
 
     def unsaved(self, files: Sequence[tuple[str, int]]) -> None:
         from rich.filesize import decimal  # imported here, as nodes import this module and have no rich
@@ -178,7 +181,8 @@ class Teller(ABC):
             more = f", and {len(files) - _MOST_NAMED} more" if len(files) > _MOST_NAMED else ""
             self.note(f"not saved: {named}{more}; {self.option('save', 'FOLDER')} fetches what a program writes there")
 
-    def ends(self, status: int, usd: float | None, seconds: float) -> None:
+    def ends(self, status: int, usd: float | None, seconds: float, program: int | None, limit: str) -> None:
+        """Tell of the end, also of the program's own `WholeRun.returncode`, and of `WholeRun.limit`."""
         self.note(f"end      status {status} after {span(seconds)}, {_price(usd)}")
 
     def hear(self, event: events.Event) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from skypool import clock
+from skypool import clock, events
 from skypool.compute_pool.compute_pool import ComputePool
 from skypool.console.event_text import span
 from skypool.drivers import Driver
@@ -21,8 +21,10 @@ from skypool.files.project import Survey, surveyed
 from skypool.model import Offer
 from skypool.offers.plan import plan
 from skypool.offers.ranking import Plan
+from skypool.pool.states import Phase
 from skypool.rental.budget import Budget, ceiling, start_words, usd_to_start
 from skypool.rental.ledger import Ledger
+from skypool.rental.pool_terms import pool_name
 from skypool.rental.records import Record, newest
 from skypool.runs import lingering, secret_values
 from skypool.runs.program_run import ProgramRun
@@ -86,6 +88,7 @@ class WholeRun:
 
     Attributes:
         name: the name of its pool; "" before `run`.
+        would_ask: True if a dry run has found a question, for which the run needs a terminal.
         seconds: how long its machines have been asked for and rented, so far.
         returncode: the exit status of the program, or the negative number of the signal that ended it; None before it.
         unsaved: why what the program saved could not be fetched; "" if it was.
@@ -110,6 +113,9 @@ class WholeRun:
         self._secrets = secret_values.found(asked.secrets, target.project.root, tell.option("secrets"))
         tell.hide(self._secrets)
         self._rent: dict[str, Any] = {}
+        word = [] if asked.linger is None else [self._mark]
+        self._name = pool_name(asked.name or "-".join([_plain(target.name), *word, secrets.token_hex(3)]))
+        self.would_ask = False
         self.returncode: int | None = None
         self.unsaved = ""
         self.limit = ""
@@ -119,6 +125,7 @@ class WholeRun:
         self._is_ready = False  # its pool
         self._has_lost = False  # a machine of the earlier run
         self._began = time.monotonic()
+        self._over: float | None = None  # when the pool has ended
 
     @property
     def name(self) -> str:
@@ -131,7 +138,7 @@ class WholeRun:
 
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self._began
+        return (self._over or time.monotonic()) - self._began
 
     @property
     def spent(self) -> float | None:
@@ -177,12 +184,12 @@ class WholeRun:
         self._check_node(found)
         most = min((each for each in (asked.budget, ceiling()) if each is not None), default=None)
         self._check_start(found, most)
-        tell.rents(found, most, asked.max_lifetime)
+        tell.rents(found, most, asked.max_lifetime, self._name)
         self._check_strangers(found)
         no_limit = unlimited(found, tell.option) if most is None and asked.max_lifetime is None else ""
         if dry_run:
-            for text in filter(None, [too_large, no_limit]):
-                tell.note(f"without a terminal, this is refused: {text}")
+            for text in filter(None, ["" if asked.yes else too_large, no_limit]):
+                self._would_ask(text)
         elif no_limit:
             self._confirm(no_limit, "Rent without one?", "nothing was rented")
 
@@ -211,9 +218,13 @@ class WholeRun:
         if former.usd_per_hour and seconds == math.inf:
             text = endless(former.usd_per_hour, tell.option)
             if dry_run:
-                tell.note(f"without a terminal, this is refused: {text}")
+                self._would_ask(text)
             else:
                 self._confirm(text, "Use them without one?", "nothing was run")
+
+    def _would_ask(self, text: str) -> None:
+        self.would_ask = True
+        self._tell.note(f"without a terminal, this is refused: {text}")
 
     def _confirm(self, text: str, question: str, otherwise: str) -> None:
         answer = self._tell.ask(f"{text}. {question}")
@@ -244,8 +255,8 @@ class WholeRun:
             why, way = "it is not in the project", ""
         if why:
             self._tell.note(
-                f"{self._save} is not sent, because {why}: the program starts without it, and its files replace those "
-                f"of the same name here{way}"
+                f"{self._save} is not sent, because {why}: the program starts without these files, and its own replace "
+                f"those of the same name here{way}"
             )
 
     def _too_large(self, survey: Survey) -> str:
@@ -301,9 +312,7 @@ class WholeRun:
             SkypoolError: the program was not started, or was lost.
             CancelledError: the program was interrupted, as its machines end as planned.
         """
-        target, asked, tell = self._target, self._asked, self._tell
-        word = [] if asked.linger is None else [self._mark]
-        name = asked.name or "-".join([_plain(target.name), *word, secrets.token_hex(3)])
+        asked, tell, name = self._asked, self._tell, self._name
         budget = None if asked.budget is None else Budget(asked.budget, best_effort=asked.best_effort)
         terms: dict[str, Any] = {**self._rent, "budget": budget, "max_lifetime": asked.max_lifetime}
         former = self._former
@@ -314,6 +323,7 @@ class WholeRun:
         pool._terms = replace(pool._terms, lends=False)  # what stays here must not go by another way
         if former is not None:
             pool._terms = replace(pool._terms, attach=True, replaces=False)
+        pool.events.listen(self._hear)
         unlisten = pool.events.listen(tell.hear)
         self._began = time.monotonic()
         try:
@@ -349,7 +359,7 @@ class WholeRun:
             env = asked.env if former is None else {**self._secrets, **asked.env}  # the machines have former values
             made = ProgramRun(
                 pool, target, asked.nodes, tell.wrote, tell.error, on_program_end, asked.packages, env,
-                self._include, asked.procs, self._save, asked.node,
+                self._include, asked.procs, self._save, tell.note, asked.node,
             )  # fmt: skip
             tell.is_stranger = made.is_stranger
             if former is not None:
@@ -371,6 +381,10 @@ class WholeRun:
             if asked.linger is None:
                 pool.stop()  # rather than to wait for a node that has not answered
         return status or (FAILED if saver.failure else 0)
+
+    def _hear(self, event: events.Event) -> None:
+        if isinstance(event, events.PoolPhase) and event.phase == Phase.ENDED.value:
+            self._over = time.monotonic()
 
     def _drivers_of(self, former: Record) -> list[Driver]:
         """Return the drivers of a pool that stays, with the credentials that this run has given."""
