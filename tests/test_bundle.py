@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-SHOW = "from skypool.shipping import package_zip; b = package_zip.bundle(); print(b.hash, len(b.data))"
+SHOW = "from skypool.shipping import package_zip; b = package_zip.bundle(); print(b.hash, b.size)"
 UNREAD = f"from skypool.shipping import package_zip; package_zip._made = None; {SHOW}"
 """Fails if the files have to be read."""
 

@@ -43,7 +43,7 @@ class Node:
         ours.settimeout(20)
         ours.sendall(ship.prelude(self.config, start=True))
         if not json.loads(_line(ours))["have"]:
-            ours.sendall(ship.bundle().data)
+            ours.sendall(ship.bundle().read())
         assert _line(ours) == b"ready\n"
         ours.sendall(encode(Kind.HELLO, {"session": session, "calls": []}))
         got = b""

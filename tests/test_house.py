@@ -700,7 +700,7 @@ def test_a_name_that_is_not_at_the_front_door_is_an_attribute_error(name: str) -
 def test_every_name_at_the_front_door_can_be_imported_on_a_node(tmp_path: Path) -> None:
     """Where there is what the client ships, and the standard library: the user's modules import skypool there, too."""
     bundle = tmp_path / "skypool.zip"
-    bundle.write_bytes(ship.bundle().data)
+    bundle.write_bytes(ship.bundle().read())
     code = "import sys; sys.path.insert(0, sys.argv[1]); import skypool; [getattr(skypool, n) for n in sys.argv[2:]]"
     argv = [sys.executable, "-I", "-S", "-c", code, str(bundle), *skypool.__all__, *DRIVERS]
     got = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path)

@@ -138,7 +138,7 @@ def offer() -> sky.Offer:
 def connected(folder: Path, cwd: Path | None = None) -> subprocess.CompletedProcess[bytes]:
     """Begin a connection to the node in a folder, as the client does: run the agent's loader there."""
     config = AgentConfig(folder=str(folder), spool=str(folder), cwd="/")
-    text = package_zip.prelude(config, start=True) + package_zip.bundle().data
+    text = package_zip.prelude(config, start=True) + package_zip.bundle().read()
     argv = ["sh", "-c", package_zip.agent_starter(sys.executable, "")]
     done = subprocess.run(argv, input=text, capture_output=True, timeout=60, cwd=cwd)
     end(folder)
@@ -485,7 +485,7 @@ def test_plant_a_pickle_among_the_cached_prices(cache: Path, tmp: Path) -> None:
 
 def contents(bundle: package_zip.Bundle) -> dict[str, object]:
     """What is in a zip for nodes, by path. The bytes of equal code may differ: marshal notes who else refers to it."""
-    with zipfile.ZipFile(io.BytesIO(bundle.data)) as archive:
+    with zipfile.ZipFile(io.BytesIO(bundle.read())) as archive:
         found = {name: archive.read(name) for name in archive.namelist()}
     return {name: marshal.loads(data[16:]) if name.endswith(".pyc") else data for name, data in found.items()}
 

@@ -94,7 +94,7 @@ class Handshake:
             )
         self._check_python(answer.python)
         if not answer.have:
-            await loop.sock_sendall(stream.socket, package_zip.bundle().data)
+            await loop.sock_sendall(stream.socket, package_zip.bundle().read())
         line, rest = await _line(stream, rest)
         if line == b"gone":
             raise Gone(

@@ -8,11 +8,11 @@ import re
 from skypool.errors import UsageError
 from skypool.model import Access, Instance
 from skypool.processes import host_name
-from skypool.provision import image_project
 from skypool.provision.bootstrap import SetupBundle
 from skypool.rental.pool_terms import Terms
-from skypool_images import ImageError
+from skypool_images import Image, ImageError
 from skypool_images.file_archive import Packed, Progress
+from skypool_images.sent_project import SentProject
 
 
 class NodeSetup:
@@ -36,7 +36,7 @@ class NodeSetup:
         """
         image = self._terms.image
         try:
-            self._payload = image.pack(progress, image_project.sent_project(image))
+            self._payload = image.pack(progress, _project_of(image))
             image.steps(packed=self._payload)
             self.secrets = image.secret_values()
         except (ImageError, OSError) as e:
@@ -81,6 +81,15 @@ class NodeSetup:
             guard=access.guard,
             lease=self._terms.lease,
         )
+
+
+def _project_of(image: Image) -> SentProject | None:
+    """Return the project of an image; None for none. Raises UsageError if it cannot be sent."""
+    if image.spec.project is None:
+        return None
+    from skypool.provision import image_project  # imported here because most images have none
+
+    return image_project.sent_project(image)
 
 
 def _installs(name: str, script: str) -> bool:

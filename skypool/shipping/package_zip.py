@@ -18,11 +18,12 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from skypool.errors import UsageError
 from skypool.safety import private, user_folders
@@ -127,14 +128,20 @@ def shell_path(path: str) -> str:
     return '"$HOME"' + shlex.quote(path[1:]) if path.startswith("~/") else shlex.quote(path)
 
 
-class Bundle(NamedTuple):
-    """Zip for nodes: its bytes, and a hash by which a node knows it.
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """Zip for nodes.
 
-    `hash`, 16 hexadecimal digits, identifies the sources and the version of Python. The zip's file name contains it.
+    Attributes:
+        hash: 16 hexadecimal digits that identify the sources and the version of Python. A node knows the zip by them,
+            and the zip's file name contains them.
+        size: its bytes.
+        read: returns the zip. It is not kept in memory, as most nodes have it.
     """
 
-    data: bytes
     hash: str
+    size: int
+    read: Callable[[], bytes] = field(repr=False)
 
 
 _making = threading.Lock()
@@ -176,7 +183,7 @@ def _bundle() -> Bundle:
         private.check(folder)  # the zip runs on nodes, with all that is secret there
         packages, stamp, key = json.loads(private.read(record))
         if stamp == _stamp(_files(packages)):
-            made = Bundle(private.read(folder / f"bundle-{key}.zip"), key)
+            made = _opened(folder, key)
             os.utime(folder / f"bundle-{key}.zip")  # it is in use
             return made
     return _made(folder, record)
@@ -195,13 +202,24 @@ def _made(folder: Path, record: Path) -> Bundle:
     kept = folder / f"bundle-{key}.zip"
     try:
         private.check(folder)
-        data = private.read(kept)
+        made = _opened(folder, key)
     except OSError:
         data = _pack(sources)
         _keep(kept, data)
+        try:
+            made = _opened(folder, key)
+        except OSError:  # the disk is full
+            made = Bundle(key, len(data), lambda: data)
     _keep(record, json.dumps([packages, stamp, key]).encode())
     _prune(folder)
-    return Bundle(data, key)
+    return made
+
+
+def _opened(folder: Path, key: str) -> Bundle:
+    """Return the zip with this hash in the cache folder. It stays open, as other processes may remove it."""
+    file = open(private.opened(folder / f"bundle-{key}.zip", os.O_RDONLY), "rb", buffering=0)  # noqa: SIM115
+    size = os.fstat(file.fileno()).st_size
+    return Bundle(key, size, lambda: os.pread(file.fileno(), size, 0))
 
 
 def _packages() -> list[str]:
@@ -301,7 +319,7 @@ def prelude(config: AgentConfig, start: bool) -> bytes:
     text = json.dumps(
         {
             "hash": zip_.hash,
-            "size": len(zip_.data),
+            "size": zip_.size,
             "python": list(sys.version_info[:2]),
             "start": start,
             "config": config.to_json(),
