@@ -1061,6 +1061,12 @@ def test_a_pool_sends_to_all_nodes_and_fetches_from_one(tmp_path: Path, monkeypa
         back = tmp_path / "back"
         assert pool.pull("out", back, node=1).files == 1
         assert (back / "model.pt").read_text() == "weights"
+        (back / "old" / "deep").mkdir(parents=True)
+        for path in ("extra", ".env", "old/deep/file"):
+            (back / path).write_text("mine")
+        (back / ".skypoolignore").write_text(".env\n.skypoolignore\n")
+        assert pool.pull("out", back, node=1, delete=True).deleted == 4
+        assert sorted(os.listdir(back)) == [".env", ".skypoolignore", "model.pt"]
         pool[1].pull("out/model.pt", tmp_path / "single")
         assert (tmp_path / "single").read_text() == "weights"
         with pytest.raises(TransferError, match="no/such: No such file or directory"):

@@ -11,7 +11,7 @@ import os
 import stat
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from skypool.files.entries import (
@@ -49,6 +49,8 @@ class Receiver:
             a folder for it if `target` is one or ends with "/".
         name: the name of the one file in such a folder. Default: the one that the sender tells.
         delete: delete what the sender does not have, and does not leave out.
+        keeps: with `delete`, tells of a path below the folder, and whether it is a folder, if it stays in any case. The
+            sender is then not asked what it leaves out.
         checksum: compare the contents of all files of equal size. Otherwise, equal size and time mean an equal file.
         inside: refuse links that may lead out of the folder.
         again: this goes on with a transfer that was lost. Its process on this computer may still end.
@@ -67,6 +69,7 @@ class Receiver:
         *,
         name: str = "",
         delete: bool = False,
+        keeps: Callable[[str, bool], bool] | None = None,
         checksum: bool = False,
         inside: bool = False,
         again: bool = False,
@@ -79,7 +82,7 @@ class Receiver:
     ) -> None:
         self._channel = channel
         self._target, self._name = target, name
-        self._delete, self._checksum, self._inside = delete, checksum, inside
+        self._delete, self._keeps, self._checksum, self._inside = delete, keeps, checksum, inside
         self._again, self._no_git, self._settled = again, no_git, settled
         self._on_want, self._on_file, self._on_same, self._on_bytes = on_want, on_file, on_same, on_bytes
         self._asked: dict[int, Entry] = {}
@@ -403,15 +406,11 @@ class Receiver:
         return done
 
     def _delete_extra(self) -> None:
-        """Delete what the sender does not have, but for what it leaves out, which it is asked about."""
+        """Delete what the sender does not have, but for what stays."""
         extra = [each for path in self._listing.extra for each in self._folder.below(path)]
         kept: set[str] = set()
         for part in in_parts([each for each in extra if not _is_ours(each[0])], lambda each: len(each[0])):
-            self._channel.tell(Kind.EXTRA, part)
-            kind, content = self._channel.receive()
-            if kind != Kind.KEEP:
-                raise nonsense()
-            kept.update(part[index][0] for index in unpacked(content))
+            kept.update(self._kept_of(part))
         for path, _ in extra:
             if path.rpartition("/")[0] in kept:
                 kept.add(path)
@@ -427,6 +426,16 @@ class Receiver:
                     continue  # another transfer has done it
                 except OSError as e:
                     self._trouble(path, e.strerror or str(e))
+
+    def _kept_of(self, part: Sequence[tuple[str, bool]]) -> list[str]:
+        """Return the paths that stay of those that the sender does not have."""
+        if self._keeps is not None:
+            return [path for path, is_folder in part if self._keeps(path, is_folder)]
+        self._channel.tell(Kind.EXTRA, part)
+        kind, content = self._channel.receive()
+        if kind != Kind.KEEP:
+            raise nonsense()
+        return [part[index][0] for index in unpacked(content)]
 
     def _cannot(self, path: str, error: OSError) -> None:
         """Tell the error of one file. Raise it if the disk is full, as no other file has room either."""

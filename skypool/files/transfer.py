@@ -213,7 +213,8 @@ def pull(
 ) -> Transferred:
     """Fetch a file or a folder from a node. The arguments and errors are as of `push`.
 
-    Nothing that the node says leads out of `local`: such paths and links are refused.
+    Nothing that the node says leads out of `local`: such paths and links are refused. With `delete`, what `.gitignore`
+    and `.skypoolignore` leave out stays.
 
     Args:
         since: fetch only what is new since this time, in nanoseconds by the clock of the node's file system, and leave
@@ -236,6 +237,7 @@ def pull(
                 local,
                 name=os.path.basename(remote.rstrip("/")),
                 delete=delete,
+                keeps=Ignored(os.path.abspath(local)) if delete else None,
                 checksum=checksum,
                 inside=True,
                 again=tries.again,

@@ -435,7 +435,8 @@ class CallSurface:
             local: the folder here, or the path of the file; for a file, a folder if there is one, or if it ends with
                 "/". Default None: the same name here.
             node: the number of the node. Default: the first one.
-            delete: also delete what the folder here has and the node's does not.
+            delete: also delete what the folder here has and the node's does not. What `.gitignore` and `.skypoolignore`
+                leave out is not deleted.
             checksum: compare the contents of all files of equal size, whatever their times.
             progress: called a few times a second, with how far it is.
 
