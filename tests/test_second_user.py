@@ -510,6 +510,19 @@ def test_plant_the_archive_for_nodes_in_the_cache(cache: Path) -> None:
         assert (made.hash, contents(made)) == (good.hash, contents(good))
 
 
+def test_put_another_file_of_ours_in_place_of_the_archive(cache: Path) -> None:
+    good = package_zip.bundle()
+    (record,) = cache.rglob("bundle-of-*.json")
+    folder, older = record.parent, record.with_name("older")
+    older.write_bytes(b"PK of an older version")
+    older.chmod(0o600)
+    shared(folder)
+    folder.chmod(0o777)
+    other("os.unlink(sys.argv[3]); os.rename(*sys.argv[1:3])", older, folder / f"bundle-{good.hash}.zip", record)
+    package_zip._bundle.cache_clear()
+    assert contents(package_zip.bundle()) == contents(good)
+
+
 def test_plant_the_host_key_of_a_machine(state: Path) -> None:
     shared(state / "ssh")
     other("open(sys.argv[1], 'w').write('gpu1 ssh-ed25519 AAAA')", state / "ssh" / "known_hosts")

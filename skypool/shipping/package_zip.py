@@ -201,14 +201,13 @@ def _made(folder: Path, record: Path) -> Bundle:
     key = digest.hexdigest()[:16]
     kept = folder / f"bundle-{key}.zip"
     try:
-        private.check(folder)
         made = _opened(folder, key)
     except OSError:
         data = _pack(sources)
         _keep(kept, data)
         try:
             made = _opened(folder, key)
-        except OSError:  # the disk is full
+        except OSError:  # the disk is full, or others can change the folder
             made = Bundle(key, len(data), lambda: data)
     _keep(record, json.dumps([packages, stamp, key]).encode())
     _prune(folder)
@@ -216,7 +215,11 @@ def _made(folder: Path, record: Path) -> Bundle:
 
 
 def _opened(folder: Path, key: str) -> Bundle:
-    """Return the zip with this hash in the cache folder. It stays open, as other processes may remove it."""
+    """Return the zip with this hash in the cache folder. It stays open, as other processes may remove it.
+
+    Raises OSError if it is not there, or others can change the folder.
+    """
+    private.check(folder)  # they could put another zip in its place
     file = open(private.opened(folder / f"bundle-{key}.zip", os.O_RDONLY), "rb", buffering=0)  # noqa: SIM115
     size = os.fstat(file.fileno()).st_size
     return Bundle(key, size, lambda: os.pread(file.fileno(), size, 0))
