@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from skypool.errors import UsageError
 
-FROM_ELSEWHERE = frozenset({"sources", "index", "index-url", "extra-index-url", "find-links", "no-index"})
+_FROM_ELSEWHERE = frozenset({"sources", "index", "index-url", "extra-index-url", "find-links", "no-index"})
 """What in `[tool.uv]` says that packages come from elsewhere than PyPI."""
 _LOCAL = ("directory", "editable", "virtual", "path")
 """The keys in uv.lock that say where on this computer a package is."""
@@ -56,6 +56,24 @@ def pyproject(root: Path) -> dict[str, Any]:
 def uv_table(said: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return `[tool.uv]` of the contents of pyproject.toml; {} without it."""
     return table(table(said.get("tool")).get("uv"))
+
+
+def from_elsewhere(root: Path) -> list[str]:
+    """Return the settings of `[tool.uv]` that say that packages come from elsewhere than PyPI."""
+    return sorted(uv_table(pyproject(root)).keys() & _FROM_ELSEWHERE)
+
+
+def pip_arguments(root: Path, source: str) -> list[str]:
+    """Return the arguments by which pip installs the packages of a project, and the project if it is to be built."""
+    has_setup = (root / "setup.py").exists()
+    if source in ("requirements.txt", "setup.py"):
+        return [*(["-r", source] if source == "requirements.txt" else []), *(["-e", "."] if has_setup else [])]
+    if source != "pyproject.toml":
+        return []
+    said = pyproject(root)
+    if "build-system" in said or has_setup:
+        return ["-e", "."]
+    return [each for each in table(said.get("project")).get("dependencies", ()) if isinstance(each, str)]
 
 
 def local_packages(root: Path, source: str) -> Iterator[LocalPackage]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from skypool.errors import UsageError
 from skypool.files.project import Project, surveyed
-from skypool.files.project_files import FROM_ELSEWHERE, local_packages, pyproject, table, uv_table
+from skypool.files.project_files import from_elsewhere, local_packages, pip_arguments, pyproject, table, uv_table
 from skypool_images import Image
 from skypool_images.requirements import admits
 from skypool_images.sent_project import SentProject
@@ -52,29 +52,17 @@ def sent_project(image: Image) -> SentProject | None:
 
 def _installation(project: Project) -> tuple[tuple[str, ...], tuple[str, ...], str]:
     """Return the fields `install`, `packages` and `only_uv` of a project."""
-    said = pyproject(project.root)
-    has_setup = (project.root / "setup.py").is_file()
-    editable = ("pip", "install", "-e", ".")
-    elsewhere = sorted(uv_table(said).keys() & FROM_ELSEWHERE)
-    match project.source:
-        case "uv.lock":
-            members = ("--all-packages",) if "workspace" in uv_table(said) else ()
-            return ("sync", "--frozen", *members), (), "uv.lock"
-        case "pyproject.toml":
-            only_uv = f"[tool.uv] {', '.join(elsewhere)}" if elsewhere else ""
-            if "build-system" in said or has_setup:
-                return editable, (), only_uv
-            if elsewhere:
-                return ("pip", "install", "-r", "pyproject.toml"), (), only_uv
-            needed = table(said.get("project")).get("dependencies", ())
-            return (), tuple(each for each in needed if isinstance(each, str)), ""
-        case "requirements.txt":
-            also = editable[2:] if has_setup else ()
-            return ("pip", "install", "-r", "requirements.txt", *also), (), ""
-        case "setup.py":
-            return editable, (), ""
-        case _:
-            return (), project.packages, ""
+    root, source = project.root, project.source
+    if source in ("script", ""):
+        return (), project.packages, ""
+    if source == "uv.lock":
+        members = ("--all-packages",) if "workspace" in uv_table(pyproject(root)) else ()
+        return ("sync", "--frozen", *members), (), "uv.lock"
+    words, told = pip_arguments(root, source), from_elsewhere(root) if source == "pyproject.toml" else []
+    only_uv = f"[tool.uv] {', '.join(told)}" if told else ""
+    if source == "pyproject.toml" and "-e" not in words:  # its requirements alone
+        return (("pip", "install", "-r", source), (), only_uv) if told else ((), tuple(words), "")
+    return ("pip", "install", *words), (), only_uv
 
 
 def _content(project: Project, paths: Iterable[str]) -> str:

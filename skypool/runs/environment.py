@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING
 
 from skypool import runtime
 from skypool.errors import CommandFailed
-from skypool.files.project_files import FROM_ELSEWHERE, LocalPackage, local_packages, pyproject, table, uv_table
+from skypool.files.project_files import (
+    LocalPackage,
+    from_elsewhere,
+    local_packages,
+    pip_arguments,
+    pyproject,
+    table,
+    uv_table,
+)
 from skypool.runs import node_folders
 
 if TYPE_CHECKING:
@@ -160,18 +168,10 @@ def _state_of(copy: str, packages: Sequence[LocalPackage]) -> str:
 
 def _named(copy: str, source: Source) -> list[str]:
     """Return the arguments by which pip installs the packages of a project, and the project if it is to be built."""
-    has_setup = os.path.exists(os.path.join(copy, "setup.py"))
-    if source in ("requirements.txt", "setup.py"):
-        return [*(["-r", source] if source == "requirements.txt" else []), *(["-e", "."] if has_setup else [])]
-    if source != "pyproject.toml":
-        return []
-    said = pyproject(Path(copy))
-    if told := uv_table(said).keys() & FROM_ELSEWHERE:
-        why = f"there is no uv, and [tool.uv] says where packages come from: {', '.join(sorted(told))}"
+    if source == "pyproject.toml" and (told := from_elsewhere(Path(copy))):
+        why = f"there is no uv, and [tool.uv] says where packages come from: {', '.join(told)}"
         raise CommandFailed("uv sync", node=runtime.node_number(), why=why)
-    if "build-system" in said or has_setup:
-        return ["-e", "."]
-    return [each for each in said.get("project", {}).get("dependencies", ()) if isinstance(each, str)]
+    return pip_arguments(Path(copy), source)
 
 
 def _check_python(python: str) -> None:
