@@ -17,9 +17,8 @@ from skypool.errors import SkypoolError, UsageError
 from skypool.runs.target import Target
 from skypool.runs.whole_run import FAILED, Asked, WholeRun
 
-_WRONG = cast(
-    "tuple[type[Exception], ...]", typer.BadParameter.__bases__
-)  # click's UsageError; typer may have a click of its own
+_WRONG = cast("tuple[type[Exception], ...]", typer.BadParameter.__bases__)
+"""The error of wrong options: click's UsageError. typer may have a click of its own."""
 _OWN = frozenset({
     "--gpu", "--accelerator", "--provider", "--local", "--region", "--spot", "--with", "--secret", "--include",
     "--save", "--budget", "--best-effort", "--max-price", "--max-lifetime", "--linger", "--dry-run",

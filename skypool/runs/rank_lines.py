@@ -15,7 +15,12 @@ _LONGEST = 1 << 16
 
 @dataclass(slots=True)
 class _Source:
-    """One stream of a process. `state` is the state of its progress bar that was shown last, at the time `shown`."""
+    """Output of one stream of a process, which is cut into lines.
+
+    Attributes:
+        mark: what each of its lines begins with.
+        state: the state of its progress bar that was shown last, at the time `shown`.
+    """
 
     mark: str
     lines: Lines = field(default_factory=Lines)
