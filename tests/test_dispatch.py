@@ -427,7 +427,7 @@ def test_a_map_begins_on_all_idle_nodes_although_its_first_calls_end_at_once() -
     busy = office.send(node=1)
     first, *rest = [PendingCall(CODE, codec.dumps(((), {})), ResultCell(), Options()) for _ in range(5)]
     assert office.dispatch.placement.idle_lanes(first) == 2
-    office.dispatch.submit_spread([first, rest[0]])
+    office.dispatch.submit(first, rest[0], spread=True)
     office.end(first)
     office.dispatch.submit(*rest[1:])
     assert [each.at for each in (first, *rest)] == [0, 2, 0, -1, -1]

@@ -150,25 +150,30 @@ class Agent:
                     except Exception as e:  # noqa: BLE001 - one worker must not end the agent; others are raised again
                         self._contain(e, self._slots.of_file(fd))
             self._client.flush()  # outcomes do not wait for the checks that follow
-            if self._dying:
-                self._bury()
-            if self._stops.cancelling:
-                self._stops.look()
             now = self._read_clock()
-            if self._batch_watch.alert:
-                self._batch_watch.look(now)
-            if now - ticked >= _TICK:
+            ticks = now - ticked >= _TICK
+            if ticks:
                 ticked = now
                 self._tick(now)
-            if self._packages.is_behind:
-                self._packages.proceed()
-            if self._slots.spare:
-                lacking = self._hire()
-            self._client.flush()
+            if ticks or self._dying or self._stops.cancelling or self._batch_watch.alert or self._packages.is_behind:
+                self._look(now)
+                self._client.flush()
+            lacking = self._slots.spare > 0 and self._hire()
         for each in self._slots.all:
             self._slots.signal(each, signal.SIGKILL)
         self._client.send(Kind.BYE, {})
         self._client.flush()
+
+    def _look(self, now: float) -> None:
+        """Check what must not wait for the next tick. `now` is the time of the agent's clock."""
+        if self._dying:
+            self._bury()
+        if self._stops.cancelling:
+            self._stops.look()
+        if self._batch_watch.alert:
+            self._batch_watch.look(now)
+        if self._packages.is_behind:
+            self._packages.proceed()
 
     def _hire(self) -> bool:
         """Start up to `_HIRED` CPU workers while calls wait for them. Return True if more may be needed."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from skypool.calls.futures import Items, Returned
-from skypool.calls.node_queue import Lane, NodeQueue, frame_full, slowed
+from skypool.calls.node_queue import Lane, NodeQueue, frame_full
 from skypool.calls.pending_calls import PendingCall
 from skypool.calls.tally import CallTally, text_of_error
 from skypool.errors import ConnectionLost, SkypoolError, WorkerDied, protocol_violation, taken_back
@@ -140,7 +140,7 @@ class CallProgress:
                 self._on_error(node_queue, pending, failure, seconds, ended)
         if last is not None:
             self.done += count
-            self._learn(node_queue.lane(last), last, took / count)
+            node_queue.lane(last).learn(last.code.key, took / count, self.paces)
 
     def on_outcome(
         self, node_queue: NodeQueue, said: Outcome, buffers: Sequence[Buffer], ended: Ended, errors: Errors
@@ -164,18 +164,13 @@ class CallProgress:
         lane = node_queue.lane(pending)
         del lane.underway[said.id]
         self.done += 1
-        self._learn(lane, pending, said.seconds)
+        lane.learn(pending.code.key, said.seconds, self.paces)
         if failure is None:
             self._tally.returned(pending, node_queue.node, said.seconds, time.time())
             pending.settled = True
             ended.append((pending, Returned(buffers, node_queue.link.reader)))
         else:
             self._on_error(node_queue, pending, failure, said.seconds, ended)
-
-    def _learn(self, lane: Lane, pending: PendingCall, seconds: float) -> None:
-        key = pending.code.key
-        lane.learn(key, seconds)
-        self.paces[key] = slowed(self.paces.get(key), seconds)
 
     def _on_error(
         self, node_queue: NodeQueue, pending: PendingCall, failure: Failure, seconds: float, ended: Ended

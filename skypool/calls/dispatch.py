@@ -129,49 +129,50 @@ class Dispatch:
 
     # --- calls in --------------------------------------------------------------------------------------------
 
-    def submit(self, *pending_calls: PendingCall) -> None:
+    def submit(self, *pending_calls: PendingCall, spread: bool = False) -> None:
         """Send calls to the nodes with the most room, or queue them until a node has room. Return at once.
 
         Each call gets a new id. A call that may run only on leaving nodes ends with an error, which is not raised here.
+
+        Args:
+            spread: True to send one call to each idle lane first, so that a map over idle nodes begins on all of them,
+                even if its first calls end before the last are sent.
 
         Raises:
             PoolClosed: the pool has ended.
             UsageError: a call names a node that the pool does not have. The calls before that call stay submitted.
         """
+        queues: dict[int, CallQueue] = {}
+        last: CallQueue | None = None
         try:
-            self._submit(pending_calls)
+            with self._lock:
+                if self.roster.closed is not None and pending_calls:
+                    raise self.roster.too_late(pending_calls[0].name)
+                try:
+                    for pending in pending_calls:
+                        pending.id = next(self.ids)
+                        if type(pending.outlet) is not ResultCell:
+                            self._connect(pending)
+                            if pending.part_of is not None:
+                                self.parts.add(pending)
+                        if pending.node is None:
+                            queue = self._waiting.anywhere[pending.options.on_cpu]
+                        elif isinstance(pending.node, int):
+                            self._submit_to_one(pending, pending.node)
+                            continue
+                        elif self._has_one_of(pending, pending.node):
+                            queue = self._waiting.queue_of(pending)
+                        else:
+                            continue
+                        queue.append(pending)
+                        if queue is not last:
+                            last = queues[id(queue)] = queue
+                finally:
+                    for queue in queues.values():
+                        self.placement.send_on(queue, spread)
         finally:
             if self.effects.ends or self.effects.others:
                 self.act()
-
-    def _submit(self, pending_calls: Sequence[PendingCall], spread: bool = False) -> None:
-        queues: dict[int, CallQueue] = {}
-        last: CallQueue | None = None
-        with self._lock:
-            if self.roster.closed is not None and pending_calls:
-                raise self.roster.too_late(pending_calls[0].name)
-            try:
-                for pending in pending_calls:
-                    pending.id = next(self.ids)
-                    if type(pending.outlet) is not ResultCell:
-                        self._connect(pending)
-                        if pending.part_of is not None:
-                            self.parts.add(pending)
-                    if pending.node is None:
-                        queue = self._waiting.anywhere[pending.options.on_cpu]
-                    elif isinstance(pending.node, int):
-                        self._submit_to_one(pending, pending.node)
-                        continue
-                    elif self._has_one_of(pending, pending.node):
-                        queue = self._waiting.queue_of(pending)
-                    else:
-                        continue
-                    queue.append(pending)
-                    if queue is not last:
-                        last = queues[id(queue)] = queue
-            finally:
-                for queue in queues.values():
-                    self.placement.send_on(queue, spread)
 
     def _submit_to_one(self, pending: PendingCall, node: int) -> None:
         node_queue = self.node_queues.get(node)
@@ -193,18 +194,6 @@ class Dispatch:
         self._lost(pending, there[0].why_leaving, begun=False)
         return False
 
-    def submit_spread(self, pending_calls: Sequence[PendingCall]) -> None:
-        """Send calls: first one to each idle lane, then the others to the nodes with the most room.
-
-        So a map over idle nodes begins on all of them, even if its first calls end before the last are sent. Calls for
-        which no node has room are queued. Raises PoolClosed if the pool has ended, and UsageError if a call names a
-        node that the pool does not have.
-        """
-        try:
-            self._submit(pending_calls, spread=True)
-        finally:
-            self.act()
-
     @_then_acts
     def submit_together(self, parts: Sequence[PendingCall]) -> bool:
         """Send the parts of a call, each to its own node, and return True. Queue those whose node has no room.
@@ -214,7 +203,7 @@ class Dispatch:
         with self._lock:
             if self.roster.closed is None and not all(pending.node in self._staying for pending in parts):
                 return False
-            self._submit(parts)
+            self.submit(*parts)
             return True
 
     def act(self) -> None:

@@ -86,7 +86,7 @@ class Map(Generic[T]):
             chunk.append(pending)
             if first:
                 if len(chunk) == first:
-                    self._dispatch.submit_spread(chunk)
+                    self._dispatch.submit(*chunk, spread=True)
                     first, chunk = 0, []
                 continue
             # without a `chunksize`, a group is sent when it fills a frame, or 1 ms after the previous group
@@ -99,7 +99,7 @@ class Map(Generic[T]):
                 if read is not None:
                     read()
         if first:
-            self._dispatch.submit_spread(chunk)
+            self._dispatch.submit(*chunk, spread=True)
         else:
             self._dispatch.submit(*chunk)
 

@@ -86,19 +86,22 @@ class Lane:
         """The number of calls under way divided by the number of slots; 0.0 for an idle lane."""
         return len(self.underway) / self.slots
 
-    def learn(self, key: str, seconds: float) -> None:
-        """Update two averages with the time of a call that has ended: that of the lane, and that of the function.
+    def learn(self, key: str, seconds: float, paces: dict[str, float]) -> None:
+        """Update three averages with the time of a call that has ended: of the lane, and of the function here and there.
 
-        The lane's average moves a fifth of the way to the new time. So does the function's, but if the new time is
-        longer, it replaces the function's average.
+        An average moves a fifth of the way to the new time. If the new time is longer, it replaces the average of a
+        function.
 
         Args:
             key: the key of the function.
             seconds: the time of the call. For several calls that ended together, their mean time.
+            paces: the average time of a call of each function on all nodes, in seconds, by the function's key.
         """
         self.moved = time.monotonic()
         self.seconds = seconds if self.seconds is None else 0.8 * self.seconds + 0.2 * seconds
-        self.paces[key] = slowed(self.paces.get(key), seconds)
+        for each in (self.paces, paces):
+            pace = each.get(key, 0.0)
+            each[key] = seconds if seconds > pace else 0.8 * pace + 0.2 * seconds
 
     def frame_full(self, pending: PendingCall) -> int:
         """Return how many calls like this one may share a frame.
@@ -165,15 +168,6 @@ class Lane:
             size = len(pending.payload[0]) if most > 1 else 0
         if group:
             yield group
-
-
-def slowed(pace: float | None, seconds: float) -> float:
-    """Return the new average time of a function after a call that took `seconds`.
-
-    The average moves a fifth of the way from the old one, `pace`, to the new time. If the new time is longer, or `pace`
-    is None, the result is the new time.
-    """
-    return seconds if pace is None or seconds > pace else 0.8 * pace + 0.2 * seconds
 
 
 def frame_full(pending: PendingCall, pace: float | None) -> int:
@@ -257,7 +251,7 @@ class NodeQueue:
     @property
     def is_up(self) -> bool:
         """True if calls can be sent to the node: it is not leaving, is connected, and got all earlier messages."""
-        return self.is_reachable and not self.leaving
+        return self.resumed and not self.leaving and self.link.is_up
 
     @property
     def is_reachable(self) -> bool:

@@ -63,11 +63,12 @@ class CallQueue(deque[PendingCall]):
             if known is None or known[0] != at:
                 heappop(heap)
                 continue
-            if not node_queue.is_up or lane.room(pending.together) <= 0:
+            is_free = not lane.underway and lane.held is None
+            if not node_queue.is_up or not (is_free or lane.room(pending.together) > 0):
                 heappop(heap)
                 del self.loads[lane]
                 continue
-            load = lane.load
+            load = 0.0 if is_free else lane.load
             if load > at:
                 self.loads[lane] = load, node_queue
                 heapreplace(heap, (load, node_queue.node, next(self._numbers), node_queue, lane))

@@ -116,7 +116,7 @@ class CallSender:
         try:
             if not pending.feeds:
                 dispatch.roster.drive(pending)
-            value: T = cell.result(pending.name)
+            value: T = cell.result(call.code.name)
             return value
         except BaseException:
             dispatch.stop(pending)
@@ -128,7 +128,7 @@ class CallSender:
         """Queue a call for one of these nodes. Return (value, the queued call, the dispatch)."""
         # `outlet_of` gets the call's name, and returns (value, the object that gets the call's result)
         dispatch = self.working().dispatch
-        value, outlet = outlet_of(call.name)
+        value, outlet = outlet_of(call.code.name)
         node = named[0] if isinstance(named, tuple) and len(named) == 1 else None if named == "all" else named
         pending = PendingCall(call.code, call.payload, outlet, call.options, node=node, feeds=call.feeds)
         dispatch.submit(pending)
