@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-_ESCAPES = re.compile(
+# patterns as texts: `re` compiles each at its first use, and most processes need few of them
+_ESCAPES = (
     # a control sequence, with a 7-bit or an 8-bit start
     r"(?:\x1b\[|\x9b)[0-?]{0,64}[ -/]{0,8}[@-~]"
     # an OSC command, such as setting the title or the clipboard
@@ -15,15 +16,15 @@ _ESCAPES = re.compile(
     r"|(?:\x1b[PX^_]|[\x90\x98\x9e\x9f])[^\x1b\x9c\n]{0,512}(?:\x1b\\|\x9c)?"
     r"|\x1b"
 )
-_CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-_CONTROLS_OF_FRIENDS = re.compile("[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-_COLOURS = re.compile(r"(\x1b\[[0-9;:]{0,64}m)")
+_CONTROLS = "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+_CONTROLS_OF_FRIENDS = "[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f]"
+_COLOURS = r"(\x1b\[[0-9;:]{0,64}m)"
 _ORDINARY = bytes([*b"\t\n\r", *range(0x20, 0x7F)])
 """The ASCII characters that `printable` keeps."""
-_INTRODUCES = re.compile("[\x1b\x80-\x9f]")
+_INTRODUCES = "[\x1b\x80-\x9f]"
 _ARGUMENTS: Any = BaseException.args  # the descriptor itself, because a user's class may override the attribute
-_SURROGATES = re.compile("[\ud800-\udfff]")
-_UNFINISHED = re.compile(r"\x1b(?:\[[0-9;:]{0,64})?\Z")
+_SURROGATES = "[\ud800-\udfff]"
+_UNFINISHED = r"\x1b(?:\[[0-9;:]{0,64})?\Z"
 
 
 def encodable(text: str) -> str:
@@ -32,7 +33,7 @@ def encodable(text: str) -> str:
     Surrogates are characters that UTF-8 cannot encode. Python puts them into file names, arguments and environment
     variables that are not UTF-8. Texts from JSON may have them, too.
     """
-    return text if text.isascii() else _SURROGATES.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return text if text.isascii() else re.sub(_SURROGATES, lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def printable(text: str, colours: bool = False) -> str:
@@ -45,9 +46,9 @@ def printable(text: str, colours: bool = False) -> str:
         return text
     text = encodable(text)
     if not colours:
-        return _CONTROLS.sub("", _ESCAPES.sub("", text))
-    parts = _COLOURS.split(text)  # every second part is a complete SGR sequence
-    parts[::2] = [_CONTROLS_OF_FRIENDS.sub("", _ESCAPES.sub("", part)) for part in parts[::2]]
+        return re.sub(_CONTROLS, "", re.sub(_ESCAPES, "", text))
+    parts = re.split(_COLOURS, text)  # every second part is a complete SGR sequence
+    parts[::2] = [re.sub(_CONTROLS_OF_FRIENDS, "", re.sub(_ESCAPES, "", part)) for part in parts[::2]]
     return "".join(parts)
 
 
@@ -142,7 +143,7 @@ def change_texts(error: BaseException, change: Callable[[str], str]) -> None:
 
 
 def _harmless(text: str) -> str:
-    return printable(text, colours=True) if _INTRODUCES.search(text) is not None else text
+    return printable(text, colours=True) if re.search(_INTRODUCES, text) is not None else text
 
 
 def unfinished(text: str) -> int:
@@ -150,5 +151,6 @@ def unfinished(text: str) -> int:
 
     Output of a node arrives in pieces. A piece may end inside a sequence, whose rest comes with the next piece.
     """
-    found = _UNFINISHED.search(text, max(0, len(text) - 70))
-    return 0 if found is None else len(text) - found.start()
+    end = text[-70:]
+    found = re.search(_UNFINISHED, end)
+    return 0 if found is None else len(end) - found.start()

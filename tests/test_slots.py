@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
 import sys
 import time
@@ -257,9 +258,19 @@ def test_all_cpu_slots_of_a_large_node_can_be_used_at_once(big: sky.ComputePool,
     assert len({each.result(60) for each in running}) == 192
 
 
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def seconds_of(pid: int) -> float:
+    """The processor time of a process."""
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
 def workers_of(pid: int) -> int:
     """How many children the agent of a worker has."""
-    parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    parent = parent_of(pid)
     return len(Path(f"/proc/{parent}/task/{parent}/children").read_text().split())
 
 
@@ -271,6 +282,19 @@ def test_cpu_workers_are_started_when_they_are_needed(big: sky.ComputePool) -> N
     for _ in range(20):
         assert wait_for("/").with_options(devices=0) >> big == other
     assert workers_of(pid) == 2, "calls one after the other need one"
+
+
+def test_an_agent_waits_once_it_has_started_its_last_cpu_workers(eight: None, tmp_path: Path) -> None:
+    (folder := tmp_path / "met").mkdir()
+    with sky.ComputePool(sky.Local(python=python_with(tmp_path, 4)), console="off", grace=1.0) as pool:
+        agent = parent_of((where() >> pool)[2])
+        os.kill(agent, signal.SIGSTOP)  # so that it receives the four calls at once
+        running = [meet(str(folder), 4).with_options(devices=0) > pool for _ in range(4)]
+        os.kill(agent, signal.SIGCONT)
+        assert len({each.result(60) for each in running}) == 4
+        before = seconds_of(agent)
+        time.sleep(1.0)
+        assert seconds_of(agent) - before < 0.5, "it looks again and again whether more workers are needed"
 
 
 def test_small_calls_without_devices_travel_together(big: sky.ComputePool) -> None:

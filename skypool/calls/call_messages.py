@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from skypool.calls.futures import Items, Returned
-from skypool.calls.node_queue import Lane, NodeQueue, frame_full
+from skypool.calls.node_queue import NodeQueue, frame_full
 from skypool.calls.pending_calls import PendingCall
 from skypool.calls.tally import CallTally, text_of_error
 from skypool.errors import ConnectionLost, SkypoolError, WorkerDied, protocol_violation, taken_back

@@ -87,7 +87,7 @@ class Lane:
         return len(self.underway) / self.slots
 
     def learn(self, key: str, seconds: float, paces: dict[str, float]) -> None:
-        """Update three averages with the time of a call that has ended: of the lane, and of the function here and there.
+        """Update averages with the time of a call that has ended: of the lane, and of the function here and anywhere.
 
         An average moves a fifth of the way to the new time. If the new time is longer, it replaces the average of a
         function.

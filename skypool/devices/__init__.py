@@ -123,9 +123,12 @@ def accelerators() -> tuple[Accelerator, ...]:
 
     Devices that the catalogue does not know are left out.
     """
+    found = detect()
+    if not found:
+        return ()  # most clients have none, and the catalogue takes long to import
     from skypool.devices.catalogue_entry import summary
 
-    return summary(detect())
+    return summary(found)
 
 
 def visible_env(kind: str, indices: Sequence[int | str]) -> dict[str, str]:

@@ -34,6 +34,11 @@ if TYPE_CHECKING:
 
 _LEFT_OUT = ("skypool/cli",)
 """Folders that are left out of the zip, because nodes do not need them."""
+_AT_START = ("skypool/agent/", "skypool/wire/")
+"""Folders whose bytecode is not compressed. The agent imports most of it, and starts 10 ms earlier (of 80 ms) so.
+
+This adds 0.5 MB to the 4.9 MB of the zip.
+"""
 _PYNVML = "nvidia-ml-py/pynvml.py"
 """The path in the zip of the module of nvidia-ml-py, outside of the folder from which nodes import other modules."""
 _SENT = (".py", ".csv", ".json", ".sh")
@@ -194,7 +199,7 @@ def _made(folder: Path, record: Path) -> Bundle:
     packages = _packages()
     files = _files(packages)
     stamp = _stamp(files)  # taken before the files are read, so that a later change gives another stamp
-    sources = {name: path.read_bytes() for name, path in files.items()}
+    sources = {name: Path(path).read_bytes() for name, path in files.items()}
     digest = hashlib.sha256(repr(sys.version_info[:3]).encode())
     for name, data in sorted(sources.items()):
         digest.update(name.encode() + struct.pack("!Q", len(data)) + data)
@@ -234,9 +239,9 @@ def _packages() -> list[str]:
     return ["skypool", "cloudpickle", "skypool_images", *sorted({each.module.partition(".")[0] for each in points})]
 
 
-def _files(packages: Sequence[str]) -> dict[str, Path]:
+def _files(packages: Sequence[str]) -> dict[str, str]:
     """Return the local paths of these packages' files by their path in the zip. Raise ImportError if one is missing."""
-    found: dict[str, Path] = {}
+    found: dict[str, str] = {}
     for package in packages:
         spec = importlib.util.find_spec(package)
         if spec is None or not spec.submodule_search_locations:
@@ -247,20 +252,20 @@ def _files(packages: Sequence[str]) -> dict[str, Path]:
         for folder, folders, names in os.walk(root):
             inside = f"{package}{folder.removeprefix(root)}"
             folders[:] = sorted(each for each in folders if f"{inside}/{each}" not in _LEFT_OUT)
-            found.update({f"{inside}/{each}": Path(folder, each) for each in sorted(names) if each.endswith(_SENT)})
+            found.update({f"{inside}/{each}": f"{folder}/{each}" for each in sorted(names) if each.endswith(_SENT)})
     nvml = importlib.util.find_spec("pynvml")
     if nvml is not None and nvml.origin is not None and Path(nvml.origin).name == "pynvml.py":
-        found[_PYNVML] = Path(nvml.origin)  # the sampler reads NVIDIA GPUs with it
+        found[_PYNVML] = nvml.origin  # the sampler reads NVIDIA GPUs with it
     return found
 
 
-def _stamp(files: Mapping[str, Path]) -> str:
+def _stamp(files: Mapping[str, str]) -> str:
     """Return a hash of the paths, sizes and times of change of these files, and of the folder site-packages."""
     # An installation into site-packages (not another folder, as by `pip install --user`) may bring drivers.
     seen = []
-    for path in (Path(sysconfig.get_path("purelib")), *files.values()):
+    for path in (sysconfig.get_path("purelib"), *files.values()):
         about = os.stat(path)
-        seen.append((str(path), about.st_size, about.st_mtime_ns, about.st_ctime_ns))
+        seen.append((path, about.st_size, about.st_mtime_ns, about.st_ctime_ns))
     return hashlib.sha256(repr(seen).encode()).hexdigest()
 
 
@@ -269,7 +274,7 @@ def _pack(sources: dict[str, bytes]) -> bytes:
     import zipfile  # imported here, as in other functions, because the zip is rarely made
 
     out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+    with zipfile.ZipFile(out, "w") as archive:
         for name, data in sources.items():
             archive.writestr(_entry(name), data)
             if name.endswith(".py"):
@@ -281,11 +286,12 @@ def _pack(sources: dict[str, bytes]) -> bytes:
 
 
 def _entry(name: str) -> zipfile.ZipInfo:
-    """Return the entry for a compressed file. Its date is fixed, so that the same sources make the same zip."""
+    """Return the entry for a file. Its date is fixed, so that the same sources make the same zip."""
     import zipfile
 
     entry = zipfile.ZipInfo(name, _EPOCH)
-    entry.compress_type = zipfile.ZIP_DEFLATED
+    is_needed_at_once = name.startswith(_AT_START) and name.endswith(".pyc")
+    entry.compress_type = zipfile.ZIP_STORED if is_needed_at_once else zipfile.ZIP_DEFLATED
     return entry
 
 

@@ -31,7 +31,6 @@ from urllib.parse import unquote, urlparse
 from zipimport import zipimporter
 
 from skypool.errors import ProtocolError, protocol_violation
-from skypool.safety.never_sent import READ, why_secret, why_secret_inside
 from skypool.tracebacks import SITE_FOLDERS
 from skypool.wire.pickling import SCRIPT
 
@@ -275,6 +274,9 @@ def _contents(found: MutableMapping[str, Path | bytes], is_package: bool = True)
 
     These are too large, or may hold secrets.
     """
+    # imported here because its patterns take long to compile, and many programs have no modules of their own
+    from skypool.safety.never_sent import READ, why_secret, why_secret_inside
+
     files: dict[str, bytes] = {}
     left_out: list[str] = []
     room = _MOST
