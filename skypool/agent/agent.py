@@ -150,12 +150,13 @@ class Agent:
                     except Exception as e:  # noqa: BLE001 - one worker must not end the agent; others are raised again
                         self._contain(e, self._slots.of_file(fd))
             self._client.flush()  # outcomes do not wait for the checks that follow
-            now = self._read_clock()
-            ticks = now - ticked >= _TICK
-            if ticks:
-                ticked = now
-                self._tick(now)
+            turned = time.monotonic()
+            ticks = turned - ticked >= _TICK
             if ticks or self._dying or self._stops.cancelling or self._batch_watch.alert or self._packages.is_behind:
+                now = self._read_clock()
+                if ticks:
+                    ticked = turned
+                    self._tick(now)
                 self._look(now)
                 self._client.flush()
             lacking = self._slots.spare > 0 and self._hire()

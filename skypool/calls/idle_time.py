@@ -62,12 +62,16 @@ class IdleTime:
     def begin(self, now: float) -> None:
         """Note that a call runs from now on. Do nothing if one runs already."""
         self.calls = True
-        self._change(now)
+        if self.since is not None:
+            self._advance(now)
+            self.since = None
 
     def end(self, now: float) -> None:
         """Note that no call runs from now on. Do nothing if none runs."""
         self.calls = False
-        self._change(now)
+        if self.since is None and not self.held:
+            self._advance(now)
+            self.since = self.worked = self._at
 
     def gone(self, now: float) -> None:
         """Note that the node gets no more calls and has none left. It is idle from now on, until its machine ends."""

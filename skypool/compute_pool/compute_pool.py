@@ -532,8 +532,9 @@ class ComputePool(ShownPool, CallSurface, Executor):
                 f"pool {self.name!r} belongs to the process that this one was forked from: send calls there, "
                 "or make a new ComputePool here"
             )
-        if engine.state.phase in (Phase.DRAINING, Phase.ENDED) and engine.state.error is not None:
-            raise engine.state.error  # what ends the pool, from the moment it begins to end
+        state = engine.life.state
+        if state.error is not None and state.phase in (Phase.DRAINING, Phase.ENDED):
+            raise state.error  # what ends the pool, from the moment it begins to end
         return engine
 
     # --- calls -----------------------------------------------------------------------------------------------
