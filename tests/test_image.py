@@ -351,6 +351,17 @@ def test_large_files_are_packed_piece_by_piece_and_said(tmp_path: Path) -> None:
     assert int(kib) < 10_000
 
 
+def test_what_cannot_become_smaller_is_not_compressed_and_gzip_reads_all(tmp_path: Path) -> None:
+    contents = {"noise": os.urandom(3 << 20), "words": b"forty-two words of a text " * 100_000, "empty": b""}
+    packed = Image(files=contents).pack()
+    assert packed is not None
+    assert packed.size < 1.03 * len(contents["noise"]), "the noise as it is, and the words in little"
+    (tmp_path / "a.tar.gz").write_bytes(bytes(packed))
+    subprocess.run(["gzip", "-t", tmp_path / "a.tar.gz"], check=True, timeout=60)
+    subprocess.run(["tar", "-xzf", tmp_path / "a.tar.gz", "-C", tmp_path], check=True, timeout=60)
+    assert {name: (tmp_path / "work" / name).read_bytes() for name in contents} == contents
+
+
 def test_files_are_compressed_once_for_all_that_a_pool_asks_of_its_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
