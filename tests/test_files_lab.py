@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,8 @@ def project(root: Path, large: int = 0) -> Path:
     return root
 
 
-def in_the_middle(pool: sky.ComputePool, source: Path, does: Callable[[], None], after: int) -> list[Any]:
-    """Push a folder, and do something once so many bytes were read. Returns what push returned, or its error."""
+def in_the_middle(move: Callable[[Callable[[Progress], None]], Any], does: Callable[[], None], after: int) -> list[Any]:
+    """Push or pull, and do something once so many bytes have gone. Returns what was returned, or its error."""
     begun = threading.Event()
     said: list[Any] = []
 
@@ -71,13 +72,13 @@ def in_the_middle(pool: sky.ComputePool, source: Path, does: Callable[[], None],
         if progress.bytes >= after:
             begun.set()
 
-    def push() -> None:
+    def work() -> None:
         try:
-            said.append(pool.push(source, "there", progress=see))
+            said.append(move(see))
         except (sky.SkypoolError, OSError) as e:
             said.append(e)
 
-    thread = threading.Thread(target=push)
+    thread = threading.Thread(target=work)
     thread.start()
     begun.wait(60)
     does()
@@ -175,7 +176,7 @@ def test_a_transfer_goes_on_after(
         assert not (target / "large").exists()
         trouble(two[0])
 
-    (done,) = in_the_middle(pool, source, does, 60 << 20)
+    (done,) = in_the_middle(lambda see: pool.push(source, "there", progress=see), does, 60 << 20)
     assert not isinstance(done, Exception), done
     for each in two:
         assert tree(work(each) / "there") == tree(source)
@@ -188,7 +189,9 @@ def test_a_full_disk_is_told_and_leaves_no_half_of_a_file(
     pool: sky.ComputePool, two: list[Machine], tmp_path: Path
 ) -> None:
     source = project(tmp_path / "source", 100 << 20)
-    (said,) = in_the_middle(pool, source, lambda: two[1].fill_disk(leave=1 << 20), 10 << 20)
+    (said,) = in_the_middle(
+        lambda see: pool.push(source, "there", progress=see), lambda: two[1].fill_disk(leave=1 << 20), 10 << 20
+    )
     assert isinstance(said, TransferError)
     assert said.node == 1
     assert "No space left on device" in str(said)
@@ -199,6 +202,37 @@ def test_a_full_disk_is_told_and_leaves_no_half_of_a_file(
     two[1].free_disk()
     assert pool.push(source, "there").files >= 1
     assert tree(work(two[1]) / "there") == tree(source)
+
+
+@pytest.fixture
+def small(lab: Lab, tmp_path: Path) -> Iterator[Path]:
+    """A disk of 160 MB of the client; `lab` stands for root."""
+    (folder := tmp_path / "small").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=160m", "skypool-test", str(folder)], check=True)
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_of_the_client_is_told_and_leaves_no_half_of_a_file(
+    pool: sky.ComputePool, two: list[Machine], small: Path
+) -> None:
+    source = project(work(two[0]) / "there", 100 << 20)
+    back, filler = small / "back", small / "filler"
+
+    def fill() -> None:
+        with filler.open("wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(1 << 20))
+
+    (said,) = in_the_middle(lambda see: pool.pull("there", back, node=0, progress=see), fill, 10 << 20)
+    assert isinstance(said, (TransferError, OSError))
+    assert "No space left on device" in str(said)
+    assert not (back / "large").exists()
+    with pytest.raises((TransferError, OSError), match=r"the files need at least \d+ bytes, and \d+ are free"):
+        pool.pull("there", back, node=0)
+    filler.unlink()
+    pool.pull("there", back, node=0)
+    assert {path: about for path, about in tree(back).items() if not path.startswith(PARTS)} == tree(source)
 
 
 def test_a_client_that_is_killed_leaves_nothing_that_runs(
