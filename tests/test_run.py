@@ -939,6 +939,28 @@ def test_a_program_without_the_folder_is_told(project: Path) -> None:
     assert "saved    nothing: " in err
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--provider", "ssh"], "--provider ssh does not say which machines; name them with --host, such as"),
+        (["--host", "gpu1", "--local"], "--host and --local exclude each other"),
+        (["--host", "gpu1", "--provider", "fake"], "--provider and --host exclude each other"),
+        (["--host", "a:b:c"], "a host must be 'name', 'user@name:port'"),
+    ],
+)
+def test_hosts_are_named_one_way(words: list[str], said: str, project: Path) -> None:
+    (project / "train.py").touch()
+    status, _, err = run(*words, "--dry-run", "train.py")
+    assert (status, said in err) == (125, True), err
+
+
+def test_a_run_names_the_hosts_that_it_may_use(project: Path) -> None:
+    (project / "train.py").touch()
+    for words in (["--host", "gpu1.invalid"], ["--provider", "ssh", "--host", "gpu1.invalid"]):
+        status, _, err = run(*words, "--dry-run", "train.py")
+        assert (status, "rents    ssh gpu1.invalid, 0 USD/h; free" in err) == (0, True), err
+
+
 # --- money ---------------------------------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ from skypool.runs.program_run import ProgramRun
 from skypool.runs.target import Target
 from tests.conftest import eventually
 from tests.lab.machines import Lab, Machine
+from tests.soak.endings import WAYS, agent_with, once
 
 pytestmark = pytest.mark.slow
 
@@ -20,6 +21,14 @@ pytestmark = pytest.mark.slow
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.mark.parametrize("way", ["status 3", "Ctrl-C", "a closed terminal"])
+def test_a_run_on_a_host_that_the_command_line_names_ends_as_elsewhere(
+    way: str, lab: Lab, two: list[Machine], tmp_path: Path
+) -> None:
+    with agent_with(lab.client_key):
+        assert once(WAYS[way], tmp_path / "run", two[0]) == ""
 
 
 def test_a_program_runs_on_machines_of_ssh_and_its_output_outlives_a_lost_connection(

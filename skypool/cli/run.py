@@ -13,6 +13,8 @@ from typer.core import TyperCommand
 from skypool.calls.options import MOST_PROCS
 from skypool.checks import seconds
 from skypool.cli.run_messages import Json, Lines
+from skypool.drivers import registry
+from skypool.drivers.contract import Driver
 from skypool.errors import SkypoolError, UsageError
 from skypool.runs.target import Target
 from skypool.runs.whole_run import FAILED, Asked, WholeRun
@@ -63,6 +65,10 @@ def run(
     provider: Annotated[
         list[str] | None,
         typer.Option("--provider", "-p", help="Rent from this provider (repeatable). Default: this machine."),
+    ] = None,
+    host: Annotated[
+        list[str] | None,
+        typer.Option("--host", help="Run on this machine of yours, reached by ssh: gpu1, user@gpu2:2222 (repeatable)."),
     ] = None,
     local: Annotated[bool, typer.Option("--local", help="Run on this machine, in a copy of the project.")] = False,
     nodes: Annotated[int, typer.Option(min=1, help="Number of nodes.")] = 1,
@@ -135,10 +141,8 @@ def run(
             raise UsageError(
                 f"--save is given {len(folders)} times: {', '.join(folders)}; name one folder that has them all"
             )
-        if local and provider:
-            raise UsageError("--local and --provider exclude each other; leave one out")
         rent: dict[str, Any] = {
-            "provider": provider or "local",
+            "provider": _provider(provider or (), host or (), local),
             "accelerator": accelerator or None,
             "market": "spot" if spot else "on-demand",
         }
@@ -176,6 +180,21 @@ def run(
     if tell.failure is not None and not is_signalled:  # a closed terminal sends a signal, and shows nothing any more
         raise tell.failure
     raise typer.Exit(status)
+
+
+def _provider(names: Sequence[str], hosts: Sequence[str], local: bool) -> Driver | Sequence[str] | str:
+    """Return the `provider` argument of the pool."""
+    given = {"--provider": bool(names) and (not hosts or [*names] != ["ssh"]), "--host": bool(hosts), "--local": local}
+    several = [option for option, is_given in given.items() if is_given]
+    if len(several) > 1:
+        raise UsageError(f"{' and '.join(several)} exclude each other; leave one out")
+    if hosts:
+        return registry.driver("ssh", hosts=hosts)
+    if "ssh" in names:
+        raise UsageError(
+            "--provider ssh does not say which machines; name them with --host, such as --host gpu1 --host user@gpu2:22"
+        )
+    return names or "local"
 
 
 def _duration(option: str, said: str | None) -> float | None:

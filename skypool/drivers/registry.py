@@ -56,8 +56,8 @@ def providers(group: str = GROUP) -> dict[str, EntryPoint]:
     return found
 
 
-def driver(name: str) -> Driver:
-    """Import the driver of this name, and return an object of its class with default settings.
+def driver(name: str, **settings: object) -> Driver:
+    """Import the driver of this name, and return an object of its class. Settings that are not given have defaults.
 
     Drivers for rehearsals, which rent nothing real, are found, too.
 
@@ -69,7 +69,7 @@ def driver(name: str) -> Driver:
             a setting without a default.
     """
     point = _entry_point(name, tuple(sys.path))
-    return _checked(point.load()(), point.value)
+    return _checked(point.load()(**settings), point.value)
 
 
 @functools.cache  # to read about all installed packages takes several milliseconds

@@ -1,9 +1,10 @@
 """The ways in which `skypool run` ends, many times each: nothing may be lost, and nothing left.
 
     python -m tests.soak.endings --times 20
+    python -m tests.soak.endings --times 20 --ssh
 
-The machines are those of the fake cloud. After each run, none of them and no process of the run may be there, and what
-the program printed and saved must be here.
+The machines are those of the fake cloud, or with `--ssh` one of the lab. After each run, no machine of the fake cloud
+and no process of the run may be there, and what the program printed and saved must be here.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from pathlib import Path
 
 from skypool.testing import FakeCloud, Stock
 from tests.caches import with_zip
+from tests.lab.machines import Lab, Machine
 
 _MARK = "SKYPOOL_SOAK_OF_ENDINGS"
 """A variable that all processes of one run have."""
@@ -60,13 +62,15 @@ print("\\ndone")
 
 @dataclass
 class Place:
-    """A folder with a project and a cloud for one run."""
+    """A folder with a project, and a cloud or a machine that ssh reaches, for one run."""
 
     folder: Path
+    machine: Machine | None = None
 
     def __post_init__(self) -> None:
         self.project.mkdir(parents=True)
         FakeCloud(self.folder / "cloud", [Stock()]).instances()
+        self._before = {} if self.machine is None else self.machine.processes()
 
     @property
     def project(self) -> Path:
@@ -80,8 +84,9 @@ class Place:
     def argv(self, text: str, *options: str) -> list[str]:
         """Return the command that runs a program with this text."""
         (self.project / "train.py").write_text(text)
-        run = [sys.executable, "-m", "skypool", "run", "--provider", "fake", "--budget", "5", *options]
-        return [*run, "train.py"]
+        fake = ["--provider", "fake", "--budget", "5"]
+        where = fake if self.machine is None else ["--host", f"root@{self.machine.address}"]
+        return [sys.executable, "-m", "skypool", "run", *where, *options, "train.py"]
 
     def started(self, text: str, *options: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -92,7 +97,14 @@ class Place:
     def left(self) -> list[str]:
         """Return what is left of the run: machines and processes."""
         machines = FakeCloud(self.folder / "cloud").instances()
-        return [f"machine {each.id}" for each in machines] + [f"process {each}" for each in self._processes()]
+        there = [] if self.machine is None else self._left_there(self.machine)
+        return [f"machine {each.id}" for each in machines] + [f"process {each}" for each in self._processes()] + there
+
+    def _left_there(self, machine: Machine) -> list[str]:
+        """Return the processes on a machine that began with the run, and the output that is still stored there."""
+        began = {pid: name for pid, name in machine.processes().items() if pid not in self._before}
+        stored = machine.path("/root/.skypool").rglob("output/*")
+        return [f"process {name} there" for name in began.values()] + [f"{each} there" for each in stored]
 
     def _processes(self) -> Iterator[str]:
         told = f"{_MARK}={self.folder}".encode()
@@ -231,9 +243,9 @@ WAYS: dict[str, Callable[[Place], None]] = {
 }
 
 
-def once(way: Callable[[Place], None], folder: Path) -> str:
+def once(way: Callable[[Place], None], folder: Path, machine: Machine | None = None) -> str:
     """Let a run end in one way. Return what was wrong, "" if nothing was."""
-    place = Place(folder)
+    place = Place(folder, machine)
     try:
         way(place)
         until = time.monotonic() + _SOON
@@ -246,22 +258,48 @@ def once(way: Callable[[Place], None], folder: Path) -> str:
     return ""
 
 
+@contextlib.contextmanager
+def reached_by_ssh() -> Iterator[Machine]:
+    """Yield a machine of the lab into which ssh gets with the key of an ssh-agent."""
+    with Lab() as lab:
+        machine = lab.machine(keys=[lab.public_key])
+        with agent_with(lab.client_key):
+            yield machine
+
+
+@contextlib.contextmanager
+def agent_with(key: Path) -> Iterator[None]:
+    """Run an ssh-agent that has a key, and name it in the environment of this process."""
+    socket = key.with_name("agent")
+    with subprocess.Popen(["ssh-agent", "-D", "-a", socket], stdout=subprocess.DEVNULL) as agent:
+        try:
+            _until(socket.exists, "the ssh-agent")
+            os.environ["SSH_AUTH_SOCK"] = str(socket)
+            subprocess.run(["ssh-add", "-q", key], check=True)
+            yield
+        finally:
+            del os.environ["SSH_AUTH_SOCK"]
+            agent.terminate()
+
+
 def main(argv: list[str] | None = None) -> int:
     """Let runs end in all ways. Return 1 if something was wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--times", type=int, default=20)
+    parser.add_argument("--ssh", action="store_true")
     asked = parser.parse_args(argv)
     random.seed(asked.seed)
     wrong = 0
-    with tempfile.TemporaryDirectory() as top:
+    with tempfile.TemporaryDirectory() as top, contextlib.ExitStack() as stack:
+        machine = stack.enter_context(reached_by_ssh()) if asked.ssh else None
         os.environ["XDG_CACHE_HOME"] = str(with_zip(Path(top, "cache")))
         for number, (name, way) in enumerate(WAYS.items()):
             if way is _detached and shutil.which("tmux") is None:
                 print(f"{name}: not tried, as there is no tmux")
                 continue
             began = time.monotonic()
-            found = [once(way, Path(top, f"{number}-{turn}")) for turn in range(asked.times)]
+            found = [once(way, Path(top, f"{number}-{turn}"), machine) for turn in range(asked.times)]
             bad = [each for each in found if each]
             wrong += len(bad)
             print(f"{name}: {len(found) - len(bad)} of {len(found)} ({time.monotonic() - began:.0f} s)", flush=True)
