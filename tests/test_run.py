@@ -440,6 +440,20 @@ def test_a_spool_on_a_full_disk_keeps_what_must_be_told(tmp_path: Path, monkeypa
     assert spool.lost == 4 + (1 << 20)
 
 
+def test_what_a_run_waits_for_is_told_if_it_takes_long(project: Path, fake: Path) -> None:
+    (project / "train.py").write_text("print('hello')")
+    FakeCloud(fake).control.next_machines(boots=4.5)
+    words = ["--provider", "fake", "--max-lifetime", "10m"]
+    status, out, err = run(*words, "train.py")
+    assert (status, out) == (0, b"hello\n"), err
+    assert re.search(r"(?m)^rents .*\nwaits    for node 0, which boots\nstart ", err), err
+    assert "waits" not in run(*words, "train.py")[2]
+    FakeCloud(fake).control.next_machines(boots=4.5)
+    told = [json.loads(line) for line in run("--json", *words, "train.py")[1].splitlines()]
+    assert [each["event"] for each in told] == ["project", "plan", "waits", "start", "output", "end"]
+    assert told[2]["text"] == "node 0, which boots"
+
+
 STRANGER = """
 from skypool.cli.run_messages import Lines
 lines = Lines()

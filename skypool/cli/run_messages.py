@@ -268,6 +268,9 @@ class Json(Lines):
         boot, environment = round(boot, 3), round(environment, 3)
         self._tell("start", pool=pool, boot_seconds=boot, environment_seconds=environment, usd=usd)
 
+    def waits(self, text: str) -> None:
+        self._tell("waits", text=text)
+
     def saved(self, folder: str, files: int) -> None:
         self._tell("saved", folder=folder, files=files)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -20,6 +21,8 @@ _FAR = 10 * 365 * 86400.0
 """Seconds after which an end is not told as a date."""
 _MOST_NAMED = 5
 """The most files that are named."""
+_SLOW = 3.0
+"""Seconds after which it is told what a run waits for."""
 
 
 def bounds(plan: Plan, budget: float | None, lifetime: float | None) -> tuple[float | None, datetime | None]:
@@ -67,6 +70,7 @@ class Teller(ABC):
         self._words = Words(routine=False)
         self._lines = RankLines()
         self.log: Callable[[int, int, bytes], object] = lambda rank, stream, data: None
+        self._stage = threading.Timer(0.0, lambda: None)
         self.hide({})
 
     # --- for subclasses --------------------------------------------------------------------------------------
@@ -167,6 +171,17 @@ class Teller(ABC):
         spent = f"{_price(usd)} before your first line"
         self.note(f"start    pool {pool}: boot {span(boot)}, environment {span(environment)}, {spent}")
 
+    def stage(self, text: str) -> None:
+        """Note what the run waits for from now on, "" for nothing. It is told if it takes longer than 3 seconds."""
+        self._stage.cancel()
+        if text:
+            self._stage = threading.Timer(_SLOW, self.waits, [text])
+            self._stage.daemon = True
+            self._stage.start()
+
+    def waits(self, text: str) -> None:
+        self.note(f"waits    for {text}")
+
     def saved(self, folder: str, files: int) -> None:
         if files:
             self.note(f"saved    {files} file{'s' * (files != 1)} to {folder}")
@@ -190,5 +205,14 @@ class Teller(ABC):
         ends = isinstance(event, events.PoolPhase) and event.phase in ("draining", "ended")
         if ends or isinstance(event, (events.CallFailed, events.GangFailed)):
             return
+        match event:
+            case events.NodePhase(phase="launching"):
+                self.stage(f"the launch of node {event.node}")
+            case events.NodePhase(phase="booting"):
+                self.stage(f"node {event.node}, which boots")
+            case events.BootstrapStep(state="started"):
+                self.stage(f"the setup of node {event.node}: {event.step} ({event.number} of {event.steps})")
+            case events.NodePhase(phase="ready" | "draining" | "ended"):
+                self.stage("")
         for line in self._words.tell(event):
             self.note(line.rstrip("\n"))

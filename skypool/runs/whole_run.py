@@ -336,6 +336,7 @@ class WholeRun:
                 )
             raise
         finally:
+            tell.stage("")
             if asked.linger is not None:
                 self._tell_stay(name)
 
@@ -368,8 +369,11 @@ class WholeRun:
                 tell.log = made.log
                 if made.is_gang:
                     tell.source = "rank" if asked.procs else "node"
+                tell.stage("the project's files, which are sent")
                 made.send()
+                tell.stage("the environment, which is made")
                 programs = made.prepare()
+                tell.stage("")
                 tell.starts(pool.name, booted - self._began, time.monotonic() - booted, self.spent)
                 saver = Saver(made, self._save, self._saved_to, tell)
                 pool.events.listen(saver.hear)
