@@ -10,6 +10,7 @@ demo: $(VENV)/.ready
 	$(RUN) examples/01_hello.py
 	$(RUN) examples/02_map.py
 	$(RUN) examples/04_errors.py
+	@echo "The demo has passed. Next: . $(VENV)/bin/activate; skypool run --provider fake --gpu H100 --budget 5 train.py"
 
 # Whole files to several processes, as most tests wait; a file's tests share what it has set up. Hundreds of them start a
 # Python of their own, which should find skypool compiled, whatever the shell says. What measures pace runs alone before,

@@ -395,6 +395,7 @@ class Access:
         folder: folder of the agent.
         spool: folder for values that are too large for memory.
         cwd: working directory of calls; None means the agent's folder.
+        programs: folder of programs that shells find before all others; "" for none.
         spool_memory: largest value that is kept in memory, in bytes. None means half of the free memory.
         env: environment variables of the agent and its workers.
         slots: environment variables and device names of each slot. Or the number of slots among which the devices are
@@ -434,3 +435,4 @@ class Access:
     guard: str = ""
     watch: str = ""
     simulated: bool = False
+    programs: str = ""

@@ -250,7 +250,7 @@ def test_cost_tells_two_runs_of_one_name_apart_by_the_id_that_report_takes(skypo
     [
         (["cost", "--since", "2026-13-01"], "--since 2026-13-01 is not a date: month must be in 1..12"),
         (["cost", "--since", "yesterday"], "--since must be a duration such as 90, '90s', '10m' or '1h30m', not"),
-        (["gc", "--provider", "fkae"], "no provider is called 'fkae'; the installed ones are: "),
+        (["gc", "--provider", "fkae"], "no provider is called 'fkae'; did you mean fake? the installed ones are: "),
         (["doctor", "--provider", "fkae"], "no provider is called 'fkae'"),
         (["doctor", "--policy", "local"], "cannot print a policy for provider 'local'"),
     ],

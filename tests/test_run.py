@@ -103,18 +103,20 @@ def test_a_pyproject_that_is_not_utf8_is_refused_before_anything_is_rented(proje
     [
         (["trian.py"], "there is no script trian.py in .*; did you mean train.py[?]"),
         (["-m"], "-m takes the name of a module"),
-        (["-m", "train.py"], "did you mean train.py, or -m train[?]"),
+        (["-m", "train.py"], "did you mean -m train, or the script train.py[?]"),
+        (["-m", "src/my/train.py"], "did you mean -m my.train, or the script src/my/train.py[?]"),
         (["train"], "there is no command train here; did you mean train.py[?]"),
         (["-m", "package.trian"], "there is no module package.trian in .*; did you mean package.train[?]"),
         (["-m", "package.deep.train"], "there is no module package.deep.train in"),
+        (["-m", "inner.trian"], "there is no module inner.trian in .*src; did you mean inner.train[?]"),
         (["start.sh"], "there is no script start.sh in"),
         ([""], "name what to run"),
         (["--gpus", "H100"], "there is no option --gpus"),
     ],
 )
 def test_a_wrong_target_is_refused(words: list[str], why: str, project: Path) -> None:
-    (project / "package").mkdir()
-    for name in ("train.py", "package/__init__.py", "package/train.py"):
+    for name in ("train.py", "package/__init__.py", "package/train.py", "src/inner/__init__.py", "src/inner/train.py"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).touch()
     with pytest.raises(UsageError, match=why):
         Target.of(words)
@@ -146,6 +148,14 @@ def test_what_cannot_run_is_refused_before_anything_is_rented(words: list[str], 
     assert (status, out) == (125, b"")
     assert why in err
     assert "end  " not in err
+
+
+@pytest.mark.parametrize("asked", [">=3.99", "<3.0", ">=3.12,<3.11"])
+def test_a_project_that_no_python_fits_is_refused_before_anything_is_rented(asked: str, project: Path) -> None:
+    (project / "pyproject.toml").write_text(f"[project]\nname = 'a'\nversion = '1'\nrequires-python = '{asked}'\n")
+    (project / "train.py").touch()
+    status, _, err = run("--dry-run", "train.py")
+    assert (status, f"no version of Python fits '{asked}', which the project in" in err) == (125, True), err
 
 
 def test_a_wrong_target_rents_nothing(project: Path) -> None:
@@ -737,6 +747,7 @@ def test_files_go_to_the_folder_of_a_program_that_runs_and_come_from_there(proje
     (project / ".git").mkdir()
     (project / "src").mkdir()
     (project / "src" / "train.py").write_text(
+        "# /// script\n# requires-python = '>=3.9'\n# ///\n"
         "import os, time\n"
         "os.mkdir('out')\n"
         "open('out/model', 'w').write('7')\n"
@@ -756,6 +767,8 @@ def test_files_go_to_the_folder_of_a_program_that_runs_and_come_from_there(proje
     assert Path("model").read_text() == "7"
     shell = [*skypool, "shell", "one", "--", "ls"]
     assert subprocess.run(shell, capture_output=True, text=True, timeout=60).stdout.split() == ["out", "train.py"]
+    python = [*shell[:-1], "python", "-c", "import sys; print(sys.prefix)"]
+    assert "/environments/" in subprocess.run(python, capture_output=True, text=True, timeout=60).stdout, "its packages"
     sent = subprocess.run([*skypool, "push", "one", "stop"], capture_output=True, text=True, timeout=60)
     assert sent.returncode == 0, sent.stderr
     out, err = running.communicate(timeout=60)
@@ -781,7 +794,7 @@ def test_paths_on_the_command_line_begin_in_the_current_folder(project: Path) ->
     assert run("--include", str(project / "out"), "--dry-run", "train.py")[0] == 0
     status, _, err = run("--save", "out", "--dry-run", "train.py")
     assert (
-        "out is not sent, because it is ignored: the program starts without these files, and its own replace those of "
+        "out is not sent, because it is ignored: the program does not see these files, and its own replace those of "
         "the same name here; --include out sends it\n"
     ) in err
 
@@ -843,7 +856,7 @@ def test_only_what_the_program_changes_comes_back(project: Path) -> None:
     (project / ".skypoolignore").write_text("out\n")
     err = run("--save", "out", "true")[2]
     assert "saved    nothing: the program wrote no file into out" in err
-    assert "out has 2 files of an earlier run there; `rm -r out` as the program removes them" in err
+    assert "the machine has 2 files of an earlier run in out, which the program finds; to remove them there, run" in err
     assert not (project / "out" / "new").exists()
     run("--save", "out", "rm", "-r", "out")
     assert "of an earlier run" not in run("--save", "out", "true")[2]

@@ -216,7 +216,9 @@ def _tell(seen: Survey, doomed: Sequence[Found], yes: bool, over: Sequence[str],
     if not seen.found:
         output.say(f"found nothing of your pools; asked: {asked}")
     elif not doomed:
-        output.say(f"nothing is lost; asked: {asked}")
+        live = ", ".join(sorted({each.thing.pool for each in seen.found if each.verdict == "live"}))
+        ends = f"; `skypool down NAME` ends what is live: {live}" if live else ""
+        output.say(f"nothing is lost; asked: {asked}{ends}")
     elif yes:
         output.say(f"ended: {_count(doomed)}")
     else:

@@ -40,7 +40,7 @@ def explained(pool: str, error: client.NoOwner) -> SkypoolError:
             f"pool {pool!r} is run by {record.client}, which serves no other terminals here: it is on another computer "
             f"or in a container, or its skypool is older; `skypool shell {pool}` asks the provider instead"
         )
-    close = nearest(pool, known | set(pool_sockets.pools()))
+    close = nearest(pool, (known | set(pool_sockets.pools())) - {pool})
     hint = f"; did you mean {' or '.join(close)}?" if close else ""
     ended = "has ended" if record is not None else "does not exist"
     return UsageError(f"pool {pool!r} {ended}; `skypool ps` lists the running pools{hint}")

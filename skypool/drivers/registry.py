@@ -76,8 +76,8 @@ def driver(name: str, **settings: object) -> Driver:
 def _entry_point(name: str, path: tuple[str, ...]) -> EntryPoint:
     """Return the entry point of the driver of this name. `path` is `sys.path`, by which packages are found."""
     known = providers()
-    if name not in known and name in (rehearsals := providers(REHEARSALS)):
-        known = rehearsals
+    if name not in known:
+        known = {**providers(REHEARSALS), **known}
     if name not in known:
         close = nearest(name, known)
         hint = f"did you mean {' or '.join(close)}? " if close else ""

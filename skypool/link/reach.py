@@ -20,8 +20,8 @@ def local_command(
     Args:
         access: how the machine is reached.
         python: the path of Python there; "" if the setup of the machine wrote the path to a file.
-        script: the script. It can use the variables `folder` (folder of the node's agent), `cwd` (that of calls) and
-            `python`.
+        script: the script. It can use the variables `folder` (folder of the node's agent), `cwd` (that of calls),
+            `programs` (what `Access` says of it) and `python`.
         terminal: True if the command is to run in a terminal.
         ports: triples (port of this computer, host, port) to forward while the command runs.
 
@@ -38,4 +38,5 @@ def local_command(
         transport = replace(transport, forwards=tuple(ports))
     word = shlex.quote(python) if python else f'"$(cat {shell_path(access.home)}/boot/python 2> /dev/null)"'
     told = f"folder={shell_path(access.folder)}\ncwd={shell_path(access.cwd or access.folder)}\npython={word}\n"
+    told += f"programs={shell_path(access.programs)}\n"
     return transport.argv(["sh", "-c", told + script], terminal=terminal)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from skypool.drivers.contract import Answers, Driver, abilities
 from skypool.errors import (
@@ -24,6 +24,8 @@ from skypool.offers.sort_keys import OrderBy
 
 _OFFERS_TIMEOUT = 30.0
 """Seconds that a provider has to return its offers. A provider that takes longer is left out of the plan."""
+_MOST_NAMED = 8
+"""The most accelerators that are named if none of them is asked for."""
 _UNREACHABLE = (ProviderError, ErrorGroup, OSError)
 """Errors of a provider after which its cached offers may be used, except for `_REFUSALS`."""
 _REFUSALS = (AccessError, CredentialsError, FundsError, QuotaError)
@@ -80,8 +82,14 @@ async def look_around(
         if asked and not offers and need.accelerators:
             wanted = " or ".join(map(str, need.accelerators))
             lines.insert(0, f"-  {asked}: no offer has {wanted}; `skypool offers {wanted}` asks all your providers")
+        elif need.accelerators and (there := _accelerators(offers)).isdisjoint(each.name for each in need.accelerators):
+            lines.append(f"+  accelerators that are offered: {', '.join(sorted(there)[:_MOST_NAMED])}")
         raise NoOffers("\n".join(["no provider sells what the pool needs:", *filter(None, lines)]), made)
     return made
+
+
+def _accelerators(offers: Iterable[Offer]) -> set[str]:
+    return {each.accelerator.name for each in offers if each.accelerator is not None}
 
 
 async def _asked(driver: Driver, need: Need, refresh: bool) -> Answer:

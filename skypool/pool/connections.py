@@ -32,11 +32,14 @@ class Connections:
         """Return the number of accelerators of each node that was reached, by its number. Any thread may call this."""
         return {node: welcome.devices for node, welcome in sorted(self.welcomes.copy().items())}
 
-    def work_in(self, node: int, folder: str) -> None:
-        """Let shells, and relative paths of transfers, begin in this folder of a node. Any thread may call this."""
+    def work_in(self, node: int, folder: str, programs: str = "") -> None:
+        """Let shells, and relative paths of transfers, begin in this folder of a node. Any thread may call this.
+
+        Shells find what is in the folder `programs` before all other programs; "" for none.
+        """
         if node in self.ways:
             access, python = self.ways[node]
-            self.ways[node] = replace(access, cwd=folder), python
+            self.ways[node] = replace(access, cwd=folder, programs=programs), python
 
     def words(self, pool: states.Pool) -> dict[int, str]:
         """Return the state of each node by its number, as a word such as "ready". Any thread may call this.

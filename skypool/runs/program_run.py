@@ -137,8 +137,7 @@ class ProgramRun:
         if not all(isinstance(each, str) for each in copies):
             raise _nonsense(copies)
         self._ends = [replace(end, folder=copy) for end, copy in zip(self._ends, copies, strict=True)]
-        for end in self._ends:  # `skypool push`, `pull` and `shell` begin where the program does
-            self.pool._sender.working().connections.work_in(end.node, os.path.join(end.folder, self.target.folder))
+        self._let_in([""] * len(self._ends))
         entries = [*walk(str(project.root), unsent_of(project, self.include))]
         sent = {each.path: each.mtime for each in entries if each.kind != "d"}
         # what is not sent any more, such as a file with secrets that was included once, must not stay there
@@ -182,8 +181,15 @@ class ProgramRun:
         made = self._on_all(environment.prepared, project.source, project.python, packages, dict(project.versions))
         if not all(isinstance(each, str) for each in made):
             raise _nonsense(made)
+        self._let_in(made)
         self._begin()
         return {end.node: folder for end, folder in zip(self._ends, made, strict=True)}
+
+    def _let_in(self, programs: Sequence[str]) -> None:
+        """Let `skypool push`, `pull` and `shell` begin where the program does, with the programs of its environment."""
+        connections = self.pool._sender.working().connections
+        for end, folder in zip(self._ends, programs, strict=True):
+            connections.work_in(end.node, os.path.join(end.folder, self.target.folder), folder)
 
     def _begin(self) -> None:
         """Note on each node what is there: what the program writes from now on is new."""
@@ -201,8 +207,8 @@ class ProgramRun:
                     raise _nonsense(said)
         if left:
             self.note(
-                f"{self.saved} has {left} file{'s' * (left != 1)} of an earlier run there; `rm -r {self.saved}` as the "
-                "program removes them"
+                f"the machine has {left} file{'s' * (left != 1)} of an earlier run in {self.saved}, which the program "
+                f"finds; to remove them there, run `rm -r {self.saved}` in place of the program"
             )
 
     @property

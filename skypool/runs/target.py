@@ -49,7 +49,8 @@ class Target:
             if not rest:
                 raise UsageError("-m takes the name of a module: -m package.train")
             if rest[0].endswith(".py"):
-                raise UsageError(f"-m takes the name of a module: did you mean {rest[0]}, or -m {rest[0][:-3]}?")
+                module = rest[0][:-3].replace("/", ".").removeprefix("src.")
+                raise UsageError(f"-m takes the name of a module: did you mean -m {module}, or the script {rest[0]}?")
             _check_module(rest[0], folder)
             project = Project.of(folder)
             return cls(
@@ -87,10 +88,12 @@ class Target:
 
 
 def _check_module(name: str, folder: Path) -> None:
-    """Raise UsageError if a package in this folder, which Python looks at first, does not have the module."""
+    """Raise UsageError if a package in this folder, or in `src` below, does not have the module."""
     *packages, last = parts = name.split(".")
     if not packages or not all(map(str.isidentifier, parts)):
         return
+    if not (folder / packages[0]).exists() and (folder / "src" / packages[0]).is_dir():
+        folder /= "src"
     init, place = folder / packages[0] / "__init__.py", folder.joinpath(*packages)
     if not init.is_file() or b"__path__" in init.read_bytes():  # what lies elsewhere may be in it, too
         return

@@ -152,7 +152,10 @@ class Teller(ABC):
         limits = [f"at most {usd:.2f} USD" if usd is not None else "no limit", _when(ends)]
         limit = ", ".join(filter(None, limits)) if best.usd_per_hour else "free"
         machine = " ".join(filter(None, [best.provider, best.instance_type, best.zone or best.region]))
-        self.note(f"rents    {f'{nodes} × ' if nodes > 1 else ''}{machine}, {plan.usd_per_hour:g} USD/h; {limit}")
+        most = nodes * max(offer.usd_per_hour for offer in plan.offers)
+        least = nodes * best.usd_per_hour
+        price = f"{least:g} USD/h{f' (up to {most:g})' if most > least else ''}"
+        self.note(f"rents    {f'{nodes} × ' if nodes > 1 else ''}{machine}, {price}; {limit}")
 
     def uses(self, pool: str, seconds: float | None, usd_per_hour: float) -> None:
         """Tell which machines of an earlier run are used, after how long their limits end them, and what they cost."""

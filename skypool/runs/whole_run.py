@@ -17,7 +17,7 @@ from skypool.compute_pool.compute_pool import ComputePool
 from skypool.console.event_text import span
 from skypool.drivers import Driver
 from skypool.errors import BudgetExceeded, ConnectionLost, LedgerError, NoOffers, SkypoolError, UsageError
-from skypool.files.project import Survey, surveyed
+from skypool.files.project import Project, Survey, surveyed
 from skypool.model import Offer
 from skypool.offers.plan import plan
 from skypool.offers.ranking import Plan
@@ -32,7 +32,10 @@ from skypool.runs.saver import Saver
 from skypool.runs.target import Target
 from skypool.runs.teller import Teller
 from skypool_images import Image
+from skypool_images.requirements import admits
 
+_MOST_MINOR = 30
+"""The versions 3.0 to 3.29 of Python are those that a project may require."""
 FAILED = 125
 """The exit status if skypool has failed: the program was not started, was lost, or its folder was not fetched."""
 
@@ -162,6 +165,7 @@ class WholeRun:
         tell.hide(secret_values.masked(self._secrets, survey.paths, target.project.root))
         tell.project(target, survey)
         _ = target.project.versions  # a mistake there is told before anything is rented
+        _check_python(target.project)
         target.project.check_paths()
         self._check_script(survey)
         self._tell_of_what_is_replaced(survey)
@@ -255,7 +259,7 @@ class WholeRun:
             why, way = "it is not in the project", ""
         if why:
             self._tell.note(
-                f"{self._save} is not sent, because {why}: the program starts without these files, and its own replace "
+                f"{self._save} is not sent, because {why}: the program does not see these files, and its own replace "
                 f"those of the same name here{way}"
             )
 
@@ -470,6 +474,15 @@ def endless(usd_per_hour: float, option: Callable[..., str], others: str = "") -
         f"this costs {usd_per_hour:g} USD an hour{others} until the program ends; set a limit, as by "
         f"{option('budget', max(1, math.ceil(10 * usd_per_hour)))}"
     )
+
+
+def _check_python(project: Project) -> None:
+    """Raise UsageError if no version of Python fits the project."""
+    if not any(admits(project.python, f"3.{minor}") for minor in range(_MOST_MINOR)):
+        raise UsageError(
+            f"no version of Python fits {project.python!r}, which the project in {project.root} requires; correct "
+            "requires-python, or write another version into .python-version"
+        )
 
 
 def _save_folder(said: str, tell: Teller) -> str:
