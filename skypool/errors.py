@@ -504,7 +504,7 @@ class CommandFailed(SkypoolError):
         else:
             message = f"`{short}`{where} exited with status {returncode}"
         if tail:
-            message += "\nlast output of the program:\n" + "\n".join(f"  {line}" for line in tail.splitlines())
+            message += "\nits last output:\n" + "\n".join(f"  {line}" for line in tail.splitlines())
         super().__init__(message)
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -291,6 +291,22 @@ def test_limits_are_read_from_the_environment() -> None:
             limits({files.SWITCH: wrong})
 
 
+def test_without_a_name_the_pools_whose_output_is_kept_are_listed_the_newest_first(place: Path) -> None:
+    assert run() == (["nothing is kept of any pool"], "")
+    for pool, began in (
+        ("older", "20260102T030405-a1"),
+        ("newer", "20260304T050607-b2"),
+        ("older", "20260405T060708-c3"),
+    ):
+        (place / pool / began).mkdir(parents=True)
+        (place / pool / began / "000001.jsonl").touch()
+    lines, _ = run()
+    assert lines[0].split() == ["pool", "began", "last", "output"]
+    assert [each.split()[0] for each in lines[1:]] == ["older", "newer", "older"]
+    told = json.loads("\n".join(run("--json")[0]))
+    assert [each["began"] for each in told] == ["2026-04-05T06:07:08Z", "2026-03-04T05:06:07Z", "2026-01-02T03:04:05Z"]
+
+
 def test_files_stay_below_the_limit_and_what_is_missing_is_said(place: Path) -> None:
     watches = watching(LogWriter(Limits(pool=800_000)), given := Given())
     for n in range(300):

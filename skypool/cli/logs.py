@@ -6,6 +6,7 @@ is asked for what is printed from now on.
 
 from __future__ import annotations
 
+import calendar
 import json
 import math
 import re
@@ -21,14 +22,17 @@ import typer
 
 from skypool.checks import seconds
 from skypool.cli import output
-from skypool.cli.owner import Name, explained
+from skypool.cli.owner import explained
 from skypool.errors import LedgerError, UsageError
 from skypool.logs import files, reader
 from skypool.logs.reader import Assembler, LogLine
 from skypool.observers import client
 from skypool.rental.ledger import Ledger
+from skypool.rental.pool_terms import spelt
 from skypool.rental.records import Record
 
+_MOST_LISTED = 30
+"""The most pools in the list for a person."""
 _LAST = 20.0
 """Seconds after a pool's end in which its process writes what was printed last. Other watches are closed before."""
 
@@ -39,7 +43,13 @@ def add_to(app: typer.Typer) -> None:
 
 
 def logs(
-    pool: Name,
+    pool: Annotated[
+        str,
+        typer.Argument(
+            help="Name of a pool. Default: a list of the pools whose output is kept.",
+            callback=lambda name: name and spelt(name),
+        ),
+    ] = "",
     node: Annotated[int | None, typer.Option("--node", "-n", min=0, help="Only what this node prints.")] = None,
     call: Annotated[
         str | None, typer.Option("--call", help="Only this call: its id, or the name of its function or service.")
@@ -53,7 +63,14 @@ def logs(
     tail: Annotated[int | None, typer.Option(min=0, help="Only so many lines at the end.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each line.")] = False,
 ) -> None:
-    """Print what a pool's calls, services and nodes print. Without --since, it is the output of the pool's last run."""
+    """Print what a pool's calls, services and nodes print, from its start to its end, also after it.
+
+    Of pools that have had the same name, only the last one is printed, unless --since is given. A pool that stays for
+    the next `skypool run` is one pool.
+    """
+    if not pool:
+        _list(as_json)
+        return
     pattern = _pattern(grep)
     begin = 0.0 if since is None else _time(since)
     try:
@@ -69,6 +86,25 @@ def logs(
         return
     except client.NoOwner as e:
         raise explained(pool, e) from e
+
+
+def _list(as_json: bool) -> None:
+    """Print the pools whose output is kept, the newest first."""
+    found = [(each, pool) for pool in files.pools() for each in files.runs(pool)]
+    rows = []
+    for run, pool in sorted(found, key=lambda each: each[0].name, reverse=True):
+        began = calendar.timegm(time.strptime(run.name[:15], "%Y%m%dT%H%M%S"))
+        last = max((each.stat().st_mtime for each in files.segments(run).values()), default=began)
+        rows.append((pool, began, last))
+    if as_json:
+        output.data(
+            [{"pool": pool, "began": output.utc(began), "last": output.utc(last)} for pool, began, last in rows]
+        )
+    elif rows:
+        times = [[pool, *(time.strftime("%Y-%m-%d %H:%M", time.localtime(at)) for at in both)] for pool, *both in rows]
+        output.table(["pool", "began", "last output"], times[:_MOST_LISTED])
+    else:
+        output.say("nothing is kept of any pool")
 
 
 def _pattern(text: str | None) -> re.Pattern[str] | None:

@@ -175,10 +175,17 @@ class ProgramRun:
         """Make the project's environment on each node, and note that the program begins.
 
         Return the folder of the environment's programs by node; "" for none.
+
+        Raises:
+            SkypoolError: the environment cannot be made. The message has the end of what the installer printed.
         """
         project = self.target.project
         packages = [*project.packages, *self.packages]
-        made = self._on_all(environment.prepared, project.source, project.python, packages, dict(project.versions))
+        try:
+            made = self._on_all(environment.prepared, project.source, project.python, packages, dict(project.versions))
+        except CommandFailed as e:
+            source = project.source or ("the packages that are asked for" if packages else "its version of Python")
+            raise SkypoolError(f"the environment of the program cannot be made from {source}: {e}") from e
         if not all(isinstance(each, str) for each in made):
             raise _nonsense(made)
         self._let_in(made)
