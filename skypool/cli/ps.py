@@ -133,8 +133,8 @@ def explanations(record: Record, now: float) -> list[str]:
         elif record.is_staying and now < record.lasts:
             until = datetime.fromtimestamp(record.lasts, UTC).strftime("%H:%M UTC")
             said.append(
-                f"its `with` block was left, and its machines stay until {until} (linger). Until then, "
-                f"ComputePool.attach({record.pool!r}) takes the machines over; {ways}"
+                f"its run or `with` block has ended, and its machines stay until {until} (linger). Until then, "
+                f"ComputePool.attach({record.pool!r}), or the next such `skypool run --linger`, uses them; {ways}"
             )
         elif now < record.lasts:
             until = datetime.fromtimestamp(record.lasts, UTC).strftime("%H:%M UTC")
