@@ -27,7 +27,7 @@ import pytest
 
 import skypool as sky
 from skypool.errors import TransferError
-from skypool.files import entries, frames, receiving, safe_writing, sending, transfer
+from skypool.files import entries, frames, node_end, receiving, safe_writing, sending, transfer
 from skypool.files.entries import PARTS, Entry
 from skypool.files.frames import Broken, Channel, Refused
 from skypool.files.ignored import Ignored
@@ -1225,6 +1225,19 @@ def test_a_disk_without_locks_will_do(source: Path, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(fcntl, "flock", no_locks)
     assert moved(source, tmp_path / "target")["failed"] == 0
     assert {each for each in tree(tmp_path / "target") if not each.startswith(PARTS)} == {*tree(source)}
+
+
+def test_old_folders_without_anything_new_do_not_come_with_what_is_new(tmp_path: Path) -> None:
+    for folder in ("old/deep", "left/empty"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "old" / "deep" / "file").touch()
+    time.sleep(0.02)  # clocks of file systems are coarse
+    (tmp_path / "begun").touch()
+    since = (tmp_path / "begun").stat().st_ctime_ns
+    (tmp_path / "old" / "deep" / "file").write_text("new")
+    (tmp_path / "made").mkdir()
+    found = node_end._without_old_folders(str(tmp_path), entries.walk(str(tmp_path), lambda *_: False), since)
+    assert [each.path for each in found] == ["begun", "made", "old", "old/deep", "old/deep/file"]
 
 
 def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

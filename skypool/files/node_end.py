@@ -89,7 +89,7 @@ def _send(channel: Channel, path: str, since: int | None = None, known: str = ""
         os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY))  # raises OSError now rather than in the middle
         entries = walk(path, leaves_out)
         if since is not None:
-            entries = _with_relative_links(path, entries)
+            entries = _with_relative_links(path, _without_old_folders(path, entries, since))
         sender = Sender([channel], path, "", _with_writers(path, entries) if settled else entries, again=not settled)
     else:
         name, file = os.path.basename(path), os.path.realpath(path)
@@ -147,6 +147,23 @@ def _is_repository(folder: str) -> bool:
         return is_repository({each.casefold() for each in os.listdir(folder)})
     except OSError:  # it is no folder, gone again, or may not be read
         return False
+
+
+def _without_old_folders(path: str, entries: Iterable[Entry], since: int) -> Iterator[Entry]:
+    """Yield the entries of a folder, without folders that have not changed since and have nothing new in them."""
+    old: dict[str, Entry] = {}
+    for each in entries:
+        if each.kind == "d":
+            with contextlib.suppress(OSError):
+                if os.lstat(os.path.join(path, each.path)).st_ctime_ns < since:
+                    old[each.path] = each
+                    continue
+        parts = each.path.split("/")
+        for depth in range(1, len(parts)):
+            above = old.pop("/".join(parts[:depth]), None)
+            if above is not None:
+                yield above
+        yield each
 
 
 def _with_relative_links(path: str, entries: Iterable[Entry]) -> Iterator[Entry]:
