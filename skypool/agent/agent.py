@@ -157,24 +157,20 @@ class Agent:
                 if ticks:
                     ticked = turned
                     self._tick(now)
-                self._look(now)
+                if self._dying:
+                    self._bury()
+                if self._stops.cancelling:
+                    self._stops.look()
+                if self._batch_watch.alert:
+                    self._batch_watch.look(now)
+                if self._packages.is_behind:
+                    self._packages.proceed()
                 self._client.flush()
             lacking = self._slots.spare > 0 and self._hire()
         for each in self._slots.all:
             self._slots.signal(each, signal.SIGKILL)
         self._client.send(Kind.BYE, {})
         self._client.flush()
-
-    def _look(self, now: float) -> None:
-        """Check what must not wait for the next tick. `now` is the time of the agent's clock."""
-        if self._dying:
-            self._bury()
-        if self._stops.cancelling:
-            self._stops.look()
-        if self._batch_watch.alert:
-            self._batch_watch.look(now)
-        if self._packages.is_behind:
-            self._packages.proceed()
 
     def _hire(self) -> bool:
         """Start up to `_HIRED` CPU workers while calls wait for them. Return True if more may be needed."""

@@ -135,8 +135,8 @@ class Dispatch:
         Each call gets a new id. A call that may run only on leaving nodes ends with an error, which is not raised here.
 
         Args:
-            spread: True to send one call to each idle lane first, so that a map over idle nodes begins on all of them,
-                even if its first calls end before the last are sent.
+            spread: True to send one call to each idle lane first. So a map over idle nodes begins on all of them, even
+                if its first calls end before the last are sent.
 
         Raises:
             PoolClosed: the pool has ended.
