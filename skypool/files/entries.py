@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import stat
 import sys
 from collections.abc import Callable, Collection, Iterator
@@ -25,6 +26,8 @@ _LONGEST_NAME = 255
 _LONGEST_PATH = 4096
 _LATEST = (1 << 62) - 1
 _ZEROS = bytes(BLOCK)
+_NO_NAME = re.compile(r"(?:\A|/)\.{0,2}(?:/|\Z)")
+"""Matches the part of a path that is empty, "." or ".."."""
 
 
 class Entry(NamedTuple):
@@ -202,14 +205,14 @@ def told_path(path: Any) -> str:
     """Return a path that lies below a folder. Raises Refused for others, such as absolute ones and those with ".."."""
     if type(path) is not str:
         raise Refused("the other end sent a path that is no text")
-    names = path.split("/")
-    if "\0" in path or len(path) > _LONGEST_PATH or any(name in ("", ".", "..") for name in names):
+    if "\0" in path or len(path) > _LONGEST_PATH or _NO_NAME.search(path):
         raise Refused(f"the other end sent the path {path[:100]!r}, which does not lie below the folder")
     try:
-        longest = max(len(os.fsencode(name)) for name in names)
+        encoded = os.fsencode(path)
     except UnicodeEncodeError:
         raise Refused(f"the other end sent the path {path[:100]!r}, which this system cannot have") from None
-    if longest > _LONGEST_NAME or any(map(is_part, names)):
+    is_long = len(encoded) > _LONGEST_NAME and max(map(len, encoded.split(b"/"))) > _LONGEST_NAME
+    if is_long or (PARTS in path.casefold() and any(map(is_part, path.split("/")))):
         raise Refused(f"the other end sent the path {path[:100]!r}, which cannot be a file's name")
     return path
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from skypool.errors import UsageError
-from skypool.files.entries import walk
+from skypool.files.entries import Entry, walk
 from skypool.files.ignored import NAMES, OURS, Ignored
 from skypool.files.project_files import local_packages, pyproject, table, toml, uv_table
 from skypool.processes import host_name
@@ -190,13 +190,13 @@ class Unsent:
             any(map(is_cache, names)) or (is_folder and os.path.exists(os.path.join(whole, "pyvenv.cfg")))
         ):
             return True
-        why = ""
-        if not any(map(why_secret, asked.split("/"))):
-            why = next(filter(None, map(why_secret, names)), "") or ("" if is_folder else _secret_inside(whole))
-        if not why and not asked and self._left_out(path, is_folder):
-            why = "it is ignored"
-        if not why:
-            why = _why_unreadable(whole)
+        secret, unreadable = _looked_into(whole)
+        if any(map(why_secret, asked.split("/"))):
+            secret = ""
+        else:
+            secret = next(filter(None, map(why_secret, names)), "") or secret
+        ignored = not secret and not asked and self._left_out(path, is_folder)
+        why = secret or ("it is ignored" if ignored else unreadable)
         if why and is_on_the_way:
             return False
         if why:
@@ -205,6 +205,8 @@ class Unsent:
 
     def _included_above(self, path: str) -> str:
         """Return the folder that is sent in any case and that a path is in; "" if there is none."""
+        if not self._include:
+            return ""
         parts = path.split("/")
         above = ("/".join(parts[:n]) for n in range(len(parts) - 1, 0, -1))
         return next((each for each in above if each in self._include), "")
@@ -218,13 +220,15 @@ class Survey:
     """A look at a project: what would be sent of it.
 
     Attributes:
-        paths: the files and links that are sent.
+        entries: what is sent, as `walk` yields it.
+        paths: the files and links among it.
         bytes: the size of the files.
         largest: the folders below the root with most bytes, as (path, bytes).
         unsent: why files and folders are not sent, by path.
         links_out: the targets of links that lead out of the project or are absolute, by path. They are sent as links.
     """
 
+    entries: Sequence[Entry]
     paths: frozenset[str]
     bytes: int
     largest: Sequence[tuple[str, int]]
@@ -246,19 +250,18 @@ def surveyed(project: Project, include: Collection[str] = ()) -> Survey:
     """Look at what would be sent of a project. Raises UsageError if `include` names what is not there."""
     unsent = unsent_of(project, include)
     sizes: Counter[str] = Counter()
-    paths = set()
     links_out: dict[str, str] = {}
     root = os.path.realpath(project.root)
-    for each in walk(str(project.root), unsent):
-        if each.kind != "d":
-            paths.add(each.path)
+    entries = [*walk(str(project.root), unsent)]
+    for each in entries:
         if each.kind == "l":
             leads_to = Path(os.path.realpath(os.path.join(root, each.path)))
             if os.path.isabs(each.text) or not leads_to.is_relative_to(root):
                 links_out[each.path] = each.text
         if each.kind == "f":
             sizes[each.path.partition("/")[0] if "/" in each.path else ""] += each.size
-    return Survey(frozenset(paths), sizes.total(), sizes.most_common(5), unsent.told, links_out)
+    paths = frozenset(each.path for each in entries if each.kind != "d")
+    return Survey(entries, paths, sizes.total(), sizes.most_common(5), unsent.told, links_out)
 
 
 def unsent_of(project: Project, include: Collection[str] = ()) -> Unsent:
@@ -310,37 +313,32 @@ def _is_ignored_by_git(root: Path) -> bool:
     return done is not None and done.returncode == 0
 
 
-def _why_unreadable(path: str) -> str:
-    """Return why a file or folder cannot be sent; "" if it can, or is a link."""
-    try:
-        mode = os.lstat(path).st_mode
-    except OSError:
-        return "it is gone again"
-    if stat.S_ISDIR(mode):
-        return "" if os.access(path, os.R_OK | os.X_OK) else "it cannot be read"
-    if stat.S_ISLNK(mode):
-        return ""
-    if not stat.S_ISREG(mode):
-        return "it is no file, folder or link"
-    return "" if os.access(path, os.R_OK) else "it cannot be read"
-
-
-def _secret_inside(path: str) -> str:
-    """Return why the contents of a file may hold secrets; "" if they do not."""
+def _looked_into(path: str) -> tuple[str, str]:
+    """Return why the contents of a file may hold secrets, and why a file or folder cannot be sent; "" for neither."""
     try:
         about = os.lstat(path)
     except OSError:
-        return ""
-    return _secret_in(path, about.st_ino, about.st_size, about.st_ctime_ns)
+        return "", "it is gone again"
+    if stat.S_ISREG(about.st_mode):
+        return _read_of(path, about.st_ino, about.st_size, about.st_ctime_ns)
+    if stat.S_ISDIR(about.st_mode):
+        return "", "" if os.access(path, os.R_OK | os.X_OK) else "it cannot be read"
+    return "", "" if stat.S_ISLNK(about.st_mode) else "it is no file, folder or link"
 
 
 @lru_cache(maxsize=20_000)  # a run looks at its project twice
-def _secret_in(path: str, *state: int) -> str:
+def _read_of(path: str, *state: int) -> tuple[str, str]:
+    """Return what `_looked_into` does, of a file in this state."""
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-            return why_secret_inside(file.read(READ))
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return why_secret_inside(os.read(file, READ)), ""
+        finally:
+            os.close(file)
+    except PermissionError:
+        return "", "it cannot be read"
     except OSError:
-        return ""  # a link, which is sent as a link, or what the transfer will tell of
+        return "", ""  # it is gone again, as the transfer will tell
 
 
 def _root(start: Path) -> Path:

@@ -232,7 +232,9 @@ class Receiver:
                 self._trouble(entry.path, f"it is a link that may lead out of the folder, to {entry.text!r}")
             else:
                 self._folder.link(entry.path, entry.text)
-        elif not (entry.kind == "w" and self._has_more(entry)):  # what is being written may be half of what is here
+        elif entry.kind == "f":
+            self._ask(index, entry, send, hashes)
+        elif not self._has_more(entry):  # what is being written may be half of what is here
             self._ask(index, entry._replace(kind="f"), send, hashes)
 
     def _has_more(self, entry: Entry) -> bool:

@@ -21,7 +21,8 @@ from skypool.files.ignored import Ignored
 from skypool.files.progress import Progress, Stopped
 from skypool.files.receiving import Receiver
 from skypool.files.sending import Sender
-from skypool.link.reach import local_command
+from skypool.link.reach import local_command, script_on
+from skypool.link.spares import Spares
 from skypool.model import Access
 from skypool.shipping.package_zip import NOT_FROM_HERE
 from skypool.text import plain
@@ -43,13 +44,19 @@ class NodeEnd:
         transport: tells what the messages of a local command mean.
         command: returns the local command that runs a shell script on the node, with the variables of
             `reach.local_command`.
+        spare: starts a shell script on the node through a connection that is open already; None if there is none.
         folder: the folder of the node in which relative paths begin; "" for that in which calls run.
     """
 
     node: int
     transport: Transport
     command: Callable[[str], Sequence[str]]
+    spare: Callable[[str], CommandStream | None] = lambda script: None
     folder: str = ""
+
+    def stream(self, script: str) -> CommandStream:
+        """Start a shell script on the node, and return the connection to it. Raises OSError if that fails here."""
+        return self.spare(script) or CommandStream(self.command(script))
 
     @contextlib.contextmanager
     def opened(self, role: str, path: str, **options: int) -> Iterator[CommandStream]:
@@ -60,7 +67,7 @@ class NodeEnd:
         words = shlex.join([str(len(program)), role, path, json.dumps(options)])
         script = f'cd "$cwd" && exec "$python" -c {shlex.quote(loader)} {words} 3>&1 1>&2'
         try:
-            stream = CommandStream(self.command(script))
+            stream = self.stream(script)
         except OSError as e:
             raise ConnectionLost(f"node {self.node} cannot be reached: {e.filename}: {e.strerror}", self.node) from e
         try:
@@ -80,9 +87,13 @@ def _programs() -> tuple[str, bytes]:
     return NOT_FROM_HERE + (folder / "node_loader.py").read_text(), zlib.compress(json.dumps(modules).encode())
 
 
-def end_of(node: int, access: Access, python: str) -> NodeEnd:
-    """Return the end of a node that is reached in this way."""
-    return NodeEnd(node, access.transport, lambda script: local_command(access, python, script))
+def end_of(node: int, access: Access, python: str, spares: Spares | None = None) -> NodeEnd:
+    """Return the end of a node that is reached in this way, or through one of the connections `spares`."""
+
+    def spare(script: str) -> CommandStream | None:
+        return None if spares is None else spares.take(node, script_on(access, python, script))
+
+    return NodeEnd(node, access.transport, lambda script: local_command(access, python, script), spare)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +123,7 @@ def push(
     delete: bool = False,
     checksum: bool = False,
     progress: Progress | None = None,
-    entries: Sequence[Entry] | None = None,
+    entries: Callable[[], Iterator[Entry]] | None = None,
 ) -> Transferred:
     """Send a file or a folder to nodes, side by side.
 
@@ -124,8 +135,8 @@ def push(
         delete: delete what the folder on a node has and the local one lacks.
         checksum: compare the contents of all files of equal size.
         progress: is kept up to date.
-        entries: what is sent of a folder, as `walk` yields it. Default None: what `.gitignore` and `.skypoolignore` do
-            not leave out.
+        entries: yields what is sent of a folder, as `walk` does. Default None: what `.gitignore` and `.skypoolignore`
+            do not leave out.
 
     Raises:
         UsageError: there is no such file or folder here.
@@ -156,7 +167,7 @@ def push(
                 channels,
                 local,
                 name,
-                [entry_of(name, local)] if name else walk(local, ignored) if entries is None else entries,
+                [entry_of(name, local)] if name else walk(local, ignored) if entries is None else entries(),
                 leaves_out=ignored,
                 delete=delete,
                 on_want=shown.want,

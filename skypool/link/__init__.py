@@ -20,6 +20,7 @@ Modules:
 - `reports`: turns the output and the status reports of nodes into events.
 - `forward`: a port of this computer that leads to a port of the node; `relay`: its program on the node.
 - `direct_reading`: lets one thread read the connections to many nodes.
+- `spares`: connections that are opened before they are needed.
 - `reading_turns`: decides which thread reads the connection.
 """
 
@@ -37,4 +38,5 @@ __all__ = [
     "reading_turns",
     "relay",
     "reports",
+    "spares",
 ]

@@ -29,6 +29,7 @@ def local_command(
         UsageError: there are ports, and the machine is not reached by ssh.
     """
     transport = access.transport
+    script = script_on(access, python, script)
     if ports:
         if not isinstance(transport, SSH):
             raise UsageError(
@@ -36,7 +37,11 @@ def local_command(
                 "--forward out, and run `skypool forward` in another terminal"
             )
         transport = replace(transport, forwards=tuple(ports))
+    return transport.argv(["sh", "-c", script], terminal=terminal)
+
+
+def script_on(access: Access, python: str, script: str) -> str:
+    """Return a shell script for a machine with the variables that `local_command` promises."""
     word = shlex.quote(python) if python else f'"$(cat {shell_path(access.home)}/boot/python 2> /dev/null)"'
     told = f"folder={shell_path(access.folder)}\ncwd={shell_path(access.cwd or access.folder)}\npython={word}\n"
-    told += f"programs={shell_path(access.programs)}\n"
-    return transport.argv(["sh", "-c", told + script], terminal=terminal)
+    return f"{told}programs={shell_path(access.programs)}\n{script}"

@@ -310,7 +310,7 @@ class CallSender:
         numbers = self._chosen(name, named)
         engine = self.working()
         with engine.dispatch.transferring([*numbers]):
-            yield [end_of(node, *engine.connections.ways[node]) for node in numbers]
+            yield [end_of(node, *engine.connections.ways[node], engine.terms.spares) for node in numbers]
 
     @property
     def patience(self) -> float:

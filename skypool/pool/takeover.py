@@ -114,6 +114,8 @@ class Takeover:
             raise
 
     async def _open(self, instance: Instance, access: Access, python: str) -> None:
+        if self._terms.spares is not None:
+            self._terms.spares.connect(instance.node, access)
         await self._agents.open(instance, access, python, attach=True)
         if self.early is not None:
             raise self.early

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypedDict, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, cast, get_args
 
 from skypool.checks import one_of
 from skypool.errors import UsageError
@@ -13,6 +13,9 @@ from skypool.model import Need, Trust
 from skypool.offers.need import hosts_alike
 from skypool.offers.sort_keys import OrderBy
 from skypool.rental.budget import Budget
+
+if TYPE_CHECKING:
+    from skypool.link.spares import Spares
 
 Check = Literal["network", "nccl"]
 """What a pool checks among its nodes: "network" for TCP connections; "nccl" for these and an all-reduce of GPUs."""
@@ -47,6 +50,7 @@ class Terms:
         allow_results: names of the classes that results may contain besides plain data, if they are read as data.
         linger: time for which the pool lives without work while it is open; None for no limit.
         stay: time for which machines stay after a `with` block; 0 if they end with it.
+        spares: opens further connections to each node that is taken over, meanwhile; None for none.
         lends: True if nodes that ask get modules of the user which the program has not loaded.
 
     Raises:
@@ -73,6 +77,7 @@ class Terms:
     linger: float | None = None
     stay: float = 0.0
     lends: bool = True
+    spares: Spares | None = None
 
     def __post_init__(self) -> None:
         hosts_alike(self.need.accelerators, self.maximum)

@@ -30,18 +30,19 @@ class Follower(threading.Thread):
         end: the way to its node.
         folder: the folder of its output files below that of the node's agent.
         write: called with the number of the stream and a piece of its output, in this thread.
+        whole_lines: True to pass on whole lines, because other processes print, too.
 
     Attributes:
         status: the exit status of the program; None before its end is read.
         missing: why output is missing; "" if nothing is.
-        whole_lines: True to pass on whole lines, because other processes print, too.
     """
 
-    def __init__(self, end: NodeEnd, folder: str, write: Callable[[int, bytes], None]) -> None:
+    def __init__(self, end: NodeEnd, folder: str, write: Callable[[int, bytes], None], whole_lines: bool) -> None:
         super().__init__(name="skypool-follow", daemon=True)
         self._end = end
         self._folder = folder
         self._write = write
+        self._whole_lines = whole_lines
         self._stopped = threading.Event()
         self._number = self._position = 0
         self._rest = b""
@@ -49,7 +50,6 @@ class Follower(threading.Thread):
         self._stream: CommandStream | None = None
         self.status: int | None = None
         self.missing = ""
-        self.whole_lines = False
         self._is_blocked = False
         self._current = 0.0  # when the node said that nothing more is there
         self._unfinished = {1: b"", 2: b""}
@@ -68,9 +68,10 @@ class Follower(threading.Thread):
             words = shlex.join([str(self._number), str(self._position)])
             script = f'exec "$python" -I -c {shlex.quote(_program())} "$folder"/{shlex.quote(self._folder)} {words}'
             with contextlib.suppress(OSError, EOFError):  # lost: the next connection goes on where this one was
-                self._stream = stream = CommandStream(self._end.command(script))
+                self._stream = stream = self._end.stream(script)
                 try:
-                    self._read(stream)
+                    if not self._stopped.is_set():
+                        self._read(stream)
                 finally:
                     stream.shut()
                     stream.close()
@@ -90,11 +91,15 @@ class Follower(threading.Thread):
                 break
             self.join(0.2)
         is_current = max(began, self._moved) < self._current
+        self.stop()
+        return self.status is not None or is_current
+
+    def stop(self) -> None:
+        """Read no more."""
         self._stopped.set()
         if self._stream is not None:
             self._stream.shut()
         self.join(_PAUSE)  # it passes on the last line
-        return self.status is not None or is_current
 
     def _read(self, stream: CommandStream) -> None:
         """Read from a connection until the program has ended. Raises EOFError or OSError if it is lost before."""
@@ -142,7 +147,7 @@ class Follower(threading.Thread):
 
     def _pass_on(self, stream: int, piece: bytes) -> None:
         """Pass on output; with `whole_lines`, not the beginning of a line unless it is long."""
-        if self.whole_lines:
+        if self._whole_lines:
             piece = self._unfinished[stream] + piece
             end = max(piece.rfind(b"\n"), piece.rfind(b"\r")) + 1
             if len(piece) - end > LONGEST:

@@ -26,7 +26,7 @@ def main(folder: str, number: int, position: int) -> None:
     while not client.poll(0):
         kept = _kept(folder)
         if not kept:
-            time.sleep(0.05)
+            time.sleep(0.01)
             continue
         if number < kept[0]:
             number, position = kept[0], 0

@@ -7,7 +7,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, wait
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -29,7 +29,7 @@ from skypool.errors import (
     together,
 )
 from skypool.files import transfer
-from skypool.files.entries import walk
+from skypool.files.entries import Entry, walk
 from skypool.files.progress import Progress
 from skypool.files.project import unsent_of
 from skypool.files.transfer import NodeEnd
@@ -100,6 +100,8 @@ class ProgramRun:
     _watches: Watches = field(init=False)
     _colours: bool = True
     _running: CallFuture[Any] | None = None
+    _output: str = field(default_factory=lambda: f"output/{secrets.token_hex(4)}", init=False)
+    _followers: Sequence[Follower] = ()
     _ends: list[NodeEnd] = field(default_factory=list["NodeEnd"])
     _since: dict[int, int] = field(default_factory=dict[int, int])
     _places: dict[str, list[int]] = field(default_factory=dict[str, "list[int]"])
@@ -118,14 +120,27 @@ class ProgramRun:
         if self.only is not None and self.only >= len(ends):
             raise UsageError(f"there is no node {self.only} among {len(ends)}; nodes are counted from 0")
         self._ends = ends if self.only is None else [ends[self.only]]
+        procs = self.procs or 1
+        self._followers = [
+            Follower(end, f"{self._output}/{each}", partial(self.write, number * procs + each), self.is_gang)
+            for number, end in enumerate(self._ends)
+            for each in range(procs)
+        ]
         self.pool._sender.working().node_count.resize(0, self.nodes)  # lost nodes are not replaced
+        for follower in self._followers:  # they connect while the files are sent
+            follower.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        for each in self._followers:
+            each.stop()
         self._stack.close()
 
-    def send(self) -> None:
+    def send(self, entries: Sequence[Entry] | None = None) -> None:
         """Send the project to the nodes.
+
+        Args:
+            entries: what is sent, if the project was looked at just now. Default None: look at it.
 
         Raises:
             TransferError: files could not be read here or written there.
@@ -138,12 +153,17 @@ class ProgramRun:
             raise _nonsense(copies)
         self._ends = [replace(end, folder=copy) for end, copy in zip(self._ends, copies, strict=True)]
         self._let_in([""] * len(self._ends))
-        entries = [*walk(str(project.root), unsent_of(project, self.include))]
-        sent = {each.path: each.mtime for each in entries if each.kind != "d"}
-        # what is not sent any more, such as a file with secrets that was included once, must not stay there
-        self._on_all(node_folders.note_sent, sent, not self.is_stranger)  # before they come, so that none is forgotten
+
+        def noted() -> Iterator[Entry]:
+            found = entries or [*walk(str(project.root), unsent_of(project, self.include))]
+            sent = {each.path: each.mtime for each in found if each.kind != "d"}
+            # before they come, so that none is forgotten; what is not sent any more, such as a file with secrets that
+            # was included once, must not stay there
+            self._on_all(node_folders.note_sent, sent, not self.is_stranger)
+            yield from found
+
         try:
-            transfer.push(self._ends, str(project.root), "", patience=self._patience, entries=entries)
+            transfer.push(self._ends, str(project.root), "", patience=self._patience, entries=noted)
         except TransferError as e:
             if not e.failures:
                 raise
@@ -244,13 +264,12 @@ class ProgramRun:
         words = list(self.target.words)
         if words[0] == "python" and not any(programs.values()):
             words[0] = "python3"
-        output = f"output/{secrets.token_hex(4)}"
         places = {end.node: (end.folder, programs[end.node]) for end in self._ends}
         call = compute(node_program.run, output="silent")(
-            words, places, self.target.folder, dict(self.env), output, self.is_gang
+            words, places, self.target.folder, dict(self.env), self._output, self.is_gang
         )
         try:
-            status = self._followed(call, output)
+            status = self._followed(call)
         except CommandFailed as e:
             if e.returncode is None:
                 raise
@@ -366,27 +385,19 @@ class ProgramRun:
         limits = self.pool._sender.working().rental.limits
         return min(limits.left(), limits.lifetime_left)
 
-    def _followed(self, call: Any, output: str) -> int:
+    def _followed(self, call: Any) -> int:
         """Run a call of the program, pass on its output until its end, and return its status."""
-        procs = self.procs or 1
-        followers = [
-            Follower(end, f"{output}/{each}", partial(self.write, number * procs + each))
-            for number, end in enumerate(self._ends)
-            for each in range(procs)
-        ]
-        for each in followers:
-            each.whole_lines = self.is_gang
         patience = _AFTER_AN_ERROR
         try:
             there = self.pool._sender.working().dispatch.roster.nodes()
             if missing := [end.node for end in self._ends if end.node not in there]:
                 raise ConnectionLost(f"node {missing[0]} was lost before the program began", missing[0])
             if self.is_gang:
-                self._running = self.pool.send(call.with_options(procs=procs), node=[end.node for end in self._ends])
+                self._running = self.pool.send(
+                    call.with_options(procs=self.procs or 1), node=[end.node for end in self._ends]
+                )
             else:
                 self._running = self.pool.send(call, node=self._ends[0].node)
-            for each in followers:
-                each.start()
             while not wait([self._running], _WAKES).done:
                 pass
             value = self._running.result()
@@ -404,7 +415,8 @@ class ProgramRun:
         finally:
             self.on_end()
             try:
-                self._finish(followers, patience)
+                if self._running is not None:
+                    self._finish(patience)
             except BaseException:
                 self.is_hurried, self.is_interrupted = self.is_interrupted, True
                 raise
@@ -413,13 +425,11 @@ class ProgramRun:
             raise _nonsense(statuses)
         return int(next((each for each in statuses if each), 0))
 
-    def _finish(self, followers: Sequence[Follower], patience: float) -> None:
+    def _finish(self, patience: float) -> None:
         """Wait for the end of all output, and tell what is missing."""
         began = time.monotonic()
         until = began + (_LONGEST if patience == _AFTER else patience)
-        for rank, each in enumerate(followers):
-            if each.ident is None:
-                continue
+        for rank, each in enumerate(self._followers):
             is_whole = each.finish(began, patience, until)
             if each.missing:
                 self.tell(f"some output of rank {rank} is missing: {each.missing}")

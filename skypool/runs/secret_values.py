@@ -94,7 +94,7 @@ def _netrc(host: str) -> str:
 def masked(values: Mapping[str, str], sent: Iterable[str], root: Path) -> dict[str, str]:
     """Return what is masked in output: these secrets, and the variables of files such as `.env` among those sent."""
     found = dict(values)
-    for path in sorted(sent):
+    for path in sorted(each for each in sent if ".env" in each.lower()):
         lower = Path(path).name.lower()
         if lower.startswith(".env") or lower.endswith(".env"):
             for name, value in in_file(root / path).items():

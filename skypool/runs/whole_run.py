@@ -6,8 +6,10 @@ import contextlib
 import math
 import os
 import secrets
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from skypool.console.event_text import span
 from skypool.drivers import Driver
 from skypool.errors import BudgetExceeded, ConnectionLost, LedgerError, NoOffers, SkypoolError, UsageError
 from skypool.files.project import Project, Survey, surveyed
+from skypool.link.spares import Spares
 from skypool.model import Offer
 from skypool.offers.plan import plan
 from skypool.offers.ranking import Plan
@@ -36,6 +39,8 @@ from skypool_images.requirements import admits
 
 _MOST_MINOR = 30
 """The versions 3.0 to 3.29 of Python are those that a project may require."""
+_SPARES = 2
+"""One connection to each machine sends the project, another one reads the output of the program."""
 FAILED = 125
 """The exit status if skypool has failed: the program was not started, was lost, or its folder was not fetched."""
 
@@ -124,6 +129,8 @@ class WholeRun:
         self.limit = ""
         self._pool: ComputePool | None = None
         self._former: Record | None = None  # whose machines are used
+        self._looking: Future[Survey] | None = None  # a look at the project while these machines are taken over
+        self._spares: Spares | None = None  # connections to these machines
         self._spent_before = 0.0  # by earlier runs on its machines, in USD
         self._is_ready = False  # its pool
         self._has_lost = False  # a machine of the earlier run
@@ -161,17 +168,9 @@ class WholeRun:
             NoOffers, BudgetExceeded: there is nothing to rent, or not for this budget.
         """
         target, asked, tell = self._target, self._asked, self._tell
-        survey = surveyed(target.project, self._include)
-        tell.hide(secret_values.masked(self._secrets, survey.paths, target.project.root))
-        tell.project(target, survey)
         _ = target.project.versions  # a mistake there is told before anything is rented
         _check_python(target.project)
         target.project.check_paths()
-        self._check_script(survey)
-        self._tell_of_what_is_replaced(survey)
-        too_large = self._too_large(survey)
-        if too_large and not (dry_run or asked.yes):
-            self._confirm(too_large, "Send all of it?", "nothing was sent")
         self._rent = {
             **asked.rent,
             "nodes": asked.nodes,
@@ -179,6 +178,11 @@ class WholeRun:
         }
         if asked.linger is not None and not asked.new:
             self._former = lingering.left(self._mark, asked.nodes, tell.option, tell.note)
+        if self._former is not None and not dry_run:
+            self._looking = _looked_at(target.project, self._include)
+            self._check_former(self._former, dry_run)
+            return
+        too_large = self._check_project(surveyed(target.project, self._include), dry_run)
         if self._former is not None:
             self._check_former(self._former, dry_run)
             return
@@ -196,6 +200,21 @@ class WholeRun:
                 self._would_ask(text)
         elif no_limit:
             self._confirm(no_limit, "Rent without one?", "nothing was rented")
+
+    def _check_project(self, survey: Survey, dry_run: bool) -> str:
+        """Tell what is sent of the project. Return why it is not sent unasked; "" if it is.
+
+        Raises UsageError if the program would miss something, or if the user does not want to send all of it.
+        """
+        target, tell = self._target, self._tell
+        tell.hide(secret_values.masked(self._secrets, survey.paths, target.project.root))
+        tell.project(target, survey)
+        self._check_script(survey)
+        self._tell_of_what_is_replaced(survey)
+        too_large = self._too_large(survey)
+        if too_large and not (dry_run or self._asked.yes):
+            self._confirm(too_large, "Send all of it?", "nothing was sent")
+        return too_large
 
     @property
     def _mark(self) -> str:
@@ -326,7 +345,8 @@ class WholeRun:
         pool._console = "silent"  # nothing but `tell` writes
         pool._terms = replace(pool._terms, lends=False)  # what stays here must not go by another way
         if former is not None:
-            pool._terms = replace(pool._terms, attach=True, replaces=False)
+            self._spares = Spares(_SPARES)
+            pool._terms = replace(pool._terms, attach=True, replaces=False, spares=self._spares)
         pool.events.listen(self._hear)
         unlisten = pool.events.listen(tell.hear)
         self._began = time.monotonic()
@@ -341,6 +361,8 @@ class WholeRun:
             raise
         finally:
             tell.stage("")
+            if self._spares is not None:
+                self._spares.close()
             if asked.linger is not None:
                 self._tell_stay(name)
 
@@ -367,14 +389,19 @@ class WholeRun:
                 self._include, asked.procs, self._save, tell.note, asked.node,
             )  # fmt: skip
             tell.is_stranger = made.is_stranger
+            entries = None
             if former is not None:
                 self._check_taken(pool, made.is_stranger)
+                assert self._looking is not None
+                survey = self._looking.result()
+                self._check_project(survey, dry_run=False)
+                entries = survey.entries
             with made:
                 tell.log = made.log
                 if made.is_gang:
                     tell.source = "rank" if asked.procs else "node"
                 tell.stage("the project's files, which are sent")
-                made.send()
+                made.send(entries)
                 tell.stage("the environment, which is made")
                 programs = made.prepare()
                 tell.stage("")
@@ -426,6 +453,20 @@ class WholeRun:
                 f"pool {name} has lost a machine: no run uses the others, which stay for {span(seconds)}; "
                 f"`skypool down {name}` ends them"
             )
+
+
+def _looked_at(project: Project, include: Sequence[str]) -> Future[Survey]:
+    """Look at a project in a thread."""
+    found: Future[Survey] = Future()
+
+    def look() -> None:
+        try:
+            found.set_result(surveyed(project, include))
+        except BaseException as e:  # noqa: BLE001 - it is raised where the result is asked for
+            found.set_exception(e)
+
+    threading.Thread(target=look, name="skypool-look", daemon=True).start()
+    return found
 
 
 def cost(pool: ComputePool) -> float | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fnmatch import translate
+from functools import lru_cache
 
 _SECRET = (
     # variables and tokens
@@ -57,10 +58,13 @@ _LOGINS = {
     b'"auths"': re.compile(rb'(?s)\A\{.*"auths"\s*:\s*\{\s*"'),
 }
 """The same of the login of an account, in a text that begins with no space."""
+_NAMES = 1000
+"""The number of names that are known: those of folders come again with each file in them."""
 READ = 65536
 """The number of bytes of a file that tell whether it is a key or the login of an account."""
 
 
+@lru_cache(_NAMES)
 def why_secret(name: str) -> str:
     """Return why a file or folder of this name holds secrets; "" if it does not."""
     lower = name.lower()
@@ -69,17 +73,16 @@ def why_secret(name: str) -> str:
 
 def why_secret_inside(begin: bytes) -> str:
     """Return why a file is secret whose first `READ` bytes are these; "" if it is not."""
-    if _has_one(_KEYS, begin):
-        return "it is a private key"
-    if _has_one(_LOGINS, begin.removeprefix(codecs.BOM_UTF8).lstrip()):
-        return "it is the login of an account"
+    for word, key in _KEYS.items():  # loops, as this is asked of each file of a project
+        if word in begin and key.search(begin):
+            return "it is a private key"
+    for word, login in _LOGINS.items():
+        if word in begin and login.search(begin.removeprefix(codecs.BOM_UTF8).lstrip()):
+            return "it is the login of an account"
     return ""
 
 
-def _has_one(patterns: Mapping[bytes, re.Pattern[bytes]], text: bytes) -> bool:
-    return any(word in text and pattern.search(text) for word, pattern in patterns.items())
-
-
+@lru_cache(_NAMES)
 def is_cache(name: str) -> bool:
     """Return True if a tool makes a file or folder of this name anew."""
     return _CACHE_NAME.match(name.lower()) is not None
