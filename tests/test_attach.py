@@ -24,6 +24,7 @@ from skypool.model import Instance
 from skypool.pool.agents import Agents
 from skypool.pool.departures import Departures
 from skypool.processes import is_stopped
+from skypool.shipping import package_zip
 from skypool.testing import FakeCloud
 from tests.conftest import children, eventually, nodes
 from tests.work import add, nap
@@ -240,6 +241,21 @@ except sky.SkypoolError as e:
 pool.stop()
 print("stopped", flush=True)
 """
+
+
+def test_another_version_of_skypool_is_told_that_it_cannot_take_a_pool_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FakeCloud(tmp_path / "cloud") as cloud:
+        with sky.ComputePool(cloud, name="older", slots=1, linger=60, console="off"):
+            pass
+        newer = package_zip.Bundle("0" * 16, 1, lambda: b"")
+        with monkeypatch.context() as patch:
+            patch.setattr(package_zip, "bundle", lambda: newer)
+            with pytest.raises(sky.ConnectionLost, match=r"another version .* end the pool with `skypool down older`"):
+                sky.ComputePool.attach("older", cloud, console="off")
+        with sky.ComputePool.attach("older", cloud, console="off") as pool:
+            assert pool.submit(add, 1, 2).result() == 3
 
 
 def test_the_pool_of_a_process_that_is_suspended_is_taken_over_and_refused_to_it_when_it_goes_on() -> None:

@@ -1081,6 +1081,25 @@ def test_machines_that_stay_are_used_by_the_next_run_of_the_project(
     assert cloud.count() == 0
 
 
+def test_a_run_that_is_refused_when_it_has_taken_machines_over_leaves_them_to_the_next(
+    project: Path, fake: Path
+) -> None:
+    words = ["--provider", "fake", "--budget", "10", "--linger", "10m"]
+    (project / "train.py").write_text("print('at work')\n")
+    (project / ".gitignore").write_text("hidden.py\n")
+    (project / "hidden.py").write_text("print('at work')\n")
+    pools = []
+    for script, status in {"train.py": 0, "hidden.py": 125, "./train.py": 0}.items():
+        found, out, err = run(*words, script)
+        assert (found, out) == (status, b"" if status else b"at work\n"), err
+        assert ("hidden.py is not sent, because it is ignored" in err) == bool(status)
+        pools += re.findall(r"^stays    pool (\S+), for 9:5\d", err, re.MULTILINE)
+    assert len(pools) == 3
+    assert len({*pools}) == 1
+    assert FakeCloud(fake).count("machine") == 1
+    subprocess.run([*PROGRAM[:3], "down", "--yes", pools[0]], check=True, capture_output=True, timeout=60)
+
+
 @pytest.mark.slow
 def test_machines_that_an_earlier_run_has_left_in_another_way_are_told(project: Path, fake: Path) -> None:
     (project / "train.py").write_text("print('on')\nimport time; time.sleep(300)\n")

@@ -66,11 +66,13 @@ class Greeting:
         python: the version of Python on the node, such as (3, 11, 4).
         have: True if the node has this version of skypool's code already.
         gone: True if no agent can be reached: the node lacks the code, and the client did not ask for a new agent.
+        other: True if it has the code of another version instead.
     """
 
     python: tuple[int, ...]
     have: bool
     gone: bool
+    other: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +323,8 @@ def greeting(said: object) -> Greeting:
         or not all(type(n) is int and 0 <= n < 1000 for n in python)
     ):
         _refuse("the greeting", "python", python)
-    return Greeting(tuple(python), _flag("the greeting", said, "have"), _flag("the greeting", said, "gone"))
+    have, gone = (_flag("the greeting", said, name) for name in ("have", "gone"))
+    return Greeting(tuple(python), have, gone, said.get("other") is True)
 
 
 # --- fields --------------------------------------------------------------------------------------------------

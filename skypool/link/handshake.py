@@ -86,6 +86,12 @@ class Handshake:
                 f"the node answered {line[:80]!r} when skypool connected; check that shell start files on the node "
                 "(~/.bashrc, ~/.profile) print nothing"
             ) from e
+        if answer.other:
+            raise Gone(
+                f"node {self.node} was started by another version of skypool, which alone can take it over: use that "
+                f"version, or end the pool with `skypool down {self.config.pool}`",
+                self.node,
+            )
         if answer.gone:
             raise Gone(
                 f"skypool's agent process on node {self.node} has ended, and with it the calls that ran there; set "

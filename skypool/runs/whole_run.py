@@ -9,7 +9,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,8 @@ from skypool_images.requirements import admits
 
 _MOST_MINOR = 30
 """The versions 3.0 to 3.29 of Python are those that a project may require."""
+_WAKES = 1.0
+"""Seconds after which the main thread wakes. A signal that comes just before Python waits does not wake it."""
 _SPARES = 2
 """One connection to each machine sends the project, another one reads the output of the program."""
 FAILED = 125
@@ -178,14 +180,10 @@ class WholeRun:
         }
         if asked.linger is not None and not asked.new:
             self._former = lingering.left(self._mark, asked.nodes, tell.option, tell.note)
-        if self._former is not None and not dry_run:
-            self._looking = _looked_at(target.project, self._include)
-            self._check_former(self._former, dry_run)
-            return
-        too_large = self._check_project(surveyed(target.project, self._include), dry_run)
         if self._former is not None:
             self._check_former(self._former, dry_run)
             return
+        too_large = self._check_project(surveyed(target.project, self._include), dry_run)
         if asked.linger is None and asked.name is None:
             self._tell_of_others()
         found = planned(self._rent, tell.option)
@@ -233,17 +231,28 @@ class WholeRun:
             )
 
     def _check_former(self, former: Record, dry_run: bool) -> None:
-        """Check the limits of a pool that stays, and tell that it is used. Ask the user if it has none."""
+        """Check the limits of a pool that stays, and the project. Ask the user if it has none.
+
+        If there is nothing to ask, the project is looked at while `run` takes the pool over.
+        """
         asked, tell = self._asked, self._tell
         lingering.check_limits(former, asked.budget, asked.max_lifetime, tell.option)
+        is_endless = bool(former.usd_per_hour) and lingering.seconds_left(former) == math.inf
+        if not (is_endless or dry_run):
+            self._looking = _looked_at(self._target.project, self._include)
+            return
+        too_large = self._check_project(surveyed(self._target.project, self._include), dry_run)
+        self._tell_use(former)
+        text = endless(former.usd_per_hour, tell.option) if is_endless else ""
+        if dry_run:
+            for each in filter(None, ["" if asked.yes else too_large, text]):
+                self._would_ask(each)
+        else:
+            self._confirm(text, "Use them without one?", "nothing was run")
+
+    def _tell_use(self, former: Record) -> None:
         seconds = lingering.seconds_left(former)
-        tell.uses(former.pool, None if seconds == math.inf else seconds, former.usd_per_hour)
-        if former.usd_per_hour and seconds == math.inf:
-            text = endless(former.usd_per_hour, tell.option)
-            if dry_run:
-                self._would_ask(text)
-            else:
-                self._confirm(text, "Use them without one?", "nothing was run")
+        self._tell.uses(former.pool, None if seconds == math.inf else seconds, former.usd_per_hour)
 
     def _would_ask(self, text: str) -> None:
         self.would_ask = True
@@ -392,10 +401,13 @@ class WholeRun:
             entries = None
             if former is not None:
                 self._check_taken(pool, made.is_stranger)
-                assert self._looking is not None
-                survey = self._looking.result()
-                self._check_project(survey, dry_run=False)
-                entries = survey.entries
+                if self._looking is not None:
+                    while not wait([self._looking], _WAKES).done:
+                        pass
+                    survey = self._looking.result()
+                    self._check_project(survey, dry_run=False)
+                    self._tell_use(former)
+                    entries = survey.entries
             with made:
                 tell.log = made.log
                 if made.is_gang:
