@@ -157,7 +157,7 @@ class Unsent:
     """
 
     def __init__(self, root: Path, include: Collection[str] = (), state: Sequence[Path] = ()) -> None:
-        self._root = root
+        self._folder = str(root)
         self._include = {os.path.normpath(each).replace(os.sep, "/") for each in include}
         for each in self._include:
             if each == "." or each.startswith(("/", "../")) or each == "..":
@@ -181,7 +181,7 @@ class Unsent:
             return False
         asked = self._included_above(path)  # inside, what is ignored is sent; secrets are if the folder is one of these
         below = path[len(asked) + 1 :] if asked else path
-        whole = os.path.join(self._root, path)
+        whole = f"{self._folder}/{path}"
         if is_folder and os.path.realpath(whole) in self._state:
             return True
         names = below.split("/")
@@ -191,7 +191,7 @@ class Unsent:
         ):
             return True
         secret, unreadable = _looked_into(whole)
-        if any(map(why_secret, asked.split("/"))):
+        if asked and any(map(why_secret, asked.split("/"))):
             secret = ""
         else:
             secret = next(filter(None, map(why_secret, names)), "") or secret

@@ -21,6 +21,8 @@ from skypool.safety.never_sent import is_cache
 
 _MOST_NAMED = 1000
 """The most files that are told because they are not saved."""
+_COARSEST = 2.0
+"""The most seconds between two ticks of the clock of a file system."""
 _KEPT = 14 * 86400.0
 """Seconds for which a project or an environment that nobody uses is kept on a machine that goes on."""
 
@@ -165,9 +167,19 @@ def begun(copy: str, run: str, saved: str) -> tuple[int, str, str, int]:
                     inode = os.lstat(os.path.join(folder, each)).st_ino
                     file.write(os.fsencode(os.path.normpath(f"{below}/{each}")) + f"\0{inode}\0".encode())
                     unsent += os.path.normpath(f"{saved}/{below}/{each}") not in sent
-    time.sleep(0.02)  # clocks of file systems are coarse
-    os.utime(copy)
-    return os.stat(copy).st_ctime_ns, min(each.name for each in _marks(copy).glob(f"{run}-*")), str(known), unsent
+    return _tick(copy), min(each.name for each in _marks(copy).glob(f"{run}-*")), str(known), unsent
+
+
+def _tick(folder: str) -> int:
+    """Return a time of the clock of a folder's file system that no change before this call has, in nanoseconds."""
+    os.utime(folder)
+    before = now = os.stat(folder).st_ctime_ns
+    until = time.monotonic() + _COARSEST
+    while now == before and time.monotonic() < until:
+        time.sleep(0.001)
+        os.utime(folder)
+        now = os.stat(folder).st_ctime_ns
+    return now
 
 
 def unsaved(copy: str, since: int, saved: str) -> list[tuple[str, int]]:
