@@ -1084,7 +1084,10 @@ def test_machines_that_stay_are_used_by_the_next_run_of_the_project(
 def test_a_run_that_is_refused_when_it_has_taken_machines_over_leaves_them_to_the_next(
     project: Path, fake: Path
 ) -> None:
-    words = ["--provider", "fake", "--budget", "10", "--linger", "10m"]
+    words = ["--provider", "fake", "--budget", "10", "--linger", "10m", "--yes"]
+    (project / "many").mkdir()
+    for number in range(8000):  # so that the machines are taken over before all of it is looked at
+        (project / "many" / str(number)).touch()
     (project / "train.py").write_text("print('at work')\n")
     (project / ".gitignore").write_text("hidden.py\n")
     (project / "hidden.py").write_text("print('at work')\n")

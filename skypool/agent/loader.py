@@ -70,7 +70,8 @@ def main() -> None:
         enter(config["folder"])
         have = os.path.lexists(archive) and is_private(os.lstat(archive))
     gone = not have and not prelude["start"]
-    other = gone and os.path.isdir(config["folder"]) and any(each.endswith(".zip") for each in os.listdir("."))
+    found = os.listdir(".") if gone and os.path.isdir(config["folder"]) else []
+    other = any(each.startswith("skypool-") and each.endswith(".zip") for each in found)
     os.write(1, (json.dumps({"python": python, "have": have, "gone": gone, "other": other}) + "\n").encode())
     if gone:
         sys.exit(GONE)

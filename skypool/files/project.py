@@ -8,6 +8,7 @@ import re
 import stat
 import subprocess
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -220,6 +221,7 @@ class Survey:
     """A look at a project: what would be sent of it.
 
     Attributes:
+        at: when the look ended, by `time.monotonic`.
         entries: what is sent, as `walk` yields it.
         paths: the files and links among it.
         bytes: the size of the files.
@@ -228,6 +230,7 @@ class Survey:
         links_out: the targets of links that lead out of the project or are absolute, by path. They are sent as links.
     """
 
+    at: float
     entries: Sequence[Entry]
     paths: frozenset[str]
     bytes: int
@@ -261,7 +264,7 @@ def surveyed(project: Project, include: Collection[str] = ()) -> Survey:
         if each.kind == "f":
             sizes[each.path.partition("/")[0] if "/" in each.path else ""] += each.size
     paths = frozenset(each.path for each in entries if each.kind != "d")
-    return Survey(entries, paths, sizes.total(), sizes.most_common(5), unsent.told, links_out)
+    return Survey(time.monotonic(), entries, paths, sizes.total(), sizes.most_common(5), unsent.told, links_out)
 
 
 def unsent_of(project: Project, include: Collection[str] = ()) -> Unsent:
@@ -320,19 +323,22 @@ def _looked_into(path: str) -> tuple[str, str]:
     except OSError:
         return "", "it is gone again"
     if stat.S_ISREG(about.st_mode):
-        return _read_of(path, about.st_ino, about.st_size, about.st_ctime_ns)
+        return _read_of(path, about.st_size, about.st_ino, about.st_ctime_ns)
     if stat.S_ISDIR(about.st_mode):
         return "", "" if os.access(path, os.R_OK | os.X_OK) else "it cannot be read"
     return "", "" if stat.S_ISLNK(about.st_mode) else "it is no file, folder or link"
 
 
-@lru_cache(maxsize=20_000)  # a run looks at its project twice
-def _read_of(path: str, *state: int) -> tuple[str, str]:
-    """Return what `_looked_into` does, of a file in this state."""
+@lru_cache(maxsize=20_000)  # a run may look at its project twice
+def _read_of(path: str, size: int, *state: int) -> tuple[str, str]:
+    """Return what `_looked_into` does, of a file of this size that is in this state."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            return why_secret_inside(os.read(file, READ)), ""
+            begin = os.read(file, READ)
+            while len(begin) < min(size, READ) and (more := os.read(file, READ - len(begin))):
+                begin += more
+            return why_secret_inside(begin), ""
         finally:
             os.close(file)
     except PermissionError:

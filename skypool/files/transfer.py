@@ -14,7 +14,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from skypool.errors import ConnectionLost, TransferError, UsageError
+from skypool.errors import ConnectionLost, SkypoolError, TransferError, UsageError
 from skypool.files.entries import Entry, entry_of, walk
 from skypool.files.frames import Broken, Channel, Refused
 from skypool.files.ignored import Ignored
@@ -176,6 +176,8 @@ def push(
             )
             try:
                 sender.run()
+            except SkypoolError:  # of `entries`; some are an OSError, too
+                raise
             except OSError as e:
                 raise UsageError(f"{e.filename or local} cannot be read: {e.strerror}") from e
             except Stopped as e:

@@ -87,9 +87,10 @@ class Handshake:
                 "(~/.bashrc, ~/.profile) print nothing"
             ) from e
         if answer.other:
+            self._check_python(answer.python)
             raise Gone(
-                f"node {self.node} was started by another version of skypool, which alone can take it over: use that "
-                f"version, or end the pool with `skypool down {self.config.pool}`",
+                f"node {self.node} was started with another version of skypool, of Python or of a driver, which alone "
+                f"can take it over: go back to that, or end the pool with `skypool down {self.config.pool}`",
                 self.node,
             )
         if answer.gone:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 
+from skypool.errors import UsageError
 from skypool.model import Access
 from skypool.shipping.package_zip import STAGE, staged
 from skypool.wire.transport import CommandStream
@@ -25,21 +26,25 @@ class Spares:
 
     def connect(self, node: int, access: Access) -> None:
         """Open the connections to a node. Returns at once; a connection that fails does so when it is used."""
-        with self._lock, contextlib.suppress(OSError):  # the program is missing, as who needs it will find
+        with self._lock, contextlib.suppress(OSError):  # there is no ssh here: the takeover itself fails
             for _ in range(0 if self._is_closed else self._each):
                 self._streams.setdefault(node, []).append(CommandStream(access.transport.argv(STAGE)))
 
     def take(self, node: int, script: str) -> CommandStream | None:
-        """Run a shell script of up to 12 KB through a connection to this node; None if none is left.
+        """Run a shell script, and return the connection to its stdin and stdout, which the caller closes.
 
-        The rest of its input and its output are those of the script. The caller closes it.
+        Return None if no connection to this node is left, or if the script is too long.
         """
+        try:
+            data = staged(script)
+        except UsageError:
+            return None
         with self._lock:
             left = self._streams.get(node)
             stream = left.pop() if left else None
         if stream is not None:
-            with contextlib.suppress(OSError):  # it is lost, as who reads it will find
-                stream.socket.sendall(staged(script))
+            with contextlib.suppress(OSError):  # it is lost, which the caller sees when it reads
+                stream.socket.sendall(data)
         return stream
 
     def close(self) -> None:

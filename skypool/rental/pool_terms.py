@@ -50,8 +50,8 @@ class Terms:
         allow_results: names of the classes that results may contain besides plain data, if they are read as data.
         linger: time for which the pool lives without work while it is open; None for no limit.
         stay: time for which machines stay after a `with` block; 0 if they end with it.
-        spares: opens further connections to each node that is taken over, meanwhile; None for none.
         lends: True if nodes that ask get modules of the user which the program has not loaded.
+        spares: opens further connections to each node while it is taken over. None opens none.
 
     Raises:
         UsageError: `maximum` is above 1, and the alternatives of the accelerator have different numbers of hosts.

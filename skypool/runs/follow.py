@@ -7,7 +7,7 @@ import shlex
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.resources import files
 
@@ -55,7 +55,7 @@ class Follower(threading.Thread):
         self._unfinished = {1: b"", 2: b""}
 
     def run(self) -> None:
-        """Read, and connect again after a lost connection, until the end of the program or `finish`."""
+        """Read, and connect again after a lost connection, until the end of the program, or `end`."""
         try:
             self._follow()
         finally:
@@ -91,15 +91,14 @@ class Follower(threading.Thread):
                 break
             self.join(0.2)
         is_current = max(began, self._moved) < self._current
-        self.stop()
+        stop([self])
         return self.status is not None or is_current
 
-    def stop(self) -> None:
-        """Read no more."""
+    def end(self) -> None:
+        """Read no more, soon."""
         self._stopped.set()
         if self._stream is not None:
             self._stream.shut()
-        self.join(_PAUSE)  # it passes on the last line
 
     def _read(self, stream: CommandStream) -> None:
         """Read from a connection until the program has ended. Raises EOFError or OSError if it is lost before."""
@@ -158,6 +157,16 @@ class Follower(threading.Thread):
             self._write(stream, piece)
             self._is_blocked = False
             self._moved = time.monotonic()
+
+
+def stop(followers: Sequence[Follower]) -> None:
+    """End followers, and wait for a second, at most, while they pass on their last lines."""
+    for each in followers:
+        each.end()
+    until = time.monotonic() + _PAUSE
+    for each in followers:
+        if each.ident is not None:
+            each.join(max(0.0, until - time.monotonic()))
 
 
 @cache

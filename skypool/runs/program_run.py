@@ -36,7 +36,7 @@ from skypool.files.transfer import NodeEnd
 from skypool.pool.states import Phase
 from skypool.pool.watch import Watches
 from skypool.runs import environment, node_folders, node_program
-from skypool.runs.follow import Follower
+from skypool.runs.follow import Follower, stop
 from skypool.runs.target import Target
 from skypool.text import one_line, printable
 
@@ -118,26 +118,29 @@ class ProgramRun:
         self._colours = not self.is_stranger
         ends = self._stack.enter_context(self.pool._sender.transfer("the files of a program", None))
         if self.only is not None and self.only >= len(ends):
+            self._stack.close()
             raise UsageError(f"there is no node {self.only} among {len(ends)}; nodes are counted from 0")
         self._ends = ends if self.only is None else [ends[self.only]]
         procs = self.procs or 1
         self._followers = [
-            Follower(end, f"{self._output}/{each}", partial(self.write, number * procs + each), self.is_gang)
+            Follower(
+                replace(end, spare=_nothing) if each else end,  # the other connection that is open is for the files
+                f"{self._output}/{each}",
+                partial(self.write, number * procs + each),
+                self.is_gang,
+            )
             for number, end in enumerate(self._ends)
             for each in range(procs)
         ]
         self.pool._sender.working().node_count.resize(0, self.nodes)  # lost nodes are not replaced
-        for follower in self._followers:  # they connect while the files are sent
-            follower.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for each in self._followers:
-            each.stop()
-        self._stack.close()
+        with self._stack:
+            stop(self._followers)
 
     def send(self, entries: Sequence[Entry] | None = None) -> None:
-        """Send the project to the nodes.
+        """Send the project to the nodes, while those who read the output connect to them.
 
         Args:
             entries: what is sent, if the project was looked at just now. Default None: look at it.
@@ -146,6 +149,8 @@ class ProgramRun:
             TransferError: files could not be read here or written there.
             ConnectionLost: a node is lost, or what it answered makes no sense (ProtocolError).
         """
+        for each in self._followers:
+            each.start()
         project = self.target.project
         claim = compute(node_folders.claimed, output="silent")(f"{project.root.name or 'project'}-{project.key}")
         copies = self._values([claim] * len(self._ends))
@@ -153,17 +158,20 @@ class ProgramRun:
             raise _nonsense(copies)
         self._ends = [replace(end, folder=copy) for end, copy in zip(self._ends, copies, strict=True)]
         self._let_in([""] * len(self._ends))
+        noted: list[Entry] = []
 
-        def noted() -> Iterator[Entry]:
-            found = entries or [*walk(str(project.root), unsent_of(project, self.include))]
-            sent = {each.path: each.mtime for each in found if each.kind != "d"}
-            # before they come, so that none is forgotten; what is not sent any more, such as a file with secrets that
-            # was included once, must not stay there
-            self._on_all(node_folders.note_sent, sent, not self.is_stranger)
-            yield from found
+        def listed() -> Iterator[Entry]:
+            if not noted:
+                found = entries or [*walk(str(project.root), unsent_of(project, self.include))]
+                sent = {each.path: each.mtime for each in found if each.kind != "d"}
+                # before they come, so that none is forgotten; what is not sent any more, such as a file with secrets
+                # that was included once, must not stay there
+                self._on_all(node_folders.note_sent, sent, not self.is_stranger)
+                noted.extend(found)
+            yield from noted
 
         try:
-            transfer.push(self._ends, str(project.root), "", patience=self._patience, entries=noted)
+            transfer.push(self._ends, str(project.root), "", patience=self._patience, entries=listed)
         except TransferError as e:
             if not e.failures:
                 raise
@@ -435,6 +443,10 @@ class ProgramRun:
                 self.tell(f"some output of rank {rank} is missing: {each.missing}")
             elif not is_whole:
                 self.tell(f"the end of the output of rank {rank} did not come: its last lines may be missing")
+
+
+def _nothing(script: str) -> None:
+    """Return no connection that is open already."""
 
 
 def _nonsense(said: object) -> ProtocolError:

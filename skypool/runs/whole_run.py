@@ -41,6 +41,10 @@ _MOST_MINOR = 30
 """The versions 3.0 to 3.29 of Python are those that a project may require."""
 _WAKES = 1.0
 """Seconds after which the main thread wakes. A signal that comes just before Python waits does not wake it."""
+_SOON = 0.1
+"""Seconds in which the look at most projects is over."""
+_FRESH = 3.0
+"""Seconds for which it holds what was found in the project. After them, it is looked at again."""
 _SPARES = 2
 """One connection to each machine sends the project, another one reads the output of the program."""
 FAILED = 125
@@ -131,7 +135,8 @@ class WholeRun:
         self.limit = ""
         self._pool: ComputePool | None = None
         self._former: Record | None = None  # whose machines are used
-        self._looking: Future[Survey] | None = None  # a look at the project while these machines are taken over
+        self._looking: Future[Survey] | None = None  # a look at the project, with what is sent to these machines
+        self._is_checked = False  # what it has found
         self._spares: Spares | None = None  # connections to these machines
         self._spent_before = 0.0  # by earlier runs on its machines, in USD
         self._is_ready = False  # its pool
@@ -200,7 +205,7 @@ class WholeRun:
             self._confirm(no_limit, "Rent without one?", "nothing was rented")
 
     def _check_project(self, survey: Survey, dry_run: bool) -> str:
-        """Tell what is sent of the project. Return why it is not sent unasked; "" if it is.
+        """Tell what is sent of the project. Return why that needs a yes of the user; "" if it needs none.
 
         Raises UsageError if the program would miss something, or if the user does not want to send all of it.
         """
@@ -231,28 +236,34 @@ class WholeRun:
             )
 
     def _check_former(self, former: Record, dry_run: bool) -> None:
-        """Check the limits of a pool that stays, and the project. Ask the user if it has none.
+        """Check the limits of a pool that stays, and the project. Ask the user if the pool has no limit.
 
-        If there is nothing to ask, the project is looked at while `run` takes the pool over.
+        If the project is large and the user is not to be asked, `run` takes the pool over while it is looked at.
         """
         asked, tell = self._asked, self._tell
         lingering.check_limits(former, asked.budget, asked.max_lifetime, tell.option)
         is_endless = bool(former.usd_per_hour) and lingering.seconds_left(former) == math.inf
-        if not (is_endless or dry_run):
-            self._looking = _looked_at(self._target.project, self._include)
+        self._looking = _looked_at(self._target.project, self._include)
+        if asked.yes and not (is_endless or dry_run) and not wait([self._looking], _SOON).done:
             return
-        too_large = self._check_project(surveyed(self._target.project, self._include), dry_run)
-        self._tell_use(former)
+        too_large = self._check_looked(former, dry_run)
         text = endless(former.usd_per_hour, tell.option) if is_endless else ""
         if dry_run:
             for each in filter(None, ["" if asked.yes else too_large, text]):
                 self._would_ask(each)
-        else:
+        elif text:
             self._confirm(text, "Use them without one?", "nothing was run")
 
-    def _tell_use(self, former: Record) -> None:
+    def _check_looked(self, former: Record, dry_run: bool = False) -> str:
+        """Check what was found in the project as `_check_project` does, and tell that this pool is used."""
+        assert self._looking is not None
+        while not wait([self._looking], _WAKES).done:
+            pass
+        too_large = self._check_project(self._looking.result(), dry_run)
         seconds = lingering.seconds_left(former)
         self._tell.uses(former.pool, None if seconds == math.inf else seconds, former.usd_per_hour)
+        self._is_checked = True
+        return too_large
 
     def _would_ask(self, text: str) -> None:
         self.would_ask = True
@@ -341,6 +352,7 @@ class WholeRun:
         The status is 128 + n if signal n ended the program, and 125 if its folder could not be fetched.
 
         Raises:
+            UsageError: the project cannot be sent as it is, which is found here if it is large.
             SkypoolError: the program was not started, or was lost.
             CancelledError: the program was interrupted, as its machines end as planned.
         """
@@ -379,7 +391,7 @@ class WholeRun:
         """Start the pool, run the program there, and leave it. `unlisten` ends that its events are told."""
         target, asked, tell, former = self._target, self._asked, self._tell, self._former
         with tell.watching(pool) as on_end, pool, contextlib.ExitStack() as at_end:
-            self._is_ready, booted = True, time.monotonic()
+            self._is_ready, ready = True, time.monotonic()
             if asked.linger is not None:
                 at_end.callback(unlisten)  # that machines stay is told in another way
             if former is not None:
@@ -400,24 +412,26 @@ class WholeRun:
             tell.is_stranger = made.is_stranger
             entries = None
             if former is not None:
+                if not self._is_checked:
+                    self._check_looked(former)
                 self._check_taken(pool, made.is_stranger)
-                if self._looking is not None:
-                    while not wait([self._looking], _WAKES).done:
-                        pass
-                    survey = self._looking.result()
-                    self._check_project(survey, dry_run=False)
-                    self._tell_use(former)
-                    entries = survey.entries
+                assert self._looking is not None
+                found = self._looking.result()
+                entries = found.entries if time.monotonic() < found.at + _FRESH else None
+            seconds = ready - self._began
+            ready = time.monotonic()
             with made:
                 tell.log = made.log
                 if made.is_gang:
                     tell.source = "rank" if asked.procs else "node"
                 tell.stage("the project's files, which are sent")
                 made.send(entries)
+                if self._spares is not None:
+                    self._spares.close()
                 tell.stage("the environment, which is made")
                 programs = made.prepare()
                 tell.stage("")
-                tell.starts(pool.name, booted - self._began, time.monotonic() - booted, self.spent)
+                tell.starts(pool.name, seconds, time.monotonic() - ready, self.spent)
                 saver = Saver(made, self._save, self._saved_to, tell)
                 pool.events.listen(saver.hear)
                 try:
