@@ -187,7 +187,7 @@ def told_entry(said: Any) -> Entry:
     """Return one entry of a list that the other end sent. Raises Refused if it is not valid."""
     path, kind, mode, size, mtime, text, data = said
     if (
-        not all(type(each) is int and each >= 0 for each in (mode, size, data))
+        not (type(mode) is type(size) is type(data) is int and mode >= 0 and size >= 0 and data >= 0)
         or kind not in ("f", "w", "d", "l", "s")
         or type(mtime) is not int
         or type(text) is not str
@@ -208,10 +208,10 @@ def told_path(path: Any) -> str:
     if "\0" in path or len(path) > _LONGEST_PATH or _NO_NAME.search(path):
         raise Refused(f"the other end sent the path {path[:100]!r}, which does not lie below the folder")
     try:
-        encoded = os.fsencode(path)
+        size = len(path) if path.isascii() else len(os.fsencode(path))
+        is_long = size > _LONGEST_NAME and max(len(os.fsencode(name)) for name in path.split("/")) > _LONGEST_NAME
     except UnicodeEncodeError:
         raise Refused(f"the other end sent the path {path[:100]!r}, which this system cannot have") from None
-    is_long = len(encoded) > _LONGEST_NAME and max(map(len, encoded.split(b"/"))) > _LONGEST_NAME
     if is_long or (PARTS in path.casefold() and any(map(is_part, path.split("/")))):
         raise Refused(f"the other end sent the path {path[:100]!r}, which cannot be a file's name")
     return path

@@ -41,8 +41,8 @@ _MOST_MINOR = 30
 """The versions 3.0 to 3.29 of Python are those that a project may require."""
 _WAKES = 1.0
 """Seconds after which the main thread wakes. A signal that comes just before Python waits does not wake it."""
-_SOON = 0.1
-"""Seconds in which the look at most projects is over."""
+_SOON = 0.03
+"""Seconds in which the look at most projects is over: those with up to a thousand files."""
 _FRESH = 3.0
 """Seconds for which it holds what was found in the project. After them, it is looked at again."""
 _SPARES = 2
