@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from skypool.buckets.bucket import Bucket
+from skypool.buckets.bucket_check import check
 from skypool.cli import output
 from skypool.drivers import registry
 from skypool.drivers.contract import Policed
@@ -31,15 +33,33 @@ def doctor(
     policy: Annotated[
         str, typer.Option("--policy", metavar="NAME", help="Print the minimal permissions for this provider.")
     ] = "",
+    bucket: Annotated[
+        str, typer.Option("--bucket", metavar="URL", help="Check only this bucket: s3://NAME/PREFIX or file:///FOLDER.")
+    ] = "",
+    endpoint: Annotated[
+        str, typer.Option("--endpoint", metavar="URL", help="The server of the bucket, if it is one of your own.")
+    ] = "",
+    region: Annotated[str, typer.Option("--region", help="The region of the bucket. Default: it is looked up.")] = "",
+    keys: Annotated[
+        str,
+        typer.Option(
+            "--keys", metavar="ID,SECRET", help="The variables with the bucket's access key, and with its secret."
+        ),
+    ] = "",
     as_json: output.AsJson = False,
 ) -> None:
     """Check this machine, and the credentials, permissions and quotas at the providers.
 
-    The exit status is 1 if this machine lacks something, or if a provider named with --provider does not work.
+    The exit status is 1 if this machine lacks something, or if what is named does not work.
     """
     if policy:
         _print_policy(policy)
         return
+    if bucket:
+        _check_bucket(Bucket(bucket, endpoint, region, keys.split(",") if keys else ()), as_json)
+        return
+    if endpoint or region or keys:
+        raise UsageError("--endpoint, --region and --keys are about a bucket; name it with --bucket URL")
     drivers, left_out = registry.ready(provider or ())
     for name in provider or ():
         if isinstance(e := left_out.get(name), UsageError) and name not in registry.providers():
@@ -59,6 +79,16 @@ def doctor(
 
 
 _NOT_SET_UP = "not set up"
+
+
+def _check_bucket(bucket: Bucket, as_json: bool) -> None:
+    found = [*check(bucket)]
+    if as_json:
+        output.data({str(bucket): [_data(each) for each in found]})
+    else:
+        _show({str(bucket): found})
+    if not all(each.good for each in found):
+        raise typer.Exit(1)
 
 
 def _print_policy(name: str) -> None:

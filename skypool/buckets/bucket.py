@@ -1,0 +1,135 @@
+"""`Bucket`: a place in an object store, or a folder, where files are kept."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from skypool.errors import UsageError
+
+SCHEMES = ("s3", "file")
+_OTHER_WORDS = {"s3a": "s3", "s3n": "s3"}
+"""What other programs write for a scheme."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,220}[A-Za-z0-9]")
+"""Matches the names that object stores give to buckets, those of old buckets too."""
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LONGEST = 1024
+"""The most bytes of the name of an object in every store."""
+
+
+class _Parts(NamedTuple):
+    scheme: str
+    name: str
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """A place in an object store, or a folder, where files are kept.
+
+    Args:
+        url: "s3://NAME/PREFIX" for a store with the protocol of S3, or "file:///FOLDER". The prefix may be left out.
+        endpoint: the URL of another store with this protocol. Default "": the one that the protocol is from.
+        region: the region of the bucket. Default "": it is looked up; with an endpoint, what such stores expect.
+        keys: the names of the variables with the access key, with its secret, and with a session token if there is one.
+            Default (): what this computer uses for the store.
+
+    Raises:
+        UsageError: an argument is not valid.
+    """
+
+    url: str
+    endpoint: str = ""
+    region: str = ""
+    keys: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        scheme = _split(self.url).scheme
+        if self.endpoint:
+            _check_endpoint(self.endpoint, scheme)
+        if isinstance(self.keys, str) or not all(isinstance(each, str) for each in self.keys):
+            raise UsageError(f"keys of a bucket is a list of names of variables, not {self.keys!r}")
+        object.__setattr__(self, "keys", tuple(self.keys))
+        if not self.keys:
+            return
+        if scheme == "file":
+            raise UsageError(f"keys are for buckets with s3://, and this one is {self.url}; leave them out")
+        if len(self.keys) not in (2, 3):
+            raise UsageError(
+                f"keys of {self.url} has {len(self.keys)} names; name the variables with the access key and with its "
+                "secret, and with a session token if there is one"
+            )
+        for each in self.keys:
+            if not _VARIABLE.fullmatch(each):
+                raise UsageError(f"keys of {self.url} takes names of variables, and one is {_hidden(each)}")
+
+    @property
+    def scheme(self) -> str:
+        """The protocol: "s3" or "file"."""
+        return _split(self.url).scheme
+
+    @property
+    def name(self) -> str:
+        """The name of the bucket; the path of the folder for "file"."""
+        return _split(self.url).name
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of the names of its objects, without "/" at the end; "" for none."""
+        return _split(self.url).prefix
+
+    def __str__(self) -> str:
+        return self.url
+
+
+def _split(url: str) -> _Parts:
+    """Return the parts of a URL. Raises UsageError if it names no bucket."""
+    if not isinstance(url, str):
+        raise UsageError(f"a bucket is named by a URL such as 's3://NAME/PREFIX', not by {url!r}")
+    scheme, found, rest = url.partition("://")
+    if scheme in ("http", "https"):
+        raise UsageError(
+            f"{url!r} is the address of a server; write 's3://NAME/PREFIX', and name the server as the endpoint"
+        )
+    if not found or scheme not in SCHEMES:
+        known = ", ".join(f"{each}://" for each in SCHEMES)
+        hint = f"; did you mean {_OTHER_WORDS[scheme]}://?" if scheme in _OTHER_WORDS else ""
+        raise UsageError(f"a bucket's URL begins with {known}, and this one is {url!r}{hint}")
+    if not url.isprintable() or len(url.encode("utf-8", "surrogatepass")) > _LONGEST or re.search(r"[?#\\]", url):
+        raise UsageError(f"{url!r:.200} has a character that not every store allows, or over {_LONGEST} bytes")
+    name, _, prefix = rest.partition("/")
+    if scheme == "file":
+        if name or not prefix.strip("/"):
+            raise UsageError(f"{url!r} names no folder; write the whole path, as in file:///mnt/shared/runs")
+        name, prefix = f"/{prefix.rstrip('/')}", ""
+    elif not _NAME.fullmatch(name):
+        raise UsageError(f"{url!r} has no name of a bucket; write {scheme}://NAME/PREFIX")
+    path = (name if scheme == "file" else prefix.removesuffix("/")).removeprefix("/" if scheme == "file" else "")
+    if path and any(each in ("", ".", "..") for each in path.split("/")):
+        raise UsageError(f"{url!r} has an empty part, '.' or '..' in its path, which stores read in different ways")
+    return _Parts(scheme, name, prefix.removesuffix("/"))
+
+
+def _check_endpoint(endpoint: str, scheme: str) -> None:
+    """Raise UsageError if an endpoint is not the URL of a server."""
+    if scheme == "file":
+        raise UsageError("a folder has no endpoint; leave it out")
+    try:
+        parts = urlsplit(endpoint)
+        is_server = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:  # such as a port that is no number
+        is_server = False
+        parts = urlsplit("")
+    if not is_server or parts.path.strip("/") or parts.query or parts.fragment or parts.username is not None:
+        raise UsageError(
+            f"the endpoint of a bucket is the address of a server, such as 'https://HOST:PORT', without the bucket's "
+            f"name and without credentials, not {_hidden(endpoint)}"
+        )
+
+
+def _hidden(said: str) -> str:
+    """Return the beginning of a text that may be a secret by mistake."""
+    return repr(said) if len(said) <= 8 else f"{said[:4]!r}…"

@@ -1,0 +1,183 @@
+"""Opens a bucket with credentials of this computer, and tells what the errors of object stores mean."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from skypool.buckets.bucket import Bucket
+from skypool.errors import UsageError
+from skypool.text import one_line
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+MISSING = "{} is not installed on this computer, and buckets need it: pip install 'skypool[buckets]'"
+UNREACHED = "the store cannot be reached"
+DENIED = "the credentials do not allow it"
+PATIENCE = 10.0
+"""Seconds after which a request that has no answer has failed."""
+_USUAL_REGION = "us-east-1"
+"""What stores with the protocol of S3 expect that have no regions."""
+_LOGINS = "http://169.254.169.254/"
+"""Where machines of clouds get a login."""
+_CODE = re.compile(r"<Code>(\w+)</Code>|\(code: (\w+)\)")
+_SAID = re.compile(r"<Message>([^<]*)</Message>")
+_REGION = re.compile(r"<Region>([a-z0-9-]+)</Region>|expecting '([a-z0-9-]+)'")
+_KEYS = ("access_key_id", "secret_access_key", "session_token")
+
+
+class Trouble(NamedTuple):
+    """What an error of an object store means.
+
+    Attributes:
+        text: what is wrong.
+        advice: what to do about it.
+        code: the store's own word for it; "" for none.
+    """
+
+    text: str
+    advice: str
+    code: str = ""
+
+    @property
+    def is_refusal(self) -> bool:
+        """True if the store knows who asks, and does not allow it."""
+        return self.code in _REFUSALS
+
+
+_REFUSALS = ("AccessDenied", "403")
+_MEANINGS = {
+    "NoSuchBucket": ("there is no such bucket", "make it, or correct the URL or the endpoint"),
+    "AccessDenied": (DENIED, "ask whoever owns the bucket for the permission"),
+    "InvalidAccessKeyId": ("the store does not know the access key", "name the keys of this store"),
+    "SignatureDoesNotMatch": ("the secret does not belong to the access key", "correct the secret"),
+    "ExpiredToken": ("the credentials have expired", "log in again"),
+    "RequestTimeTooSkewed": ("the clocks of this computer and the store differ", "set the clock"),
+    "PermanentRedirect": ("the bucket is in another region", "name its region"),
+    "AuthorizationHeaderMalformed": ("the bucket is in another region", "name its region"),
+    "IllegalLocationConstraintException": ("the bucket is in another region", "name its region"),
+    "NoSuchKey": ("the object is not there", ""),
+}
+
+
+def opened(bucket: Bucket, variables: Mapping[str, str] = os.environ) -> ObjectStore:
+    """Return the store of a bucket. Nothing is asked yet, but for the bucket's region if it is not known.
+
+    Args:
+        variables: where the values of `Bucket.keys` are.
+
+    Raises:
+        UsageError: a variable has no value, or a library is not installed.
+    """
+    if find_spec("obstore") is None:
+        raise UsageError(MISSING.format("obstore"))
+    from obstore.store import LocalStore, S3Store
+
+    if bucket.scheme == "file":
+        try:
+            return LocalStore(bucket.name, mkdir=True)
+        except OSError as e:
+            raise UsageError(f"the folder of {bucket} cannot be made: {e}; name another one") from e
+    common: dict[str, Any] = {
+        "client_options": {
+            "timeout": f"{PATIENCE:g}s",
+            "connect_timeout": f"{PATIENCE:g}s",
+            "allow_http": bucket.endpoint.startswith("http://"),
+        },
+        "retry_config": {"max_retries": 2, "retry_timeout": timedelta(seconds=PATIENCE)},
+    }
+    if bucket.prefix:
+        common["prefix"] = bucket.prefix
+    if bucket.endpoint:
+        common |= {"endpoint": bucket.endpoint, "virtual_hosted_style_request": False}
+    if bucket.keys:
+        common |= dict(zip(_KEYS, values(bucket, variables), strict=False))
+    elif find_spec("boto3") is not None:
+        common |= _of_this_computer()
+    region = bucket.region or (_USUAL_REGION if bucket.endpoint else region_of(bucket, variables))
+    return S3Store(bucket.name, region=region, **common)
+
+
+def values(bucket: Bucket, variables: Mapping[str, str]) -> list[str]:
+    """Return the values of `Bucket.keys`. Raises UsageError if one has none."""
+    found = [variables.get(each, "") for each in bucket.keys]
+    if missing := [name for name, value in zip(bucket.keys, found, strict=True) if not value]:
+        raise UsageError(f"{' and '.join(missing)}, which {bucket} needs, has no value in the environment; set it")
+    return found
+
+
+def client(bucket: Bucket, variables: Mapping[str, str] = os.environ) -> Any:
+    """Return boto3's client for a bucket with the protocol of S3, which can do what obstore cannot.
+
+    Raises UsageError as `opened` does.
+    """
+    if find_spec("boto3") is None:
+        raise UsageError(MISSING.format("boto3"))
+    import boto3
+    from botocore.config import Config
+
+    timing = {"connect_timeout": PATIENCE, "read_timeout": PATIENCE, "retries": {"total_max_attempts": 3}}
+    style = {"s3": {"addressing_style": "path"}} if bucket.endpoint else {}
+    return boto3.Session(*values(bucket, variables)).client(
+        "s3",
+        endpoint_url=bucket.endpoint or None,
+        region_name=bucket.region or _USUAL_REGION,
+        config=Config(**timing, **style),
+    )
+
+
+def region_of(bucket: Bucket, variables: Mapping[str, str] = os.environ) -> str:
+    """Return the region of a bucket, which the store tells also to those who may not use it.
+
+    Raises UsageError if it does not tell.
+    """
+    asked = client(bucket, variables)
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        said = asked.head_bucket(Bucket=bucket.name)
+    except ClientError as e:
+        said = e.response
+    except BotoCoreError as e:
+        raise UsageError(f"the region of {bucket} cannot be looked up: {e}; name it") from e
+    found = said.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region", "")
+    if not found:
+        if said.get("Error", {}).get("Code") in ("404", "NoSuchBucket"):
+            raise UsageError(f"{bucket}: there is no such bucket; make it, or correct the URL or the endpoint")
+        raise UsageError(f"the store does not tell the region of {bucket}; name it")
+    return str(found)
+
+
+def _of_this_computer() -> dict[str, Any]:
+    """Return the credentials that this computer has, as arguments of the store; {} for none that boto3 finds."""
+    import boto3
+    from obstore.auth.boto3 import Boto3CredentialProvider
+
+    session = boto3.Session()
+    return {} if session.get_credentials() is None else {"credential_provider": Boto3CredentialProvider(session)}
+
+
+def trouble(error: Exception) -> Trouble:
+    """Return what an error of obstore means."""
+    text = str(error).partition("\n\nDebug source")[0]
+    found = _CODE.search(text)
+    if _LOGINS in text:  # the last place where a login is looked for
+        return Trouble("this computer has no login for the store", "log in, or name keys")
+    code = (found[1] or found[2]) if found else "403" if "403 Forbidden" in text else ""
+    if code in _MEANINGS:
+        meaning, advice = _MEANINGS[code]
+        region = _REGION.search(text)
+        if region and "region" in advice:
+            advice = f"name its region, {region[1] or region[2]}"
+        return Trouble(meaning, advice, code)
+    if code == "403":
+        return Trouble(*_MEANINGS["AccessDenied"], code)
+    if "error sending request" in text or "operation timed out" in text:
+        return Trouble(UNREACHED, "check the endpoint and the network")
+    said = _SAID.search(text)
+    return Trouble(f"the store answers {code}: {one_line(said[1], 200)}" if said else one_line(text, 300), "", code)

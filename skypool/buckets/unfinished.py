@@ -1,0 +1,44 @@
+"""Finds unfinished uploads in a bucket with the protocol of S3, and removes them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import NamedTuple
+
+from skypool.buckets.bucket import Bucket
+from skypool.buckets.store import client
+
+
+class Unfinished(NamedTuple):
+    """An upload that was begun and not completed.
+
+    Attributes:
+        key: the name of the object to be, with the prefix of the bucket.
+        upload: the store's id of the upload.
+        began: when it began.
+    """
+
+    key: str
+    upload: str
+    began: datetime
+
+
+def uploads(bucket: Bucket, variables: Mapping[str, str] = os.environ) -> Iterator[Unfinished]:
+    """Yield the unfinished uploads below the prefix of a bucket.
+
+    Raises:
+        UsageError: as `store.opened`.
+        botocore.exceptions.ClientError, BotoCoreError: the store refuses to list them, or cannot be reached.
+    """
+    below = f"{bucket.prefix}/" if bucket.prefix else ""
+    pages = client(bucket, variables).get_paginator("list_multipart_uploads").paginate(Bucket=bucket.name, Prefix=below)
+    for page in pages:
+        for each in page.get("Uploads", ()):
+            yield Unfinished(each["Key"], each["UploadId"], each["Initiated"])
+
+
+def remove(bucket: Bucket, found: Unfinished, variables: Mapping[str, str] = os.environ) -> None:
+    """Remove the parts of an unfinished upload. Raises as `uploads` does."""
+    client(bucket, variables).abort_multipart_upload(Bucket=bucket.name, Key=found.key, UploadId=found.upload)

