@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -75,13 +76,15 @@ def test_a_url_that_names_no_place_is_refused(url: Any, why: str) -> None:
     ("arguments", "why"),
     [
         ({"endpoint": "account.example.com"}, "the address of a server"),
-        ({"endpoint": "https://account.example.com/models"}, "without the bucket's name"),
+        ({"endpoint": "https://account.example.com/models"}, "leave /models out"),
+        ({"url": "s3://ID:secret-word@models"}, "no credentials"),
+        ({"url": "https://a.example.com/models?X-Signature=secret-word"}, "name the server as the endpoint"),
         ({"endpoint": "https://me:secret-word@example.com"}, "without credentials"),
         ({"endpoint": "http://example.com:99999"}, "the address of a server"),
         ({"url": "file:///runs", "endpoint": "http://a"}, "a folder has no endpoint"),
-        ({"keys": "ID"}, "a list of names"),
+        ({"keys": "secret-word"}, "a list of names"),
         ({"keys": ("ID",)}, "has 1 names"),
-        ({"keys": ("AKIA/1234567890", "x")}, "takes names of variables"),
+        ({"keys": ("AKIA/secret-word", "x")}, "takes names of variables"),
         ({"url": "file:///runs", "keys": KEYS}, "keys are for buckets with s3://"),
     ],
 )
@@ -89,7 +92,20 @@ def test_arguments_that_make_no_sense_are_refused_and_secrets_not_repeated(argum
     with pytest.raises(UsageError, match=why) as caught:
         Bucket(**{"url": "s3://models/runs", **arguments})
     assert "secret-word" not in str(caught.value)
-    assert "1234567890" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variables", "why"),
+    [
+        ({"minioadmin": "a"}, "variable 2 of the keys, which s3://models needs, has no value"),
+        ({"minioadmin": "a\n", "secretword": "b"}, "variable 1 of the keys has characters that no key has"),
+    ],
+)
+def test_values_that_are_missing_or_no_keys_are_refused_and_not_repeated(variables: dict[str, str], why: str) -> None:
+    bucket = Bucket("s3://models", "http://127.0.0.1:9", keys=("minioadmin", "secretword"))
+    with pytest.raises(UsageError, match=why) as caught:
+        store.values(bucket, variables)
+    assert "secretword" not in str(caught.value)
 
 
 def doctor(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -99,6 +115,7 @@ def doctor(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_doctor_checks_a_folder_and_leaves_nothing_in_it(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/runs"
+    (tmp_path / "runs").mkdir()
     done = doctor("--bucket", url, "--json")
     found = json.loads(done.stdout)[url]
     assert (done.returncode, [each["what"] for each in found if each["good"]]) == (
@@ -109,15 +126,16 @@ def test_the_doctor_checks_a_folder_and_leaves_nothing_in_it(tmp_path: Path) -> 
 
 
 def test_the_doctor_says_what_is_wrong_with_what_it_is_told(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
     for words, why in (
         (["--bucket", "models"], "begins with s3://"),
         (["--endpoint", "http://a"], "name it with --bucket URL"),
+        (["--bucket", "", "--provider", "local"], "leave --provider out"),
+        (["--bucket", ""], "begins with s3://"),
         (
-            ["--bucket", "s3://models", "--endpoint", "http://a", "--keys", "ID,SECRET"],
-            "ID and SECRET, which s3://models",
+            ["--bucket", "s3://models", "--endpoint", "http://a", "--keys", "NO_ID,NO_SECRET"],
+            "NO_ID, which s3://models",
         ),
-        (["--bucket", f"file://{tmp_path}/file/runs"], "cannot be made"),
+        (["--bucket", f"file://{tmp_path}/runs"], "is no folder here"),
     ):
         done = doctor(*words)
         assert done.returncode != 0
@@ -183,6 +201,19 @@ def test_a_bucket_without_a_region_is_refused(status: int, why: str, monkeypatch
             store.region_of(Bucket("s3://models", keys=KEYS), {"ID": "a", "SECRET": "b"})
 
 
+@pytest.mark.parametrize("missing", ["boto3", "obstore"])
+def test_a_library_that_is_missing_is_named(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skypool.buckets.store.find_spec", lambda name: None if name == missing else find_spec(name))
+    with pytest.raises(UsageError, match=rf"{missing} is not installed .* pip install 'skypool\[buckets\]'"):
+        list(check(Bucket("s3://models", keys=KEYS), {"ID": "a", "SECRET": "b"}))
+
+
+def test_a_login_that_is_set_half_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "nobody-has-this")
+    with pytest.raises(UsageError, match="no login for the bucket: The config profile"):
+        store.opened(Bucket("s3://models", "http://127.0.0.1:9"))
+
+
 @pytest.fixture
 def silent() -> Iterator[str]:
     """The URL of a server that accepts connections and says nothing."""
@@ -204,7 +235,7 @@ def test_a_store_that_says_nothing_holds_nobody_up(silent: str, monkeypatch: pyt
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(bool(stores.missing_s3()), reason=stores.missing_s3())
-def test_what_seaweedfs_allows_and_refuses_is_found(tmp_path: Path) -> None:
+def test_what_seaweedfs_allows_and_refuses_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def found(url: str, who: str, secret: str = "") -> dict[str, Finding]:
         return by_name(Bucket(url, server.endpoint, keys=KEYS), ID=who, SECRET=secret or secret_of(who))
 
@@ -213,7 +244,7 @@ def test_what_seaweedfs_allows_and_refuses_is_found(tmp_path: Path) -> None:
         good = found("s3://models/runs", "run")
         assert all(each.good for each in good.values()), good
         assert {"list", "write", "read", "create", "delete"} < good.keys()
-        assert good["outside of the prefix"].text == "the keys reach nothing else in the bucket"
+        assert "were refused to list or look" in good["outside of the prefix"].text
 
         owner.create_multipart_upload(Bucket="models", Key="runs/large")
         owner.create_multipart_upload(Bucket="models", Key="other/large")
@@ -225,7 +256,12 @@ def test_what_seaweedfs_allows_and_refuses_is_found(tmp_path: Path) -> None:
         variables = {"ID": "owner", "SECRET": secret_of("owner")}
         for each in [*unfinished.uploads(bucket, variables)]:
             unfinished.remove(bucket, each, variables)
-        assert found("s3://models", "owner")["unfinished uploads"].text == "none"
+        assert found("s3://models", "owner")["unfinished uploads"].text == "the store lists none"
+
+        with monkeypatch.context() as patch:  # what is set for another store does not count
+            for name, value in {"ENDPOINT_URL_S3": "http://127.0.0.1:9", "SESSION_TOKEN": "another"}.items():
+                patch.setenv(f"AWS_{name}", value)
+            assert all(each.good for each in found("s3://models/runs", "run").values())
 
         only_writes = found("s3://models/runs", "writer")
         assert [name for name, each in only_writes.items() if not each.good] == ["list", "read"]

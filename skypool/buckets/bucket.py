@@ -32,10 +32,10 @@ class Bucket:
 
     Args:
         url: "s3://NAME/PREFIX" for a store with the protocol of S3, or "file:///FOLDER". The prefix may be left out.
-        endpoint: the URL of another store with this protocol. Default "": the one that the protocol is from.
+        endpoint: the URL of a store with this protocol. Default "": AWS, or what the login of this computer names.
         region: the region of the bucket. Default "": it is looked up; with an endpoint, what such stores expect.
         keys: the names of the variables with the access key, with its secret, and with a session token if there is one.
-            Default (): what this computer uses for the store.
+            Default (): the login of this computer.
 
     Raises:
         UsageError: an argument is not valid.
@@ -47,11 +47,11 @@ class Bucket:
     keys: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        scheme = _split(self.url).scheme
+        scheme, name, _ = _split(self.url)
         if self.endpoint:
-            _check_endpoint(self.endpoint, scheme)
+            _check_endpoint(self.endpoint, scheme, name)
         if isinstance(self.keys, str) or not all(isinstance(each, str) for each in self.keys):
-            raise UsageError(f"keys of a bucket is a list of names of variables, not {self.keys!r}")
+            raise UsageError("keys of a bucket is a list of names of variables, not one text")
         object.__setattr__(self, "keys", tuple(self.keys))
         if not self.keys:
             return
@@ -64,7 +64,7 @@ class Bucket:
             )
         for each in self.keys:
             if not _VARIABLE.fullmatch(each):
-                raise UsageError(f"keys of {self.url} takes names of variables, and one is {_hidden(each)}")
+                raise UsageError(f"keys of {self.url} takes names of variables, and one of these is none")
 
     @property
     def scheme(self) -> str:
@@ -92,8 +92,11 @@ def _split(url: str) -> _Parts:
     scheme, found, rest = url.partition("://")
     if scheme in ("http", "https"):
         raise UsageError(
-            f"{url!r} is the address of a server; write 's3://NAME/PREFIX', and name the server as the endpoint"
+            "a bucket is not named by the address of a server; write 's3://NAME/PREFIX', and name the server as the "
+            "endpoint"
         )
+    if "@" in rest:
+        raise UsageError("a bucket's URL has no credentials; name the variables that have them as its keys")
     if not found or scheme not in SCHEMES:
         known = ", ".join(f"{each}://" for each in SCHEMES)
         hint = f"; did you mean {_OTHER_WORDS[scheme]}://?" if scheme in _OTHER_WORDS else ""
@@ -113,7 +116,7 @@ def _split(url: str) -> _Parts:
     return _Parts(scheme, name, prefix.removesuffix("/"))
 
 
-def _check_endpoint(endpoint: str, scheme: str) -> None:
+def _check_endpoint(endpoint: str, scheme: str, name: str) -> None:
     """Raise UsageError if an endpoint is not the URL of a server."""
     if scheme == "file":
         raise UsageError("a folder has no endpoint; leave it out")
@@ -123,13 +126,9 @@ def _check_endpoint(endpoint: str, scheme: str) -> None:
     except ValueError:  # such as a port that is no number
         is_server = False
         parts = urlsplit("")
-    if not is_server or parts.path.strip("/") or parts.query or parts.fragment or parts.username is not None:
+    if not is_server or parts.query or parts.fragment or parts.username is not None:
         raise UsageError(
-            f"the endpoint of a bucket is the address of a server, such as 'https://HOST:PORT', without the bucket's "
-            f"name and without credentials, not {_hidden(endpoint)}"
+            "the endpoint of a bucket is the address of a server, such as 'https://HOST:PORT', without credentials"
         )
-
-
-def _hidden(said: str) -> str:
-    """Return the beginning of a text that may be a secret by mistake."""
-    return repr(said) if len(said) <= 8 else f"{said[:4]!r}…"
+    if parts.path.strip("/").rpartition("/")[2] == name != "":
+        raise UsageError(f"the endpoint of a bucket is without its name: leave /{name} out at its end")

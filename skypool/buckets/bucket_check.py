@@ -8,17 +8,21 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import islice
 
 from skypool.buckets import store, unfinished
 from skypool.buckets.bucket import Bucket
-from skypool.errors import UsageError
 from skypool.model import Finding
+from skypool.text import one_line
+
+_MOST = 1000
+"""The most unfinished uploads that are counted."""
 
 
 def check(bucket: Bucket, variables: Mapping[str, str] = os.environ) -> Iterator[Finding]:
-    """Yield what was found about a bucket. Whatever the store answers, this ends within about two minutes.
+    """Yield what was found about a bucket. Each request to a store that does not answer fails after some seconds.
 
-    Raises UsageError if a library is not installed, or a variable that `bucket.keys` names has no value.
+    Raises UsageError if a library is not installed, if there is no login, or no such folder or region.
     """
     opened = store.opened(bucket, variables)
     import obstore
@@ -27,10 +31,13 @@ def check(bucket: Bucket, variables: Mapping[str, str] = os.environ) -> Iterator
     name, content = f"skypool-check-{secrets.token_hex(6)}", secrets.token_bytes(32)
     exists = False
 
+    def list_() -> str:
+        return "it has objects" if next(iter(obstore.list(opened, chunk_size=1)), None) else "it has no objects yet"
+
     def write() -> str:
         nonlocal exists
         exists = True  # also if the answer is lost
-        obstore.put(opened, name, content, mode="create")
+        obstore.put(opened, name, content)
         return "an object was written"
 
     def read() -> str:
@@ -38,11 +45,11 @@ def check(bucket: Bucket, variables: Mapping[str, str] = os.environ) -> Iterator
             raise BaseError("what was read is not what was written")
         return "it was read again"
 
-    def create_again() -> str:
+    def create() -> str:
         try:
             obstore.put(opened, name, b"another", mode="create")
         except AlreadyExistsError:
-            return "a second object of the same name was refused"
+            return "to create an object that exists was refused"
         raise BaseError("the store has replaced an object that was to be created")
 
     def delete() -> str:
@@ -50,10 +57,6 @@ def check(bucket: Bucket, variables: Mapping[str, str] = os.environ) -> Iterator
         obstore.delete(opened, name)
         exists = False
         return "the object was removed"
-
-    def list_() -> str:
-        stream = obstore.list(opened, chunk_size=1)
-        return "it has objects" if next(iter(stream), None) else "it has no objects yet"
 
     try:
         listed = _tried("list", list_)
@@ -65,18 +68,14 @@ def check(bucket: Bucket, variables: Mapping[str, str] = os.environ) -> Iterator
         if not written.good:
             return
         yield _tried("read", read)
-        again = _tried("create", create_again)
-        yield (
-            again
-            if again.good
-            else replace(
-                again, advice="use another store for checkpoints, which need this; plain files can be saved here"
-            )
-        )
-        yield _tried("delete", delete)
+        created = _tried("create", create)
+        advice = "use another store for what several machines write; files of one machine can be kept here"
+        yield created if created.good else replace(created, advice=advice)
+        deleted = _tried("delete", delete)
+        yield deleted if deleted.good else replace(deleted, advice=f"remove the object {name}; {deleted.advice}")
     finally:
         if exists:
-            with suppress(BaseError, OSError):  # the findings tell that the store does not do it
+            with suppress(BaseError, OSError):  # the findings say so
                 obstore.delete(opened, name)
     if bucket.scheme == "s3":
         yield _left_over(bucket, variables)
@@ -97,22 +96,16 @@ def _tried(what: str, act: Callable[[], str]) -> Finding:
 
 def _left_over(bucket: Bucket, variables: Mapping[str, str]) -> Finding:
     """Look for unfinished uploads, which cost money."""
-    from botocore.exceptions import BotoCoreError, ClientError
-
     what = "unfinished uploads"
     try:
-        found = [*unfinished.uploads(bucket, variables)]
-    except UsageError as e:  # boto3 is not installed
-        return Finding(what, True, str(e), open=True)
-    except ClientError as e:
-        code = e.response.get("Error", {}).get("Code", "")
-        return Finding(what, True, f"they cannot be listed ({code}), and what they cost is not seen", open=True)
-    except BotoCoreError as e:
-        return Finding(what, True, f"they cannot be listed: {e}", open=True)
+        found = [*islice(unfinished.uploads(bucket, variables), _MOST)]
+    except Exception as e:  # noqa: BLE001 - boto3 raises many kinds for what a server may answer; all mean the same
+        return Finding(what, True, f"they cannot be listed: {one_line(str(e), 200)}", open=True)
     if not found:
-        return Finding(what, True, "none")
+        return Finding(what, True, "the store lists none")
     days = (datetime.now(UTC) - min(each.began for each in found)).days
-    text = f"{len(found)}, the oldest of {days} days; they cost money, and no listing shows them"
+    more = " or more" * (len(found) == _MOST)
+    text = f"{len(found)}{more}, the oldest of {days} days; they cost money, and no listing of objects shows them"
     return Finding(what, True, text, "a lifecycle rule of the bucket can remove them after some days", open=True)
 
 
@@ -121,14 +114,26 @@ def _outside(bucket: Bucket, variables: Mapping[str, str]) -> Finding:
     import obstore
     from obstore.exceptions import BaseError
 
-    what = "outside of the prefix"
+    what, name = "outside of the prefix", f"skypool-check-{secrets.token_hex(6)}"
     whole = store.opened(replace(bucket, url=f"{bucket.scheme}://{bucket.name}"), variables)
-    try:
-        obstore.head(whole, f"skypool-check-{secrets.token_hex(6)}")
-    except FileNotFoundError:
-        return Finding(what, True, "the keys reach other objects of the bucket, too", open=True)
-    except (BaseError, OSError) as e:
-        found = store.trouble(e)
-        if not found.is_refusal:
-            return Finding(what, True, f"it is not known whether the keys reach other objects: {found.text}", open=True)
-    return Finding(what, True, "the keys reach nothing else in the bucket")
+    beside = f"{bucket.prefix.rpartition('/')[0]}/{name}".lstrip("/")
+    looks: tuple[Callable[[], object], ...] = (
+        lambda: next(iter(obstore.list(whole, chunk_size=1)), None),
+        lambda: obstore.head(whole, name),
+        lambda: obstore.head(whole, beside),
+    )
+    for look in looks:
+        try:
+            look()
+        except FileNotFoundError:  # it may look there
+            break
+        except (BaseError, OSError) as e:
+            found = store.trouble(e)
+            if not found.is_refusal:
+                return Finding(what, True, f"it is not known what the keys reach there: {found.text}", open=True)
+        else:
+            break
+    else:
+        return Finding(what, True, "the keys were refused to list or look at objects there; to write was not tried")
+    advice = "give a machine keys that reach the prefix alone"
+    return Finding(what, True, "the keys reach other objects of the bucket, too", advice, open=True)

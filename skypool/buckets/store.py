@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,10 +26,11 @@ _USUAL_REGION = "us-east-1"
 """What stores with the protocol of S3 expect that have no regions."""
 _LOGINS = "http://169.254.169.254/"
 """Where machines of clouds get a login."""
-_CODE = re.compile(r"<Code>(\w+)</Code>|\(code: (\w+)\)")
+_CODE = re.compile(r"<Code>([\w.]{1,80})</Code>|\(code: ([\w.]{1,80})\)")
 _SAID = re.compile(r"<Message>([^<]*)</Message>")
 _REGION = re.compile(r"<Region>([a-z0-9-]+)</Region>|expecting '([a-z0-9-]+)'")
-_KEYS = ("access_key_id", "secret_access_key", "session_token")
+_PLAIN_NAME = re.compile(r"[A-Z][A-Z0-9_]*_[A-Z0-9_]*")
+"""Matches a name that cannot be a secret which was given in the place of a variable."""
 
 
 class Trouble(NamedTuple):
@@ -57,6 +59,8 @@ _MEANINGS = {
     "InvalidAccessKeyId": ("the store does not know the access key", "name the keys of this store"),
     "SignatureDoesNotMatch": ("the secret does not belong to the access key", "correct the secret"),
     "ExpiredToken": ("the credentials have expired", "log in again"),
+    "InvalidToken": ("the store does not know the session token", "name the variables of one login, with its token"),
+    "Unauthorized": ("the store does not accept the keys", "name the keys of this store"),
     "RequestTimeTooSkewed": ("the clocks of this computer and the store differ", "set the clock"),
     "PermanentRedirect": ("the bucket is in another region", "name its region"),
     "AuthorizationHeaderMalformed": ("the bucket is in another region", "name its region"),
@@ -79,10 +83,9 @@ def opened(bucket: Bucket, variables: Mapping[str, str] = os.environ) -> ObjectS
     from obstore.store import LocalStore, S3Store
 
     if bucket.scheme == "file":
-        try:
-            return LocalStore(bucket.name, mkdir=True)
-        except OSError as e:
-            raise UsageError(f"the folder of {bucket} cannot be made: {e}; name another one") from e
+        if not os.path.isdir(bucket.name):
+            raise UsageError(f"{bucket.name} is no folder here; make it, or name another one")
+        return LocalStore(bucket.name)
     common: dict[str, Any] = {
         "client_options": {
             "timeout": f"{PATIENCE:g}s",
@@ -93,21 +96,30 @@ def opened(bucket: Bucket, variables: Mapping[str, str] = os.environ) -> ObjectS
     }
     if bucket.prefix:
         common["prefix"] = bucket.prefix
-    if bucket.endpoint:
-        common |= {"endpoint": bucket.endpoint, "virtual_hosted_style_request": False}
+    if bucket.endpoint:  # by a name that is stronger than all variables of the environment
+        common |= {"aws_endpoint_url_s3": bucket.endpoint, "virtual_hosted_style_request": False}
     if bucket.keys:
-        common |= dict(zip(_KEYS, values(bucket, variables), strict=False))
+        key, secret, token = [*values(bucket, variables), None][:3]
+        login = {"access_key_id": key, "secret_access_key": secret, "token": token, "expires_at": None}
+        common["credential_provider"] = lambda: login
     elif find_spec("boto3") is not None:
         common |= _of_this_computer()
     region = bucket.region or (_USUAL_REGION if bucket.endpoint else region_of(bucket, variables))
-    return S3Store(bucket.name, region=region, **common)
+    # not all stores can delete many objects at once
+    return S3Store(bucket.name, region=region, disable_bulk_delete=True, **common)
 
 
 def values(bucket: Bucket, variables: Mapping[str, str]) -> list[str]:
-    """Return the values of `Bucket.keys`. Raises UsageError if one has none."""
+    """Return the values of `Bucket.keys`. Raises UsageError if one has none, or one that no key has."""
     found = [variables.get(each, "") for each in bucket.keys]
-    if missing := [name for name, value in zip(bucket.keys, found, strict=True) if not value]:
-        raise UsageError(f"{' and '.join(missing)}, which {bucket} needs, has no value in the environment; set it")
+    for number, (name, value) in enumerate(zip(bucket.keys, found, strict=True), 1):
+        which = name if _PLAIN_NAME.fullmatch(name) else f"variable {number} of the keys"
+        if not value:
+            raise UsageError(f"{which}, which {bucket} needs, has no value in the environment; set it")
+        if not value.isprintable() or not value.isascii() or value != value.strip():
+            raise UsageError(
+                f"{which} has characters that no key has, such as a space or the end of a line; correct it"
+            )
     return found
 
 
@@ -121,14 +133,19 @@ def client(bucket: Bucket, variables: Mapping[str, str] = os.environ) -> Any:
     import boto3
     from botocore.config import Config
 
-    timing = {"connect_timeout": PATIENCE, "read_timeout": PATIENCE, "retries": {"total_max_attempts": 3}}
+    timing: dict[str, Any] = {
+        "connect_timeout": PATIENCE,
+        "read_timeout": PATIENCE,
+        "retries": {"total_max_attempts": 3},
+    }
     style = {"s3": {"addressing_style": "path"}} if bucket.endpoint else {}
-    return boto3.Session(*values(bucket, variables)).client(
-        "s3",
-        endpoint_url=bucket.endpoint or None,
-        region_name=bucket.region or _USUAL_REGION,
-        config=Config(**timing, **style),
-    )
+    with _mistakes_told():
+        return boto3.Session(*values(bucket, variables)).client(
+            "s3",
+            endpoint_url=bucket.endpoint or None,
+            region_name=bucket.region or _USUAL_REGION,
+            config=Config(**timing, **style),
+        )
 
 
 def region_of(bucket: Bucket, variables: Mapping[str, str] = os.environ) -> str:
@@ -144,7 +161,9 @@ def region_of(bucket: Bucket, variables: Mapping[str, str] = os.environ) -> str:
     except ClientError as e:
         said = e.response
     except BotoCoreError as e:
-        raise UsageError(f"the region of {bucket} cannot be looked up: {e}; name it") from e
+        raise UsageError(
+            f"the region of {bucket} cannot be looked up: {one_line(str(e), 200)}; log in, or name it"
+        ) from e
     found = said.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region", "")
     if not found:
         if said.get("Error", {}).get("Code") in ("404", "NoSuchBucket"):
@@ -158,14 +177,30 @@ def _of_this_computer() -> dict[str, Any]:
     import boto3
     from obstore.auth.boto3 import Boto3CredentialProvider
 
-    session = boto3.Session()
-    return {} if session.get_credentials() is None else {"credential_provider": Boto3CredentialProvider(session)}
+    with _mistakes_told():
+        session = boto3.Session()
+        return {} if session.get_credentials() is None else {"credential_provider": Boto3CredentialProvider(session)}
+
+
+@contextmanager
+def _mistakes_told() -> Iterator[None]:
+    """Raise UsageError for mistakes in the settings from which boto3 takes a login, and in an endpoint."""
+    from botocore.exceptions import BotoCoreError
+
+    try:
+        yield
+    except (BotoCoreError, ValueError) as e:
+        raise UsageError(f"no login for the bucket: {one_line(str(e), 200)}; correct it, or name keys") from e
 
 
 def trouble(error: Exception) -> Trouble:
     """Return what an error of obstore means."""
     text = str(error).partition("\n\nDebug source")[0]
     found = _CODE.search(text)
+    if "LOCATION" in text:  # a redirect to another region, which does not say to which
+        return Trouble(*_MEANINGS["PermanentRedirect"], "PermanentRedirect")
+    if "External" in text and "credential provider" in text:
+        return Trouble("the login of this computer has failed or expired", "log in again")
     if _LOGINS in text:  # the last place where a login is looked for
         return Trouble("this computer has no login for the store", "log in, or name keys")
     code = (found[1] or found[2]) if found else "403" if "403 Forbidden" in text else ""
@@ -178,6 +213,6 @@ def trouble(error: Exception) -> Trouble:
     if code == "403":
         return Trouble(*_MEANINGS["AccessDenied"], code)
     if "error sending request" in text or "operation timed out" in text:
-        return Trouble(UNREACHED, "check the endpoint and the network")
+        return Trouble(UNREACHED, "check the endpoint, the network, and whether a proxy changes certificates")
     said = _SAID.search(text)
     return Trouble(f"the store answers {code}: {one_line(said[1], 200)}" if said else one_line(text, 300), "", code)

@@ -26,7 +26,7 @@ class Unfinished(NamedTuple):
 
 
 def uploads(bucket: Bucket, variables: Mapping[str, str] = os.environ) -> Iterator[Unfinished]:
-    """Yield the unfinished uploads below the prefix of a bucket.
+    """Yield the unfinished uploads below the prefix of a bucket, as far as the store lists them: MinIO lists none.
 
     Raises:
         UsageError: as `store.opened`.
@@ -36,7 +36,8 @@ def uploads(bucket: Bucket, variables: Mapping[str, str] = os.environ) -> Iterat
     pages = client(bucket, variables).get_paginator("list_multipart_uploads").paginate(Bucket=bucket.name, Prefix=below)
     for page in pages:
         for each in page.get("Uploads", ()):
-            yield Unfinished(each["Key"], each["UploadId"], each["Initiated"])
+            if each.keys() >= {"Key", "UploadId", "Initiated"}:
+                yield Unfinished(each["Key"], each["UploadId"], each["Initiated"])
 
 
 def remove(bucket: Bucket, found: Unfinished, variables: Mapping[str, str] = os.environ) -> None:

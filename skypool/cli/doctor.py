@@ -34,28 +34,37 @@ def doctor(
         str, typer.Option("--policy", metavar="NAME", help="Print the minimal permissions for this provider.")
     ] = "",
     bucket: Annotated[
-        str, typer.Option("--bucket", metavar="URL", help="Check only this bucket: s3://NAME/PREFIX or file:///FOLDER.")
-    ] = "",
+        str | None,
+        typer.Option("--bucket", metavar="URL", help="Check only this bucket: s3://NAME/PREFIX or file:///FOLDER."),
+    ] = None,
     endpoint: Annotated[
-        str, typer.Option("--endpoint", metavar="URL", help="The server of the bucket, if it is one of your own.")
+        str,
+        typer.Option("--endpoint", metavar="URL", help="The server of the bucket, if it is another."),
     ] = "",
-    region: Annotated[str, typer.Option("--region", help="The region of the bucket. Default: it is looked up.")] = "",
+    region: Annotated[
+        str,
+        typer.Option("--region", help="The region of the bucket. Default: it is looked up."),
+    ] = "",
     keys: Annotated[
         str,
         typer.Option(
-            "--keys", metavar="ID,SECRET", help="The variables with the bucket's access key, and with its secret."
+            "--keys",
+            metavar="ID,SECRET",
+            help="Names of variables: of the access key, of its secret, and of a session token if there is one.",
         ),
     ] = "",
     as_json: output.AsJson = False,
 ) -> None:
-    """Check this machine, and the credentials, permissions and quotas at the providers.
+    """Check this machine, and the credentials, permissions and quotas at the providers; or a bucket.
 
     The exit status is 1 if this machine lacks something, or if what is named does not work.
     """
     if policy:
         _print_policy(policy)
         return
-    if bucket:
+    if bucket is not None:
+        if provider:
+            raise UsageError("--bucket checks a bucket alone; leave --provider out")
         _check_bucket(Bucket(bucket, endpoint, region, keys.split(",") if keys else ()), as_json)
         return
     if endpoint or region or keys:
@@ -82,11 +91,15 @@ _NOT_SET_UP = "not set up"
 
 
 def _check_bucket(bucket: Bucket, as_json: bool) -> None:
-    found = [*check(bucket)]
+    found: list[Finding] = []
+    for each in check(bucket):
+        if not as_json:
+            if not found:
+                output.say(str(bucket))
+            _show_finding(each)
+        found.append(each)
     if as_json:
         output.data({str(bucket): [_data(each) for each in found]})
-    else:
-        _show({str(bucket): found})
     if not all(each.good for each in found):
         raise typer.Exit(1)
 
@@ -105,10 +118,14 @@ def _show(told: dict[str, list[Finding]]) -> None:
     for name, several in told.items():
         output.say(name)
         for each in several:
-            verdict = "BAD" if not each.good else "–" if each.open or each.what == _NOT_SET_UP else "ok"
-            output.say(f"  {verdict:<4} {each.what}: {each.text}")
-            if each.advice:
-                output.say(f"       what to do: {each.advice}")
+            _show_finding(each)
+
+
+def _show_finding(each: Finding) -> None:
+    verdict = "BAD" if not each.good else "–" if each.open or each.what == _NOT_SET_UP else "ok"
+    output.say(f"  {verdict:<4} {each.what}: {each.text}")
+    if each.advice:
+        output.say(f"       what to do: {each.advice}")
 
 
 def _data(finding: Finding) -> dict[str, object]:
