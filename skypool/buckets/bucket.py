@@ -107,13 +107,15 @@ def _split(url: str) -> _Parts:
     if scheme == "file":
         if name or not prefix.strip("/"):
             raise UsageError(f"{url!r} names no folder; write the whole path, as in file:///mnt/shared/runs")
-        name, prefix = f"/{prefix.rstrip('/')}", ""
+        path = prefix.rstrip("/")
+        name, prefix = f"/{path}", ""
     elif not _NAME.fullmatch(name):
         raise UsageError(f"{url!r} has no name of a bucket; write {scheme}://NAME/PREFIX")
-    path = (name if scheme == "file" else prefix.removesuffix("/")).removeprefix("/" if scheme == "file" else "")
+    else:
+        path = prefix = prefix.removesuffix("/")
     if path and any(each in ("", ".", "..") for each in path.split("/")):
         raise UsageError(f"{url!r} has an empty part, '.' or '..' in its path, which stores read in different ways")
-    return _Parts(scheme, name, prefix.removesuffix("/"))
+    return _Parts(scheme, name, prefix)
 
 
 def _check_endpoint(endpoint: str, scheme: str, name: str) -> None:

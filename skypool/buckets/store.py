@@ -34,25 +34,17 @@ _PLAIN_NAME = re.compile(r"[A-Z][A-Z0-9_]*_[A-Z0-9_]*")
 
 
 class Trouble(NamedTuple):
-    """What an error of an object store means.
+    """The meaning of an error of an object store.
 
     Attributes:
-        text: what is wrong.
+        text: what is wrong: `DENIED` if the store knows who asks, and does not allow it.
         advice: what to do about it.
-        code: the store's own word for it; "" for none.
     """
 
     text: str
     advice: str
-    code: str = ""
-
-    @property
-    def is_refusal(self) -> bool:
-        """True if the store knows who asks, and does not allow it."""
-        return self.code in _REFUSALS
 
 
-_REFUSALS = ("AccessDenied", "403")
 _MEANINGS = {
     "NoSuchBucket": ("there is no such bucket", "make it, or correct the URL or the endpoint"),
     "AccessDenied": (DENIED, "ask whoever owns the bucket for the permission"),
@@ -198,21 +190,19 @@ def trouble(error: Exception) -> Trouble:
     text = str(error).partition("\n\nDebug source")[0]
     found = _CODE.search(text)
     if "LOCATION" in text:  # a redirect to another region, which does not say to which
-        return Trouble(*_MEANINGS["PermanentRedirect"], "PermanentRedirect")
+        return Trouble(*_MEANINGS["PermanentRedirect"])
     if "External" in text and "credential provider" in text:
         return Trouble("the login of this computer has failed or expired", "log in again")
     if _LOGINS in text:  # the last place where a login is looked for
         return Trouble("this computer has no login for the store", "log in, or name keys")
-    code = (found[1] or found[2]) if found else "403" if "403 Forbidden" in text else ""
+    code = (found[1] or found[2]) if found else "AccessDenied" if "403 Forbidden" in text else ""
     if code in _MEANINGS:
         meaning, advice = _MEANINGS[code]
         region = _REGION.search(text)
         if region and "region" in advice:
             advice = f"name its region, {region[1] or region[2]}"
-        return Trouble(meaning, advice, code)
-    if code == "403":
-        return Trouble(*_MEANINGS["AccessDenied"], code)
+        return Trouble(meaning, advice)
     if "error sending request" in text or "operation timed out" in text:
         return Trouble(UNREACHED, "check the endpoint, the network, and whether a proxy changes certificates")
     said = _SAID.search(text)
-    return Trouble(f"the store answers {code}: {one_line(said[1], 200)}" if said else one_line(text, 300), "", code)
+    return Trouble(f"the store answers {code}: {one_line(said[1], 200)}" if said else one_line(text, 300), "")

@@ -8,7 +8,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, wait
+from concurrent.futures import CancelledError, Future, wait
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -406,8 +406,7 @@ class ProgramRun:
                 )
             else:
                 self._running = self.pool.send(call, node=self._ends[0].node)
-            while not wait([self._running], _WAKES).done:
-                pass
+            await_end(self._running)
             value = self._running.result()
             patience = _AFTER
         except CommandFailed as e:  # the program itself has
@@ -443,6 +442,12 @@ class ProgramRun:
                 self.tell(f"some output of rank {rank} is missing: {each.missing}")
             elif not is_whole:
                 self.tell(f"the end of the output of rank {rank} did not come: its last lines may be missing")
+
+
+def await_end(future: Future[Any]) -> None:
+    """Wait until a future is done. A signal interrupts this."""
+    while not wait([future], _WAKES).done:
+        pass
 
 
 def _nothing(script: str) -> None:

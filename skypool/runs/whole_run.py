@@ -30,7 +30,7 @@ from skypool.rental.ledger import Ledger
 from skypool.rental.pool_terms import pool_name
 from skypool.rental.records import Record, newest
 from skypool.runs import lingering, secret_values
-from skypool.runs.program_run import ProgramRun
+from skypool.runs.program_run import ProgramRun, await_end
 from skypool.runs.saver import Saver
 from skypool.runs.target import Target
 from skypool.runs.teller import Teller
@@ -39,8 +39,6 @@ from skypool_images.requirements import admits
 
 _MOST_MINOR = 30
 """The versions 3.0 to 3.29 of Python are those that a project may require."""
-_WAKES = 1.0
-"""Seconds after which the main thread wakes. A signal that comes just before Python waits does not wake it."""
 _SOON = 0.03
 """Seconds in which the look at most projects is over: those with up to a thousand files."""
 _FRESH = 3.0
@@ -205,10 +203,7 @@ class WholeRun:
             self._confirm(no_limit, "Rent without one?", "nothing was rented")
 
     def _check_project(self, survey: Survey, dry_run: bool) -> str:
-        """Tell what is sent of the project. Return why that needs a yes of the user; "" if it needs none.
-
-        Raises UsageError if the program would miss something, or if the user does not want to send all of it.
-        """
+        """Tell what is sent. Return why that needs a yes; "" if it does not. Raises UsageError if it cannot be sent."""
         target, tell = self._target, self._tell
         tell.hide(secret_values.masked(self._secrets, survey.paths, target.project.root))
         tell.project(target, survey)
@@ -257,8 +252,7 @@ class WholeRun:
     def _check_looked(self, former: Record, dry_run: bool = False) -> str:
         """Check what was found in the project as `_check_project` does, and tell that this pool is used."""
         assert self._looking is not None
-        while not wait([self._looking], _WAKES).done:
-            pass
+        await_end(self._looking)
         too_large = self._check_project(self._looking.result(), dry_run)
         seconds = lingering.seconds_left(former)
         self._tell.uses(former.pool, None if seconds == math.inf else seconds, former.usd_per_hour)

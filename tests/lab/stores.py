@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from skypool.gangs.ports import free_ports
 from tests.lab.kernel import wait_until
 
 IDENTITIES = {
@@ -47,17 +47,6 @@ class Store:
     """
 
     endpoint: str
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody uses now."""
-    with ExitStack() as stack:
-        found = []
-        for _ in range(count):
-            each = stack.enter_context(socket.socket())
-            each.bind(("127.0.0.1", 0))
-            found.append(int(each.getsockname()[1]))
-        return found
 
 
 @contextmanager
