@@ -61,11 +61,12 @@ _MEANINGS = {
 }
 
 
-def opened(bucket: Bucket, variables: Mapping[str, str] = os.environ) -> ObjectStore:
+def opened(bucket: Bucket, variables: Mapping[str, str] = os.environ, patience: float = PATIENCE) -> ObjectStore:
     """Return the store of a bucket. Nothing is asked yet, but for the bucket's region if it is not known.
 
     Args:
         variables: where the values of `Bucket.keys` are.
+        patience: seconds after which a request has failed that has no answer, or was not sent to its end.
 
     Raises:
         UsageError: a variable has no value, or a library is not installed.
@@ -80,11 +81,11 @@ def opened(bucket: Bucket, variables: Mapping[str, str] = os.environ) -> ObjectS
         return LocalStore(bucket.name)
     common: dict[str, Any] = {
         "client_options": {
-            "timeout": f"{PATIENCE:g}s",
+            "timeout": f"{patience:g}s",
             "connect_timeout": f"{PATIENCE:g}s",
             "allow_http": bucket.endpoint.startswith("http://"),
         },
-        "retry_config": {"max_retries": 2, "retry_timeout": timedelta(seconds=PATIENCE)},
+        "retry_config": {"max_retries": 2, "retry_timeout": timedelta(seconds=patience)},
     }
     if bucket.prefix:
         common["prefix"] = bucket.prefix

@@ -40,6 +40,14 @@ def uploads(bucket: Bucket, variables: Mapping[str, str] = os.environ) -> Iterat
                 yield Unfinished(each["Key"], each["UploadId"], each["Initiated"])
 
 
+def remove_all(bucket: Bucket, variables: Mapping[str, str] = os.environ) -> int:
+    """Remove all unfinished uploads below the prefix of a bucket, and return their number. Raises as `uploads` does."""
+    found = list(uploads(bucket, variables))
+    for each in found:
+        remove(bucket, each, variables)
+    return len(found)
+
+
 def remove(bucket: Bucket, found: Unfinished, variables: Mapping[str, str] = os.environ) -> None:
     """Remove the parts of an unfinished upload. Raises as `uploads` does."""
     client(bucket, variables).abort_multipart_upload(Bucket=bucket.name, Key=found.key, UploadId=found.upload)

@@ -71,8 +71,8 @@ def client(endpoint: str, identity: str = "owner") -> Any:
 
 
 @contextmanager
-def seaweedfs(folder: Path) -> Iterator[Store]:
-    """SeaweedFS with the bucket "models", and `IDENTITIES`."""
+def seaweedfs(folder: Path, volumes: int = 5, address: str = "127.0.0.1") -> Iterator[Store]:
+    """SeaweedFS with the bucket "models", `IDENTITIES`, and room for so many volumes of 64 MB, at an own address."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     weed = _weed()
@@ -87,11 +87,11 @@ def seaweedfs(folder: Path) -> Iterator[Store]:
     ports = dict(zip([*parts, *(f"{each}.grpc" for each in parts)], free_ports(8), strict=True))
     options = [f"-{part}.port{kind}={ports[part + kind]}" for part in parts for kind in ("", ".grpc")]
     argv = [
-        weed, "server", f"-dir={folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", *options,
-        "-s3.port.iceberg=0", "-s3.port.lance=0", "-volume.max=5", "-master.volumeSizeLimitMB=64",
+        weed, "server", f"-dir={folder / 'data'}", f"-ip={address}", f"-ip.bind={address}", "-s3", *options,
+        "-s3.port.iceberg=0", "-s3.port.lance=0", f"-volume.max={volumes}", "-master.volumeSizeLimitMB=64",
         f"-s3.config={folder / 'identities.json'}",
     ]  # fmt: skip
-    endpoint = f"http://127.0.0.1:{ports['s3']}"
+    endpoint = f"http://{address}:{ports['s3']}"
 
     def serves() -> bool:
         assert process.poll() is None, (folder / "log").read_text()[-3000:]
