@@ -1,0 +1,36 @@
+"""What machines save to buckets while they work, and what they get from them before.
+
+- save: to keep the files of a folder in a bucket while a program writes them.
+- mover: the process on a node that does it. It has libraries of its own, and takes no slot.
+- finished file: one that no program has open for writing, and that has not changed for a while.
+- snapshot: a copy of a file that stays open, under a name of its own.
+- checkpoint: a folder with several files that are worth something only together. It is whole when all are there.
+- journal: the file of a node in which it is noted what was saved.
+
+Modules of the client:
+
+- `save_asked`: checks what is to be saved, and whether its places can be used.
+
+For programs on nodes:
+
+- `checkpoints`: `Checkpoints` and `saved`, which ask the mover.
+
+Modules of the mover:
+
+- `mover`: its main program. It obeys the agent, and tells it of each folder.
+- `folder_saver`: saves one folder; `restoring`: brings it back before a program begins.
+- `checkpoint_saver`: keeps the checkpoints of `Checkpoints`, and decides from which one to go on.
+- `local_files`: lists the files of a folder, and tells which are being written.
+- `wholeness`: knows which folders are checkpoints, and when one is whole.
+"""
+
+__all__ = [
+    "checkpoint_saver",
+    "checkpoints",
+    "folder_saver",
+    "local_files",
+    "mover",
+    "restoring",
+    "save_asked",
+    "wholeness",
+]
