@@ -64,6 +64,7 @@ In the agent's process:
 - `node_facts`: describes the node's hardware at the start of the node.
 - `own_name`: makes the host name resolve to the right address.
 - `monitor`: measures the node and its calls, and runs the process that measures devices.
+- `mover_watch`: runs the mover, the process that saves folders to buckets.
 - `shared_page`: memory of agent, keeper and workers, which shows which worker runs which call.
 
 In a worker's process:
@@ -104,6 +105,7 @@ __all__ = [
     "messages",
     "modules",
     "monitor",
+    "mover_watch",
     "node_facts",
     "notice",
     "output_stream",

@@ -29,6 +29,7 @@ from skypool.agent.failed_calls import Answers
 from skypool.agent.items import Items
 from skypool.agent.lease import Lease
 from skypool.agent.messages import call_in, is_large
+from skypool.agent.mover_watch import STOP, MoverWatch
 from skypool.agent.notice import Lookout
 from skypool.agent.packages import Packages
 from skypool.agent.packets import PACKET
@@ -105,6 +106,7 @@ class Agent:
         self._unacknowledged = self._client.unacknowledged
         self._status = Status(plan, self._slots, self._queue, self._client, self._watch)
         self._lookout = Lookout(config.watch, self._watch, self._status.interrupt)
+        self._mover = MoverWatch(self._watch, self._tell_saved)
         self._call_output = CallOutput(self._slots, self._queue, self._client)
         self._answers = Answers(config, self._queue, self._call_output, self._unacknowledged)
         self._items = Items(self._slots, self._queue, self._client, self._arrivals, self._answers)
@@ -215,6 +217,8 @@ class Agent:
         self._renew()
         self._lookout.tick(now)
         self._status.measure(now)
+        self._mover.tick(now, is_idle=not self._calls)
+        self.page.mover, self.page.drain = self._mover.pid, self._mover.drain
         self._packages.tick()
         self._kept.let_go(time.monotonic())  # `now` stands still while the agent is paused
         if time.monotonic() > self.page.deadline or os.getppid() != self._keeper:
@@ -237,10 +241,17 @@ class Agent:
         """Renew the deadline at which everything on the node ends. Pauses of the whole node do not use up the lease."""
         if self._lease.lingers and self._status.works():
             self._lease.worked()
-        self.page.deadline = self._lease.renew(self._client.heard + self._clock.paused)
+        reserve = self._mover.reserve(self.config.lease)
+        self.page.end = self._lease.renew(self._client.heard + self._clock.paused, reserve)
+        self.page.deadline = self.page.end - reserve
 
     def _bye(self) -> None:
         self._ending = True
+
+    def _tell_saved(self, folders: list[dict[str, Any]]) -> None:
+        """Tell the client of the folders that are saved. Without a client, the next one is told."""
+        if self._client.is_connected:
+            self._client.send(Kind.SAVED, {"folders": folders})
 
     # --- from the client -------------------------------------------------------------------------------------
 
@@ -268,6 +279,7 @@ class Agent:
             Kind.MODULE: self._packages.on_module,
             Kind.RECALL: lambda f: self._on_recall(*messages.recall_in(f)),
             Kind.NOTICE: lambda f: self._slots.notify(*messages.notice_in(f)),
+            Kind.SAVE: self._on_save,
             Kind.BYE: self._on_bye,
         }
 
@@ -279,6 +291,14 @@ class Agent:
             self._lease.linger(*linger)
         self._status.send()
 
+    def _on_save(self, f: Frame) -> None:
+        """Pass an order on to the mover. If all is over, stop the calls first, so that nothing more is written."""
+        said = messages.order_in(f)
+        if said.get("stops"):
+            for id_ in [*self._calls]:
+                self._stops.cancel(id_, STOP)
+        self._mover.order(said)
+
     def _on_bye(self, f: Frame) -> None:
         """End the node, or let it stay without this client for the time that the client says."""
         stay = messages.stay_in(f)
@@ -286,6 +306,8 @@ class Agent:
             self._lease.stay(stay)
             self._client.leave()
         else:
+            self._mover.kill()  # the client has had saved what is left
+            self.page.mover = 0
             self._bye()
 
     def _take_over(self) -> str:
@@ -322,6 +344,7 @@ class Agent:
     def _on_resumed(self) -> None:
         """Repeat what may have been lost with an earlier connection: a notice, and requests for modules and items."""
         self._status.resume()
+        self._mover.tell_again()
         self._store.ask_again()
         self._items.ask_again()
 

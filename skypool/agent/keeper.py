@@ -24,6 +24,7 @@ from skypool.agent.processes import adopt_orphans, call_it, kill_descendants, st
 from skypool.clock import RunningClock
 from skypool.safety import removal
 from skypool.wire.agent_config import AgentConfig
+from skypool.wire.save_orders import SOCKET, SOCKET_VARIABLE
 
 if TYPE_CHECKING:
     from skypool.agent.shared_page import SharedPage
@@ -111,7 +112,7 @@ def _keep(config: AgentConfig, listener: socket.socket, words: int, umask: int) 
 
     plan = replace(_plan(config), umask=umask)
     page = SharedPage(plan.rows)
-    page.deadline = time.monotonic() + config.lease
+    page.deadline = page.end = time.monotonic() + config.lease
     if not adopt_orphans():
         print("orphaned processes cannot be adopted; a daemon started by a call may outlive the pool", flush=True)
     agent = os.fork()
@@ -120,10 +121,22 @@ def _keep(config: AgentConfig, listener: socket.socket, words: int, umask: int) 
     listener.close()
     status = _watch(agent, page)
     print(f"the agent ended ({status}); ending the processes that it left", flush=True)
+    if page.mover:
+        kill_descendants(spared=page.mover)
+        _await_mover(page)
     kill_descendants()
     os.chdir("/")
     removal.remove(config.folder)
     os._exit(0)
+
+
+def _await_mover(page: SharedPage) -> None:
+    """Let the mover, a child by now, save what is left. It knows how long it may take."""
+    print("the mover saves what is left", flush=True)
+    until = min(page.end, time.monotonic() + page.drain + _TO_RENEW)
+    with contextlib.suppress(ChildProcessError):  # it has ended before
+        while time.monotonic() < until and not os.waitpid(page.mover, os.WNOHANG)[0]:
+            time.sleep(_LOOK / 10)
 
 
 def _plan(config: AgentConfig) -> NodePlan:
@@ -147,6 +160,7 @@ def _become_agent(plan: NodePlan, listener: socket.socket, page: SharedPage, wor
     """Run the agent in this forked process, then end the process with status 0, or 1 after an exception."""
     try:
         os.environ.update(plan.env)
+        os.environ[SOCKET_VARIABLE] = os.path.join(os.getcwd(), SOCKET)
         if sys.prefix != sys.base_prefix:  # so that calls can run commands of the image's environment by name
             os.environ["PATH"] = f"{os.path.join(sys.prefix, 'bin')}:{os.environ.get('PATH', os.defpath)}"
         from skypool.agent.agent import Agent

@@ -97,12 +97,13 @@ class Lease:
             return self._trouble
         return ""
 
-    def renew(self, heard: float) -> float:
+    def renew(self, heard: float, reserve: float = 0.0) -> float:
         """Return the node's deadline. Write the guard's file if that is due.
 
         The deadline is the earliest of the limits by lease, lifetime, `allow` and `linger`. After `stay`, its time
         counts instead of lease and `linger`. `heard` is the time of the client's last sign of life. Both times are in
-        seconds of `time.monotonic()`.
+        seconds of `time.monotonic()`. In the `reserve` seconds before the deadline, the node works no more, but
+        saves what is left. They are added to the times of `linger` and `stay`.
 
         The guard's file gets the seconds that are left. It is written at once if the deadline has become more than a
         second earlier. Otherwise it is written at most every `_EVERY` (5) seconds, or more often for a lease below
@@ -112,7 +113,7 @@ class Lease:
         - The node works on without its client, so that the linger time ends more than a second later.
         - The node stays without a client. The guard grants at most one lease each time, so it must be asked again.
         """
-        end = min(heard + self._lease, self._idle_end) if self._stays is None else self._stays
+        end = min(heard + self._lease, self._idle_end + reserve) if self._stays is None else self._stays + reserve
         deadline = min(end, self._end, self._allowed)
         now = time.monotonic()
         is_later = self.lingers and deadline > self._until + 1  # the node works on without its client

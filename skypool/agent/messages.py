@@ -5,6 +5,7 @@ The functions raise KeyError, TypeError or ValueError if a field is missing or c
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -245,6 +246,12 @@ def recall_in(f: Frame) -> Recall:
 
 def notice_in(f: Frame) -> Notice:
     return Notice({*f.header["calls"]}, float(f.header["at"]))
+
+
+def order_in(f: Frame) -> dict[str, Any]:
+    """Return the client's order to save a folder, as the mover reads it. Its keys are in the frame's body."""
+    said: dict[str, Any] = json.loads(bytes(f.body))
+    return {**said, "do": str(said["do"]), "id": str(said["id"])}
 
 
 def stay_in(f: Frame) -> float | None:

@@ -37,7 +37,14 @@ def describe(devices: Sequence[Device]) -> NodeHealth:
     # devices of a rehearsal (`skypool.devices.detect`) do not exist, so they are measured only where a test says so
     said = os.environ.get(SWITCH, "off" if "SKYPOOL_DEVICES" in os.environ else "on")
     monitored = said != "off" and any(device.kind not in ("cpu", "mps") for device in devices)
-    return NodeHealth(tuple(devices), driver, address=own_address(), monitored=monitored, host=socket.gethostname())
+    return NodeHealth(
+        tuple(devices),
+        driver,
+        address=own_address(),
+        monitored=monitored,
+        host=socket.gethostname(),
+        machine=os.uname().machine,
+    )
 
 
 def own_address() -> str:

@@ -234,22 +234,21 @@ class Orphans:
                     yield pid
 
 
-def kill_descendants(patience: float = 10.0) -> bool:
+def kill_descendants(patience: float = 10.0, spared: int = 0) -> bool:
     """Kill all descendants of this process by SIGKILL, including adopted orphans, and wait until they have ended.
 
     Returns False if some are left after `patience` seconds. Resource trackers have a second to end by themselves. All
-    children of this process are reaped, so that `os.waitpid` no longer finds them.
+    children of this process are reaped, so that `os.waitpid` no longer finds them. The process `spared` may go on.
     """
     clock = RunningClock()
     began = clock()
     while (took := clock() - began) < patience:
-        below = descendants(os.getpid())
+        below = [pid for pid in descendants(os.getpid()) if pid != spared]
         kill(pid for pid in below if took > _TO_CLEAN or not is_tracker(pid))
-        try:
+        with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 continue
-        except ChildProcessError:
-            if not below:
-                return True
+        if not below and set(children(os.getpid())) <= {spared}:
+            return True
         time.sleep(0.005)
     return False

@@ -16,6 +16,9 @@ import mmap
 _DEADLINE = 0
 _DROPS = 1
 _INTERRUPTION = 2
+_MOVER = 3
+_END = 4
+_DRAIN = 5
 # and of a slot's numbers in the slot's own line.
 _TIME = 0
 _CALL = 1
@@ -77,6 +80,33 @@ class SharedPage:
     @interruption.setter
     def interruption(self, at: float) -> None:
         self._real[_INTERRUPTION] = at
+
+    @property
+    def mover(self) -> int:
+        """The process id of the mover, which may outlive the agent until `end`; 0 if there is none."""
+        return self._whole[_MOVER]
+
+    @mover.setter
+    def mover(self, pid: int) -> None:
+        self._whole[_MOVER] = pid
+
+    @property
+    def end(self) -> float:
+        """The time until which the mover may save what is left, in seconds of `time.monotonic()`."""
+        return self._real[_END]
+
+    @end.setter
+    def end(self, when: float) -> None:
+        self._real[_END] = when
+
+    @property
+    def drain(self) -> float:
+        """The most seconds for which the mover may outlive the agent."""
+        return self._real[_DRAIN]
+
+    @drain.setter
+    def drain(self, seconds: float) -> None:
+        self._real[_DRAIN] = seconds
 
     def begin(self, slot: int, call: int, now: float) -> None:
         """Note that the worker of `slot` has taken `call`; 0 for a new worker, which has taken no call.

@@ -21,6 +21,7 @@ from skypool.errors import ProtocolError, protocol_violation
 from skypool.text import one_line, printable
 from skypool.wire.agent_config import NodeHealth
 from skypool.wire.frames import CHUNK, INLINE, End, Frame, Kind, ends_in, header_of, total_length
+from skypool.wire.save_orders import MOST_DRAIN, PHASES, FolderState
 
 _LARGEST_ID = 1 << 63
 """The limit that ids, counts and sizes in messages must stay below."""
@@ -44,6 +45,12 @@ _MOST_DEVICES = 1 << 10
 """The most devices that a health report may have."""
 _LONGEST_FACT = 256
 """The most characters of a text about a machine or a device."""
+_MOST_FOLDERS = 64
+"""The most folders that a node saves."""
+_MOST_NAMES = 20
+"""The most files of a folder that are named."""
+_LONGEST_TOLD = 300
+"""The most characters of a path or a reason."""
 _LONGEST_NAME = 1 << 12
 """The most characters of a name or a key."""
 _LATEST = 2.5e11
@@ -54,6 +61,8 @@ _MOST_RANKS = 1 << 20
 """The limit that the rank of a process in its gang must stay below."""
 _LABEL = re.compile(r"[a-z]{0,7}[0-9]{0,5}(-[0-9]{1,5})?")
 """A label that tells processes of a gang on one node apart in the console, such as "gpu1", "gpu4-7" or "3"."""
+_MACHINE = re.compile(r"[a-z0-9_]{1,32}")
+"""A kind of processor, such as "x86_64", which becomes part of a path."""
 _PART_KEY = re.compile(r"(\d{1,19}):(\d{1,19})")
 """The key of a piece of a generator's items, "call:number": the id of the call, and the number of the last item."""
 
@@ -289,12 +298,31 @@ class Pong:
 
 
 @dataclass(frozen=True, slots=True)
+class Saved:
+    """The state of all folders that a node saves."""
+
+    folders: tuple[FolderState, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Bye:
     """The announcement of an agent that it is about to end."""
 
 
 Said = (
-    Welcome | Taken | Outcome | Outcomes | Yielded | ItemWanted | Piece | Recalled | Printed | ModuleAsked | Pong | Bye
+    Welcome
+    | Taken
+    | Outcome
+    | Outcomes
+    | Yielded
+    | ItemWanted
+    | Piece
+    | Recalled
+    | Printed
+    | ModuleAsked
+    | Pong
+    | Saved
+    | Bye
 )
 
 
@@ -539,6 +567,60 @@ def _samples(said: object) -> tuple[NodeSample, ...]:
         raise protocol_violation(f"the node sent a measurement that is not valid: {printable(str(e))[:200]}") from None
 
 
+def _saved(f: Frame) -> Saved:
+    """Return the state of all folders in a SAVED frame, without control characters in names and texts."""
+    folders = f.header.get("folders")
+    if type(folders) is not list or len(folders) > _MOST_FOLDERS or not all(type(each) is dict for each in folders):
+        _refuse("the state of folders", "folders", folders)
+    return Saved(tuple(map(_folder, folders)))
+
+
+def _folder(said: dict[str, Any]) -> FolderState:
+    what = "the state of a folder"
+    h = {"files": 0, "bytes": 0, "unsaved": 0, "unsaved_bytes": 0, "kept": 0, "oldest": 0, "rate": 0, **said}
+    back = h.get("back", {})
+    refused = h.get("refused", {})
+    if type(back) is not dict or type(refused) is not dict:
+        _refuse(what, "back", back)
+    back = {"files": 0, "bytes": 0, "aside": "", "unfinished": [], **back}
+    names, unfinished = (
+        _texts(what, part, name) for part, name in (({"names": [], **h}, "names"), (back, "unfinished"))
+    )
+
+    def number(name: str) -> int:
+        return _number(what, h, name)
+
+    def told(text: str) -> str:
+        return one_line(text, _LONGEST_TOLD)
+
+    phase = _text(what, h, "phase")
+    if phase not in PHASES:
+        _refuse(what, "phase", phase)
+    paths = [*refused][:_MOST_NAMES]
+    return FolderState(
+        id=one_line(_text(what, h, "id"), _LONGEST_NAME),
+        url=one_line(_text(what, h, "url"), _LONGEST_NAME),
+        serial=one_line(_text(what, h, "serial"), _LONGEST_KEY),
+        drain=_seconds(what, h, "drain", MOST_DRAIN + 1),
+        phase=phase,
+        whole=h.get("whole") is True,
+        trouble=told(_text(what, {"trouble": "", **h}, "trouble")),
+        files=number("files"),
+        bytes=number("bytes"),
+        unsaved=number("unsaved"),
+        unsaved_bytes=number("unsaved_bytes"),
+        oldest=_seconds(what, h, "oldest"),
+        rate=_seconds(what, h, "rate"),
+        names=tuple(map(told, names[:_MOST_NAMES])),
+        refused=tuple((told(path), told(_text(what, refused, path))) for path in paths),
+        kept=number("kept"),
+        restored=_number(what, back, "files"),
+        restored_bytes=_number(what, back, "bytes"),
+        aside=one_line(_text(what, back, "aside"), _LONGEST_NAME),
+        unfinished=tuple(map(told, unfinished[:_MOST_NAMES])),
+    )
+
+
 def _bye(_: Frame) -> Bye:
     """Return the message in a BYE frame. It has no fields, and the frame is not checked."""
     return Bye()
@@ -594,7 +676,12 @@ def _health(said: Mapping[str, Any]) -> NodeHealth:
         address=address(printable(_text(what, said, "address"))) if "address" in said else "",
         monitored=said.get("monitored") is True,
         host=host_name(_text(what, said, "host")) if "host" in said else "",
+        machine=_machine(_text(what, said, "machine")) if "machine" in said else "",
     )
+
+
+def _machine(said: str) -> str:
+    return said if _MACHINE.fullmatch(said) else ""
 
 
 def _device(said: Mapping[str, Any]) -> Device:
@@ -634,6 +721,7 @@ _PARSERS: dict[Kind, Callable[[Frame], Said]] = {
     Kind.OUTPUT: _printed,
     Kind.MODULE: _module,
     Kind.PONG: _pong,
+    Kind.SAVED: _saved,
     Kind.BYE: _bye,
 }
 

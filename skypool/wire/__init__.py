@@ -9,6 +9,7 @@
   of classes, and `namespaces` the globals of scripts on nodes.
 - `error_text`: the texts of exceptions, for messages.
 - `agent_config`: the configuration that a client sends to an agent, and the agent's answer about its machine.
+- `save_orders`: what is to be saved on a node, and what the node tells of it.
 - `transport`: builds and starts the command that reaches a node (`ssh`, `docker exec` or local).
 - `keys`: makes the SSH keys of a pool; `host_keys`: verifies host keys.
 
@@ -42,6 +43,7 @@ __all__ = [
     "named",
     "namespaces",
     "pickling",
+    "save_orders",
     "transport",
     "unpicklable",
     "value_hash",

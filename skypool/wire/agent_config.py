@@ -126,6 +126,7 @@ class NodeHealth:
         address: the machine's own address in its network; "" if unknown.
         monitored: True if the agent measures the devices, and reports their state as soon as it has measured them.
         host: the machine's own name; "" if that is not a valid host name.
+        machine: the kind of its processor, such as "x86_64".
     """
 
     devices: tuple[Device, ...] = ()
@@ -135,6 +136,7 @@ class NodeHealth:
     address: str = ""
     monitored: bool = False
     host: str = ""
+    machine: str = ""
 
     def to_json(self) -> dict[str, object]:
         """Return the state as a dict for JSON, which is part of a WELCOME frame."""

@@ -25,8 +25,9 @@ from typing import Any, NamedTuple
 
 from skypool.errors import ProtocolError, protocol_violation
 
-WIRE_VERSION = 5
+WIRE_VERSION = 6
 """The version of the protocol. Client and node must have the same version."""
+# 6 (2026-11): There are SAVE and SAVED.
 # 4 (2026-11): CALL may have `gang` or `service`. OUTPUT may have `rank` and `label`. WELCOME has `services`. There is
 # NOTICE.
 # 3 (2026-11): WELCOME has `devices`, `cpu_slots` and `cpu_calls`. RECALL and RECALLED have `cpu`, which names the kind
@@ -90,6 +91,8 @@ class Kind(IntEnum):
     CALLS = 23  # c: small calls of one function with the same options; go to one worker unchanged
     OUTCOMES = 24  # a w: the results of such calls, as `end_of` writes them; from a worker: some are ready in its pipe
     NOTICE = 25  # c: a machine is taken back on which other processes of the gangs of these calls run
+    SAVE = 26  # c: an order to save a folder to a bucket, or to save what is left of it
+    SAVED = 27  # a: the state of all folders that are saved
 
 
 KINDS: dict[int, Kind] = {int(kind): kind for kind in Kind}

@@ -1,0 +1,241 @@
+"""`MoverWatch`: runs the mover, the process that saves folders of the node to buckets and brings them back."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from skypool.wire.save_orders import seconds_needed
+
+_SILENT = 20.0
+"""Seconds without an account after which the mover counts as hung, and is killed."""
+STOP = 5.0
+"""Seconds in which calls have ended that are stopped, so that what they have written can be saved."""
+_PAUSE = 1.0, 30.0
+"""The first and the longest pause in seconds before a mover that has ended is started again."""
+_LIVES = 60.0
+"""Seconds after which a mover that ends is started again after the first pause."""
+_LINE = 1 << 20
+"""The most bytes of an account. A longer one counts as a failure."""
+_MOST_MIB = 600
+"""The most memory of the mover. One that takes more is killed, and begins again."""
+_KEPT = {
+    "PATH",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "TMPDIR",
+    "LD_LIBRARY_PATH",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "XDG_CACHE_HOME",
+}
+_PROXIES = {"http_proxy", "https_proxy", "no_proxy", "all_proxy"}
+"""The variables that the mover gets. Others may have keys, or change which store is used."""
+_PROGRAM = "import sys; sys.path[:0] = sys.argv[1:]; from skypool.data.mover import start; start(3)"
+_CLEAN = 'exec "$@" 3>&1 1>&2'
+"""A shell's command that keeps what a `sitecustomize` prints out of the accounts."""
+
+
+class MoverWatch:
+    """Starts the mover when there is something to save, watches it, and starts it again if it ends.
+
+    Args:
+        watch: has the agent's loop call a function when there is something to read.
+        tell: called with each account for the client.
+    """
+
+    def __init__(
+        self,
+        watch: Callable[[int, int, Callable[[], None]], None],
+        tell: Callable[[list[dict[str, Any]]], None],
+    ) -> None:
+        self._watch, self._tell = watch, tell
+        self._orders: dict[str, dict[str, Any]] = {}
+        self._ends: dict[str, dict[str, Any]] = {}
+        self._held: dict[str, float] = {}
+        self._told: dict[str, dict[str, Any]] = {}
+        self._child: subprocess.Popen[bytes] | None = None
+        self._said = b""
+        self._error = ""
+        self._heard = self._now = self._started = 0.0
+        self._start_at = 0.0
+        self._pause = _PAUSE[0]
+
+    @property
+    def pid(self) -> int:
+        """The process id of the mover; 0 if none runs."""
+        return self._child.pid if self._child is not None else 0
+
+    def order(self, said: Mapping[str, Any]) -> None:
+        """Obey an order of the client: to save a folder, or to save what is left of it and to stop.
+
+        An order may come twice.
+        """
+        id_ = said["id"]
+        if said["do"] == "end":
+            if id_ in self._orders and id_ not in self._ends:
+                self._ends[id_] = dict(said)
+                if said.get("stops"):  # when the calls have ended
+                    self._held[id_] = self._now + STOP
+                else:
+                    self._send(said)
+        elif id_ not in self._orders or self._orders[id_]["serial"] != said["serial"]:
+            self._orders[id_] = dict(said)
+            self._ends.pop(id_, None)
+            self._held.pop(id_, None)
+            self._told.pop(id_, None)
+            self._send(said)
+        self.tell_again()
+
+    def tell_again(self) -> None:
+        """Tell the client the state of all folders."""
+        if self._orders:
+            self._tell([self._told.get(id_, _untold(order)) for id_, order in self._orders.items()])
+
+    def reserve(self, lease: float) -> float:
+        """Return the seconds that the node needs to save what is left before it ends, of a lease of so many seconds."""
+        told = ((order, self._told.get(id_, {})) for id_, order in self._orders.items())
+        needed = (
+            seconds_needed(order["drain"], said.get("phase", ""), said.get("unsaved_bytes", 0), said.get("rate", 0.0))
+            for order, said in told
+        )
+        return min(max(needed, default=0.0), lease / 2)
+
+    @property
+    def drain(self) -> float:
+        """The most seconds that any folder may take at its end; 0 if none is saved."""
+        return max((order["drain"] for order in self._orders.values()), default=0.0)
+
+    def tick(self, now: float, is_idle: bool) -> None:
+        """Start the mover if it should run, and kill it if it hangs or takes too much memory.
+
+        Args:
+            now: the time of the agent's clock, which does not count pauses of the whole node.
+            is_idle: True if no call is there.
+        """
+        self._now = now
+        for id_ in [id_ for id_, until in self._held.items() if is_idle or now >= until]:
+            del self._held[id_]
+            self._send(self._ends[id_])
+        if not self._orders:
+            return
+        if self._child is None:
+            if now >= self._start_at:
+                self._start()
+        elif now - self._heard > _SILENT:
+            self._give_up("the mover hangs")
+
+    def kill(self) -> None:
+        """Kill the mover, as nothing is to be saved any more."""
+        if self._child is not None:
+            self._child.kill()
+
+    def _start(self) -> None:
+        parts = next(iter(self._orders.values()))["parts"]
+        paths = [sys.path[0], os.path.expanduser(parts)]
+        argv = ["sh", "-c", _CLEAN, "sh", sys.executable, "-P", "-c", _PROGRAM, *paths]
+        env = {name: value for name, value in os.environ.items() if name in _KEPT or name.lower() in _PROXIES}
+        self._heard = self._started = self._now
+        self._said, self._error = b"", ""
+        try:
+            self._child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
+        except OSError as e:
+            self._fail(f"the mover cannot be started: {e}")
+            return
+        assert self._child.stdout is not None
+        os.set_blocking(self._child.stdout.fileno(), False)
+        self._watch(self._child.stdout.fileno(), select.EPOLLIN, self._read)
+        for id_, order in self._orders.items():
+            came = self._told.get(id_, {}).get("phase", "restoring")
+            self._send({**order, "restores": order["restores"] and came == "restoring"})
+            if id_ in self._ends and id_ not in self._held:
+                self._send(self._ends[id_])
+
+    def _send(self, said: Mapping[str, Any]) -> None:
+        """Send an order to the mover if it runs. It is small, and the mover reads at once."""
+        if self._child is None or self._child.stdin is None:
+            return
+        try:
+            self._child.stdin.write(json.dumps(said).encode() + b"\n")
+            self._child.stdin.flush()
+        except OSError:  # it has ended, and the next one gets all orders
+            return
+
+    def _read(self) -> None:
+        assert self._child is not None
+        assert self._child.stdout is not None
+        try:
+            data = os.read(self._child.stdout.fileno(), 1 << 16)
+        except BlockingIOError:
+            return
+        self._said += data
+        *lines, self._said = self._said.split(b"\n")
+        try:
+            for line in lines:
+                said = json.loads(line)
+                if "error" in said:
+                    self._error = f": {said['error']}"
+                else:
+                    self._take(said["folders"])
+        except (ValueError, KeyError, TypeError) as e:
+            self._give_up(f"the mover printed something that is no account: {e}")
+            return
+        if not data or len(self._said) > _LINE:
+            self._give_up(f"the mover ended{self._error}")
+        elif lines and _mib_of(self._child.pid) > _MOST_MIB:
+            self._give_up(f"the mover takes more than {_MOST_MIB} MiB of memory")
+
+    def _take(self, folders: list[dict[str, Any]]) -> None:
+        self._heard = self._now
+        if self._now - self._started > _LIVES:
+            self._pause = _PAUSE[0]
+        for each in folders:
+            order = self._orders.get(each["id"])
+            if order is not None and order["serial"] == each["serial"]:
+                self._told[each["id"]] = each
+        self.tell_again()
+
+    def _give_up(self, why: str) -> None:
+        """Kill the mover, if it has not ended, and start it again later."""
+        child = self._child
+        assert child is not None
+        assert child.stdin is not None
+        assert child.stdout is not None
+        self._watch(child.stdout.fileno(), 0, lambda: None)
+        child.kill()  # its end is not awaited, as a disk may hold it up
+        for each in (child.stdin, child.stdout):
+            try:
+                each.close()
+            except OSError:  # what was written to it is lost with it
+                continue
+        self._child = None
+        self._fail(why)
+
+    def _fail(self, why: str) -> None:
+        print(why, file=sys.stderr, flush=True)
+        self._start_at = self._now + self._pause
+        self._pause = min(2 * self._pause, _PAUSE[1])
+        for id_, order in self._orders.items():
+            self._told[id_] = {**self._told.get(id_, _untold(order)), "trouble": why}
+        self.tell_again()
+
+
+def _untold(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is known of a folder of which the mover has told nothing yet."""
+    return {**{name: order[name] for name in ("id", "url", "serial", "drain")}, "phase": "restoring"}
+
+
+def _mib_of(pid: int) -> float:
+    """Return the memory of a process in MiB; 0 if it has ended."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+    except (OSError, ValueError, IndexError):
+        return 0.0

@@ -1,0 +1,374 @@
+"""The program on a node that saves folders to buckets, and brings them back. The agent starts it and watches it.
+
+It reads commands from stdin, one JSON object a line, and prints the state of all folders, one JSON object a line. When
+stdin ends, it saves what is left and ends. Programs of the node ask it at a socket to save at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from skypool.buckets import store
+from skypool.buckets.bucket import Bucket
+from skypool.data.checkpoint_saver import CheckpointSaver
+from skypool.data.folder_saver import FolderSaver
+from skypool.data.restoring import Restored, restore
+from skypool.errors import SkypoolError
+from skypool.safety import peers, private
+from skypool.wire.save_orders import SOCKET, seconds_needed
+
+_SMALL_FILES = 8
+"""The number of small files, or parts of a large one, that move at the same time."""
+_PATIENCE = 60.0
+"""Seconds after which a request to a store has failed. A part of a large file must be sent in this time."""
+_EVERY = 1.0
+"""Seconds between two looks at a folder; a look at a large folder takes at most a tenth of the time."""
+_SHARE = 10
+_TOLD = 0.5
+"""Seconds between two accounts, if something has changed."""
+_TO_HEAR = 2.0
+"""Seconds in which a mover that begins has all orders."""
+_SILENT = 5.0
+"""The most seconds between two accounts."""
+_TO_RESTORE = 1.0, 30.0
+"""The first and the longest pause in seconds after an attempt to bring a folder back."""
+_LONGEST = 1 << 16
+"""The most bytes of a request at the socket."""
+_IOPRIO = {"x86_64": 251, "aarch64": 30}
+"""The number of the system call `ioprio_set` by machine."""
+_LAST_OF_ALL = (2 << 13) | 7
+"""The priority of requests to a disk that come after those of all other programs."""
+_PR_SET_DUMPABLE = 4
+
+
+class Folder:
+    """A folder that is saved. It has a thread of its own.
+
+    Args:
+        said: the command, with the members of `Order` in `skypool.wire.save_orders`.
+        journal: the file in which it is noted what was saved.
+        former: the same folder when it was saved to another place. Its end is awaited.
+
+    Attributes:
+        phase: "restoring", "saving", "ending", or "ended".
+        whole: True if everything was saved when it ended.
+    """
+
+    def __init__(self, said: Mapping[str, Any], journal: str, former: Folder | None = None) -> None:
+        self.id: str = said["id"]
+        self.serial: str = said["serial"]
+        self.phase = "restoring"
+        self.whole = False
+        self.trouble = ""
+        self.restored = Restored()
+        self._said, self._journal, self._former = said, journal, former
+        self._saver: FolderSaver | None = None
+        self._checkpoints: CheckpointSaver | None = None
+        self._wake = threading.Event()
+        self._until: float | None = None
+        self._calm = False
+        self._looked = 0.0  # seconds; without those in which checkpoints were sent
+        self._turns = threading.Lock()  # for the thread of the folder, and those who want it saved at once
+        self._asking = threading.Lock()  # for those who bring a checkpoint back
+        self._thread = threading.Thread(target=self._work, name=f"save {self.id}", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_ending(self) -> bool:
+        """True if it saves what is left, or has."""
+        return self._until is not None
+
+    def end(self, seconds: float, calm: bool = False) -> None:
+        """Save what is left, in so many seconds at most: as long as it should take, but half a minute at least.
+
+        With `calm`, what writes the files has ended by itself.
+        """
+        account = self._saver.account if self._saver is not None else None
+        if account is not None and not account.trouble:
+            seconds = seconds_needed(seconds, "ending", account.unsaved_bytes, account.rate)
+        self._calm = calm
+        self._until = time.monotonic() + seconds
+        self._wake.set()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def told(self) -> dict[str, Any]:
+        """Return the state of the folder for the client."""
+        account = asdict(self._saver.account) if self._saver is not None else {}
+        restored = asdict(self.restored)
+        trouble = self.trouble or account.pop("trouble", "")
+        said = {name: self._said[name] for name in ("id", "url", "serial", "drain")}
+        if self._saver is not None and self._checkpoints is not None:
+            more = self._checkpoints
+            account["files"] += more.files
+            account["bytes"] += more.sent
+            account["unsaved"] += more.unsaved
+            account["unsaved_bytes"] += more.unsaved_bytes
+        return {**account, **said, "phase": self.phase, "whole": self.whole, "trouble": trouble, "back": restored}
+
+    def answer(self, said: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer a program of the node: save at once, or say which checkpoint to go on from or is safe."""
+        until = time.monotonic() + _PATIENCE
+        while self.phase == "restoring" and time.monotonic() < until:  # after a mover that was killed, for a moment
+            time.sleep(_TOLD)
+        if said["do"] == "flush" and self._saver is not None:
+            return self.flush(float(said["seconds"]))
+        while True:
+            try:
+                return self._about_checkpoints(said)
+            except SkypoolError as e:
+                return {"error": str(e)}
+            except Exception as e:  # noqa: BLE001 - whatever a store answers is told
+                if time.monotonic() >= until or self.phase == "ended":
+                    return {"error": _words(e)}
+            time.sleep(_EVERY)
+
+    def _about_checkpoints(self, said: Mapping[str, Any]) -> dict[str, Any]:
+        if self._checkpoints is None or self.phase == "restoring":
+            raise OSError("the folder is not back yet")
+        from obstore.exceptions import BaseError
+
+        token = f"{self._said['session']}.{said['token']}"  # the same on all nodes
+        if said["do"] == "safe":  # beside what is being saved, which may take long
+            try:
+                safe, is_over = self._checkpoints.safe(token)
+            except (OSError, BaseError):  # which the program must not suffer for
+                safe, is_over = self._checkpoints.known(token), False
+            return {"safe": safe, "over": is_over}
+        with self._asking:
+            number, first = self._checkpoints.attempt(token)
+            path = "" if first is None else self._checkpoints.fetch(first, said["rank"], said["world"])
+            step = None if first is None else first.step
+            return {"attempt": number, "step": step, "path": path, "folder": self._checkpoints.folder}
+
+    def flush(self, seconds: float) -> dict[str, Any]:
+        """Save all files as they are now, and return the account."""
+        until = time.monotonic() + seconds
+        whole = False
+        while self._saver is not None and self.phase == "saving":
+            if self._turns.acquire(timeout=max(0.0, until - time.monotonic())):
+                try:
+                    whole = self._turn(last=True)
+                finally:
+                    self._turns.release()
+            if whole or time.monotonic() >= until:
+                break
+            time.sleep(min(_EVERY, max(0.0, until - time.monotonic())))
+        return {**self.told(), "whole": whole}
+
+    def _work(self) -> None:
+        try:
+            if self._former is not None:
+                self._former.end(0.0)
+                self._former.join()
+                self._former = None
+            self._open()
+            if self._bring_back():
+                self.phase = "saving"
+                self._save()
+            self.phase = "ended"
+        except Exception as e:
+            self.trouble = f"{type(e).__name__}: {e}"
+            self.phase = "ended"
+            raise
+
+    def _open(self) -> None:
+        said = self._said
+        values: dict[str, str] = dict(zip(("ID", "SECRET", "TOKEN"), said["values"], strict=False))
+        bucket = Bucket(said["url"], said["endpoint"], said["region"], tuple(values))
+        if bucket.scheme == "file":
+            os.makedirs(bucket.name, exist_ok=True)
+        opened = store.opened(bucket, values, _PATIENCE)
+        folder, executor = os.path.expanduser(said["folder"]), ThreadPoolExecutor(_SMALL_FILES)
+        saver = FolderSaver(opened, folder, self._journal, executor, said["node"], said["nodes"], said["patterns"])
+        self._checkpoints = CheckpointSaver(opened, folder, executor, said["url"])
+        self._saver = saver  # last, as others look for it
+
+    def _bring_back(self) -> bool:
+        """Bring the folder back, again and again. Return False if the end comes before.
+
+        A folder that is not to be brought back has files that are not saved yet, so that its end is no end of this.
+        """
+        assert self._saver is not None
+        assert self._checkpoints is not None
+        pause, longest = _TO_RESTORE
+        while self._until is None or (not self._said["restores"] and time.monotonic() < self._until):
+            try:
+                if self._said["restores"]:
+                    aside = self._checkpoints.clear()
+                    restore(self._saver, self.restored)
+                    self.restored.aside = self.restored.aside or aside
+                self._saver.begin()
+                self.trouble = ""
+                return True
+            except Exception as e:  # noqa: BLE001 - whatever a store answers is told, and the next attempt follows
+                self.trouble = _words(e)
+            if self._until is None:
+                self._wake.wait(pause)
+            else:
+                time.sleep(max(0.0, min(pause, self._until - time.monotonic())))
+            pause = min(longest, 2 * pause)
+        return False
+
+    def _turn(self, last: bool = False, calm: bool = False) -> bool:
+        """Save once what is to be saved. Return True if nothing is left."""
+        assert self._saver is not None
+        assert self._checkpoints is not None
+        began = time.monotonic()
+        is_whole = self._saver.turn(last, calm)
+        self._looked = time.monotonic() - began
+        if last or not self._saver.pauses:
+            try:
+                return self._checkpoints.turn() and is_whole
+            except Exception as e:  # noqa: BLE001 - whatever a store answers is told, and the next attempt follows
+                self._saver.failed(e)
+        return False
+
+    def _save(self) -> None:
+        assert self._saver is not None
+        while self._until is None:
+            with self._turns:
+                self._turn()
+            self._wake.wait(max(_EVERY, _SHARE * min(1.0, self._looked)))
+        self.phase = "ending"
+        while True:
+            with self._turns:
+                self.whole = self._turn(last=True, calm=self._calm)
+            left = self._until - time.monotonic()
+            if self.whole or left <= 0:
+                return
+            time.sleep(min(_EVERY, left))
+
+
+def _words(error: Exception) -> str:
+    """Return what an error of a store means, and what to do."""
+    found = store.trouble(error)
+    return f"{found.text}; {found.advice}" if found.advice else found.text
+
+
+class Mover:
+    """The folders of one node, and what is told of them."""
+
+    def __init__(self, out: int) -> None:
+        self._out = out
+        self._folders: dict[str, Folder] = {}
+        self._drains: dict[str, float] = {}
+
+    def run(self) -> None:
+        """Obey the commands from stdin until it ends. Then save what is left."""
+        threading.Thread(target=self._tell, name="tell", daemon=True).start()
+        self._listen()
+        for line in sys.stdin.buffer:
+            self._obey(json.loads(line))
+        for id_, each in self._folders.items():
+            if not each.is_ending:
+                each.end(self._drains[id_])
+        for each in self._folders.values():
+            each.join()
+        self._say()
+
+    def _obey(self, said: Mapping[str, Any]) -> None:
+        id_ = said["id"]
+        if said["do"] == "end":
+            if id_ in self._folders:
+                self._folders[id_].end(said["seconds"], said["calm"])
+            return
+        former = self._folders.get(id_)
+        if former is None or former.serial != said["serial"]:
+            cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+            journals = private.folder(cache / "skypool" / "saved", private.CACHE)
+            self._drains[id_] = said["drain"]
+            self._folders[id_] = Folder(said, str(journals / said["journal"]), former)
+
+    def _tell(self) -> None:
+        told, at = b"", 0.0
+        while True:
+            now = time.monotonic()
+            line = self._account()
+            if line != told or now - at >= _SILENT:
+                told, at = line, now
+                self._write(line)
+            time.sleep(_TOLD)
+
+    def _account(self) -> bytes:
+        return json.dumps({"folders": [each.told() for each in list(self._folders.values())]}).encode() + b"\n"
+
+    def _say(self) -> None:
+        self._write(self._account())
+
+    def _write(self, line: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the agent is gone
+            os.write(self._out, line)
+
+    def _listen(self) -> None:
+        """Serve the socket in a thread."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(SOCKET)
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(SOCKET)
+        listener.listen()
+
+        def serve() -> None:
+            while True:
+                peer, _ = listener.accept()
+                threading.Thread(target=self._answer, args=(peer,), name="flush", daemon=True).start()
+
+        threading.Thread(target=serve, name="socket", daemon=True).start()
+
+    def _answer(self, peer: socket.socket) -> None:
+        with peer, contextlib.suppress(OSError, ValueError, KeyError):
+            if peers.user(peer) != os.geteuid():
+                return
+            with peer.makefile("rb") as file:
+                said = json.loads(file.readline(_LONGEST))
+            until = time.monotonic() + _TO_HEAR
+            while (folder := self._folders.get(said["id"])) is None and time.monotonic() < until:
+                time.sleep(_TOLD / 5)  # the orders are only coming
+            answer = {"known": sorted(self._folders)} if folder is None else folder.answer(said)
+            peer.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def _settle() -> None:
+    """Let other programs go first, and let nobody read this process's memory, which has keys."""
+    import ctypes
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGIO, signal.SIG_IGN)  # a program wants to write to a file that is being looked at
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(10)
+    library = ctypes.CDLL(None)
+    library.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    if number := _IOPRIO.get(os.uname().machine):
+        library.syscall(number, 1, 0, _LAST_OF_ALL)
+
+
+def main() -> None:
+    """Run the mover in the current folder, that of the node. stdout gets nothing but accounts."""
+    out = os.dup(1)
+    os.dup2(2, 1)
+    _settle()
+    Mover(out).run()
+
+
+def start(out: int) -> None:
+    """Run the mover as `main` does, but write accounts to the file `out`, and at the end an error that ended it."""
+    os.dup2(out, 1)
+    try:
+        main()
+    except Exception as e:
+        os.write(out, json.dumps({"error": f"{type(e).__name__}: {e}"}).encode() + b"\n")
+        raise

@@ -1,0 +1,125 @@
+"""What the client orders the mover of a node to save, and what the mover tells of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+SOCKET = "mover.sock"
+"""The socket in a node's folder at which its programs reach the mover."""
+SOCKET_VARIABLE = "SKYPOOL_MOVER"
+"""The environment variable with the path of this socket."""
+PHASES = ("restoring", "saving", "ending", "ended")
+MOST_DRAIN = 86400.0
+"""The most seconds that an order may have for what is left."""
+LEAST = 30.0
+"""The least seconds that a node has for what is left at its end, unless `Order.drain` is less."""
+
+
+def seconds_needed(drain: float, phase: str, unsaved_bytes: int, rate: float) -> float:
+    """Return the seconds that are kept for what is left of a folder at the end: as long as it should take.
+
+    Args:
+        drain: the most seconds.
+        phase: the state of the folder. Before it is back, nothing is to be saved.
+        unsaved_bytes: what is left, and `rate` the bytes that were saved in a second so far; 0 if nothing was.
+    """
+    if phase not in ("saving", "ending"):
+        return 0.0
+    left = unsaved_bytes / rate if rate else math.inf if unsaved_bytes else 0.0
+    return min(drain, max(LEAST, left))
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The order to save a folder of a node.
+
+    Attributes:
+        id: the name of the folder as the user wrote it.
+        folder: its path on the node.
+        url, endpoint, region: the place, as of `Bucket`.
+        values: the access key, its secret, and a session token if there is one.
+        node: the number of the node, and `nodes` how many nodes save to the same place.
+        patterns: what is written last into a checkpoint, as `wholeness.checkpoints` takes it.
+        drain: the most seconds for what is left at the end.
+        journal: the name of the file in which it is noted what was saved.
+        parts: the folder of the node with the libraries of the mover.
+        serial: tells orders for one folder apart.
+        session: names the client and its pool, the same on all nodes.
+        restores: False if the folder is not brought back before it is saved.
+    """
+
+    id: str
+    folder: str
+    url: str
+    endpoint: str = ""
+    region: str = ""
+    values: tuple[str, ...] = field(default=(), repr=False)
+    node: int = 0
+    nodes: int = 1
+    patterns: tuple[str, ...] = ()
+    drain: float = 120.0
+    journal: str = ""
+    parts: str = ""
+    serial: str = ""
+    session: str = ""
+    restores: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the order as the mover reads it. The keys are part of it."""
+        return {"do": "save", **asdict(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class FolderState:
+    """The state of a folder that is saved.
+
+    Attributes:
+        id, url, serial, drain: as in the order.
+        phase: "restoring" until it is as the bucket has it, "saving", "ending" while what is left is saved, and
+            "ended".
+        whole: True if all was saved when it ended.
+        trouble: why the last attempt to save or to restore it has failed; "" if it has not.
+        files: the number of files that were saved, and `bytes` their bytes.
+        unsaved: the number of files that are not saved as they are now, and `unsaved_bytes` their bytes.
+        oldest: for how many seconds the first of these has been waiting.
+        rate: the bytes that were saved in a second, while something was sent.
+        names: some of the files that are not saved.
+        refused: why a file cannot be saved, by its path. Only some are named.
+        kept: the number of files in the bucket that were deleted here.
+        restored: the number of files that were brought back, and `restored_bytes` their bytes.
+        aside: the folder of the node to which files were moved that the bucket does not have; "" for none.
+        unfinished: checkpoints that are not whole in the bucket, and were left there.
+    """
+
+    id: str
+    phase: str
+    whole: bool = False
+    trouble: str = ""
+    files: int = 0
+    bytes: int = 0
+    unsaved: int = 0
+    unsaved_bytes: int = 0
+    oldest: float = 0.0
+    rate: float = 0.0
+    names: tuple[str, ...] = ()
+    refused: tuple[tuple[str, str], ...] = ()
+    kept: int = 0
+    restored: int = 0
+    restored_bytes: int = 0
+    aside: str = ""
+    unfinished: tuple[str, ...] = ()
+    url: str = ""
+    serial: str = ""
+    drain: float = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        """True while the folder is saved, or what is left of it."""
+        return self.phase in ("saving", "ending")
+
+    @property
+    def seconds_needed(self) -> float:
+        """The seconds that are kept for what is left at the end."""
+        return seconds_needed(self.drain, self.phase, self.unsaved_bytes, self.rate)
