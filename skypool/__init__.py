@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     from typing import Any
 
     from skypool import accelerators, devices
+    from skypool.buckets.bucket import Bucket
     from skypool.calls.arguments import Ref
     from skypool.calls.call import Call, ComputeFunction, compute, gather
     from skypool.calls.command import cmd
     from skypool.calls.futures import CallFuture, Stream
     from skypool.compute_pool.compute_pool import ComputePool
+    from skypool.data.checkpoints import Checkpoint, Checkpoints, Flushed, SavedFolder, saved
     from skypool.engines import dask, joblib, ray
     from skypool.errors import (
         BootstrapError,
@@ -87,6 +89,12 @@ _HOME = {
     "ray": "skypool.engines",
     "Captured": "skypool.wire.codec",
     "Budget": "skypool.rental.budget",
+    "Bucket": "skypool.buckets.bucket",
+    "Checkpoint": "skypool.data.checkpoints",
+    "Checkpoints": "skypool.data.checkpoints",
+    "Flushed": "skypool.data.checkpoints",
+    "SavedFolder": "skypool.data.checkpoints",
+    "saved": "skypool.data.checkpoints",
     "Run": "skypool.runs.run",
     "run": "skypool.runs.run",
     "Receipt": "skypool.rental.receipt",
@@ -139,16 +147,20 @@ _MODULES = {"accelerators", "dask", "devices", "joblib", "ray"}
 
 __all__ = [  # noqa: RUF022 - ruff would begin with OTLP, as with a constant
     "BootstrapError",
+    "Bucket",
     "Budget",
     "BudgetExceeded",
     "Call",
     "CallFuture",
     "CallTimeout",
     "Captured",
+    "Checkpoint",
+    "Checkpoints",
     "CommandFailed",
     "ComputeFunction",
     "ComputePool",
     "ConnectionLost",
+    "Flushed",
     "Host",
     "Image",
     "InstanceInfo",
@@ -170,6 +182,7 @@ __all__ = [  # noqa: RUF022 - ruff would begin with OTLP, as with a constant
     "Ref",
     "RemoteError",
     "Run",
+    "SavedFolder",
     "Service",
     "SkypoolError",
     "SpoolFull",
@@ -191,6 +204,7 @@ __all__ = [  # noqa: RUF022 - ruff would begin with OTLP, as with a constant
     "plan",
     "ray",
     "run",
+    "saved",
     "shard",
 ]
 

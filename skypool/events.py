@@ -205,6 +205,50 @@ class NodeInterruption(NodeEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FolderSaved(NodeEvent):
+    """Event: what a node saves of a folder, or the trouble with it, has changed.
+
+    While files are saved, such an event comes at most every 10 seconds.
+
+    Attributes:
+        folder: the folder, as the user wrote it.
+        url: the place where it is kept.
+        phase: "restoring" until the folder is as the bucket has it, "saving", "ending" while what is left is saved, and
+            "ended".
+        whole: True if all was saved when it ended.
+        files: the number of files that were saved.
+        bytes: the bytes of these.
+        unsaved: the number of files that are not saved as they are now.
+        unsaved_bytes: the bytes of these.
+        trouble: why the last attempt has failed; "" if it has not.
+        names: some of the files that are not saved.
+        refused: why a file cannot be saved, as pairs (path, reason).
+        kept: the number of files in the bucket that were deleted here.
+        restored: the number of files that were brought back.
+        restored_bytes: the bytes of these.
+        aside: the folder of the node to which files were moved that the bucket does not have; "" for none.
+        unfinished: checkpoints that are not whole in the bucket, and were left there.
+    """
+
+    folder: str
+    url: str
+    phase: str
+    whole: bool = False
+    files: int = 0
+    bytes: int = 0
+    unsaved: int = 0
+    unsaved_bytes: int = 0
+    trouble: str = ""
+    names: tuple[str, ...] = ()
+    refused: tuple[tuple[str, str], ...] = ()
+    kept: int = 0
+    restored: int = 0
+    restored_bytes: int = 0
+    aside: str = ""
+    unfinished: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GangFailed(NodeEvent):
     """Event: a run of a gang has failed. `node` is the node of the rank that failed first.
 

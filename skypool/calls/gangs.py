@@ -7,6 +7,7 @@ The number of a process in its gang is its rank. `skypool.gangs` decides what ha
 from __future__ import annotations
 
 import itertools
+import secrets
 import threading
 import time
 from collections import deque
@@ -229,6 +230,7 @@ class GangRunner:
         self._ranks: dict[int, tuple[_Call, int]] = {}
         self._hidden: dict[int, None] = {}  # ids of calls whose output is not shown, the latest last
         self._numbers = itertools.count(1)
+        self._name = f"{pool}-{secrets.token_hex(3)}"  # another client of this pool counts from 1, too
         self._events: deque[Event] = deque()
         self._is_stepping = False
 
@@ -527,7 +529,7 @@ class GangRunner:
                 position=place.position,
                 nodes=len(run.nodes),
                 changed=run.changed,
-                gang=f"{self._pool}-{gang}",
+                gang=f"{self._name}-{gang}",
                 master=master,
                 port=port,
                 jax_port=jax_port,

@@ -8,19 +8,21 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
 from skypool import events, tracebacks
+from skypool.buckets.bucket import Bucket
 from skypool.calls import entered
 from skypool.calls.arguments import Ref
 from skypool.calls.call import ComputeFunction
 from skypool.calls.options import NamedNodes
 from skypool.checks import Duration, seconds, whole
 from skypool.compute_pool.shown import ShownPool
+from skypool.data.save_asked import save_asked
 from skypool.drivers.contract import Driver
 from skypool.errors import PoolClosed, UsageError
 from skypool.event_loop import Loop
@@ -79,6 +81,9 @@ class PoolOptions(NodeTerms, total=False):
     allow_results: Sequence[str | type]
     check: Check | None
     metrics: Exporter | Sequence[Exporter] | None
+    save: Mapping[str, str | Bucket] | None
+    complete: Sequence[str]
+    drain: Duration
 
 
 class ComputePool(ShownPool, CallSurface, Executor):
@@ -147,6 +152,12 @@ class ComputePool(ShownPool, CallSurface, Executor):
             nodes, and is experimental. None checks nothing.
         metrics: exports the pool's metrics to a monitoring system: `Prometheus()`, `OTLP("http://…")` or a list of
             such objects. See docs/guides/metrics.md. Default None: they are not exported.
+        save: folders of the nodes that are kept in buckets, such as {"out": "s3://models/runs/x"}: each is brought back
+            before the node gets calls, and saved while it has any. A relative path begins in the folder in which calls
+            run. See docs/save.md. Default None: none.
+        complete: the files that are written last into the folder of a checkpoint, as paths below that of `save` with
+            `*`, such as "step-*/done". Default (): what the usual libraries write last.
+        drain: the most time that nodes have at their end for what is not saved yet. Default "2m".
         node: further requirements for each node, as keywords:
             `market`: "on-demand" (the default), "spot" (machines that the provider may take back), "spot-if-available"
                 (spot offers are tried first) or "cheapest" (both kinds, by price).
@@ -187,6 +198,9 @@ class ComputePool(ShownPool, CallSurface, Executor):
         allow_results: Sequence[str | type] = (),
         check: Check | None = "network",
         metrics: Exporter | Sequence[Exporter] | None = None,
+        save: Mapping[str, str | Bucket] | None = None,
+        complete: Sequence[str] = (),
+        drain: Duration = "2m",
         **node: Unpack[NodeTerms],
     ) -> None:
         minimum, maximum = nodes_asked(nodes)
@@ -214,6 +228,9 @@ class ComputePool(ShownPool, CallSurface, Executor):
             wait=0.0 if wait is None else seconds("wait", wait),
             image=image_,
             check=check_asked(check),
+            save=tuple(save_asked({} if save is None else save)),
+            complete=_texts("complete", complete),
+            drain=seconds("drain", drain),
         )
         self._tells_linger = linger is None and self._terms.linger is not None
         self._exporters = exporters_asked(metrics)
@@ -710,3 +727,10 @@ class ComputePool(ShownPool, CallSurface, Executor):
             f"pool {self.name!r} can be used only in the process that made it: do not use the pool in a function "
             "that runs on nodes, nor pass it as an argument"
         )
+
+
+def _texts(name: str, said: object) -> tuple[str, ...]:
+    """Return an argument that is a list of texts. Raises UsageError if it is none."""
+    if isinstance(said, Sequence) and not isinstance(said, str) and all(isinstance(each, str) for each in said):
+        return tuple(said)
+    raise UsageError(f"{name} must be a list of texts, such as {name}=['step-*/done'], not {said!r:.200}")

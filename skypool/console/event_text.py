@@ -70,6 +70,7 @@ class Words:
         self._slots: dict[int, int] = {}
         self._cpu_slots: dict[int, int] = {}
         self._told: set[str] = set()
+        self._folders: dict[tuple[int, str], tuple[str, str]] = {}
         self._files_told: dict[int, float] = {}
         self._gone: set[int] = set()
         self._failed = 0
@@ -132,6 +133,8 @@ class Words:
                 yield f"node {e.node} link is back"
             case events.NodeInterruption():
                 yield f"node {e.node} will be taken back by its provider in {span(e.at - e.time)}: it gets no new calls"
+            case events.FolderSaved():
+                yield from self._about_folder(e)
             case events.NodeIdle():
                 price = f", at {e.usd_per_hour:.4f} USD/h" if e.usd_per_hour else ""
                 yield (
@@ -169,6 +172,34 @@ class Words:
                 yield f"service {e.service} ended{_on(e.node)}{_then(e)}: {brief(e.error or 'its function returned')}"
             case _:
                 return
+
+    def _about_folder(self, e: events.FolderSaved) -> Iterator[str]:
+        from rich.filesize import decimal  # imported here, as nodes import this module and have no rich
+
+        before = self._folders.get((e.node, e.folder), ("restoring", ""))
+        self._folders[e.node, e.folder] = e.phase, e.trouble
+        where = f"{e.folder} on node {e.node}"
+        if before[0] == "restoring" and e.phase == "saving":
+            if e.restored:
+                yield f"{where} is back from {e.url}: {many(e.restored, 'file')}, {decimal(e.restored_bytes)}"
+            if e.aside:
+                yield f"{where}: what was there and not in the bucket is in {e.aside} now"
+            if e.unfinished:
+                yield f"{where}: not whole in the bucket, and left there: {', '.join(e.unfinished)}"
+        if e.trouble and e.trouble != before[1]:
+            what = "brought back" if e.phase == "restoring" else "saved"
+            waits = f"; {many(e.unsaved, 'file')}, {decimal(e.unsaved_bytes)}, wait" if e.unsaved else ""
+            yield f"{where} cannot be {what} now: {brief(e.trouble)}{waits}"
+        elif before[1] and not e.trouble:
+            yield f"{where} is saved again"
+        if e.phase == "ended" and before[0] != "ended":
+            for path, why in e.refused:
+                yield f"{where}: {path} is not saved: {why}"
+            if e.unsaved:
+                lost = f"{many(e.unsaved, 'file')}, {decimal(e.unsaved_bytes)}, of {where} are saved nowhere"
+                yield f"{lost}: {', '.join(e.names)}"
+            elif self._routine:
+                yield f"{where} is saved to {e.url}: {many(e.files, 'file')}, {decimal(e.bytes)}"
 
     def _about_pool(self, e: events.PoolPhase) -> Iterator[str]:
         after = "" if self._began is None else f" after {span(e.time - self._began)}"

@@ -43,6 +43,7 @@ from skypool.pool.node_listener import NodeListener
 from skypool.pool.node_startup import NodeStartup
 from skypool.pool.open_forwards import Forwards
 from skypool.pool.replacement import alike
+from skypool.pool.saving import Saving, check_reserve
 from skypool.pool.service_supervisor import Services
 from skypool.pool.states import Phase
 from skypool.pool.takeover import Takeover
@@ -59,6 +60,7 @@ from skypool.safety import descriptors
 from skypool.safety.received_data_limit import Quota
 from skypool.wire import error_text
 from skypool.wire.frames import Kind, frame
+from skypool.wire.save_orders import FolderState
 
 if TYPE_CHECKING:
     from skypool.pool.network import NetworkCheck
@@ -86,6 +88,7 @@ class PoolEngine:
         takeover: takes the pool over from another process, or gives it up.
         node_count: changes the number of nodes, and waits for them.
         call_ends: ends calls, streams and services.
+        saving: has nodes save folders to buckets.
         facts: what the pool shows to its watches.
         watches: runs the watches.
     """
@@ -132,18 +135,21 @@ class PoolEngine:
         )
         self.call_ends = CallEnds(self.life, self.dispatch, self.services)
         self.linger = LingerWatch(terms, self.dispatch, self.rental, self.life, self.call_ends)
-        self._limits = Limits(terms, self.rental, self.linger, self.connections.links)
+        self._limits = Limits(terms, self.rental, self.linger, self.connections.links, lambda: self.saving.reserve)
         self.node_setup = NodeSetup(terms)
         agents = Agents(terms, self.node_setup, self.life, self.trust_levels, self._limits, self)
+        self.saving = Saving(self.life, self.connections, self.trust_levels, terms.liveness)
         self._node_startup: NodeStartup | None = None
         if self.supply is not None:
-            self._node_startup = NodeStartup(terms, self.node_setup, self.life, self.supply, agents, self.health)
+            self._node_startup = NodeStartup(
+                terms, self.node_setup, self.life, self.supply, agents, self.health, self.saving
+            )
         self.idle = IdleWatch(self.dispatch, self.rental, self.life)
         self.takeover = Takeover(terms, self.life, self.supply, agents, self.dispatch, self.services)
         self.departures = Departures(self.life, self.supply, self.dispatch, self.services, self._limits, self.takeover)
         self._launches = Launches(terms, self.life, self.supply, self.dispatch)
         self.node_count = NodeCount(terms, self.life, self.supply, self.dispatch, self._launches)
-        self._terminations = Terminations(self.life, self.supply, self._node_startup, self.idle)
+        self._terminations = Terminations(self.life, self.supply, self._node_startup, self.idle, self.saving)
         self._tending = Tending(self.life, self.supply, self.idle, self._limits, self.takeover)
         self.advice = Advice(terms, self.life)
         self.forwards = Forwards(self.connections.ways, self.life.notice)
@@ -183,7 +189,9 @@ class PoolEngine:
             raise NoSupply(self.terms.name, "rent its nodes")
         else:
             await asyncio.to_thread(self._node_startup.pack)
+            await asyncio.to_thread(self._node_startup.check_places)
             plan = await self.supply.look_out(self.life.pause)
+            check_reserve(self.terms, plan)
             await asyncio.to_thread(self.supply.begin, self.state.minimum)
             self.watches.begin(self.facts)
             if self.state.phase is Phase.ENDED:  # it was stopped before the ledger was open
@@ -495,6 +503,9 @@ class PoolEngine:
             if (words := alike(e)) not in self._told:
                 self._told.add(words)
                 self.life.notice(f"samples of node {node} cannot be kept: {error_text.told(e)}")
+
+    def on_saved(self, node: int, folders: Sequence[FolderState]) -> None:
+        self.saving.heard(node, folders)
 
     def _report(self, event: events.Event) -> None:
         """Emit an event of a node, in any thread. Output that the user is not to see is only written to files."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from skypool import clock
@@ -35,16 +35,28 @@ _SENT_EARLIER = 3.0
 
 
 class Limits:
-    """The limits of one pool, such as its budget. `links` has the links to its nodes, by their numbers.
+    """The limits of one pool, such as its budget.
 
     The methods run in the engine's thread unless their description says otherwise.
+
+    Args:
+        links: the links to its nodes, by their numbers.
+        reserve: returns the seconds that nodes need before the end to save what is left.
     """
 
-    def __init__(self, terms: Terms, rental: Rental, linger: LingerWatch, links: Mapping[int, Link]) -> None:
+    def __init__(
+        self,
+        terms: Terms,
+        rental: Rental,
+        linger: LingerWatch,
+        links: Mapping[int, Link],
+        reserve: Callable[[], float],
+    ) -> None:
         self._terms = terms
         self._rental = rental
         self._linger = linger
         self._links = links
+        self._reserve = reserve
         self._due = float("inf")
         self._looked: float | None = None
         self._paused = 0.0
@@ -56,12 +68,14 @@ class Limits:
         """Check the limits, and tell the nodes when they must end. Return the seconds after which to check again.
 
         Raises:
-            BudgetExceeded, LifetimeExceeded: the budget is spent, or the lifetime is over.
+            BudgetExceeded, LifetimeExceeded: the budget is spent, or the lifetime is over, or will be when nodes have
+                saved what is left.
             PoolClosed: another process has begun to end the pool.
             TakenOver: another process has taken the pool over.
         """
-        left = await beside(self._rental.limits.check, "skypool limits")
-        self._due = clock.elapsed() + left
+        early = self._reserve()
+        left = await beside(partial(self._rental.limits.check, early), "skypool limits")
+        self._due = clock.elapsed() + left - early
         now = time.monotonic()
         links = list(self._links.values())
         is_cut = not all(link.is_up for link in links)
@@ -76,7 +90,7 @@ class Limits:
             self._told = now
             for link in links:
                 link.allow(left + NODE_LATER)
-        return min(left, LOOK)
+        return min(left - early, LOOK)
 
     def node_lifetime(self) -> float | None:
         """Return the seconds after which a new node ends itself; None for never. Blocks. Any thread may call this."""
@@ -127,13 +141,14 @@ class Limits:
         """
         self._note_pause()
         await beside(self._rental.check_owner, "skypool limits")
-        await beside(partial(self._rental.limits.check, _EARLY), "skypool limits")
+        await beside(partial(self._rental.limits.check, _EARLY + self._reserve()), "skypool limits")
         await self._linger.check()
         self._check_pause()
 
     def _check_pause(self) -> None:
         """Raise PoolClosed if this process was paused for longer than its lease, and no node has answered since."""
-        if self._paused >= max(self._terms.lease - _LATE, self._terms.lease / 2):
+        lease = self._terms.lease - self._reserve()  # nodes need the rest to save what is left
+        if self._paused >= max(lease - _LATE, self._terms.lease / 2):
             raise PoolClosed(
                 f"pool {self._terms.name!r} has ended: this process was paused for {duration_words(self._paused)}, "
                 f"longer than lease={self._terms.lease:g} s, so its machines have ended themselves. Make a new "

@@ -11,11 +11,12 @@ from skypool import events
 from skypool.calls.dispatch import Dispatch
 from skypool.devices.sample import NodeSample
 from skypool.errors import ConnectionLost
-from skypool.link.agent_messages import ModuleAsked, Pong, Printed, Welcome
+from skypool.link.agent_messages import ModuleAsked, Pong, Printed, Saved, Welcome
 from skypool.link.inbox import Arrival
 from skypool.link.reports import NodeReports
 from skypool.pool.life import Life
 from skypool.wire.frames import Kind, frame
+from skypool.wire.save_orders import FolderState
 
 _NOTICED_AGAIN = 0.1
 """Seconds in which at most one notice of a node is passed on: the notice that the provider takes the machine back."""
@@ -43,6 +44,9 @@ class NodeEvents(Protocol):
 
     def on_samples(self, node: int, samples: Sequence[NodeSample]) -> None:
         """Handle measurements of a node. Any thread may call this."""
+
+    def on_saved(self, node: int, folders: Sequence[FolderState]) -> None:
+        """Handle what a node tells of the folders that it saves. Any thread may call this."""
 
 
 class NodeListener:
@@ -78,6 +82,8 @@ class NodeListener:
                 self._reports.printed(self._node, said, arrival.buffers)
             elif isinstance(said, Pong):
                 self._on_pong(said)
+            elif isinstance(said, Saved):
+                self._hearer.on_saved(self._node, said.folders)
             elif isinstance(said, ModuleAsked):
                 lender = self._life.connections.lenders[self._node]
                 if said.file:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
+from functools import partial
 
 from skypool import events
+from skypool.data.save_asked import SaveFolder, checked
 from skypool.errors import BootstrapError
+from skypool.event_loop import beside
 from skypool.model import Access, Instance
 from skypool.pool import states
 from skypool.pool.agents import Agents
 from skypool.pool.health import FIRST, HealthWatch
 from skypool.pool.life import Life
+from skypool.pool.saving import Saving
 from skypool.provision import health_check
 from skypool.provision.bootstrap import SetupBundle, bootstrap, reach
 from skypool.provision.setup_payload import NodeSetup
@@ -34,6 +39,7 @@ class NodeStartup:
         supply: Supply,
         agents: Agents,
         health: HealthWatch,
+        saving: Saving,
     ) -> None:
         self._terms = terms
         self._node_setup = node_setup
@@ -41,6 +47,8 @@ class NodeStartup:
         self._supply = supply
         self._agents = agents
         self._health = health
+        self._saving = saving
+        self._places: list[SaveFolder] = []
         self._tasks: dict[int, asyncio.Task[None]] = {}  # that reach a machine or set it up, by node number
         self._reached: dict[int, tuple[Access, SetupBundle | None, CommandStream | None]] = {}
         self._came: dict[str, asyncio.Event] = {}
@@ -59,6 +67,13 @@ class NodeStartup:
                 self._life.emit(events.FilesProgress(pool=self._terms.name, done=done, total=total))
 
         self._node_setup.pack(tell)
+
+    def check_places(self) -> None:
+        """Try the places to which folders are saved. Call this before anything is rented. Blocks.
+
+        Raises UsageError if one cannot be used.
+        """
+        self._places = checked(self._terms.save, self._life.notice)
 
     def begin_reach(self, node: int) -> None:
         """Start a task that reaches the machine of a node, and reports `Reached` or `Failed` to `lifecycle`."""
@@ -127,6 +142,8 @@ class NodeStartup:
                 )
             if welcome.health.monitored:
                 await self._check_devices(node)
+            if self._places:
+                await self._bring_back(node, access)
         except Exception as e:  # noqa: BLE001 - lifecycle decides what it means
             await self._give_up(instance, e)
             return
@@ -149,6 +166,14 @@ class NodeStartup:
                     reasons=(f"the devices were not read within {FIRST:g} s; the node gets calls all the same",),
                 )
             )
+
+    async def _bring_back(self, node: int, access: Access) -> None:
+        """Bring the folders that a node saves back, and have it save them from now on."""
+        terms = self._terms
+        folders = {os.path.join(access.cwd or access.folder, each.path): each for each in self._places}
+        count = max(terms.maximum, self._life.state.maximum) * self._life.state.hosts
+        begin = partial(self._saving.begin, node, folders, count=count, patterns=terms.complete, drain=terms.drain)
+        await beside(begin, "skypool save")
 
     async def _give_up(self, instance: Instance, error: Exception) -> None:
         """Report to the driver and to `lifecycle` that an instance could not become a node. Do not end the instance."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextvars import copy_context
 from functools import partial
 
-from skypool.errors import ConnectionLost, StillRunning, not_ended, together
+from skypool.errors import ConnectionLost, SkypoolError, StillRunning, not_ended, together
 from skypool.event_loop import beside
 from skypool.link.link import Link
 from skypool.model import Instance
@@ -16,9 +16,11 @@ from skypool.pool import states, watch_closing
 from skypool.pool.idle_accounting import IdleWatch
 from skypool.pool.life import Life
 from skypool.pool.node_startup import NodeStartup
+from skypool.pool.saving import Saving
 from skypool.rental.receipt import Receipt
 from skypool.rental.supply import Supply
 from skypool.wire import error_text
+from skypool.wire.save_orders import LEAST
 
 _AGAIN = 5.0
 """Seconds between two attempts to end machines whose end is not confirmed."""
@@ -33,16 +35,21 @@ class Terminations:
         paid: the pool's costs when machines were last ended; None if none were ended, or if the costs are not known.
     """
 
-    def __init__(self, life: Life, supply: Supply | None, startup: NodeStartup | None, idle: IdleWatch) -> None:
+    def __init__(
+        self, life: Life, supply: Supply | None, startup: NodeStartup | None, idle: IdleWatch, saving: Saving
+    ) -> None:
         self._life = life
         self._supply = supply
         self._node_startup = startup
         self._idle = idle
+        self._saving = saving
         self._silent_since: dict[int, float] = {}
         self.paid: Receipt | None = None
 
     async def terminate(self, nodes: tuple[int, ...]) -> None:
         """End the machines of these nodes, and report each to the state machine, as `Terminated` or `StillThere`.
+
+        First, the nodes save what is left of the folders that they save.
 
         Attempts are repeated every 5 s, until the provider confirms the end of all machines. An attempt that begins
         while the pool is ending is the last. A machine of the user's own that was lost and cannot be reached counts as
@@ -59,6 +66,11 @@ class Terminations:
         nodes = tuple(node for node in nodes if node not in given_away)
         if not nodes:
             return
+        if self._saving.has(nodes):
+            try:
+                await beside(partial(self._save_rest, nodes), "skypool save")
+            except Exception as e:  # noqa: BLE001 - the machines must end in any case
+                life.notice(f"what is left was perhaps not saved: {error_text.told(e)}")
         await self.record_idle()
         if self._supply is None:
             await self._end_by_agents(nodes)
@@ -90,6 +102,15 @@ class Terminations:
                 life.apply(states.Terminated(node))
             else:
                 life.apply(states.StillThere(node, error))
+
+    def _save_rest(self, nodes: tuple[int, ...]) -> None:
+        """Have nodes save what is left, in the time that budget and lifetime allow."""
+        life = self._life
+        try:
+            left = min(life.rental.limits.left(), life.rental.limits.lifetime_left)
+        except SkypoolError:  # the costs cannot be read, which was told
+            left = LEAST
+        self._saving.end(nodes, max(0.0, left), calm=life.state.error is None, stops=True)
 
     async def record_idle(self) -> None:
         """Record the idle time of nodes until now.

@@ -15,6 +15,7 @@ from skypool.offers.sort_keys import OrderBy
 from skypool.rental.budget import Budget
 
 if TYPE_CHECKING:
+    from skypool.data.save_asked import SaveFolder
     from skypool.link.spares import Spares
 
 Check = Literal["network", "nccl"]
@@ -51,6 +52,9 @@ class Terms:
         linger: time for which the pool lives without work while it is open; None for no limit.
         stay: time for which machines stay after a `with` block; 0 if they end with it.
         lends: True if nodes that ask get modules of the user which the program has not loaded.
+        save: the folders that each node saves to buckets.
+        drain: the most seconds for what is left of these at the end.
+        complete: what is written last into a checkpoint.
         spares: opens further connections to each node while it is taken over. None opens none.
 
     Raises:
@@ -77,6 +81,9 @@ class Terms:
     linger: float | None = None
     stay: float = 0.0
     lends: bool = True
+    save: tuple[SaveFolder, ...] = ()
+    drain: float = 120.0
+    complete: tuple[str, ...] = ()
     spares: Spares | None = None
 
     def __post_init__(self) -> None:

@@ -161,7 +161,15 @@ def collect(record: Record, file: Path, now: float) -> PoolFacts:
     )
 
 
-_MARKED = ("NodeInterruption", "LinkDown", "HealthChanged", "NodeRetirement", "ServiceEnded", "GangFailed")
+_MARKED = (
+    "NodeInterruption",
+    "LinkDown",
+    "HealthChanged",
+    "NodeRetirement",
+    "ServiceEnded",
+    "GangFailed",
+    "FolderSaved",
+)
 """The kinds of events that are marked on the time line."""
 
 

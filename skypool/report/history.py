@@ -28,6 +28,7 @@ KEPT = (
     events.LinkDown,
     events.LinkUp,
     events.NodeInterruption,
+    events.FolderSaved,
     events.GangFailed,
     events.NodeRetirement,
     events.HealthChanged,

@@ -182,6 +182,10 @@ def told(event: JournalEvent) -> str | None:
             return f"service {said['service']} ended{': ' if said['error'] else ''}{said['error']}"
         case "GangFailed":
             return f"rank {said['rank']} of {said['call']} failed: {said['error']}"
+        case "FolderSaved" if said["phase"] == "ended" and said["unsaved"]:
+            return f"{said['unsaved']} files of {said['folder']} are saved nowhere: {', '.join(said['names'])}"
+        case "FolderSaved" if said["trouble"]:
+            return f"{said['folder']} cannot be saved: {said['trouble']}"
         case "CallRetried":
             return f"{said['call']} runs again, the {said['attempt']}. time: {said['reason']}"
         case _:

@@ -1,0 +1,342 @@
+"""`Saving`: has nodes save folders to buckets, and bring them back before anything runs there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import secrets
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from skypool import events
+from skypool.buckets import unfinished
+from skypool.buckets.bucket import Bucket
+from skypool.data.save_asked import SaveFolder
+from skypool.errors import ConnectionLost, SkypoolError, UsageError
+from skypool.files import transfer
+from skypool.link.link import Link
+from skypool.offers.ranking import Plan
+from skypool.pool.connections import Connections
+from skypool.pool.life import Life
+from skypool.pool.trust_levels import TrustLevels
+from skypool.rental.pool_terms import Terms
+from skypool.shipping import wheels
+from skypool.wire import error_text
+from skypool.wire.frames import Kind, frame
+from skypool.wire.save_orders import LEAST, FolderState, Order
+
+_PARTS = "~/.cache/skypool/parts"
+"""The folder of nodes with what the mover needs."""
+_AGAIN = 2.0
+"""Seconds after which an order is sent again that the node has not confirmed."""
+_TO_RESTORE = 60.0
+"""Seconds in which nothing but failures come from a bucket, after which a folder is not brought back."""
+_MOST_FOLDERS = 64
+"""The most folders of one node."""
+_TELL_TROUBLE_EVERY = 1.0
+"""The least seconds between two events about trouble."""
+_TELL_EVERY = 10.0
+"""The least seconds between two events that only say how much was saved."""
+_SHARE = 0.2
+"""The largest share of a budget or lifetime for what is left at the end."""
+_TO_REMOVE = 5.0
+"""Seconds for which the end of machines waits for the removal of unfinished uploads."""
+_LATE = 10.0
+"""Seconds that a node has beyond the time in which it must have saved what is left."""
+
+
+class Saving:
+    """The folders that the nodes of one pool save. Any thread may call the methods."""
+
+    def __init__(self, life: Life, connections: Connections, trust_levels: TrustLevels, patience: float) -> None:
+        self._life, self._connections, self._trust_levels = life, connections, trust_levels
+        self._patience = patience
+        self._session = secrets.token_hex(4)
+        self._states: dict[tuple[int, str], FolderState] = {}
+        self._ordered: dict[tuple[int, str], Order] = {}
+        self._told: dict[tuple[int, str], float] = {}
+        self._places: dict[int, int] = {}
+        self._lost: dict[tuple[int, str], float] = {}
+        self._is_given_up = False
+        self._news = threading.Condition()
+
+    def states(self) -> dict[tuple[int, str], FolderState]:
+        """Return the state of each folder, by the number of the node and the name of the folder."""
+        with self._news:
+            return dict(self._states)
+
+    def heard(self, node: int, folders: Sequence[FolderState]) -> None:
+        """Take what a node tells of its folders. What a stranger tells is ignored."""
+        for each in folders:
+            key = (node, each.id)
+            with self._news:
+                order = self._ordered.get(key)
+                count = sum(other == node for other, _ in self._ordered)
+                if order is None and count < _MOST_FOLDERS and not self._trust_levels.is_stranger(node):
+                    # a former owner of the pool has sent it
+                    order = self._ordered[key] = Order(each.id, "", each.url, drain=each.drain, serial=each.serial)
+                if order is None or order.serial != each.serial:
+                    continue
+                before = self._states.get(key)
+                self._states[key] = each
+                self._news.notify_all()
+            self._tell(key, order, before, each)
+
+    def _tell(self, key: tuple[int, str], order: Order, before: FolderState | None, now: FolderState) -> None:
+        """Emit an event if there is news."""
+        is_news = before is None or before.phase != now.phase
+        if before is not None and before.trouble != now.trouble:
+            is_news = is_news or time.monotonic() - self._told.get(key, 0.0) >= _TELL_TROUBLE_EVERY
+        if not is_news and time.monotonic() - self._told.get(key, 0.0) < _TELL_EVERY:
+            return
+        if not is_news and before is not None and before.files == now.files:
+            return
+        self._told[key] = time.monotonic()
+        self._life.emit(
+            events.FolderSaved(
+                pool=self._life.pool, node=key[0], folder=now.id, url=order.url, phase=now.phase, whole=now.whole,
+                files=now.files, bytes=now.bytes, unsaved=now.unsaved, unsaved_bytes=now.unsaved_bytes,
+                trouble=now.trouble, names=now.names, refused=now.refused, kept=now.kept, restored=now.restored,
+                restored_bytes=now.restored_bytes, aside=now.aside, unfinished=now.unfinished,
+            )
+        )  # fmt: skip
+
+    def begin(
+        self,
+        node: int,
+        folders: Mapping[str, SaveFolder],
+        number: int | None = None,
+        count: int = 1,
+        patterns: Sequence[str] = (),
+        drain: float = 120.0,
+    ) -> None:
+        """Have a node bring folders back, and save them from then on. Return when they are back.
+
+        Args:
+            folders: what is saved, by the path of the folder on the node.
+            number: the number of the node among the `count` nodes that save the same folders to the same places.
+                Default None: its own number, or that of a node that has ended.
+            patterns: what is written last into a checkpoint, as `wholeness.checkpoints` takes it.
+            drain: the most seconds for what is left at the end.
+
+        Raises:
+            UsageError: the node is a stranger's, or the library that saves is not installed here.
+            SkypoolError: a folder could not be brought back.
+            ConnectionLost: the node is lost.
+        """
+        if self._trust_levels.is_stranger(node):
+            bucket = next(iter(folders.values())).bucket
+            raise UsageError(
+                f"node {node} is a machine of a stranger, who could read the keys of {bucket} and what is saved there; "
+                "choose another provider, or save to this computer"
+            )
+        parts = self._ship(node)
+        number = self._take_place(node, count) if number is None else number
+        orders = [
+            Order(
+                each.path, path, each.bucket.url, each.bucket.endpoint, each.bucket.region, each.values, number, count,
+                tuple(patterns), drain, _journal_of(path, each), parts, secrets.token_hex(4),
+                self._session,
+            )
+            for path, each in folders.items()
+        ]  # fmt: skip
+        with self._news:
+            for each in orders:
+                self._ordered[node, each.id] = each
+                self._states.pop((node, each.id), None)
+        self._await_back(node, orders)
+
+    def _take_place(self, node: int, count: int) -> int:
+        """Return the number of a node among those that save: its own, or that of a node that has ended.
+
+        A replacement may be there before the node that leaves has ended. Then wait for that: two nodes that save as one
+        would replace each other's files.
+        """
+        is_told = False
+        while True:
+            with self._news:
+                taken = {place for other, place in self._places.items() if other in self._connections.links}
+                free = [node] if node < count and node not in taken else [*({*range(count)} - taken)]
+                if free:
+                    found = self._places[node] = min(free)
+                    return found
+            self._link(node)
+            if not is_told:
+                is_told = True
+                self._life.notice(f"node {node} waits until a node has ended that saves to the same place")
+            with self._news:
+                self._news.wait(_AGAIN / 4)
+
+    def _ship(self, node: int) -> str:
+        """Send the node what its mover needs. Return the folder there."""
+        welcome = self._connections.welcomes[node]
+        local = wheels.folder_of(welcome.health.machine)
+        end = transfer.end_of(node, *self._connections.ways[node])
+        there = f"{_PARTS}/{local.name}"
+        transfer.push([end], str(local), there, patience=self._patience)
+        return there
+
+    def _await_back(self, node: int, orders: Sequence[Order]) -> None:
+        """Send orders until they are confirmed, and wait until the folders are back."""
+        told = -math.inf
+        began = time.monotonic()
+        moved: dict[str, tuple[int, float]] = {each.id: (0, began) for each in orders}  # bytes, and when they came
+        troubles: dict[str, str] = {}  # since then
+        waiting = {each.id: each for each in orders}
+        while waiting:
+            link = self._link(node)
+            states = self.states()
+            for id_, order in [*waiting.items()]:
+                state = states.get((node, id_))
+                if state is None:
+                    continue
+                if state.phase != "restoring":
+                    del waiting[id_]
+                    if state.phase == "ended":
+                        raise SkypoolError(f"{id_} cannot be saved on node {node}: {state.trouble or 'it was ended'}")
+                    continue
+                if state.restored_bytes > moved[id_][0]:
+                    moved[id_] = state.restored_bytes, time.monotonic()
+                    troubles.pop(id_, None)
+                if state.trouble:
+                    troubles[id_] = state.trouble
+                if id_ in troubles and time.monotonic() - moved[id_][1] >= _TO_RESTORE:
+                    raise SkypoolError(
+                        f"{id_} could not be brought back from {order.url} on node {node}: {troubles[id_]}"
+                    )
+            if time.monotonic() - told >= _AGAIN:
+                told = time.monotonic()
+                for id_, order in waiting.items():
+                    if (node, id_) not in states:
+                        _send(link, order.to_json())
+            if waiting:
+                with self._news:
+                    self._news.wait(_AGAIN / 4)
+
+    def _link(self, node: int) -> Link:
+        link = self._connections.links.get(node)
+        if link is None:
+            raise ConnectionLost(f"node {node} was lost before its folders were brought back", node)
+        return link
+
+    def end(
+        self, nodes: Sequence[int], seconds: float | None = None, *, calm: bool = False, stops: bool = False
+    ) -> None:
+        """Have nodes save what is left, and wait for it: at most so long as the orders say, or `seconds`.
+
+        A node that cannot be reached is not waited for. What was not saved is in the events.
+
+        Args:
+            calm: True if what writes the files has ended by itself.
+            stops: True to stop calls first, so that nothing more is written.
+        """
+        began = time.monotonic()
+        with self._news:
+            wanted = {key: self._ordered[key] for key in self._open_of(nodes)}
+        if not wanted:
+            return
+        told = dict.fromkeys(wanted, -math.inf)
+        while wanted and not self._is_given_up:
+            now, states = time.monotonic(), self.states()
+            for key, order in [*wanted.items()]:
+                most = order.drain if seconds is None else min(seconds, order.drain)
+                # an end that a limit sets is never too late
+                latest = began + most + _LATE if seconds is None else began + min(most + _LATE, seconds)
+                state, link = states.get(key), self._connections.links.get(key[0])
+                if link is None or self._is_lost(key[0]):
+                    latest = min(latest, self._lost_until(key, state))
+                elif now - told[key] >= _AGAIN:
+                    told[key] = now
+                    left = max(0.0, began + most - now)
+                    _send(link, {"do": "end", "id": key[1], "seconds": left, "calm": calm, "stops": stops})
+                if now >= latest or state is None or state.phase == "ended":
+                    del wanted[key]
+            if wanted:
+                with self._news:
+                    self._news.wait(_AGAIN / 8)
+        self._remove_unfinished()
+
+    def has(self, nodes: Sequence[int]) -> bool:
+        """Return True if one of these nodes saves a folder."""
+        with self._news:
+            return bool(self._open_of(nodes))
+
+    def give_up(self) -> None:
+        """Wait no more for what is left."""
+        with self._news:
+            self._is_given_up = True
+            self._news.notify_all()
+
+    def _open_of(self, nodes: Sequence[int]) -> list[tuple[int, str]]:
+        return [key for key, state in self._states.items() if key[0] in nodes and state.is_open]
+
+    def _lost_until(self, key: tuple[int, str], state: FolderState | None) -> float:
+        """Return until when a node may save that is lost: perhaps its agent is gone, but not its machine."""
+        if key not in self._lost:
+            left = 0.0
+            if state is not None and state.unsaved:
+                left = state.seconds_needed if state.rate else min(LEAST, state.drain)
+            self._lost[key] = time.monotonic() + left
+        return self._lost[key]
+
+    def _remove_unfinished(self) -> None:
+        """Remove what movers that were killed have left of uploads, if no mover works any more. It costs money."""
+        with self._news:
+            open_ = {key[0] for key in self._ordered if (state := self._states.get(key)) and state.is_open}
+            if any(not self._is_lost(node) for node in open_):
+                return
+            places = {(each.url, each.endpoint, each.region, each.values) for each in self._ordered.values()}
+
+        def remove() -> None:
+            for url, endpoint, region, values in places:
+                if not values:
+                    continue
+                names = ("ID", "SECRET", "TOKEN")[: len(values)]
+                try:
+                    unfinished.remove_all(Bucket(url, endpoint, region, names), dict(zip(names, values, strict=True)))
+                except Exception as e:  # noqa: BLE001 - boto3 raises many kinds; a rule of the bucket may remove them
+                    self._life.notice(f"unfinished uploads to {url} cannot be removed: {error_text.told(e)}")
+
+        removing = threading.Thread(target=remove, name="skypool unfinished", daemon=True)
+        removing.start()
+        removing.join(_TO_REMOVE)
+
+    @property
+    def reserve(self) -> float:
+        """The seconds that nodes need to save what is left, before budget or lifetime end them."""
+        with self._news:
+            return max((each.seconds_needed for each in self._states.values()), default=0.0)
+
+    def _is_lost(self, node: int) -> bool:
+        """Return True if nothing more is heard of a node. If its mover lives, it sends again what is removed."""
+        known = self._life.state.nodes.get(node)
+        return node not in self._connections.links or known is None or isinstance(known.error, ConnectionLost)
+
+
+def check_reserve(terms: Terms, plan: Plan) -> None:
+    """Raise UsageError if the time for what is left at the end is over a fifth of what budget or lifetime allow."""
+    if not terms.save:
+        return
+    limits = [] if terms.lifetime is None else [terms.lifetime]
+    price = max(each.usd_per_hour for each in plan.offers) * terms.maximum
+    if terms.budget is not None and price:
+        limits.append(terms.budget.max_usd / price * 3600)
+    least = min(limits, default=math.inf)
+    if terms.drain > _SHARE * least:
+        raise UsageError(
+            f"drain={terms.drain:g} s, the time for what is not saved at the end, is over a fifth of the {least:.0f} s "
+            "that the budget or the lifetime allow; make drain= shorter, or raise the limit"
+        )
+
+
+def _send(link: Link, order: Mapping[str, object]) -> None:
+    link.send(frame(Kind.SAVE, {}, [json.dumps(order).encode()]))
+
+
+def _journal_of(path: str, folder: SaveFolder) -> str:
+    """Return a name for the file in which a node notes what was saved of a folder to a place."""
+    bucket = replace(folder.bucket, keys=())
+    return hashlib.sha256(repr((path, bucket.url, bucket.endpoint)).encode()).hexdigest()[:16]
