@@ -16,6 +16,7 @@ from skypool.cli.run_messages import Json, Lines
 from skypool.drivers import registry
 from skypool.drivers.contract import Driver
 from skypool.errors import SkypoolError, UsageError
+from skypool.runs.save_places import Place, named
 from skypool.runs.target import Target
 from skypool.runs.whole_run import FAILED, Asked, WholeRun
 
@@ -101,7 +102,23 @@ def run(
     ] = None,
     save: Annotated[
         list[str] | None,
-        typer.Option("--save", help="A folder that the program writes: it is fetched to the same name here."),
+        typer.Option(
+            "--save",
+            metavar="FOLDER[=URL]",
+            help="A folder that the program writes: it is kept in a bucket, as in out=s3://models/run (repeatable), or "
+            "fetched to the same name here.",
+        ),
+    ] = None,
+    endpoint: Annotated[
+        str, typer.Option("--bucket-endpoint", help="The server of the buckets, if it is not Amazon's.")
+    ] = "",
+    keys: Annotated[
+        str, typer.Option("--bucket-keys", metavar="ID,SECRET", help="The variables with the keys of the buckets.")
+    ] = "",
+    bucket_region: Annotated[str, typer.Option("--bucket-region", help="The region of the buckets.")] = "",
+    complete: Annotated[
+        list[str] | None,
+        typer.Option("--complete", help="What is written last into a checkpoint: 'step-*/done' (repeatable)."),
     ] = None,
     name: Annotated[str | None, typer.Option("--name", help="Name of the pool. Default: from the program's.")] = None,
     budget: Annotated[float | None, typer.Option("--budget", help="The most USD that this may cost.")] = None,
@@ -136,11 +153,8 @@ def run(
     whole: WholeRun | None = None
     try:
         target = Target.of(words)
-        folders = save or [""]
-        if len(folders) > 1:
-            raise UsageError(
-                f"--save is given {len(folders)} times: {', '.join(folders)}; name one folder that has them all"
-            )
+        place = Place(endpoint, bucket_region, tuple(filter(None, keys.split(","))))
+        folders, buckets = named(save or (), place)
         rent: dict[str, Any] = {
             "provider": _provider(provider or (), host or (), local),
             "accelerator": accelerator or None,
@@ -150,8 +164,8 @@ def run(
         rent |= {"region": region} if region else {}
         asked = Asked(
             rent, nodes, procs, packages or (), _variables(env or ()), secret or (), include or (),
-            folders[0], name, budget, _duration("--max-lifetime", max_lifetime), yes,
-            _duration("--linger", linger), new, node, best_effort,
+            folders, name, budget, _duration("--max-lifetime", max_lifetime), yes,
+            _duration("--linger", linger), new, node, best_effort, buckets, complete or (), place,
         )  # fmt: skip
         whole = WholeRun(target, asked, tell)
         _tell_options(words, tell)

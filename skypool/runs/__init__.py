@@ -9,6 +9,7 @@
 - `secret_values`: finds secrets by their names.
 - `program_run`: puts these together for the nodes of a pool.
 - `saver`: fetches the folder that the program writes.
+- `save_places`: finds the buckets in which folders of a run are kept.
 - `rank_lines`: marks the lines of several processes.
 - `teller`: tells the user what happens.
 - `lingering`: finds machines that an earlier run has left.
@@ -30,6 +31,7 @@ __all__ = [
     "program_run",
     "rank_lines",
     "run",
+    "save_places",
     "saver",
     "secret_values",
     "target",

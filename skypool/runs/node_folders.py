@@ -12,7 +12,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from skypool import runtime
@@ -182,17 +182,19 @@ def _tick(folder: str) -> int:
     return now
 
 
-def unsaved(copy: str, since: int, saved: str) -> list[tuple[str, int]]:
+def unsaved(copy: str, since: int, saved: Sequence[str]) -> list[tuple[str, int]]:
     """Return the files of a project that were written since its program began, as (path, size), the largest first.
 
     Args:
         since: the time of the beginning, as from `begun`.
-        saved: the folder below the project that is fetched, which is left out; "" for none.
+        saved: the folders below the project that are fetched or saved, which are left out.
     """
     found = []
     for folder, folders, names in os.walk(copy):
         below = os.path.relpath(folder, copy)
-        folders[:] = [each for each in folders if not is_cache(each) and os.path.normpath(f"{below}/{each}") != saved]
+        folders[:] = [
+            each for each in folders if not is_cache(each) and os.path.normpath(f"{below}/{each}") not in saved
+        ]
         for name in names:
             with contextlib.suppress(OSError):
                 about = os.lstat(os.path.join(folder, name))

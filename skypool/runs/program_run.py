@@ -19,6 +19,7 @@ from skypool import events
 from skypool.calls.call import Call, compute
 from skypool.calls.futures import CallFuture
 from skypool.compute_pool.compute_pool import ComputePool
+from skypool.data.save_asked import SaveFolder
 from skypool.errors import (
     CommandFailed,
     ConnectionLost,
@@ -33,12 +34,14 @@ from skypool.files.entries import Entry, walk
 from skypool.files.progress import Progress
 from skypool.files.project import unsent_of
 from skypool.files.transfer import NodeEnd
+from skypool.pool.saving import Saving
 from skypool.pool.states import Phase
 from skypool.pool.watch import Watches
 from skypool.runs import environment, node_folders, node_program
 from skypool.runs.follow import Follower, stop
 from skypool.runs.target import Target
 from skypool.text import one_line, printable
+from skypool.wire.save_orders import FolderState
 
 _AFTER = 30.0
 """Seconds after which output is given up that does not come any more after a program's end."""
@@ -70,6 +73,8 @@ class ProgramRun:
         include: paths of the project that are sent in any case.
         procs: the number of processes on each node; None for one program on the only node.
         saved: the folder that `fetch` will be asked for, below that in which the program starts; "" for none.
+        buckets: the folders that are kept in buckets. Paths begin where the program starts.
+        complete: what is written last into a checkpoint, as `ComputePool` takes it.
         note: called with what is good to know.
         only: the place, counted from 0, of the only node that gets the project and the program; None for all.
 
@@ -91,6 +96,8 @@ class ProgramRun:
     include: Sequence[str] = ()
     procs: int | None = None
     saved: str = ""
+    buckets: Sequence[SaveFolder] = ()
+    complete: Sequence[str] = ()
     note: Callable[[str], object] = lambda text: None
     only: int | None = None
     is_interrupted: bool = field(default=False, init=False)
@@ -98,6 +105,7 @@ class ProgramRun:
     returncode: int | None = field(default=None, init=False)
     limit: str = field(default="", init=False)
     _watches: Watches = field(init=False)
+    _saving: Saving = field(init=False)
     _colours: bool = True
     _running: CallFuture[Any] | None = None
     _output: str = field(default_factory=lambda: f"output/{secrets.token_hex(4)}", init=False)
@@ -116,6 +124,7 @@ class ProgramRun:
         """Keep the ways to the nodes, so that files come also from a node that is about to end."""
         self._watches = self.pool._sender.working().watches
         self._colours = not self.is_stranger
+        self._saving = self.pool._sender.working().saving
         ends = self._stack.enter_context(self.pool._sender.transfer("the files of a program", None))
         if self.only is not None and self.only >= len(ends):
             self._stack.close()
@@ -151,6 +160,9 @@ class ProgramRun:
         """
         for each in self._followers:
             each.start()
+        nodes = [end.node for end in self._ends]
+        if self._saving.has(nodes):  # for an earlier run that was given up
+            self._beside(partial(self._saving.end, nodes))
         project = self.target.project
         claim = compute(node_folders.claimed, output="silent")(f"{project.root.name or 'project'}-{project.key}")
         copies = self._values([claim] * len(self._ends))
@@ -218,6 +230,7 @@ class ProgramRun:
             raise _nonsense(made)
         self._let_in(made)
         self._begin()
+        self._bring_back()
         return {end.node: folder for end, folder in zip(self._ends, made, strict=True)}
 
     def _let_in(self, programs: Sequence[str]) -> None:
@@ -245,6 +258,54 @@ class ProgramRun:
                 f"the machine has {left} file{'s' * (left != 1)} of an earlier run in {self.saved}, which the program "
                 f"finds; to remove them there, run `rm -r {self.saved}` in place of the program"
             )
+
+    def _bring_back(self) -> None:
+        """Bring the folders that are kept in buckets back, and have them saved from now on."""
+        if not self.buckets:
+            return
+        savers = [next(end for end in self._ends if end.node == nodes[0]) for nodes in self._places.values()]
+
+        def begin(number: int) -> None:
+            end = savers[number]
+            folders = {
+                os.path.normpath(os.path.join(end.folder, self.target.folder, each.path)): each for each in self.buckets
+            }
+            self._saving.begin(end.node, folders, number, len(savers), self.complete)
+
+        self._beside(*(partial(begin, number) for number in range(len(savers))))
+
+    @staticmethod
+    def _beside(*works: Callable[[], object]) -> None:
+        """Run functions in threads that end with this process, and wait for them. A signal interrupts that."""
+
+        def work(act: Callable[[], object], done: Future[None]) -> None:
+            try:
+                act()
+                done.set_result(None)
+            except BaseException as e:  # noqa: BLE001 - it is raised where it is waited for
+                done.set_exception(e)
+
+        futures: list[Future[None]] = [Future() for _ in works]
+        for act, done in zip(works, futures, strict=True):
+            threading.Thread(target=work, args=(act, done), name="skypool-save", daemon=True).start()
+        for done in futures:
+            await_end(done)
+            done.result()
+
+    def save_rest(self) -> list[FolderState]:
+        """Have what is left of the folders saved that are kept in buckets. Return the state of each."""
+        if not self.buckets:
+            return []
+        if self.is_hurried:
+            self._saving.give_up()
+        nodes = [end.node for end in self._ends]
+        try:
+            self._beside(partial(self._saving.end, nodes, calm=self.returncode == 0))
+        except BaseException:
+            self._saving.give_up()
+            raise
+        mine = {each.path for each in self.buckets}
+        return [each for (_, id_), each in sorted(self._saving.states().items()) if id_ in mine]
 
     @property
     def is_stranger(self) -> bool:
@@ -358,13 +419,17 @@ class ProgramRun:
 
         Waits 5 s at most. A node that does not answer has no such files.
         """
-        saved = os.path.normpath(os.path.join(self.target.folder, self.saved)) if self.saved else ""
+        folders = [each.path for each in self.buckets] + ([self.saved] if self.saved else [])
+        saved = [os.path.normpath(os.path.join(self.target.folder, each)) for each in folders]
+        states = self._saving.states()
+        asides = {(node, each.aside) for (node, _), each in states.items() if each.aside}
         found: list[tuple[str, int]] = []
         until = time.monotonic() + _TO_LOOK
         asked = []
         for nodes in self._places.values():
             place, end = next((place, end) for place, end in enumerate(self._ends) if end.node == nodes[0])
-            look = compute(node_folders.unsaved, output="silent")(end.folder, self._since[end.node], saved)
+            left = saved + [os.path.relpath(path, end.folder) for node, path in asides if node == end.node]
+            look = compute(node_folders.unsaved, output="silent")(end.folder, self._since[end.node], left)
             with suppress(SkypoolError):  # it is lost
                 asked.append((place, self.pool.send(look, node=end.node)))
         for place, future in asked:
@@ -387,6 +452,11 @@ class ProgramRun:
         limits = self.pool._sender.working().rental.limits
         self.limit = "lifetime" if limits.lifetime_left < limits.left() else "budget"
         self.interrupt()
+
+    @property
+    def seconds_to_save(self) -> float:
+        """How long the nodes need to save what is left to buckets."""
+        return self._saving.reserve
 
     def seconds_left(self) -> float:
         """Return the seconds until the budget or lifetime ends the machines; infinite for no limit."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, Unpack, cast, overload
 
 from skypool import events
+from skypool.buckets.bucket import Bucket
 from skypool.calls.call import Call, ComputeFunction, Group, packed
 from skypool.calls.options import MOST_PROCS
 from skypool.checks import Duration, number, seconds, whole
@@ -118,6 +119,8 @@ def run(
     order_by: OrderBy = "cheapest",
     budget: float | Budget | None = None,
     max_lifetime: Duration | None = None,
+    save: Mapping[str, str | Bucket] | None = None,
+    complete: Sequence[str] | None = None,
     name: str | None = None,
     check: bool = False,
     **terms: Unpack[NodeTerms],
@@ -136,7 +139,8 @@ def run(
     env: Mapping[str, str] | None = None,
     secrets: Sequence[str] | None = None,
     include: Sequence[str | os.PathLike[str]] | None = None,
-    save: str | os.PathLike[str] | None = None,
+    save: str | os.PathLike[str] | Mapping[str, str | Bucket] | None = None,
+    complete: Sequence[str] | None = None,
     budget: float | Budget | None = None,
     max_lifetime: Duration | None = None,
     name: str | None = None,
@@ -160,7 +164,8 @@ def run(
     env: Mapping[str, str] | None = None,
     secrets: Sequence[str] | None = None,
     include: Sequence[str | os.PathLike[str]] | None = None,
-    save: str | os.PathLike[str] | None = None,
+    save: str | os.PathLike[str] | Mapping[str, str | Bucket] | None = None,
+    complete: Sequence[str] | None = None,
     budget: float | Budget | None = None,
     max_lifetime: Duration | None = None,
     name: str | None = None,
@@ -191,7 +196,11 @@ def run(
         secrets: the names of variables whose values are taken from the environment, from `.env`, or from the logins of
             `hf` and `wandb`, and shown nowhere. Default None: none.
         include: files and folders of the project that are sent in any case. Default None: none.
-        save: the folder that the program writes and that is fetched to the same name here. Default None: none.
+        save: folders that are kept in buckets, such as {"out": "s3://models/runs/x"}: see docs/save.md. Or one folder
+            that the program writes: it is kept in the bucket for all runs, if there is one, and otherwise fetched to
+            the same name here. Default None: none.
+        complete: what is written last into a checkpoint, as of `ComputePool`. Default None: what the usual libraries
+            write last.
         budget: the US dollars that the run may cost, or a `Budget`, whose `warn` counts for calls only. Machines that
             cost money need this, `max_lifetime`, or the environment variable `SKYPOOL_MAX_USD`.
         linger: how long the machines stay after the run. The next run of the project with `linger` and the same needs
@@ -227,14 +236,16 @@ def run(
     if isinstance(target, Call):
         given: dict[str, object] = {
             "procs": procs, "node": node, "packages": packages, "env": env, "secrets": secrets, "include": include,
-            "save": save, "yes": yes or None, "linger": linger, "new": new or None,
+            "save": None if isinstance(save, Mapping) else save, "yes": yes or None, "linger": linger,
+            "new": new or None,
         }  # fmt: skip
         for option, value in given.items():
             if value is not None:
                 raise UsageError(
                     f"{option}= is for programs; for a call, use its own options, image=, or a ComputePool"
                 )
-        return _run_call(target, {**rent, "image": image}, nodes, budget, lifetime, name, check)
+        saves = {"save": save if isinstance(save, Mapping) else None, "complete": _texts("complete", complete)}
+        return _run_call(target, {**rent, "image": image}, nodes, budget, lifetime, name, check, saves)
     if image is not None:
         raise UsageError("image= is for calls; a program has the environment of its project, and packages= adds to it")
     if procs is not None:
@@ -251,7 +262,9 @@ def run(
         env=_variables(env),
         secrets=_texts("secrets", secrets),
         include=_texts("include", include),
-        save=_folder(save),
+        save=_folders(save),
+        buckets=save if isinstance(save, Mapping) else {},
+        complete=_texts("complete", complete),
         name=name,
         budget=None if budget is None else budget.max_usd,
         max_lifetime=lifetime,
@@ -314,12 +327,12 @@ def _texts(name: str, value: Sequence[str | os.PathLike[str]] | None) -> list[st
     return [os.fspath(each) for each in value]
 
 
-def _folder(save: object) -> str:
-    if save is None:
-        return ""
+def _folders(save: object) -> list[str]:
+    if save is None or isinstance(save, Mapping):
+        return []
     if not isinstance(save, (str, os.PathLike)) or not isinstance(folder := os.fspath(save), str):
-        raise UsageError(f"save must be the path of a folder, not {save!r:.200}")
-    return folder
+        raise UsageError(f"save must be the path of a folder, or a dict from paths to places, not {save!r:.200}")
+    return [folder] if folder else []
 
 
 def _variables(env: Mapping[str, str] | None) -> dict[str, str]:
@@ -410,6 +423,7 @@ def _run_call(
     lifetime: float | None,
     name: str | None,
     check: bool,
+    saves: Mapping[str, Any],
 ) -> Run[T]:
     if call.function.is_generator:
         raise UsageError(
@@ -421,7 +435,7 @@ def _run_call(
     has_limit = not (budget is None and lifetime is None and ceiling() is None)
     if not has_limit and (text := unlimited(found, _option)):
         raise UsageError(text)
-    pool = ComputePool(**rent, nodes=nodes, name=name, budget=budget, max_lifetime=lifetime)
+    pool = ComputePool(**rent, **saves, nodes=nodes, name=name, budget=budget, max_lifetime=lifetime)
     output = _CallOutput()
     pool.events.listen(output.hear)
     value: T | None = None

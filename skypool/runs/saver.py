@@ -20,12 +20,16 @@ _LONGEST = 600.0
 """The most seconds of the last fetch from a machine of a stranger, who is paid for each of them."""
 _TO_FETCH = 25.0
 """The most seconds before the planned end of the machines in which the program ends and its folder is fetched."""
+_TO_END = 10.0
+"""Seconds in which a program ends, before what it has written is saved to buckets."""
 _LAST = 60.0
 """Seconds before the planned end of the machines from which the folder is fetched often."""
 
 
 class Saver:
     """Fetches the folder that a program writes each minute, and at the end. A context manager.
+
+    It also interrupts the program before budget or lifetime end the machines, so that its last files are saved.
 
     Args:
         run: the run.
@@ -52,12 +56,15 @@ class Saver:
         if self._folder:
             with contextlib.suppress(SkypoolError):  # nobody knows when it ends
                 self._margin = min(_TO_FETCH, self._run.seconds_left() / 4)
+        if self._folder or self._run.buckets:
             self._thread.start()
 
     def __exit__(self, *_: object) -> None:
         try:
             if self._folder:
                 self._end()
+            self._is_over = True
+            self._wake.set()
         finally:
             if not self._run.is_hurried:
                 self._tell.unsaved(self._run.unsaved())
@@ -126,17 +133,21 @@ class Saver:
             except SkypoolError:  # the pool has ended
                 return
             try:
-                if left < self._margin and not self._is_urgent:
+                margin = self._margin if self._folder else 0.0
+                if self._run.buckets:
+                    margin += self._run.seconds_to_save + _TO_END
+                if left < margin and not self._is_urgent:
                     self._tell.error(
                         f"the machines end in {left:.0f} s, as the budget or the lifetime is over: the program is "
-                        "interrupted, so that what it saves can be fetched"
+                        "interrupted, so that what it has written can be saved"
                     )
                     self._run.end_by_limit()
                     return
                 pause = _OFTEN if self._is_urgent or left < _LAST else min(_EVERY, left - _LAST + _OFTEN)
-                pause = max(0.2, min(pause, left - self._margin))
-                self._fetch(settled=True)
-                told = ""
+                pause = max(0.2, min(pause, left - margin, _OFTEN if self._run.buckets else pause))
+                if self._folder:
+                    self._fetch(settled=True)
+                    told = ""
             except SkypoolError as e:
                 if str(e) != told:
                     told = str(e)

@@ -11,11 +11,13 @@ from datetime import UTC, datetime, timedelta
 from skypool import events
 from skypool.compute_pool.compute_pool import ComputePool
 from skypool.console.event_text import Words, span
+from skypool.data.save_asked import SaveFolder
 from skypool.files.project import Survey
 from skypool.logs.masking import Masker
 from skypool.offers.ranking import Plan
 from skypool.runs.rank_lines import RankLines
 from skypool.runs.target import Target
+from skypool.wire.save_orders import FolderState
 
 _FAR = 10 * 365 * 86400.0
 """Seconds after which an end is not told as a date."""
@@ -190,6 +192,18 @@ class Teller(ABC):
             self.note(f"saved    {files} file{'s' * (files != 1)} to {folder}")
         else:
             self.note(f"saved    nothing: the program wrote no file into {folder}, below the folder where it starts")
+
+    def saves(self, folders: Sequence[SaveFolder]) -> None:
+        """Tell in which buckets folders are kept."""
+        for each in folders:
+            self.note(f"saves    {each.path} to {each.bucket}")
+
+    def saved_to(self, folder: FolderState) -> None:
+        """Tell what was saved of a folder to a bucket."""
+        from rich.filesize import decimal  # imported here, as nodes import this module and have no rich
+
+        files = f"{folder.files} file{'s' * (folder.files != 1)}, {decimal(folder.bytes)},"
+        self.note(f"saved    {files} of {folder.id} to {folder.url}")
 
     def unsaved(self, files: Sequence[tuple[str, int]]) -> None:
         from rich.filesize import decimal  # imported here, as nodes import this module and have no rich

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from skypool import clock, events
+from skypool.buckets.bucket import Bucket
 from skypool.compute_pool.compute_pool import ComputePool
 from skypool.console.event_text import span
+from skypool.data.save_asked import SaveFolder, checked, save_asked
 from skypool.drivers import Driver
 from skypool.errors import BudgetExceeded, ConnectionLost, LedgerError, NoOffers, SkypoolError, UsageError
 from skypool.files.project import Project, Survey, surveyed
@@ -31,6 +33,7 @@ from skypool.rental.pool_terms import pool_name
 from skypool.rental.records import Record, newest
 from skypool.runs import lingering, secret_values
 from skypool.runs.program_run import ProgramRun, await_end
+from skypool.runs.save_places import Place, common
 from skypool.runs.saver import Saver
 from skypool.runs.target import Target
 from skypool.runs.teller import Teller
@@ -61,7 +64,11 @@ class Asked:
         env: variables of the program's environment.
         secrets: the names of variables whose values are found here and shown nowhere.
         include: paths of the project that are sent in any case. They begin in the current folder.
-        save: the folder that the program writes and that is fetched, below the current one; "" for none.
+        save: folders that the program writes, below the current one: they are kept in the bucket for all runs. Without
+            one, the only such folder is fetched.
+        buckets: the places of folders that are kept in other buckets, by their paths below the current folder.
+        place: how the bucket for all runs is reached.
+        complete: what is written last into a checkpoint, as `ComputePool` takes it.
         name: the name of the pool; None for one from the program's name.
         budget: the most USD that the run may cost.
         max_lifetime: the seconds after which everything ends.
@@ -79,7 +86,7 @@ class Asked:
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     secrets: Sequence[str] = ()
     include: Sequence[str] = ()
-    save: str = ""
+    save: Sequence[str] = ()
     name: str | None = None
     budget: float | None = None
     max_lifetime: float | None = None
@@ -88,6 +95,9 @@ class Asked:
     new: bool = False
     node: int | None = None
     best_effort: bool = False
+    buckets: Mapping[str, str | Bucket] = field(default_factory=dict[str, "str | Bucket"])
+    complete: Sequence[str] = ()
+    place: Place = field(default_factory=Place)
 
     @property
     def is_gang(self) -> bool:
@@ -109,8 +119,6 @@ class WholeRun:
 
     def __init__(self, target: Target, asked: Asked, tell: Teller) -> None:
         self._target, self._asked, self._tell = target, asked, tell
-        self._save = _save_folder(asked.save, tell)
-        self._saved_to = Path(self._save).absolute()  # the program that calls this may change its folder
         self._include = [_below_root(target, each) for each in asked.include]
         if asked.best_effort and asked.budget is None:
             raise UsageError(f"{tell.option('best_effort')} is about a budget; add {tell.option('budget', 20)}")
@@ -127,6 +135,8 @@ class WholeRun:
         self._rent: dict[str, Any] = {}
         word = [] if asked.linger is None else [self._mark]
         self._name = pool_name(asked.name or "-".join([_plain(target.name), *word, secrets.token_hex(3)]))
+        self._save, self._buckets = self._places()
+        self._saved_to = Path(self._save).absolute()  # the program that calls this may change its folder
         self.would_ask = False
         self.returncode: int | None = None
         self.unsaved = ""
@@ -141,6 +151,22 @@ class WholeRun:
         self._has_lost = False  # a machine of the earlier run
         self._began = time.monotonic()
         self._over: float | None = None  # when the pool has ended
+
+    def _places(self) -> tuple[str, list[SaveFolder]]:
+        """Return the folder that is fetched, "" for none, and the folders that are kept in buckets."""
+        asked, tell = self._asked, self._tell
+        folders = [_save_folder(each, tell) for each in asked.save]
+        places = {_save_folder(path, tell): place for path, place in asked.buckets.items()}
+        bucket = common(self._target.project.root, asked.place) if folders else None
+        if bucket is not None:
+            places |= {each: replace(bucket, url=f"{bucket.url.rstrip('/')}/{self._name}/{each}") for each in folders}
+            folders = []
+        if len(folders) > 1:
+            raise UsageError(
+                f"{tell.option('save')} names {len(folders)} folders without a bucket: {', '.join(folders)}; name one "
+                "folder that has them all"
+            )
+        return "".join(folders), save_asked(places, name=tell.option("save"))
 
     @property
     def name(self) -> str:
@@ -175,6 +201,7 @@ class WholeRun:
         target, asked, tell = self._target, self._asked, self._tell
         _ = target.project.versions  # a mistake there is told before anything is rented
         _check_python(target.project)
+        self._buckets = checked(self._buckets, tell.note)
         target.project.check_paths()
         self._rent = {
             **asked.rent,
@@ -194,6 +221,7 @@ class WholeRun:
         most = min((each for each in (asked.budget, ceiling()) if each is not None), default=None)
         self._check_start(found, most)
         tell.rents(found, most, asked.max_lifetime, self._name)
+        tell.saves(self._buckets)
         self._check_strangers(found)
         no_limit = unlimited(found, tell.option) if most is None and asked.max_lifetime is None else ""
         if dry_run:
@@ -401,7 +429,7 @@ class WholeRun:
             env = asked.env if former is None else {**self._secrets, **asked.env}  # the machines have former values
             made = ProgramRun(
                 pool, target, asked.nodes, tell.wrote, tell.error, on_program_end, asked.packages, env,
-                self._include, asked.procs, self._save, tell.note, asked.node,
+                self._include, asked.procs, self._save, self._buckets, asked.complete, tell.note, asked.node,
             )  # fmt: skip
             tell.is_stranger = made.is_stranger
             entries = None
@@ -433,9 +461,24 @@ class WholeRun:
                         status = made.run(programs)
                 finally:
                     self.returncode, self.limit, self.unsaved = made.returncode, made.limit, saver.failure
+                    self._save_rest(made)
             if asked.linger is None:
                 pool.stop()  # rather than to wait for a node that has not answered
-        return status or (FAILED if saver.failure else 0)
+        return status or (FAILED if self.unsaved else 0)
+
+    def _save_rest(self, made: ProgramRun) -> None:
+        """Have the last files saved to buckets, and tell what was saved."""
+        if self._buckets:
+            self._tell.stage("the last files, which are saved")
+        states = made.save_rest()
+        self._tell.stage("")
+        for each in states:
+            if each.whole or not each.unsaved:
+                self._tell.saved_to(each)
+                continue
+            why = each.trouble or "there was no time for it"
+            lost = f"{each.unsaved} file{'s' * (each.unsaved != 1)} of {each.id} ({', '.join(each.names)})"
+            self.unsaved = "; ".join(filter(None, [self.unsaved, f"{lost}: {why}"]))
 
     def _hear(self, event: events.Event) -> None:
         if isinstance(event, events.PoolPhase) and event.phase == Phase.ENDED.value:
