@@ -130,7 +130,7 @@ def test_a_wrong_target_is_refused(words: list[str], why: str, project: Path) ->
         (["--save", "~/out", "train.py"], "--save takes a folder below the current one"),
         (["--save", "/out", "train.py"], "--save takes a folder below the current one"),
         (["--env", "A", "train.py"], "--env takes NAME=VALUE, not 'A'"),
-        (["--save", "a", "--save", "b", "train.py"], "--save is given 2 times: a, b; name one folder"),
+        (["--save", "a", "--save", "b", "train.py"], "--save names 2 folders without a bucket: a, b; name one folder"),
         (["--secret", "A=b-secret", "train.py"], "--secret takes the name of a variable without its value"),
         (["--secret", "HF_TOKEN", "train.py"], "has a value of this name; `hf auth login` makes one"),
         (["--budget", "-3", "train.py"], "--budget must be above 0 USD, not -3"),

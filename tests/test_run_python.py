@@ -224,7 +224,7 @@ def test_long_output_is_shown_whole_and_its_end_is_kept(project: Path, capsys: p
         ),
         (halved(1), {"save": "out"}, "save= is for programs"),
         ("train.py", {"secrets": {"MY_TOKEN": "x"}}, "secrets must be a list of strings, not dict; the values come"),
-        ("train.py", {"save": 3}, "save must be the path of a folder, not 3"),
+        ("train.py", {"save": 3}, "save must be the path of a folder, or a dict from paths to places, not 3"),
         ("python 'train.py", {}, "pass the words of a command line as a list"),
         (halved(1), {"nodes": 2}, "2 nodes would be rented, and halved would run on one of them; leave nodes= out"),
         (halved.with_options(node=[0])(1), {"nodes": 2}, "halved would run on 1 of them"),

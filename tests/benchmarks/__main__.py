@@ -23,6 +23,7 @@ from tests.benchmarks import (
     remote,
     run_again,
     samples,
+    save,
     trust,
 )
 
@@ -43,6 +44,7 @@ def main() -> None:
         remote,
         files,
         run_again,
+        save,
         samples,
         joblib_tasks,
         dask_start,

@@ -245,3 +245,94 @@ def link_here(path: str) -> str:
 def imported(*names: str) -> list[Any]:
     """The WORD of each module, or its name."""
     return [getattr(importlib.import_module(each), "WORD", each) for each in names]
+
+
+@sky.compute
+def write_saved(name: str, size: int) -> list[str]:
+    """Write a file into the folder "out", and return all that are there."""
+    path = Path("out", name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(os.urandom(size))
+    return sorted(str(each.relative_to("out")) for each in Path("out").rglob("*") if each.is_file())
+
+
+@sky.compute
+def saved_content(name: str) -> bytes:
+    return Path("out", name).read_bytes()
+
+
+@sky.compute(procs=2, output="silent")
+def keep_checkpoints(log: str, pause: float, ahead: int) -> int:
+    """Write checkpoints into the folder "ckpt" until the file "stop" is in a folder, and note there what is found.
+
+    No rank is more steps ahead of what is safe than allowed. Returns the last step.
+    """
+    import json
+
+    from tests.lab.checkpoint_contents import files_of, trouble_of
+
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    start = (
+        f"{os.environ['TORCHELASTIC_RUN_ID']} {os.environ['TORCHELASTIC_RESTART_COUNT']} {os.environ['MASTER_PORT']}"
+    )
+    Path(log).mkdir(parents=True, exist_ok=True)
+    store = sky.Checkpoints("ckpt", keep=3)
+
+    def said(what: str, began: float, **more: Any) -> None:
+        line = {"what": what, "start": start, "rank": rank, "world": world, "t0": began, "t1": time.monotonic(), **more}
+        with open(f"{log}/rank-{rank}", "ab", buffering=0) as file:
+            file.write(json.dumps(line).encode() + b"\n")
+
+    def asked(what: str) -> Any:
+        until = time.monotonic() + 150
+        while True:
+            began = time.monotonic()
+            try:
+                found = getattr(store, what)()
+            except sky.SkypoolError as e:
+                said("error", began, of=what, why=str(e))
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.2)
+            else:
+                return began, found
+
+    def latest() -> int:
+        began, found = asked("latest")
+        if found is None:
+            said("latest", began, step=None, by=None, wrong="")
+            return 0
+        files = {
+            str(each.relative_to(found.path)): each.read_bytes() for each in found.path.rglob("*") if each.is_file()
+        }
+        by, wrong = trouble_of(files, found.step, rank, world)
+        said("latest", began, step=found.step, by=by, wrong=wrong)
+        return int(found.step)
+
+    def save(step: int, wait: bool = False) -> bool:
+        began = time.monotonic()
+        try:
+            with store.save(step, wait) as folder:
+                for name, data in files_of(start, step, rank, world).items():
+                    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                    (folder / name).write_bytes(data)
+        except OSError as e:  # the disk is full
+            said("error", began, of="save", why=f"{type(e).__name__}: {e}")
+            return False
+        return True
+
+    first = step = latest()
+    safe: int | None = None
+    while not Path(log, "stop").exists():
+        time.sleep(pause)
+        began, safe = asked("safe")
+        said("safe", began, step=safe, first=first)
+        if step - max(first, safe or 0) < ahead and save(step + 1):
+            step += 1
+            if step % 10 == 3 + rank:  # the answer stays the same
+                latest()
+    last = int(Path(log, "stop").read_text())
+    while not save(last, wait=True):
+        time.sleep(pause)
+    said("end", time.monotonic(), step=last)
+    return last

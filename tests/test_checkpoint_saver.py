@@ -1,0 +1,92 @@
+"""`CheckpointSaver` alone, in a folder in place of a bucket."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from obstore.store import LocalStore
+
+from skypool.data.checkpoint_saver import PLACE, RANK, CheckpointSaver, Step, place_of
+
+# --- nodes of one attempt -----------------------------------------------------------------------------------
+
+
+class Node:
+    """The checkpoints of one node, and a program on it that saves files of its ranks."""
+
+    def __init__(self, root: Path, bucket: Path, name: str) -> None:
+        self.folder = root / name
+        self.saver = CheckpointSaver(LocalStore(bucket, mkdir=True), str(self.folder), ThreadPoolExecutor(2), "origin")
+
+    def write(self, attempt: int, step: int, rank: int, world: int = 2, keep: int = 3) -> None:
+        said = {"attempt": attempt, "step": step, "rank": rank, "world": world, "keep": keep}
+        there = self.folder / PLACE / place_of(said)
+        there.mkdir(parents=True)
+        (there / "model").write_text(f"{attempt} {step} {rank}")
+        (there / RANK).write_text(json.dumps(said))
+
+    def here(self) -> list[int]:
+        return sorted(
+            int(each.name.rpartition("-")[2]) for each in (self.folder / PLACE).glob("step-*") if [*each.iterdir()]
+        )
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Callable[[str], Node]:
+    """Makes nodes that have one bucket."""
+    return lambda name: Node(tmp_path, tmp_path / "bucket", name)
+
+
+def test_a_node_that_is_always_first_hears_of_what_the_other_made_whole(node: Callable[[str], Node]) -> None:
+    first, second = node("first"), node("second")
+    assert first.saver.attempt("a") == second.saver.attempt("a") == (1, None)
+    for step in range(1, 9):
+        first.write(1, step, 0)
+        first.saver.turn()
+        second.write(1, step, 1)
+        second.saver.turn()
+        first.saver.turn()
+        assert first.saver.safe("a") == second.saver.safe("a") == (Step(1, step), False)
+    assert first.here() == second.here() == [6, 7, 8]
+
+
+def test_a_former_attempt_that_asks_late_or_again_keeps_its_number(node: Callable[[str], Node]) -> None:
+    first, late = node("first"), node("late")
+    assert first.saver.attempt("a") == (1, None)
+    first.write(1, 5, 0, world=1)
+    first.saver.turn()
+    assert node("next").saver.attempt("b") == (2, Step(1, 5))
+    assert node("first").saver.attempt("a") == (1, None)  # its mover was started again
+    assert late.saver.attempt("a") == (1, None)
+    assert node("third").saver.attempt("c") == (3, Step(1, 5))
+
+
+def test_the_checkpoint_of_the_beginning_stays_when_the_mover_is_started_again(node: Callable[[str], Node]) -> None:
+    first = node("first")
+    first.saver.attempt("a")
+    first.write(1, 1, 0, world=1)
+    first.saver.turn()
+    assert first.saver.attempt("b") == (2, Step(1, 1))
+    again = node("first")  # nobody asks this mover
+    for step in range(2, 8):
+        again.write(2, step, 0, world=1)
+        again.saver.turn()
+    assert Path(again.saver.fetch(Step(1, 1), 0, 1), "model").read_text() == "1 1 0"
+
+
+def test_an_answer_of_the_store_that_is_lost_is_no_fault_of_it(
+    node: Callable[[str], Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saver = node("first").saver
+    create = saver._create
+
+    def twice(name: str, data: bytes) -> bool:
+        create(name, data)
+        return create(name, data)
+
+    monkeypatch.setattr(saver, "_create", twice)
+    assert saver.attempt("a") == (1, None)

@@ -1,0 +1,471 @@
+"""Folders that nodes keep in a bucket: saved while calls and programs write them, and back before the next ones."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import skypool as sky
+from skypool import events
+from skypool.data.save_asked import save_asked, split
+from skypool.errors import LifetimeExceeded, UsageError
+from skypool.testing import FakeCloud
+from tests.conftest import eventually, nodes, processes_of
+from tests.lab import stores
+from tests.lab.stores import secret_of
+
+KEYS = ("SAVE_ID", "SAVE_SECRET")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder in place of a bucket. Calls run in a folder beside it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    (tmp_path / "bucket").mkdir()
+    return tmp_path / "bucket"
+
+
+def kept(place: Path) -> dict[str, str]:
+    """The files of a bucket, without those of skypool's own."""
+    return {
+        str(each.relative_to(place)): each.read_text()
+        for each in sorted(place.rglob("*"))
+        if each.is_file() and ".skypool" not in each.parts
+    }
+
+
+@sky.compute
+def write(names: Mapping[str, str]) -> list[str]:
+    """Write files into the folder "out", and return all that are there."""
+    for name, text in names.items():
+        path = Path("out", name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return sorted(str(each.relative_to("out")) for each in Path("out").rglob("*") if each.is_file())
+
+
+@sky.compute
+def empty() -> None:
+    shutil.rmtree("out")
+
+
+@sky.compute
+def go_on_writing(seconds: float) -> None:
+    Path("out").mkdir(exist_ok=True)
+    until = time.monotonic() + seconds
+    number = 0
+    while time.monotonic() < until:
+        Path("out", f"file-{number:04}").write_text(str(number))
+        number += 1
+        time.sleep(0.02)
+
+
+def pool(place: Path, **options: Any) -> sky.ComputePool:
+    asked: dict[str, Any] = {"provider": "local", "slots": 1, "console": "off", "save": {"out": f"file://{place}"}}
+    return sky.ComputePool(**{**asked, **options})
+
+
+def heard(pool: sky.ComputePool) -> list[events.FolderSaved]:
+    found: list[events.FolderSaved] = []
+    pool.events.listen(lambda event: found.append(event) if isinstance(event, events.FolderSaved) else None)
+    return found
+
+
+# --- what is asked -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("save", "why"),
+    [
+        ({"out": "s3://models/x"}, "needs keys that a machine may have"),
+        ({"out": "s3a://models/x"}, "did you mean s3://"),
+        ({"out": "file:///a", "out/b": "file:///b"}, "out and out/b are inside each other"),
+        ({"out": "file:///a", "./out/": "file:///b"}, "inside each other"),
+        ({"out": "file:///a", "other": "file:///a/b"}, "are inside each other, so that files"),
+        ({".": "file:///a"}, "a folder below the one"),
+        ({"../out": "file:///a"}, "a folder below the one"),
+        ({"": "file:///a"}, "takes the paths of folders"),
+        ({"out/.skypool-x": "file:///a"}, "are skypool's own"),
+        (["out"], "takes folders and their places"),
+        ({"out": 7}, "not by 7"),
+    ],
+)
+def test_what_cannot_be_saved_is_refused_where_it_is_written(save: Any, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        sky.ComputePool("local", save=save)
+
+
+def test_places_that_begin_alike_are_no_trouble() -> None:
+    found = save_asked({"out": "file:///a/b", "out2": "file:///a/b2"})
+    assert [each.path for each in found] == ["out", "out2"]
+
+
+def test_a_key_without_a_value_is_named_and_values_are_shown_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = sky.Bucket("s3://models/x", "http://127.0.0.1:9", keys=KEYS)
+    with pytest.raises(UsageError, match="SAVE_ID, which s3://models/x needs, has no value"):
+        save_asked({"out": bucket}, {})
+    found = save_asked({"out": bucket}, {"SAVE_ID": "an id", "SAVE_SECRET": "a secret"})
+    assert found[0].values == ("an id", "a secret")
+    assert "a secret" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ("out", ("out", "")),
+        ("out=s3://models/x", ("out", "s3://models/x")),
+        ("a=b=file:///x", ("a=b", "file:///x")),
+        ("a=b", ("a=b", "")),
+    ],
+)
+def test_a_folder_and_its_place_are_told_apart(said: str, found: tuple[str, str]) -> None:
+    assert split(said) == found
+
+
+def test_a_store_that_cannot_be_used_is_told_before_anything_is_rented(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SAVE_ID", "a")
+    monkeypatch.setenv("SAVE_SECRET", "b")
+    monkeypatch.setattr("skypool.buckets.store.PATIENCE", 0.5)
+    cloud = FakeCloud()
+    bucket = sky.Bucket("s3://models/x", "http://127.0.0.1:9", keys=KEYS)
+    asked = pool(place, provider=cloud, save={"out": bucket})
+    with pytest.raises(UsageError, match="cannot be used to save out: list: the store cannot be reached"):
+        asked.start()
+    assert not cloud.instances()
+
+
+def test_a_drain_of_more_than_a_fifth_of_the_lifetime_is_refused(place: Path) -> None:
+    with pytest.raises(UsageError, match=r"drain=60 s, .* is over a fifth of the 100 s"):
+        pool(place, max_lifetime=100, drain=60).start()
+
+
+# --- calls ---------------------------------------------------------------------------------------------------
+
+
+def test_what_calls_write_is_saved_and_there_for_the_next_pool(place: Path) -> None:
+    files = {"a": "1", "deep/er/b": "2", "step-3/model": "3", "ä b": "4"}
+    with pool(place) as first:
+        told = heard(first)
+        write(files) >> first
+    assert kept(place) == files
+    assert not [*(place / ".skypool").rglob("unfinished/*/*")]
+    assert (told[-1].phase, told[-1].whole, told[-1].files, told[-1].unsaved) == ("ended", True, 4, 0)
+    os.rename("out", "former")
+    with pool(place) as second:
+        told = heard(second)
+        assert write({"step-4/model": "5"}) >> second == sorted({*files, "step-4/model"})
+    assert [each.restored for each in told][-1] == 4
+    assert kept(place) == {**files, "step-4/model": "5"}
+
+
+def test_what_is_there_and_not_in_the_bucket_is_moved_aside(place: Path) -> None:
+    with pool(place) as first:
+        write({"a": "1"}) >> first
+    Path("out", "leftover").write_text("2")
+    with pool(place) as second:
+        told = heard(second)
+        assert write({}) >> second == ["a"]
+    aside = Path(told[-1].aside)
+    assert (aside / "leftover").read_text() == "2"
+
+
+def test_a_program_that_empties_its_folder_loses_nothing(place: Path) -> None:
+    with pool(place) as first:
+        write({"step-1/model": "x" * 10_000}) >> first
+    with pool(place) as second:
+        empty() >> second
+        write({"log": "began"}) >> second
+    assert kept(place) == {"step-1/model": "x" * 10_000, "log": "began"}
+
+
+def test_a_folder_is_saved_at_once_if_its_program_asks(place: Path) -> None:
+    @sky.compute
+    def flush() -> sky.Flushed:
+        Path("out").mkdir(exist_ok=True)
+        Path("out/a").write_text("1")
+        return sky.saved("out").flush(timeout=30)
+
+    with pool(place) as made:
+        done = flush() >> made
+        assert (done.whole, done.files, done.bytes, done.unsaved) == (True, 1, 1, ())
+        assert kept(place) == {"a": "1"}
+        with pytest.raises(UsageError, match="another is not kept in a bucket on this machine; those that are: out"):
+            sky.compute(lambda: sky.saved("another").flush())() >> made
+
+
+def test_nobody_waits_for_what_is_saved_nowhere() -> None:
+    with pytest.raises(sky.SkypoolError, match="out is not saved here"):
+        sky.saved("out").flush()
+
+
+def test_all_is_saved_before_the_lifetime_is_over(place: Path) -> None:
+    began = time.monotonic()
+    made = pool(place, max_lifetime=24, drain=4)
+    with pytest.raises(LifetimeExceeded), made:
+        go_on_writing(600) >> made
+    assert time.monotonic() - began < 24
+    assert kept(place).keys() == {each.name for each in Path("out").iterdir() if each.is_file()}
+    assert len(kept(place)) > 50
+
+
+# --- processes that die --------------------------------------------------------------------------------------
+
+CLIENT = """
+    import sys, time
+    import skypool as sky
+    from tests.test_save import go_on_writing, pool
+    made = pool(sys.argv[1], lease=5, name="saved-orphan").start()
+    going = made.submit(go_on_writing, 600)
+    print("at work", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_node_whose_client_is_killed_saves_what_is_left(place: Path) -> None:
+    client = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(CLIENT), str(place)], stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    with client:
+        assert client.stdout is not None
+        client.stdout.readline()
+        eventually(lambda: Path("out/file-0020").exists(), 60, "the first files")
+        client.send_signal(signal.SIGKILL)
+    eventually(lambda: not nodes("saved-orphan"), 60, "the end of the node")
+    written = {each.name for each in Path("out").iterdir() if each.is_file()}
+    eventually(lambda: kept(place).keys() == written, 30, "the last file")
+
+
+def agents() -> list[int]:
+    """The processes that are called an agent of skypool."""
+    return [
+        int(each.parent.name) for each in Path("/proc").glob("[0-9]*/comm") if each.read_text() == "skypool-agent\n"
+    ]
+
+
+def movers() -> list[int]:
+    return processes_of("skypool.data.mover")
+
+
+def test_a_node_whose_agent_is_killed_saves_what_is_left(place: Path) -> None:
+    before = {*agents()}
+    made = pool(place)
+    with pytest.raises(sky.ConnectionLost), made:
+        going = made.submit(go_on_writing, 600)
+        eventually(lambda: Path("out/file-0020").exists(), 60, "the first files")
+        for each in {*agents()} - before:
+            os.kill(each, signal.SIGKILL)
+        going.result(60)
+    written = {each.name for each in Path("out").iterdir() if each.is_file()}
+    eventually(lambda: kept(place).keys() >= written, 30, "the last file")
+
+
+def test_a_mover_that_is_killed_begins_again(place: Path) -> None:
+    before = {*movers()}
+    with pool(place) as made:
+        write({"a": "1"}) >> made
+        eventually(lambda: kept(place), 30, "the first file")
+        for each in {*movers()} - before:
+            os.kill(each, signal.SIGKILL)
+        write({"b": "2"}) >> made
+        eventually(lambda: kept(place) == {"a": "1", "b": "2"}, 30, "the file after it")
+        assert write({}) >> made == ["a", "b"]  # nothing was moved aside
+
+
+def test_a_process_that_takes_a_pool_over_has_the_rest_saved(place: Path) -> None:
+    first = pool(place, name="handed", linger="2m")
+    with first:
+        write({"a": "1"}) >> first
+        Path("out/late").write_text("2")
+    with sky.ComputePool.attach("handed", console="off") as second:
+        write({"b": "3"}) >> second
+        second.stop()
+    assert kept(place) == {"a": "1", "late": "2", "b": "3"}
+
+
+# --- checkpoints ---------------------------------------------------------------------------------------------
+
+
+@sky.compute(procs=2)
+def train(steps: int) -> tuple[int, str | None, list[str], int | None]:
+    """Return where it began, what this rank had then, all files that were there, and what is safe at the end."""
+    store = sky.Checkpoints("ckpt", keep=2)
+    last = store.latest()
+    began = last.step if last else 0
+    had = (last.path / "model").read_text() if last else None
+    there = sorted(each.name for each in last.path.iterdir()) if last else []
+    for step in range(began + 1, began + steps + 1):
+        with store.save(step, wait=step == began + steps) as folder:
+            (folder / "model").write_text(f"{os.environ['RANK']} {step}")
+            (folder / f"only-{os.environ['RANK']}").write_text("x")
+    return began, had, there, store.safe()
+
+
+def commits(place: Path) -> list[str]:
+    return sorted(str(each.parent.relative_to(place)) for each in place.glob("step-*/attempt-*/COMMIT"))
+
+
+def test_a_gang_goes_on_from_the_newest_checkpoint_of_all_ranks(place: Path) -> None:
+    with pool(place, save={"ckpt": f"file://{place}"}) as made:
+        assert train(3) @ made == [(0, None, [], 3)] * 2
+        assert train(2) @ made == [(3, f"{rank} 3", ["model", "only-0", "only-1"], 5) for rank in range(2)]
+    assert commits(place) == ["step-3/attempt-000001", "step-4/attempt-000002", "step-5/attempt-000002"]
+    os.rename("ckpt", "former")
+    with pool(place, save={"ckpt": f"file://{place}"}) as made:  # another machine, with nothing of it
+        assert train(1) @ made == [(5, f"{rank} 5", ["model", "only-0", "only-1"], 6) for rank in range(2)]
+
+
+def test_the_nodes_of_a_gang_are_one_attempt(place: Path) -> None:
+    with FakeCloud() as cloud, pool(place, provider=cloud, nodes=2, save={"ckpt": f"file://{place}"}) as made:
+        everywhere: Any = train.with_options(node="all")
+        assert everywhere(2) @ made == [(0, None, [], 2)] * 4
+        assert [each[0] for each in everywhere(1) @ made] == [2] * 4
+    assert commits(place) == ["step-2/attempt-000001", "step-3/attempt-000002"]
+
+
+def test_a_gang_of_another_client_of_the_same_pool_is_another_attempt(place: Path) -> None:
+    with pool(place, name="handed-on", linger="2m", save={"ckpt": f"file://{place}"}) as first:
+        assert train(2) @ first == [(0, None, [], 2)] * 2
+    with sky.ComputePool.attach("handed-on", console="off") as second:
+        assert [each[0] for each in train(1) @ second] == [2] * 2
+        second.stop()
+
+
+def test_checkpoints_without_a_bucket_stay_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SKYPOOL_MOVER", raising=False)
+    store = sky.Checkpoints("ckpt", keep=2)
+    assert store.latest() is None
+    for step in (1, 2, 10):
+        with store.save(step) as folder:
+            (folder / "model").write_text(str(step))
+    with pytest.raises(ZeroDivisionError), store.save(11):
+        raise ZeroDivisionError
+    last = sky.Checkpoints("ckpt").latest()
+    assert last is not None
+    assert (last.step, (last.path / "model").read_text(), store.safe()) == (10, "10", None)
+    with pytest.raises(UsageError, match="step 10 was saved before in this attempt"), store.save(10):
+        raise AssertionError("the block must not begin")
+    assert len([*Path("ckpt").rglob("model")]) == 2
+    with pytest.raises(UsageError, match="keep"):
+        sky.Checkpoints("ckpt", keep=0)
+
+
+# --- programs ------------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import os, sys
+os.makedirs("out", exist_ok=True)
+found = sorted(os.listdir("out"))
+print("found", *found, flush=True)
+with open(f"out/{len(found)}", "w") as file:
+    file.write("saved")
+"""
+
+
+def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "skypool", "run", *words]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables}
+    return subprocess.run(argv, capture_output=True, text=True, timeout=120, env=env)
+
+
+def test_a_program_finds_what_the_run_before_has_saved(place: Path) -> None:
+    Path("train.py").write_text(PROGRAM)
+    Path("pyproject.toml").write_text(f'[tool.skypool]\nbucket = "file://{place}"\n')
+    place_of_run = place / "named" / "out"
+    for number in range(2):
+        done = run("--local", "--save", "out", "--name", "named", "train.py")
+        assert (done.returncode, done.stdout.split()) == (0, ["found", *map(str, range(number))]), done.stderr
+        assert f"saves    out to file://{place_of_run}" in done.stderr
+        assert f"saved    1 file, 5 bytes, of out to file://{place_of_run}" in done.stderr
+        assert kept(place_of_run) == {str(each): "saved" for each in range(number + 1)}
+    shown = run("--local", "--save", f"out=file://{place}/other", "train.py", SKYPOOL_BUCKET="file:///nowhere")
+    assert shown.returncode == 0
+    assert kept(place / "other").keys() == {"0", "1", "2"}  # what is on the machine stays where the bucket has nothing
+
+
+def test_wrong_folders_of_a_run_are_refused(place: Path) -> None:
+    Path("train.py").write_text(PROGRAM)
+    for words, why in (
+        (["--save", "out", "--save", "other"], "names 2 folders without a bucket"),
+        (["--save", f"out=file://{place}", "--save", "out"], "names out twice"),
+        (["--save", "out=s3://models/x"], "needs keys that a machine may have"),
+        (["--save", f"../out=file://{place}"], "takes a folder below the current one"),
+    ):
+        done = run("--local", *words, "train.py")
+        assert done.returncode == 125
+        assert why in done.stderr, done.stderr
+        assert "Traceback" not in done.stderr
+
+
+# --- a real store --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[stores.Store]:
+    if why := stores.missing_s3():
+        pytest.skip(why)
+    with stores.seaweedfs(tmp_path_factory.mktemp("store")) as made:
+        yield made
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_keys_are_nowhere_but_in_the_mover(place: Path, store: stores.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAVE_ID", "run")
+    monkeypatch.setenv("SAVE_SECRET", secret_of("run"))
+    bucket = sky.Bucket("s3://models/runs/keys", store.endpoint, keys=KEYS)
+
+    @sky.compute
+    def environment() -> dict[str, str]:
+        return dict(os.environ)
+
+    with pool(place, provider=FakeCloud(), save={"out": bucket}) as made:
+        write({"large": "x" * (20 << 20), "a": "1"}) >> made
+        seen = json.dumps(environment() >> made)
+        for each in Path("/proc").glob("[0-9]*/cmdline"):
+            seen += each.read_bytes().decode("latin-1") if each.exists() else ""
+        for pid in movers():
+            seen += Path(f"/proc/{pid}/environ").read_bytes().decode("latin-1")
+    owner = stores.client(store.endpoint)
+    found = owner.list_objects_v2(Bucket="models", Prefix="runs/keys/")["Contents"]
+    assert {each["Key"]: each["Size"] for each in found} == {"runs/keys/a": 1, "runs/keys/large": 20 << 20}
+    for state in (Path(os.environ["XDG_STATE_HOME"]), Path(os.environ["XDG_CACHE_HOME"])):
+        for each in state.rglob("*"):
+            seen += each.read_bytes().decode("latin-1") if each.is_file() else ""
+    assert secret_of("run") not in seen
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_what_a_lost_node_has_left_of_an_upload_is_removed(
+    place: Path, store: stores.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SAVE_ID", "run")
+    monkeypatch.setenv("SAVE_SECRET", secret_of("run"))
+    bucket = sky.Bucket("s3://models/runs/lost", store.endpoint, keys=KEYS)
+    owner = stores.client(store.endpoint)
+    with FakeCloud() as cloud, pool(place, provider=cloud, save={"out": bucket}, liveness=5) as made:
+        write({"a": "1"}) >> made
+        owner.create_multipart_upload(Bucket="models", Key="runs/lost/large")  # as its mover may have
+        cloud.terminate(cloud.instances())
+        with contextlib.suppress(sky.ConnectionLost):
+            write({"b": "1"}) >> made
+        assert "b" in (write({"b": "1"}) >> made)  # on another node
+    assert not owner.list_multipart_uploads(Bucket="models").get("Uploads")
