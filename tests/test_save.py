@@ -12,6 +12,8 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ import skypool as sky
 from skypool import events
 from skypool.data.save_asked import save_asked, split
 from skypool.errors import LifetimeExceeded, UsageError
+from skypool.model import Need, Offer
 from skypool.testing import FakeCloud
 from tests.conftest import eventually, nodes, processes_of
 from tests.lab import stores
@@ -155,6 +158,22 @@ def test_a_drain_of_more_than_a_fifth_of_the_lifetime_is_refused(place: Path) ->
         pool(place, max_lifetime=100, drain=60).start()
 
 
+class OfStrangers(sky.Local):
+    """This machine, sold as that of a stranger."""
+
+    def offers(self, need: Need) -> list[Offer]:
+        return [replace(each, trust="data") for each in super().offers(need)]
+
+
+def test_machines_of_strangers_are_refused_before_they_are_rented(place: Path) -> None:
+    for options in ({"provider": OfStrangers()}, {"trust": "data"}):
+        with pytest.raises(UsageError, match="this-machine is a machine of a stranger, who could read the keys"):
+            pool(place, **options).start()
+    with pool(place, provider=OfStrangers(), trust="full") as trusted:
+        write({"a": "1"}) >> trusted
+    assert kept(place) == {"a": "1"}
+
+
 # --- calls ---------------------------------------------------------------------------------------------------
 
 
@@ -252,24 +271,24 @@ def test_a_node_whose_client_is_killed_saves_what_is_left(place: Path) -> None:
     eventually(lambda: kept(place).keys() == written, 30, "the last file")
 
 
-def agents() -> list[int]:
-    """The processes that are called an agent of skypool."""
-    return [
-        int(each.parent.name) for each in Path("/proc").glob("[0-9]*/comm") if each.read_text() == "skypool-agent\n"
-    ]
-
-
-def movers() -> list[int]:
-    return processes_of("skypool.data.mover")
+def processes_in(pool: str, words: str) -> list[int]:
+    """The processes in the folders of a pool's nodes whose name or command line has these words."""
+    folders = {str(each) for each in nodes(pool)}
+    found = []
+    for each in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            said = (each / "comm").read_bytes() + (each / "cmdline").read_bytes()
+            if os.readlink(each / "cwd") in folders and words.encode() in said:
+                found.append(int(each.name))
+    return found
 
 
 def test_a_node_whose_agent_is_killed_saves_what_is_left(place: Path) -> None:
-    before = {*agents()}
-    made = pool(place)
+    made = pool(place, name="agent-killed")
     with pytest.raises(sky.ConnectionLost), made:
         going = made.submit(go_on_writing, 600)
         eventually(lambda: Path("out/file-0020").exists(), 60, "the first files")
-        for each in {*agents()} - before:
+        for each in processes_in("agent-killed", "skypool-agent"):
             os.kill(each, signal.SIGKILL)
         going.result(60)
     written = {each.name for each in Path("out").iterdir() if each.is_file()}
@@ -277,11 +296,10 @@ def test_a_node_whose_agent_is_killed_saves_what_is_left(place: Path) -> None:
 
 
 def test_a_mover_that_is_killed_begins_again(place: Path) -> None:
-    before = {*movers()}
-    with pool(place) as made:
+    with pool(place, name="mover-killed") as made:
         write({"a": "1"}) >> made
         eventually(lambda: kept(place), 30, "the first file")
-        for each in {*movers()} - before:
+        for each in processes_in("mover-killed", "skypool.data.mover"):
             os.kill(each, signal.SIGKILL)
         write({"b": "2"}) >> made
         eventually(lambda: kept(place) == {"a": "1", "b": "2"}, 30, "the file after it")
@@ -441,7 +459,7 @@ def test_keys_are_nowhere_but_in_the_mover(place: Path, store: stores.Store, mon
         seen = json.dumps(environment() >> made)
         for each in Path("/proc").glob("[0-9]*/cmdline"):
             seen += each.read_bytes().decode("latin-1") if each.exists() else ""
-        for pid in movers():
+        for pid in processes_of("skypool.data.mover"):
             seen += Path(f"/proc/{pid}/environ").read_bytes().decode("latin-1")
     owner = stores.client(store.endpoint)
     found = owner.list_objects_v2(Bucket="models", Prefix="runs/keys/")["Contents"]

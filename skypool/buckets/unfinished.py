@@ -40,9 +40,12 @@ def uploads(bucket: Bucket, variables: Mapping[str, str] = os.environ) -> Iterat
                 yield Unfinished(each["Key"], each["UploadId"], each["Initiated"])
 
 
-def remove_all(bucket: Bucket, variables: Mapping[str, str] = os.environ) -> int:
-    """Remove all unfinished uploads below the prefix of a bucket, and return their number. Raises as `uploads` does."""
-    found = list(uploads(bucket, variables))
+def remove_all(bucket: Bucket, variables: Mapping[str, str], since: datetime) -> int:
+    """Remove the unfinished uploads below the prefix of a bucket that began after a time, and return their number.
+
+    Raises as `uploads` does.
+    """
+    found = [each for each in uploads(bucket, variables) if each.began >= since]
     for each in found:
         remove(bucket, each, variables)
     return len(found)

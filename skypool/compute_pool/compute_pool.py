@@ -43,6 +43,7 @@ from skypool.rental.handover import Handover
 from skypool.rental.ledger import Ledger
 from skypool.rental.pool_terms import Check, Terms, budget_asked, check_asked, pool_name, trust_asked
 from skypool.wire import codec
+from skypool.wire.save_orders import MOST_DRAIN
 
 if TYPE_CHECKING:
     from skypool.console import Mode
@@ -230,7 +231,7 @@ class ComputePool(ShownPool, CallSurface, Executor):
             check=check_asked(check),
             save=tuple(save_asked({} if save is None else save)),
             complete=_texts("complete", complete),
-            drain=seconds("drain", drain),
+            drain=_drain(drain),
         )
         self._tells_linger = linger is None and self._terms.linger is not None
         self._exporters = exporters_asked(metrics)
@@ -734,3 +735,11 @@ def _texts(name: str, said: object) -> tuple[str, ...]:
     if isinstance(said, Sequence) and not isinstance(said, str) and all(isinstance(each, str) for each in said):
         return tuple(said)
     raise UsageError(f"{name} must be a list of texts, such as {name}=['step-*/done'], not {said!r:.200}")
+
+
+def _drain(said: Duration) -> float:
+    """Return the argument `drain`, in seconds. Raises UsageError if it is not valid."""
+    found = seconds("drain", said)
+    if found > MOST_DRAIN:
+        raise UsageError(f"drain must be at most {MOST_DRAIN / 3600:g} h, not {found / 3600:g} h")
+    return found

@@ -64,7 +64,7 @@ class Step(NamedTuple):
 
 @dataclass
 class CheckpointSaver:
-    """The checkpoints of one folder. Its methods are called one at a time.
+    """The checkpoints of one folder. One thread calls `turn`, and others may ask meanwhile.
 
     Args:
         store: the bucket, opened at the prefix to which the folder is saved.
@@ -180,7 +180,7 @@ class CheckpointSaver:
         if not is_over and (number not in self._safe or not self._ours(number)):
             newest = max((each for each in self._whole() if each.attempt == number), default=None)
             if newest is not None and max(self._begun()) == number:
-                self._safe[number] = newest
+                self._safe[number] = max(newest, self._safe.get(number, newest))
         return self._safe.get(number, first), is_over
 
     def known(self, token: str) -> Step | None:

@@ -324,7 +324,16 @@ class FolderSaver:
             self._begun.add(folder)
 
     def _unmark(self, folder: str) -> None:
-        self._remove(f"{UNFINISHED}/{folder}/{self.node}")
+        """Say that a checkpoint is whole. A node that is alone also speaks for those of former runs."""
+        import obstore
+
+        marks = f"{UNFINISHED}/{folder}"
+        self._remove(f"{marks}/{self.node}")
+        if self.nodes == 1:
+            for page in obstore.list(self.store, marks):
+                for each in page:
+                    if each["path"].rpartition("/")[0] == marks:
+                        self._remove(each["path"])
         self._begun.discard(folder)
 
     def _is_complete(self, group: Checkpoint, files: Mapping[str, State], now: float) -> bool:
@@ -445,8 +454,9 @@ class FolderSaver:
 
     def _name_of(self, path: str) -> str:
         """Return the name of a file's object. If another node has saved a file of this path, it begins with "node-"."""
-        if self.nodes == 1:
-            return path
+        own = f"node-{self.node}/{path}"
+        if self.nodes == 1:  # a run with more nodes may have been before
+            return own if path in self._saved and self._saved[path].name == own else path
         if path not in self._names:
             from obstore.exceptions import AlreadyExistsError
 

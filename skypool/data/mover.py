@@ -39,6 +39,8 @@ _EVERY = 1.0
 _SHARE = 10
 _TOLD = 0.5
 """Seconds between two accounts, if something has changed."""
+_TO_SETTLE = 60.0
+"""Seconds after which the last checkpoint is known to be whole, if its program has not said so."""
 _TO_HEAR = 2.0
 """Seconds in which a mover that begins has all orders."""
 _SILENT = 5.0
@@ -96,9 +98,9 @@ class Folder:
 
         With `calm`, what writes the files has ended by itself.
         """
-        account = self._saver.account if self._saver is not None else None
-        if account is not None and not account.trouble:
-            seconds = seconds_needed(seconds, "ending", account.unsaved_bytes, account.rate)
+        said = self.told()
+        if said.get("rate") and not said["trouble"]:
+            seconds = min(seconds, _TO_SETTLE + seconds_needed(seconds, "ending", said["unsaved_bytes"], said["rate"]))
         self._calm = calm
         self._until = time.monotonic() + seconds
         self._wake.set()
@@ -108,11 +110,12 @@ class Folder:
 
     def told(self) -> dict[str, Any]:
         """Return the state of the folder for the client."""
-        account = asdict(self._saver.account) if self._saver is not None else {}
+        saver = self._saver
+        account = asdict(saver.account) if saver is not None else {}
         restored = asdict(self.restored)
         trouble = self.trouble or account.pop("trouble", "")
         said = {name: self._said[name] for name in ("id", "url", "serial", "drain")}
-        if self._saver is not None and self._checkpoints is not None:
+        if saver is not None and self._checkpoints is not None:
             more = self._checkpoints
             account["files"] += more.files
             account["bytes"] += more.sent
@@ -122,6 +125,8 @@ class Folder:
 
     def answer(self, said: Mapping[str, Any]) -> dict[str, Any]:
         """Answer a program of the node: save at once, or say which checkpoint to go on from or is safe."""
+        if self.phase == "ended":
+            return {"error": "the folder is not saved any more"}
         until = time.monotonic() + _PATIENCE
         while self.phase == "restoring" and time.monotonic() < until:  # after a mover that was killed, for a moment
             time.sleep(_TOLD)

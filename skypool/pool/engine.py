@@ -43,7 +43,7 @@ from skypool.pool.node_listener import NodeListener
 from skypool.pool.node_startup import NodeStartup
 from skypool.pool.open_forwards import Forwards
 from skypool.pool.replacement import alike
-from skypool.pool.saving import Saving, check_reserve
+from skypool.pool.saving import Saving, check_plan
 from skypool.pool.service_supervisor import Services
 from skypool.pool.states import Phase
 from skypool.pool.takeover import Takeover
@@ -191,7 +191,7 @@ class PoolEngine:
             await asyncio.to_thread(self._node_startup.pack)
             await asyncio.to_thread(self._node_startup.check_places)
             plan = await self.supply.look_out(self.life.pause)
-            check_reserve(self.terms, plan)
+            check_plan(self.terms, plan)
             await asyncio.to_thread(self.supply.begin, self.state.minimum)
             self.watches.begin(self.facts)
             if self.state.phase is Phase.ENDED:  # it was stopped before the ledger was open

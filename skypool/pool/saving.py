@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 from skypool import events
 from skypool.buckets import unfinished
@@ -26,7 +27,7 @@ from skypool.rental.pool_terms import Terms
 from skypool.shipping import wheels
 from skypool.wire import error_text
 from skypool.wire.frames import Kind, frame
-from skypool.wire.save_orders import LEAST, FolderState, Order
+from skypool.wire.save_orders import FolderState, Order
 
 _PARTS = "~/.cache/skypool/parts"
 """The folder of nodes with what the mover needs."""
@@ -42,6 +43,10 @@ _TELL_EVERY = 10.0
 """The least seconds between two events that only say how much was saved."""
 _SHARE = 0.2
 """The largest share of a budget or lifetime for what is left at the end."""
+_LOST = 15.0
+"""Seconds in which a machine whose agent is gone saves its last files, if all was saved when it last told."""
+_CLOCKS = timedelta(minutes=5)
+"""By how much the clock of a store may be late."""
 _TO_REMOVE = 5.0
 """Seconds for which the end of machines waits for the removal of unfinished uploads."""
 _LATE = 10.0
@@ -57,10 +62,11 @@ class Saving:
         self._session = secrets.token_hex(4)
         self._states: dict[tuple[int, str], FolderState] = {}
         self._ordered: dict[tuple[int, str], Order] = {}
-        self._told: dict[tuple[int, str], float] = {}
+        self._told: dict[tuple[int, str], tuple[float, FolderState]] = {}  # when, and what
         self._places: dict[int, int] = {}
         self._lost: dict[tuple[int, str], float] = {}
         self._is_given_up = False
+        self._began = datetime.now(UTC) - _CLOCKS
         self._news = threading.Condition()
 
     def states(self) -> dict[tuple[int, str], FolderState]:
@@ -80,21 +86,20 @@ class Saving:
                     order = self._ordered[key] = Order(each.id, "", each.url, drain=each.drain, serial=each.serial)
                 if order is None or order.serial != each.serial:
                     continue
-                before = self._states.get(key)
                 self._states[key] = each
                 self._news.notify_all()
-            self._tell(key, order, before, each)
+            self._tell(key, order, each)
 
-    def _tell(self, key: tuple[int, str], order: Order, before: FolderState | None, now: FolderState) -> None:
+    def _tell(self, key: tuple[int, str], order: Order, now: FolderState) -> None:
         """Emit an event if there is news."""
-        is_news = before is None or before.phase != now.phase
-        if before is not None and before.trouble != now.trouble:
-            is_news = is_news or time.monotonic() - self._told.get(key, 0.0) >= _TELL_TROUBLE_EVERY
-        if not is_news and time.monotonic() - self._told.get(key, 0.0) < _TELL_EVERY:
-            return
-        if not is_news and before is not None and before.files == now.files:
-            return
-        self._told[key] = time.monotonic()
+        at, before = self._told.get(key, (-math.inf, None))
+        since = time.monotonic() - at
+        is_news = before is None or before.serial != now.serial or before.phase != now.phase
+        if before is not None and not is_news:
+            every = _TELL_TROUBLE_EVERY if before.trouble != now.trouble else _TELL_EVERY
+            if since < every or (before.files, before.trouble) == (now.files, now.trouble):
+                return
+        self._told[key] = time.monotonic(), now
         self._life.emit(
             events.FolderSaved(
                 pool=self._life.pool, node=key[0], folder=now.id, url=order.url, phase=now.phase, whole=now.whole,
@@ -128,11 +133,7 @@ class Saving:
             ConnectionLost: the node is lost.
         """
         if self._trust_levels.is_stranger(node):
-            bucket = next(iter(folders.values())).bucket
-            raise UsageError(
-                f"node {node} is a machine of a stranger, who could read the keys of {bucket} and what is saved there; "
-                "choose another provider, or save to this computer"
-            )
+            raise UsageError(refused_to_stranger(f"node {node}", [*folders.values()]))
         parts = self._ship(node)
         number = self._take_place(node, count) if number is None else number
         orders = [
@@ -198,7 +199,7 @@ class Saving:
                     if state.phase == "ended":
                         raise SkypoolError(f"{id_} cannot be saved on node {node}: {state.trouble or 'it was ended'}")
                     continue
-                if state.restored_bytes > moved[id_][0]:
+                if state.restored_bytes != moved[id_][0]:
                     moved[id_] = state.restored_bytes, time.monotonic()
                     troubles.pop(id_, None)
                 if state.trouble:
@@ -218,7 +219,7 @@ class Saving:
 
     def _link(self, node: int) -> Link:
         link = self._connections.links.get(node)
-        if link is None:
+        if link is None or self._life.is_ending:
             raise ConnectionLost(f"node {node} was lost before its folders were brought back", node)
         return link
 
@@ -254,10 +255,22 @@ class Saving:
                     _send(link, {"do": "end", "id": key[1], "seconds": left, "calm": calm, "stops": stops})
                 if now >= latest or state is None or state.phase == "ended":
                     del wanted[key]
+                    self._tell_lost(key, state)
             if wanted:
                 with self._news:
                     self._news.wait(_AGAIN / 8)
+        for key in wanted:
+            self._tell_lost(key, self.states().get(key))
         self._remove_unfinished()
+
+    def _tell_lost(self, key: tuple[int, str], state: FolderState | None) -> None:
+        """Tell what is perhaps saved nowhere of a folder that has not told of its end."""
+        if state is not None and state.phase != "ended" and state.unsaved:
+            named = ", ".join(state.names)
+            self._life.notice(
+                f"{state.unsaved} files of {key[1]} on node {key[0]}, {state.unsaved_bytes:,} bytes, are perhaps saved "
+                f"nowhere: {named}"
+            )
 
     def has(self, nodes: Sequence[int]) -> bool:
         """Return True if one of these nodes saves a folder."""
@@ -277,8 +290,8 @@ class Saving:
         """Return until when a node may save that is lost: perhaps its agent is gone, but not its machine."""
         if key not in self._lost:
             left = 0.0
-            if state is not None and state.unsaved:
-                left = state.seconds_needed if state.rate else min(LEAST, state.drain)
+            if state is not None:  # what it has written since it told of its files is not known
+                left = state.seconds_needed if state.unsaved else min(_LOST, state.drain)
             self._lost[key] = time.monotonic() + left
         return self._lost[key]
 
@@ -289,6 +302,7 @@ class Saving:
             if any(not self._is_lost(node) for node in open_):
                 return
             places = {(each.url, each.endpoint, each.region, each.values) for each in self._ordered.values()}
+        began = self._began
 
         def remove() -> None:
             for url, endpoint, region, values in places:
@@ -296,7 +310,9 @@ class Saving:
                     continue
                 names = ("ID", "SECRET", "TOKEN")[: len(values)]
                 try:
-                    unfinished.remove_all(Bucket(url, endpoint, region, names), dict(zip(names, values, strict=True)))
+                    unfinished.remove_all(
+                        Bucket(url, endpoint, region, names), dict(zip(names, values, strict=True)), since=began
+                    )
                 except Exception as e:  # noqa: BLE001 - boto3 raises many kinds; a rule of the bucket may remove them
                     self._life.notice(f"unfinished uploads to {url} cannot be removed: {error_text.told(e)}")
 
@@ -308,7 +324,10 @@ class Saving:
     def reserve(self) -> float:
         """The seconds that nodes need to save what is left, before budget or lifetime end them."""
         with self._news:
-            return max((each.seconds_needed for each in self._states.values()), default=0.0)
+            return max(
+                (each.seconds_needed for (node, _), each in self._states.items() if not self._is_lost(node)),
+                default=0.0,
+            )
 
     def _is_lost(self, node: int) -> bool:
         """Return True if nothing more is heard of a node. If its mover lives, it sends again what is removed."""
@@ -316,10 +335,17 @@ class Saving:
         return node not in self._connections.links or known is None or isinstance(known.error, ConnectionLost)
 
 
-def check_reserve(terms: Terms, plan: Plan) -> None:
-    """Raise UsageError if the time for what is left at the end is over a fifth of what budget or lifetime allow."""
+def check_plan(terms: Terms, plan: Plan) -> None:
+    """Raise UsageError if folders cannot be saved on what would be rented.
+
+    That is so for machines of strangers, or if the time for what is left at the end is over a fifth of what budget or
+    lifetime allow.
+    """
     if not terms.save:
         return
+    for each in plan.offers:
+        if (terms.trust or each.trust) != "full":
+            raise UsageError(refused_to_stranger(f"{each.provider} {each.instance_type}", terms.save))
     limits = [] if terms.lifetime is None else [terms.lifetime]
     price = max(each.usd_per_hour for each in plan.offers) * terms.maximum
     if terms.budget is not None and price:
@@ -330,6 +356,14 @@ def check_reserve(terms: Terms, plan: Plan) -> None:
             f"drain={terms.drain:g} s, the time for what is not saved at the end, is over a fifth of the {least:.0f} s "
             "that the budget or the lifetime allow; make drain= shorter, or raise the limit"
         )
+
+
+def refused_to_stranger(machine: str, folders: Sequence[SaveFolder]) -> str:
+    """Return why a machine of a stranger cannot save folders."""
+    return (
+        f"{machine} is a machine of a stranger, who could read the keys of {folders[0].bucket} and what is there; "
+        "choose another provider"
+    )
 
 
 def _send(link: Link, order: Mapping[str, object]) -> None:

@@ -26,6 +26,7 @@ from skypool.link.spares import Spares
 from skypool.model import Offer
 from skypool.offers.plan import plan
 from skypool.offers.ranking import Plan
+from skypool.pool.saving import refused_to_stranger
 from skypool.pool.states import Phase
 from skypool.rental.budget import Budget, ceiling, start_words, usd_to_start
 from skypool.rental.ledger import Ledger
@@ -284,6 +285,7 @@ class WholeRun:
         too_large = self._check_project(self._looking.result(), dry_run)
         seconds = lingering.seconds_left(former)
         self._tell.uses(former.pool, None if seconds == math.inf else seconds, former.usd_per_hour)
+        self._tell.saves(self._buckets)
         self._is_checked = True
         return too_large
 
@@ -357,8 +359,10 @@ class WholeRun:
             raise UsageError(f"there is no node {node} with {asked}; nodes are counted from 0")
 
     def _check_strangers(self, found: Plan) -> None:
-        """Raise UsageError if several processes would run on strangers' machines, who could read what they exchange."""
+        """Raise UsageError if machines of strangers would have keys of buckets, or run several processes."""
         stranger = stranger_in(found)
+        if self._buckets and stranger is not None:
+            raise UsageError(refused_to_stranger(f"{stranger.provider} {stranger.instance_type}", self._buckets))
         if self._asked.is_gang and stranger is not None:
             nodes, procs, provider = map(self._tell.option, ("nodes", "procs", "provider"))
             raise UsageError(
@@ -473,12 +477,15 @@ class WholeRun:
         states = made.save_rest()
         self._tell.stage("")
         for each in states:
-            if each.whole or not each.unsaved:
+            if each.whole:
                 self._tell.saved_to(each)
+                continue
+            if not each.unsaved:  # of a node that was lost, or of a checkpoint that was perhaps not written to its end
                 continue
             why = each.trouble or "there was no time for it"
             lost = f"{each.unsaved} file{'s' * (each.unsaved != 1)} of {each.id} ({', '.join(each.names)})"
             self.unsaved = "; ".join(filter(None, [self.unsaved, f"{lost}: {why}"]))
+            self._tell.error(f"saved nowhere: {lost}: {why}")
 
     def _hear(self, event: events.Event) -> None:
         if isinstance(event, events.PoolPhase) and event.phase == Phase.ENDED.value:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -17,18 +16,21 @@ LEAST = 30.0
 """The least seconds that a node has for what is left at its end, unless `Order.drain` is less."""
 
 
+_USUAL_RATE = 10e6
+"""The bytes a second that are expected where nothing is known yet."""
+
+
 def seconds_needed(drain: float, phase: str, unsaved_bytes: int, rate: float) -> float:
-    """Return the seconds that are kept for what is left of a folder at the end: as long as it should take.
+    """Return the seconds that are kept for what is left of a folder at the end: half a minute and what it should take.
 
     Args:
         drain: the most seconds.
         phase: the state of the folder. Before it is back, nothing is to be saved.
-        unsaved_bytes: what is left, and `rate` the bytes that were saved in a second so far; 0 if nothing was.
+        unsaved_bytes: what is left, and `rate` the bytes that were saved in a second so far; 0 if that is not known.
     """
     if phase not in ("saving", "ending"):
         return 0.0
-    left = unsaved_bytes / rate if rate else math.inf if unsaved_bytes else 0.0
-    return min(drain, max(LEAST, left))
+    return min(drain, LEAST + unsaved_bytes / (rate or _USUAL_RATE))
 
 
 @dataclass(frozen=True, slots=True)
