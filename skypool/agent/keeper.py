@@ -123,6 +123,8 @@ def _keep(config: AgentConfig, listener: socket.socket, words: int, umask: int) 
     print(f"the agent ended ({status}); ending the processes that it left", flush=True)
     if page.mover:
         kill_descendants(spared=page.mover)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(page.mover, signal.SIGTERM)  # nobody writes any more
         _await_mover(page)
     kill_descendants()
     os.chdir("/")

@@ -41,6 +41,8 @@ _TOLD = 0.5
 """Seconds between two accounts, if something has changed."""
 _TO_SETTLE = 60.0
 """Seconds after which the last checkpoint is known to be whole, if its program has not said so."""
+_TO_BE_KILLED = 10.0
+"""Seconds in which the keeper has killed all that writes files, when the agent has ended."""
 _TO_HEAR = 2.0
 """Seconds in which a mover that begins has all orders."""
 _SILENT = 5.0
@@ -54,6 +56,10 @@ _IOPRIO = {"x86_64": 251, "aarch64": 30}
 _LAST_OF_ALL = (2 << 13) | 7
 """The priority of requests to a disk that come after those of all other programs."""
 _PR_SET_DUMPABLE = 4
+
+
+_QUIET = threading.Event()
+_QUIET.set()
 
 
 class Folder:
@@ -81,7 +87,7 @@ class Folder:
         self._checkpoints: CheckpointSaver | None = None
         self._wake = threading.Event()
         self._until: float | None = None
-        self._calm = False
+        self._calm, self._is_quiet = False, _QUIET
         self._looked = 0.0  # seconds; without those in which checkpoints were sent
         self._turns = threading.Lock()  # for the thread of the folder, and those who want it saved at once
         self._asking = threading.Lock()  # for those who bring a checkpoint back
@@ -93,11 +99,14 @@ class Folder:
         """True if it saves what is left, or has."""
         return self._until is not None
 
-    def end(self, seconds: float, calm: bool = False) -> None:
+    def end(self, seconds: float, calm: bool = False, is_quiet: threading.Event = _QUIET) -> None:
         """Save what is left, in so many seconds at most: as long as it should take, but half a minute at least.
 
-        With `calm`, what writes the files has ended by itself.
+        Args:
+            calm: True if what writes the files has ended by itself.
+            is_quiet: is set when nobody writes any more.
         """
+        self._is_quiet = is_quiet
         said = self.told()
         if said.get("rate") and not said["trouble"]:
             seconds = min(seconds, _TO_SETTLE + seconds_needed(seconds, "ending", said["unsaved_bytes"], said["rate"]))
@@ -249,12 +258,13 @@ class Folder:
             with self._turns:
                 self._turn()
             self._wake.wait(max(_EVERY, _SHARE * min(1.0, self._looked)))
-        self.phase = "ending"
+        self.phase, began = "ending", time.monotonic()
         while True:
+            is_quiet = self._is_quiet.is_set() or time.monotonic() - began > _TO_BE_KILLED
             with self._turns:
                 self.whole = self._turn(last=True, calm=self._calm)
             left = self._until - time.monotonic()
-            if self.whole or left <= 0:
+            if (self.whole and is_quiet) or left <= 0:
                 return
             time.sleep(min(_EVERY, left))
 
@@ -272,6 +282,8 @@ class Mover:
         self._out = out
         self._folders: dict[str, Folder] = {}
         self._drains: dict[str, float] = {}
+        self._killed = threading.Event()  # by the keeper: all others that write
+        signal.signal(signal.SIGTERM, lambda *_: self._killed.set())
 
     def run(self) -> None:
         """Obey the commands from stdin until it ends. Then save what is left."""
@@ -281,7 +293,7 @@ class Mover:
             self._obey(json.loads(line))
         for id_, each in self._folders.items():
             if not each.is_ending:
-                each.end(self._drains[id_])
+                each.end(self._drains[id_], is_quiet=self._killed)
         for each in self._folders.values():
             each.join()
         self._say()

@@ -16,7 +16,7 @@ from skypool import events
 from skypool.buckets import unfinished
 from skypool.buckets.bucket import Bucket
 from skypool.data.save_asked import SaveFolder
-from skypool.errors import ConnectionLost, SkypoolError, UsageError
+from skypool.errors import ConnectionLost, SkypoolError, TransferError, UsageError
 from skypool.files import transfer
 from skypool.link.link import Link
 from skypool.offers.ranking import Plan
@@ -35,6 +35,8 @@ _AGAIN = 2.0
 """Seconds after which an order is sent again that the node has not confirmed."""
 _TO_RESTORE = 60.0
 """Seconds in which nothing but failures come from a bucket, after which a folder is not brought back."""
+_SHIPPINGS = 5
+"""How often the libraries of the mover are sent, until all are there."""
 _MOST_FOLDERS = 64
 """The most folders of one node."""
 _TELL_TROUBLE_EVERY = 1.0
@@ -172,12 +174,23 @@ class Saving:
                 self._news.wait(_AGAIN / 4)
 
     def _ship(self, node: int) -> str:
-        """Send the node what its mover needs. Return the folder there."""
+        """Send the node what its mover needs. Return the folder there.
+
+        Other pools of the machine may send the same at the same time. Files that were not written then are there.
+        """
+        from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_fixed
+
         welcome = self._connections.welcomes[node]
         local = wheels.folder_of(welcome.health.machine)
         end = transfer.end_of(node, *self._connections.ways[node])
         there = f"{_PARTS}/{local.name}"
-        transfer.push([end], str(local), there, patience=self._patience)
+        again = Retrying(
+            retry=retry_if_exception_type(TransferError),
+            stop=stop_after_attempt(_SHIPPINGS),
+            wait=wait_fixed(_AGAIN / 2),
+            reraise=True,
+        )
+        again(transfer.push, [end], str(local), there, patience=self._patience)
         return there
 
     def _await_back(self, node: int, orders: Sequence[Order]) -> None:
