@@ -327,6 +327,19 @@ def test_what_is_deleted_together_stays_until_as_much_has_been_saved(place: Plac
     assert place.saved().keys() == {"config.json", "step_4/model", "step_5/model"}
 
 
+def test_a_file_that_is_written_again_and_again_replaces_no_others(place: Place) -> None:
+    saver = place.saver()
+    for number in range(10):
+        place.write(f"result-{number}", "x" * 1000)
+    place.settle(saver)
+    shutil.rmtree(place.out)
+    place.settle(saver)
+    for _ in range(20):
+        place.write("latest", "y" * 1000)
+        place.settle(saver)
+    assert len(place.saved()) == 11
+
+
 def test_a_folder_that_is_named_as_a_node_is_refused_where_there_are_nodes(place: Place) -> None:
     first, second = (place.saver(node, 2, out=f"out-{node}") for node in (0, 1))
     place.write("x", "of 0", out="out-0")

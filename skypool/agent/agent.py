@@ -294,7 +294,8 @@ class Agent:
     def _on_save(self, f: Frame) -> None:
         """Pass an order on to the mover. If all is over, stop the calls first, so that nothing more is written."""
         said = messages.order_in(f)
-        if said.get("stops"):
+        if said.get("stops") and self._calls:
+            said["calm"] = False  # what they were writing is perhaps not whole
             for id_ in [*self._calls]:
                 self._stops.cancel(id_, STOP)
         self._mover.order(said)

@@ -126,7 +126,8 @@ class FolderSaver:
     _waiting: dict[str, float] = field(default_factory=dict[str, float], init=False)
     _begun: set[str] = field(default_factory=set[str], init=False)
     _left: set[str] = field(default_factory=set[str], init=False)
-    _gone: dict[str, tuple[float, int]] = field(default_factory=dict[str, "tuple[float, int]"], init=False)
+    _gone: dict[str, float] = field(default_factory=dict[str, float], init=False)
+    _came_at: dict[str, tuple[float, int]] = field(default_factory=dict[str, "tuple[float, int]"], init=False)
     _names: dict[str, str] = field(default_factory=dict[str, str], init=False)
     _refused: dict[str, str] = field(default_factory=dict[str, str], init=False)
     _goes_on: bool = field(default=False, init=False)  # where a mover of this machine has stopped
@@ -397,6 +398,7 @@ class FolderSaver:
                 self._saved[path] = Saved(state, name, version)
                 self.account.files += 1
                 self.account.bytes += state.size
+                self._came_at[path] = self.clock(), state.size
                 self._write(path)
             if path in self._snapshots:
                 self._forget_snapshot(path)
@@ -532,7 +534,7 @@ class FolderSaver:
             if self._is_replaced([self._snapshots[path][1]], whole):
                 self._forget_snapshot(path)
         gone = [path for path in self._saved if path not in files and not self._is_refused(path)]
-        self._gone = {path: self._gone.get(path, (now, self.account.bytes)) for path in gone}
+        self._gone = {path: self._gone.get(path, now) for path in gone}
         if not gone:
             self.account.kept = 0
             return
@@ -545,7 +547,7 @@ class FolderSaver:
             states = [self._saved[path].state for path in paths]
             if not ({*states} <= {*whole} or (self._is_replaced(states, whole) and replaced.issuperset(paths))):
                 continue
-            if folder and any(now - self._gone[path][0] < QUIET for path in paths):  # it may be half removed here
+            if folder and any(now - self._gone[path] < QUIET for path in paths):  # it may be half removed here
                 continue
             if folder:
                 self._mark(folder)
@@ -577,7 +579,9 @@ class FolderSaver:
             states = [self._saved[path].state for path in paths]
             newest, size = max(each.changed for each in states), sum(each.size for each in states)
             there = sum(each.size for each in whole if each.changed > newest)
-            if max(there, self.account.bytes - at[1]) >= _ENOUGH * size:
+            # a file that is written again and again counts once
+            since = sum(size for came, size in self._came_at.values() if came > at)
+            if max(there, since) >= _ENOUGH * size:
                 found |= {*paths}
         return found
 
