@@ -268,8 +268,11 @@ class CheckpointSaver:
             return
         files = {rank: json.loads(self._read(f"{step.name}/rank-{rank}.json")) for rank in range(world)}
         is_first = self._create(f"{step.name}/COMMIT", json.dumps({"world": world, "files": files}).encode())
+        known = self._safe.get(step.attempt)
+        if known is None:  # a former mover of this node may have told of a newer one
+            known = max((each for each in self._whole() if each.attempt == step.attempt), default=None)
         if max(self._begun()) == step.attempt:  # otherwise a later attempt may not have seen it
-            self._safe[step.attempt] = max(step, self._safe.get(step.attempt, step))
+            self._safe[step.attempt] = max(step, known or step)
             if is_first:
                 self._prune(step, keep)
             self._prune_here(step, keep)
