@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -119,6 +120,21 @@ def one_of(name: str, value: Any, choices: Collection[T]) -> T:
     close = nearest(value, map(str, choices), 1) if isinstance(value, str) else []
     hint = f"; did you mean {close[0]!r}?" if close else ""
     raise UsageError(f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r}{hint}")
+
+
+def texts(name: str, value: Sequence[str | os.PathLike[str]] | None) -> list[str]:
+    """Return an argument that is a list of texts or paths; [] for None. Raises UsageError if it is another."""
+    if value is None:
+        return []
+    if isinstance(value, (str, os.PathLike)):
+        raise UsageError(f"{name} must be a list, such as {name}=[{os.fspath(value)!r}], not {value!r}")
+    if isinstance(value, Mapping) or not isinstance(value, Sequence):
+        values = "; the values come from the environment or .env" if name == "secrets" else ""
+        raise UsageError(f"{name} must be a list of strings, not {type(value).__name__}{values}")
+    for each in value:
+        if not isinstance(each, (str, os.PathLike)):
+            raise UsageError(f"{name} must be a list of strings, but it has {each!r:.200}")
+    return [os.fspath(each) for each in value]
 
 
 def gibibytes(name: str, size: float | str | None) -> float:

@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from obstore.store import LocalStore
+from obstore.store import LocalStore, ObjectStore
 
+from skypool.data import objects
 from skypool.data.checkpoint_saver import PLACE, RANK, CheckpointSaver, Step, place_of
 
 # --- nodes of one attempt -----------------------------------------------------------------------------------
@@ -82,11 +83,11 @@ def test_an_answer_of_the_store_that_is_lost_is_no_fault_of_it(
     node: Callable[[str], Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saver = node("first").saver
-    create = saver._create
+    create = objects.create
 
-    def twice(name: str, data: bytes) -> bool:
-        create(name, data)
-        return create(name, data)
+    def twice(store: ObjectStore, name: str, data: bytes) -> bool:
+        create(store, name, data)
+        return create(store, name, data)
 
-    monkeypatch.setattr(saver, "_create", twice)
+    monkeypatch.setattr(objects, "create", twice)
     assert saver.attempt("a") == (1, None)

@@ -25,12 +25,12 @@ from xml.sax.saxutils import escape
 
 import pytest
 from obstore.exceptions import BaseError
-from obstore.store import LocalStore
+from obstore.store import LocalStore, ObjectStore
 
 from skypool.agent import mover_watch
 from skypool.buckets.bucket import Bucket
 from skypool.buckets.store import opened
-from skypool.data import folder_saver, local_files
+from skypool.data import folder_saver, local_files, objects
 from skypool.data.folder_saver import LONG, PART, QUIET, UNFINISHED, FolderSaver
 from skypool.data.restoring import Restored, restore
 from skypool.wire.save_orders import Order
@@ -489,16 +489,16 @@ def test_a_checkpoint_that_is_being_removed_in_the_bucket_is_not_brought_back(
         place.write(f"step_2/{name}", b"x" * 1000)
     place.settle(saver)
     shutil.rmtree(place.out / "step_1")
-    remove, count = FolderSaver._remove, [0]
+    remove, count = objects.remove, [0]
 
-    def killed(self: FolderSaver, name: str) -> None:
+    def killed(store: ObjectStore, name: str) -> None:
         count[0] += 1
         if count[0] == 2:
             raise KeyboardInterrupt
-        remove(self, name)
+        remove(store, name)
 
     with monkeypatch.context() as patch:
-        patch.setattr(FolderSaver, "_remove", killed)
+        patch.setattr(objects, "remove", killed)
         with pytest.raises(KeyboardInterrupt):
             place.settle(saver)
     assert len(place.saved()) == 3
@@ -810,14 +810,14 @@ def test_a_mover_that_is_killed_at_any_request_leaves_no_torn_checkpoint(
 ) -> None:
     left = kill_at
 
-    def killed_at(method: str) -> Callable[..., object]:
-        genuine = getattr(FolderSaver, method)
+    def killed_at(owner: object, method: str) -> Callable[..., object]:
+        genuine = getattr(owner, method)
 
-        def request(self: FolderSaver, *words: object) -> object:
+        def request(*words: object) -> object:
             nonlocal left
             left -= 1
             if left > 0 or (left == 0 and when == "after"):
-                done = genuine(self, *words)
+                done = genuine(*words)
             if left <= 0:
                 raise OSError("killed")
             return done
@@ -846,8 +846,8 @@ def test_a_mover_that_is_killed_at_any_request_leaves_no_torn_checkpoint(
             shutil.rmtree(place.out / "step_2")
         for _ in range(6):
             with monkeypatch.context() as patch:
-                for each in ("_put", "_remove", "_send"):
-                    patch.setattr(FolderSaver, each, killed_at(each))
+                for owner, each in ((objects, "put"), (objects, "remove"), (FolderSaver, "_send")):
+                    patch.setattr(owner, each, killed_at(owner, each))
                 saver.turn()
             check()
             if left <= 0:
@@ -1323,7 +1323,7 @@ def test_a_mover_that_takes_too_much_memory_is_given_up_and_started_again(
     place.write("model.pt", "x")
     order = Order("out", str(place.out), f"file://{place.bucket}", journal="j", parts=str(Path(__file__).parents[1]))
     monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[1]), *sys.path])
-    mover.order(order.to_json())
+    mover.order(order.to_json(), lambda grace: False)
     mover.tick(0.0, is_idle=True)
     first = mover.pid
     try:

@@ -29,7 +29,7 @@ from skypool.agent.failed_calls import Answers
 from skypool.agent.items import Items
 from skypool.agent.lease import Lease
 from skypool.agent.messages import call_in, is_large
-from skypool.agent.mover_watch import STOP, MoverWatch
+from skypool.agent.mover_watch import MoverWatch
 from skypool.agent.notice import Lookout
 from skypool.agent.packages import Packages
 from skypool.agent.packets import PACKET
@@ -106,7 +106,7 @@ class Agent:
         self._unacknowledged = self._client.unacknowledged
         self._status = Status(plan, self._slots, self._queue, self._client, self._watch)
         self._lookout = Lookout(config.watch, self._watch, self._status.interrupt)
-        self._mover = MoverWatch(self._watch, self._tell_saved)
+        self._mover = MoverWatch(self._watch, lambda folders: self._client.send(Kind.SAVED, {"folders": folders}))
         self._call_output = CallOutput(self._slots, self._queue, self._client)
         self._answers = Answers(config, self._queue, self._call_output, self._unacknowledged)
         self._items = Items(self._slots, self._queue, self._client, self._arrivals, self._answers)
@@ -248,11 +248,6 @@ class Agent:
     def _bye(self) -> None:
         self._ending = True
 
-    def _tell_saved(self, folders: list[dict[str, Any]]) -> None:
-        """Tell the client of the folders that are saved. Without a client, the next one is told."""
-        if self._client.is_connected:
-            self._client.send(Kind.SAVED, {"folders": folders})
-
     # --- from the client -------------------------------------------------------------------------------------
 
     def _on_frame(self, f: Frame) -> None:
@@ -279,7 +274,7 @@ class Agent:
             Kind.MODULE: self._packages.on_module,
             Kind.RECALL: lambda f: self._on_recall(*messages.recall_in(f)),
             Kind.NOTICE: lambda f: self._slots.notify(*messages.notice_in(f)),
-            Kind.SAVE: self._on_save,
+            Kind.SAVE: lambda f: self._mover.order(messages.order_in(f), self._stops.cancel_all),
             Kind.BYE: self._on_bye,
         }
 
@@ -290,15 +285,6 @@ class Agent:
         if linger is not None:
             self._lease.linger(*linger)
         self._status.send()
-
-    def _on_save(self, f: Frame) -> None:
-        """Pass an order on to the mover. If all is over, stop the calls first, so that nothing more is written."""
-        said = messages.order_in(f)
-        if said.get("stops") and self._calls:
-            said["calm"] = False  # what they were writing is perhaps not whole
-            for id_ in [*self._calls]:
-                self._stops.cancel(id_, STOP)
-        self._mover.order(said)
 
     def _on_bye(self, f: Frame) -> None:
         """End the node, or let it stay without this client for the time that the client says."""

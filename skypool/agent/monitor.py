@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from skypool.agent.node_facts import SWITCH
+from skypool.agent.processes import CLEAN
 from skypool.devices.device import Device
 from skypool.devices.sample import CallSample, DeviceSample, NodeSample, node_sample, to_json
 from skypool.devices.xid import bounded
@@ -64,8 +65,6 @@ os.close(3)
 sys.path[:0] = [sys.argv[1]]
 from skypool.samples.sampler import main
 main({wanted})"""
-_CLEAN = 'exec "$@" 3>&1 1>&2'
-"""A shell's command that keeps what a `sitecustomize` prints out of the readings."""
 
 Running = Callable[[], Iterable[tuple[int, str, int, int, float]]]
 """Returns (call id, function name, slot, process id, seconds that it has run) for each running call."""
@@ -212,7 +211,7 @@ class Monitor:
         import subprocess  # imported here because a node without devices does not need it
 
         program = _PROGRAM.format(wanted=repr(self._wanted))
-        argv = ["sh", "-c", _CLEAN, "sh", sys.executable, "-P", "-c", program, sys.path[0]]
+        argv = ["sh", "-c", CLEAN, "sh", sys.executable, "-P", "-c", program, sys.path[0]]
         self._heard = self._now
         self._said = b""
         try:

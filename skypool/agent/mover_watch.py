@@ -10,11 +10,12 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from skypool.agent.processes import CLEAN
 from skypool.wire.save_orders import seconds_needed
 
 _SILENT = 20.0
 """Seconds without an account after which the mover counts as hung, and is killed."""
-STOP = 5.0
+_STOP = 5.0
 """Seconds in which calls have ended that are stopped, so that what they have written can be saved."""
 _PAUSE = 1.0, 30.0
 """The first and the longest pause in seconds before a mover that has ended is started again."""
@@ -39,8 +40,6 @@ _KEPT = {
 _PROXIES = {"http_proxy", "https_proxy", "no_proxy", "all_proxy"}
 """The variables that the mover gets. Others may have keys, or change which store is used."""
 _PROGRAM = "import sys; sys.path[:0] = sys.argv[1:]; from skypool.data.mover import start; start(3)"
-_CLEAN = 'exec "$@" 3>&1 1>&2'
-"""A shell's command that keeps what a `sitecustomize` prints out of the accounts."""
 
 
 class MoverWatch:
@@ -73,17 +72,21 @@ class MoverWatch:
         """The process id of the mover; 0 if none runs."""
         return self._child.pid if self._child is not None else 0
 
-    def order(self, said: Mapping[str, Any]) -> None:
+    def order(self, said: Mapping[str, Any], stop_calls: Callable[[float], bool]) -> None:
         """Obey an order of the client: to save a folder, or to save what is left of it and to stop.
 
         An order may come twice.
+
+        Args:
+            stop_calls: gives the calls so many seconds to end, and returns False if there are none.
         """
         id_ = said["id"]
         if said["do"] == "end":
             if id_ in self._orders and id_ not in self._ends:
                 self._ends[id_] = dict(said)
-                if said.get("stops"):  # when the calls have ended
-                    self._held[id_] = self._now + STOP
+                if said.get("stops") and stop_calls(_STOP):
+                    self._ends[id_]["calm"] = False  # what they were writing is perhaps not whole
+                    self._held[id_] = self._now + _STOP
                 else:
                     self._send(said)
         elif id_ not in self._orders or self._orders[id_]["serial"] != said["serial"]:
@@ -140,7 +143,7 @@ class MoverWatch:
     def _start(self) -> None:
         parts = next(iter(self._orders.values()))["parts"]
         paths = [sys.path[0], os.path.expanduser(parts)]
-        argv = ["sh", "-c", _CLEAN, "sh", sys.executable, "-P", "-c", _PROGRAM, *paths]
+        argv = ["sh", "-c", CLEAN, "sh", sys.executable, "-P", "-c", _PROGRAM, *paths]
         env = {name: value for name, value in os.environ.items() if name in _KEPT or name.lower() in _PROXIES}
         self._heard = self._started = self._now
         self._said, self._error = b"", ""

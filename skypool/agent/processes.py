@@ -15,6 +15,11 @@ from skypool.safety import peers
 
 _PR_SET_CHILD_SUBREAPER = 36
 """The option of prctl(2) that makes a process the parent of orphaned descendants."""
+CLEAN = 'exec "$@" 3>&1 1>&2'
+"""The command of a shell that runs a program, whose file 3 gets what the agent reads.
+
+What a `sitecustomize` prints goes to stderr.
+"""
 TRACKER = b"resource_tracker import main"
 """What the command lines of resource trackers contain, of Python's `multiprocessing` and of loky."""
 _TO_VANISH = 2.0

@@ -55,6 +55,12 @@ class Stops:
             self._queue.suspects[id_] = call
             self.cancelling = True
 
+    def cancel_all(self, grace: float) -> bool:
+        """Cancel all calls as `cancel` does. Return False if there are none."""
+        for id_ in [*self._queue.calls]:
+            self.cancel(id_, grace)
+        return bool(self._queue.calls)
+
     def note_missing(self, id_: int) -> None:
         """Note that a call that has not ended may be lost: a worker that may have had it died before the call began.
 

@@ -85,6 +85,12 @@ class Bucket:
         return self.url
 
 
+def with_values(url: str, endpoint: str, region: str, values: Sequence[str]) -> tuple[Bucket, dict[str, str]]:
+    """Return a bucket whose keys have these values, and the variables that have them."""
+    variables: dict[str, str] = dict(zip(("ID", "SECRET", "TOKEN"), values, strict=False))
+    return Bucket(url, endpoint, region, tuple(variables)), variables
+
+
 def _split(url: str) -> _Parts:
     """Return the parts of a URL. Raises UsageError if it names no bucket."""
     if not isinstance(url, str):

@@ -44,6 +44,11 @@ class Trouble(NamedTuple):
     text: str
     advice: str
 
+    @property
+    def words(self) -> str:
+        """Both in one sentence."""
+        return f"{self.text}; {self.advice}" if self.advice else self.text
+
 
 _MEANINGS = {
     "NoSuchBucket": ("there is no such bucket", "make it, or correct the URL or the endpoint"),

@@ -20,7 +20,7 @@ from skypool.calls import entered
 from skypool.calls.arguments import Ref
 from skypool.calls.call import ComputeFunction
 from skypool.calls.options import NamedNodes
-from skypool.checks import Duration, seconds, whole
+from skypool.checks import Duration, seconds, texts, whole
 from skypool.compute_pool.shown import ShownPool
 from skypool.data.save_asked import save_asked
 from skypool.drivers.contract import Driver
@@ -230,7 +230,7 @@ class ComputePool(ShownPool, CallSurface, Executor):
             image=image_,
             check=check_asked(check),
             save=tuple(save_asked({} if save is None else save)),
-            complete=_texts("complete", complete),
+            complete=tuple(texts("complete", complete)),
             drain=_drain(drain),
         )
         self._tells_linger = linger is None and self._terms.linger is not None
@@ -728,13 +728,6 @@ class ComputePool(ShownPool, CallSurface, Executor):
             f"pool {self.name!r} can be used only in the process that made it: do not use the pool in a function "
             "that runs on nodes, nor pass it as an argument"
         )
-
-
-def _texts(name: str, said: object) -> tuple[str, ...]:
-    """Return an argument that is a list of texts. Raises UsageError if it is none."""
-    if isinstance(said, Sequence) and not isinstance(said, str) and all(isinstance(each, str) for each in said):
-        return tuple(said)
-    raise UsageError(f"{name} must be a list of texts, such as {name}=['step-*/done'], not {said!r:.200}")
 
 
 def _drain(said: Duration) -> float:

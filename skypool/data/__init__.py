@@ -1,4 +1,4 @@
-"""What machines save to buckets while they work, and what they get from them before.
+"""Folders of nodes that are kept in buckets: saved while programs write them, and brought back before.
 
 - save: to keep the files of a folder in a bucket while a program writes them.
 - mover: the process on a node that does it. It has libraries of its own, and takes no slot.
@@ -20,6 +20,7 @@ Modules of the mover:
 - `mover`: its main program. It obeys the agent, and tells it of each folder.
 - `folder_saver`: saves one folder; `restoring`: brings it back before a program begins.
 - `checkpoint_saver`: keeps the checkpoints of `Checkpoints`, and decides from which one to go on.
+- `objects`: requests about single objects.
 - `local_files`: lists the files of a folder, and tells which are being written.
 - `wholeness`: knows which folders are checkpoints, and when one is whole.
 """
@@ -30,6 +31,7 @@ __all__ = [
     "folder_saver",
     "local_files",
     "mover",
+    "objects",
     "restoring",
     "save_asked",
     "wholeness",

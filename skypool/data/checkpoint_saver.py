@@ -29,6 +29,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from skypool.data import objects
 from skypool.data.folder_saver import PART
 from skypool.data.local_files import OURS, OWN, aside_of
 from skypool.errors import SkypoolError
@@ -115,7 +116,7 @@ class CheckpointSaver:
         if token not in self._attempts:
             number = self._number_of(token)
             name = f"{_ATTEMPTS}/{number:06}.from"
-            self._create(name, json.dumps(max(self._whole(), default=None)).encode())
+            objects.create(self.store, name, json.dumps(max(self._whole(), default=None)).encode())
             self._attempts[token] = number, self._first_of(number)
             root = Path(self.folder, PLACE)
             root.mkdir(parents=True, exist_ok=True)
@@ -135,15 +136,15 @@ class CheckpointSaver:
             number = next((each for each, other in known.items() if other == token), 0)
             if number:
                 return number
-            self._create(f"{_ATTEMPTS}/{max(known, default=0) + 1:06}", token.encode())
+            objects.create(self.store, f"{_ATTEMPTS}/{max(known, default=0) + 1:06}", token.encode())
 
     def _first_of(self, number: int) -> Step | None:
         """Return the checkpoint that an attempt goes on from."""
-        said = json.loads(self._read(f"{_ATTEMPTS}/{number:06}.from"))
+        said = json.loads(objects.read(self.store, f"{_ATTEMPTS}/{number:06}.from"))
         return None if said is None else Step(*said)
 
     def _token_of(self, number: int) -> str:
-        return self._read(f"{_ATTEMPTS}/{number:06}").decode()
+        return objects.read(self.store, f"{_ATTEMPTS}/{number:06}").decode()
 
     def _begun(self) -> list[int]:
         """Return the numbers of all attempts that have begun."""
@@ -160,9 +161,9 @@ class CheckpointSaver:
         if self._is_tried:
             return
         name = f"{OWN}/tries/{secrets.token_hex(6)}"
-        self._create(name, b"1")  # if it is there, this request came twice, as the first answer was lost
-        is_good = not self._create(name, b"2")
-        self._remove(name)
+        objects.create(self.store, name, b"1")  # if it is there, this request came twice, as the first answer was lost
+        is_good = not objects.create(self.store, name, b"2")
+        objects.remove(self.store, name)
         if not is_good:
             raise SkypoolError(
                 "checkpoints cannot be kept in this store: it replaces objects that were to be created; use another "
@@ -227,7 +228,7 @@ class CheckpointSaver:
     def _save_rank(self, step: Step, rank: int, path: Path) -> None:
         """Save the files of a rank, and then the list of them."""
         there = f"{step.name}/rank-{rank}"
-        if self._exists(f"{there}.json"):
+        if objects.exists(self.store, f"{there}.json"):
             return
         files = [*_files(path)]
         small = [each for each in files if each.stat().st_size <= PART]
@@ -238,7 +239,7 @@ class CheckpointSaver:
             name = str(each.relative_to(path))
             found[name] = self._send(each, f"{there}/{name}") if future is None else future.result()
             self.files, self.sent = self.files + 1, self.sent + found[name][0]
-        self._create(f"{there}.json", json.dumps(found).encode())
+        objects.create(self.store, f"{there}.json", json.dumps(found).encode())
 
     def _send(self, path: Path, name: str) -> tuple[int, str]:
         """Send a file, and return its size and its SHA-256."""
@@ -266,8 +267,10 @@ class CheckpointSaver:
         there = {each.name for each in self._objects(step.name)}
         if not ranks <= there:
             return
-        files = {rank: json.loads(self._read(f"{step.name}/rank-{rank}.json")) for rank in range(world)}
-        is_first = self._create(f"{step.name}/COMMIT", json.dumps({"world": world, "files": files}).encode())
+        files = {rank: json.loads(objects.read(self.store, f"{step.name}/rank-{rank}.json")) for rank in range(world)}
+        is_first = objects.create(
+            self.store, f"{step.name}/COMMIT", json.dumps({"world": world, "files": files}).encode()
+        )
         known = self._safe.get(step.attempt)
         if known is None:  # a former mover of this node may have told of a newer one
             known = max((each for each in self._whole() if each.attempt == step.attempt), default=None)
@@ -286,18 +289,18 @@ class CheckpointSaver:
 
     def _prune(self, newest: Step, keep: int) -> None:
         """Remove the COMMITs of all but the newest checkpoints, and files without a COMMIT that are an hour old."""
-        objects = [(each, found) for each in self._objects() if (found := OBJECTS.fullmatch(each.name))]
-        commits = {Step(int(found[2]), int(found[1])) for _, found in objects if found[3] == "COMMIT"}
+        listed = [(each, found) for each in self._objects() if (found := OBJECTS.fullmatch(each.name))]
+        commits = {Step(int(found[2]), int(found[1])) for _, found in listed if found[3] == "COMMIT"}
         needed = {*sorted(commits)[-keep:], self._first_of(newest.attempt)}
-        now = max(each.at for each, _ in objects)
+        now = max(each.at for each, _ in listed)
         for step in commits - needed:
-            self._remove(f"{step.name}/COMMIT")
-        objects.sort(key=lambda each: not each[0].name.endswith(".json"))  # first the lists, without which is no COMMIT
-        for each, found in objects:
+            objects.remove(self.store, f"{step.name}/COMMIT")
+        listed.sort(key=lambda each: not each[0].name.endswith(".json"))  # first the lists, without which is no COMMIT
+        for each, found in listed:
             step = Step(int(found[2]), int(found[1]))
             is_old = step.attempt < newest.attempt or step < newest
             if step not in needed and is_old and now - each.at > _STORED_FOR:
-                self._remove(each.name)
+                objects.remove(self.store, each.name)
 
     # --- bringing one back -----------------------------------------------------------------------------------
 
@@ -312,7 +315,7 @@ class CheckpointSaver:
             obstore.exceptions.BaseError, OSError: it could not be fetched.
         """
         root = Path(self.folder, PLACE)
-        said = json.loads(self._read(f"{step.name}/COMMIT"))
+        said = json.loads(objects.read(self.store, f"{step.name}/COMMIT"))
         files = {int(number): found for number, found in said["files"].items()}
         is_alike = said["world"] == world
         wanted = [
@@ -370,37 +373,6 @@ class CheckpointSaver:
         for page in obstore.list(self.store, below):
             for each in page:
                 yield _Listed(each["path"], each["last_modified"])
-
-    def _exists(self, name: str) -> bool:
-        import obstore
-
-        try:
-            obstore.head(self.store, name)
-        except FileNotFoundError:
-            return False
-        return True
-
-    def _read(self, name: str) -> bytes:
-        import obstore
-
-        return bytes(obstore.get(self.store, name).bytes())
-
-    def _create(self, name: str, data: bytes) -> bool:
-        """Create an object. Return False if it is there already."""
-        import obstore
-        from obstore.exceptions import AlreadyExistsError
-
-        try:
-            obstore.put(self.store, name, data, mode="create")
-        except AlreadyExistsError:
-            return False
-        return True
-
-    def _remove(self, name: str) -> None:
-        import obstore
-
-        with suppress(FileNotFoundError):
-            obstore.delete(self.store, name)
 
 
 class _Listed(NamedTuple):

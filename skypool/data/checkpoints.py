@@ -44,7 +44,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """What is saved of a folder.
+    """An account of what is saved of a folder.
 
     Attributes:
         whole: True if everything is.

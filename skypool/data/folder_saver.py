@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from skypool.buckets.store import UNREACHED, trouble
+from skypool.data import objects
 from skypool.data.local_files import OWN, State, Writers, listed, state_of
 from skypool.data.wholeness import Checkpoint, checkpoints, is_temporary, shards
 
@@ -37,7 +38,8 @@ _PAUSES = 1.0, 60.0
 """The first and the longest pause in seconds after an attempt that has failed."""
 _ENOUGH = 0.5
 """What has been deleted is deleted in the bucket, too, when newer files there have so many times its bytes."""
-_OF_A_NODE = re.compile(r"node-\d+/")
+OF_A_NODE = re.compile(r"node-(\d+)/(.+)")
+"""Matches the names of objects of files of which another node has saved one with the same path."""
 _NAMED = 5
 """The most files that are named in one account."""
 
@@ -55,7 +57,7 @@ class Changed(OSError):
 
 
 class Saved(NamedTuple):
-    """What was saved of a file: its state, the name of its object, and what identifies the version of that."""
+    """A file that was saved: its state then, the name of its object, and what identifies the version of that."""
 
     state: State
     name: str
@@ -64,7 +66,7 @@ class Saved(NamedTuple):
 
 @dataclass
 class Account:
-    """What was saved of a folder, and what was not.
+    """An account of what was saved of a folder, and of what was not.
 
     Attributes:
         files: the number of files that were saved.
@@ -186,12 +188,12 @@ class FolderSaver:
         found = listed(self.folder)
         files = {path: each for path, each in found.files.items() if not is_temporary(path)}
         self._refused = dict(found.refused)
-        for path in [path for path in files if self.nodes > 1 and _OF_A_NODE.match(path)]:
+        for path in [path for path in files if self.nodes > 1 and OF_A_NODE.match(path)]:
             del files[path]
             self._refused[path] = "its name begins with that of a node, as files of other nodes do in the bucket"
         self._look(files, now)
         groups = checkpoints(files, self.patterns)
-        changed = [path for path, each in files.items() if self._state_of(path) != each]
+        changed = self._changed(files)
         self._note(files, changed, now)
         if now < self._again and not last:
             return False
@@ -219,10 +221,14 @@ class FolderSaver:
             self.failed(error)
         else:
             self._failures, self.account.trouble = 0, ""
-        changed = [path for path, each in files.items() if self._state_of(path) != each]
+        changed = self._changed(files)
         self._note(files, changed, self.clock())
         covered = {path for path in changed if (made := self._snapshots.get(path)) and made[1] == files[path]}
         return not (self._awaits_quiet or {*changed} - covered)
+
+    def _changed(self, files: Mapping[str, State]) -> list[str]:
+        """Return the files that are not saved as they are now."""
+        return [path for path, each in files.items() if self._state_of(path) != each]
 
     def _look(self, files: Mapping[str, State], now: float) -> None:
         """Note since when each file is as it is."""
@@ -302,7 +308,7 @@ class FolderSaver:
         """Remove the objects of files that are gone here."""
         for path in paths:
             if self._name_of(path) == self._saved[path].name:  # else it came from another node
-                self._remove(self._saved[path].name)
+                objects.remove(self.store, self._saved[path].name)
             del self._saved[path]
             self._write(path)
 
@@ -315,13 +321,13 @@ class FolderSaver:
             for page in obstore.list(self.store, folder):
                 for each in page:
                     if each["path"] not in kept:
-                        self._remove(each["path"])
+                        objects.remove(self.store, each["path"])
         self._left.discard(folder)
 
     def _mark(self, folder: str) -> None:
         """Say in the bucket that a checkpoint is not whole there."""
         if folder not in self._begun:
-            self._put(f"{UNFINISHED}/{folder}/{self.node}", b"")
+            objects.put(self.store, f"{UNFINISHED}/{folder}/{self.node}", b"")
             self._begun.add(folder)
 
     def _unmark(self, folder: str) -> None:
@@ -329,12 +335,12 @@ class FolderSaver:
         import obstore
 
         marks = f"{UNFINISHED}/{folder}"
-        self._remove(f"{marks}/{self.node}")
+        objects.remove(self.store, f"{marks}/{self.node}")
         if self.nodes == 1:
             for page in obstore.list(self.store, marks):
                 for each in page:
                     if each["path"].rpartition("/")[0] == marks:
-                        self._remove(each["path"])
+                        objects.remove(self.store, each["path"])
         self._begun.discard(folder)
 
     def _is_complete(self, group: Checkpoint, files: Mapping[str, State], now: float) -> bool:
@@ -460,29 +466,12 @@ class FolderSaver:
         if self.nodes == 1:  # a run with more nodes may have been before
             return own if path in self._saved and self._saved[path].name == own else path
         if path not in self._names:
-            from obstore.exceptions import AlreadyExistsError
-
             claim, mine = f"{OWN}/nodes/{path}", str(self.node).encode()
-            try:
-                self._put(claim, mine, mode="create")
-                is_mine = True
-            except AlreadyExistsError:
-                import obstore
-
-                is_mine = bytes(obstore.get(self.store, claim).bytes()) == mine
-            if is_mine and path not in self._saved and self._exists(path):  # a node has saved it that was alone then
-                is_mine = False
-            self._names[path] = path if is_mine else f"node-{self.node}/{path}"
+            is_mine = objects.create(self.store, claim, mine) or objects.read(self.store, claim) == mine
+            if is_mine and path not in self._saved and objects.exists(self.store, path):
+                is_mine = False  # a node has saved it that was alone then
+            self._names[path] = path if is_mine else own
         return self._names[path]
-
-    def _exists(self, name: str) -> bool:
-        import obstore
-
-        try:
-            obstore.head(self.store, name)
-        except FileNotFoundError:
-            return False
-        return True
 
     # --- files that stay open --------------------------------------------------------------------------------
 
@@ -507,7 +496,7 @@ class FolderSaver:
 
     def _forget_snapshot(self, path: str) -> None:
         """Remove the snapshot of a file."""
-        self._remove(self._snapshots[path][0])
+        objects.remove(self.store, self._snapshots[path][0])
         self._drop_snapshot(path)
 
     def _drop_snapshot(self, path: str) -> None:
@@ -577,34 +566,17 @@ class FolderSaver:
         for at in {self._gone[path] for path in gone}:
             paths = [path for path in gone if self._gone[path] == at]
             states = [self._saved[path].state for path in paths]
-            newest, size = max(each.changed for each in states), sum(each.size for each in states)
-            there = sum(each.size for each in whole if each.changed > newest)
             # a file that is written again and again counts once
             since = sum(size for came, size in self._came_at.values() if came > at)
-            if max(there, since) >= _ENOUGH * size:
+            if max(_newer(states, whole), since) >= _enough(states):
                 found |= {*paths}
         return found
 
     def _is_replaced(self, gone: Sequence[State], whole: Sequence[State]) -> bool:
         """Return True if newer files of like size are in the bucket, or the same ones under other names."""
-        if {*gone} <= {*whole}:
-            return True
-        newest, size = max(each.changed for each in gone), sum(each.size for each in gone)
-        there = sum(each.size for each in whole if each.changed > newest)
-        return there > 0 and there >= _ENOUGH * size
+        return {*gone} <= {*whole} or _newer(gone, whole) >= max(1, _enough(gone))
 
     # --- requests and notes ----------------------------------------------------------------------------------
-
-    def _put(self, name: str, data: bytes, **options: Any) -> None:
-        import obstore
-
-        obstore.put(self.store, name, data, use_multipart=False, **options)
-
-    def _remove(self, name: str) -> None:
-        import obstore
-
-        with suppress(FileNotFoundError):
-            obstore.delete(self.store, name)
 
     @property
     def pauses(self) -> bool:
@@ -613,8 +585,7 @@ class FolderSaver:
 
     def failed(self, error: Exception) -> None:
         """Note an error, and pause before the next attempt."""
-        found = trouble(error)
-        self.account.trouble = f"{found.text}; {found.advice}" if found.advice else found.text
+        self.account.trouble = trouble(error).words
         first, longest = _PAUSES
         self._again = self.clock() + min(longest, first * 2**self._failures)
         self._failures = min(self._failures + 1, 10)
@@ -666,6 +637,17 @@ def _lines(path: str) -> Iterator[object]:
         for line in file:
             with suppress(ValueError):
                 yield json.loads(line)
+
+
+def _newer(gone: Iterable[State], whole: Iterable[State]) -> int:
+    """Return the bytes of the files that are newer than all that are gone."""
+    newest = max(each.changed for each in gone)
+    return sum(each.size for each in whole if each.changed > newest)
+
+
+def _enough(gone: Iterable[State]) -> float:
+    """Return the bytes that must be there in the place of files that are gone."""
+    return _ENOUGH * sum(each.size for each in gone)
 
 
 def attributes_of(state: State) -> dict[str, str]:

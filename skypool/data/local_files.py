@@ -21,7 +21,7 @@ _WRITES = os.O_WRONLY | os.O_RDWR
 
 
 class State(NamedTuple):
-    """What tells whether a file has changed: its inode, its size in bytes, and the time of its last change.
+    """The state of a file, which tells whether it has changed: inode, size in bytes, and time of the last change.
 
     The time is in nanoseconds since 1970.
     """

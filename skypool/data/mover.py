@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from skypool.buckets import store
-from skypool.buckets.bucket import Bucket
+from skypool.buckets.bucket import with_values
 from skypool.data.checkpoint_saver import CheckpointSaver
 from skypool.data.folder_saver import FolderSaver
 from skypool.data.restoring import Restored, restore
@@ -56,9 +56,8 @@ _IOPRIO = {"x86_64": 251, "aarch64": 30}
 _LAST_OF_ALL = (2 << 13) | 7
 """The priority of requests to a disk that come after those of all other programs."""
 _PR_SET_DUMPABLE = 4
-
-
 _QUIET = threading.Event()
+"""An event that is set: nobody writes any more."""
 _QUIET.set()
 
 
@@ -148,7 +147,7 @@ class Folder:
                 return {"error": str(e)}
             except Exception as e:  # noqa: BLE001 - whatever a store answers is told
                 if time.monotonic() >= until or self.phase == "ended":
-                    return {"error": _words(e)}
+                    return {"error": store.trouble(e).words}
             time.sleep(_EVERY)
 
     def _about_checkpoints(self, said: Mapping[str, Any]) -> dict[str, Any]:
@@ -202,8 +201,7 @@ class Folder:
 
     def _open(self) -> None:
         said = self._said
-        values: dict[str, str] = dict(zip(("ID", "SECRET", "TOKEN"), said["values"], strict=False))
-        bucket = Bucket(said["url"], said["endpoint"], said["region"], tuple(values))
+        bucket, values = with_values(said["url"], said["endpoint"], said["region"], said["values"])
         if bucket.scheme == "file":
             os.makedirs(bucket.name, exist_ok=True)
         opened = store.opened(bucket, values, _PATIENCE)
@@ -230,7 +228,7 @@ class Folder:
                 self.trouble = ""
                 return True
             except Exception as e:  # noqa: BLE001 - whatever a store answers is told, and the next attempt follows
-                self.trouble = _words(e)
+                self.trouble = store.trouble(e).words
             if self._until is None:
                 self._wake.wait(pause)
             else:
@@ -269,12 +267,6 @@ class Folder:
             time.sleep(min(_EVERY, left))
 
 
-def _words(error: Exception) -> str:
-    """Return what an error of a store means, and what to do."""
-    found = store.trouble(error)
-    return f"{found.text}; {found.advice}" if found.advice else found.text
-
-
 class Mover:
     """The folders of one node, and what is told of them."""
 
@@ -296,7 +288,7 @@ class Mover:
                 each.end(self._drains[id_], is_quiet=self._killed)
         for each in self._folders.values():
             each.join()
-        self._say()
+        self._write(self._account())
 
     def _obey(self, said: Mapping[str, Any]) -> None:
         id_ = said["id"]
@@ -323,9 +315,6 @@ class Mover:
 
     def _account(self) -> bytes:
         return json.dumps({"folders": [each.told() for each in list(self._folders.values())]}).encode() + b"\n"
-
-    def _say(self) -> None:
-        self._write(self._account())
 
     def _write(self, line: bytes) -> None:
         with contextlib.suppress(BrokenPipeError):  # the agent is gone

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
 from collections.abc import Mapping
 from concurrent.futures import as_completed
@@ -12,13 +11,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from skypool.data.checkpoint_saver import OBJECTS
-from skypool.data.folder_saver import PART, UNFINISHED, FolderSaver, Object, attributes_of, takes_attributes
+from skypool.data.folder_saver import OF_A_NODE, PART, UNFINISHED, FolderSaver, Object, attributes_of, takes_attributes
 from skypool.data.local_files import OURS, OWN, aside_of, listed, state_of
 
 if TYPE_CHECKING:
     from obstore import GetOptions, GetResult
 
-_OF_A_NODE = re.compile(r"node-(\d+)/(.+)")
 _LONGEST = 255
 """The most bytes of the name of a file."""
 _NAMED = 20
@@ -27,7 +25,7 @@ _NAMED = 20
 
 @dataclass
 class Restored:
-    """What was brought back.
+    """An account of what was brought back.
 
     Attributes:
         files: the number of files that were fetched.
@@ -97,7 +95,7 @@ def _wanted(saver: FolderSaver, done: Restored) -> dict[str, Object]:
     found: dict[str, Object] = {}
     own: dict[str, Object] = {}
     for each in objects:
-        of_node = _OF_A_NODE.fullmatch(each.name)
+        of_node = OF_A_NODE.fullmatch(each.name)
         if each.name.startswith(f"{OWN}/") or OBJECTS.fullmatch(each.name):
             continue
         if of_node and of_node[2] in claimed:

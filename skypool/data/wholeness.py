@@ -12,10 +12,14 @@ _NUMBERED = re.compile(r"(checkpoint|ckpt|step|global_step|epoch|iter|iteration|
 """Matches the names that programs give to folders of checkpoints."""
 _TEMPORARY = re.compile(r"(^|/)[^/]*(\.orbax-checkpoint-tmp|tmp-checkpoint-\d)[^/]*/")
 """Matches what is in a folder that gets its name when it is whole: one of orbax, or of old versions of Trainer."""
-_TRAINER = "training_args.bin", "trainer_state.json"
-"""A file that only Hugging Face's Trainer writes, and the last one of its checkpoints."""
-_SHARD, _SHARDS_LAST = ".distcp", ".metadata"
-"""The end of the names of files of torch.distributed.checkpoint, and the file that it writes last."""
+_TRAINER = "training_args.bin"
+"""A file that only Hugging Face's Trainer writes."""
+_TRAINER_LAST = "trainer_state.json"
+"""The last file of its checkpoints."""
+_SHARD = ".distcp"
+"""The end of the names of files of torch.distributed.checkpoint."""
+_SHARDS_LAST = ".metadata"
+"""The file that it writes last."""
 _ORBAX_LAST = "_CHECKPOINT_METADATA"
 
 
@@ -101,8 +105,8 @@ def _last(folder: str, inside: Sequence[str], patterns: Sequence[str]) -> str:
         if parent and "*" not in name and fnmatchcase(folder, parent):
             return f"{folder}/{name}"
     names = {path.rpartition("/")[2] for path in inside if path.rpartition("/")[0] == folder}
-    if names & {*_TRAINER}:
-        return f"{folder}/{_TRAINER[1]}"
+    if names & {_TRAINER, _TRAINER_LAST}:
+        return f"{folder}/{_TRAINER_LAST}"
     if _ORBAX_LAST in names:
         return f"{folder}/{_ORBAX_LAST}"
     if any(name.endswith(_SHARD) for name in names):

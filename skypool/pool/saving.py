@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 
 from skypool import events
 from skypool.buckets import unfinished
-from skypool.buckets.bucket import Bucket
+from skypool.buckets.bucket import with_values
 from skypool.data.save_asked import SaveFolder
 from skypool.errors import ConnectionLost, SkypoolError, TransferError, UsageError
 from skypool.files import transfer
@@ -82,15 +82,18 @@ class Saving:
             key = (node, each.id)
             with self._news:
                 order = self._ordered.get(key)
-                count = sum(other == node for other, _ in self._ordered)
-                if order is None and count < _MOST_FOLDERS and not self._trust_levels.is_stranger(node):
-                    # a former owner of the pool has sent it
+                if order is None and self._may_adopt(node):
                     order = self._ordered[key] = Order(each.id, "", each.url, drain=each.drain, serial=each.serial)
                 if order is None or order.serial != each.serial:
                     continue
                 self._states[key] = each
                 self._news.notify_all()
             self._tell(key, order, each)
+
+    def _may_adopt(self, node: int) -> bool:
+        """Return True if a former owner of the pool may have ordered what a node tells of."""
+        count = sum(other == node for other, _ in self._ordered)
+        return count < _MOST_FOLDERS and not self._trust_levels.is_stranger(node)
 
     def _tell(self, key: tuple[int, str], order: Order, now: FolderState) -> None:
         """Emit an event if there is news."""
@@ -321,11 +324,8 @@ class Saving:
             for url, endpoint, region, values in places:
                 if not values:
                     continue
-                names = ("ID", "SECRET", "TOKEN")[: len(values)]
                 try:
-                    unfinished.remove_all(
-                        Bucket(url, endpoint, region, names), dict(zip(names, values, strict=True)), since=began
-                    )
+                    unfinished.remove_all(*with_values(url, endpoint, region, values), since=began)
                 except Exception as e:  # noqa: BLE001 - boto3 raises many kinds; a rule of the bucket may remove them
                     self._life.notice(f"unfinished uploads to {url} cannot be removed: {error_text.told(e)}")
 

@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from skypool import events
 from skypool.calls.call import Call, compute
@@ -43,6 +43,7 @@ from skypool.runs.target import Target
 from skypool.text import one_line, printable
 from skypool.wire.save_orders import FolderState
 
+T = TypeVar("T")
 _AFTER = 30.0
 """Seconds after which output is given up that does not come any more after a program's end."""
 _AFTER_AN_ERROR = 8.0
@@ -277,18 +278,7 @@ class ProgramRun:
     @staticmethod
     def _beside(*works: Callable[[], object]) -> None:
         """Run functions in threads that end with this process, and wait for them. A signal interrupts that."""
-
-        def work(act: Callable[[], object], done: Future[None]) -> None:
-            try:
-                act()
-                done.set_result(None)
-            except BaseException as e:  # noqa: BLE001 - it is raised where it is waited for
-                done.set_exception(e)
-
-        futures: list[Future[None]] = [Future() for _ in works]
-        for act, done in zip(works, futures, strict=True):
-            threading.Thread(target=work, args=(act, done), name="skypool-save", daemon=True).start()
-        for done in futures:
+        for done in [in_thread(each, "skypool-save") for each in works]:
             await_end(done)
             done.result()
 
@@ -455,7 +445,7 @@ class ProgramRun:
 
     @property
     def seconds_to_save(self) -> float:
-        """How long the nodes need to save what is left to buckets."""
+        """The seconds that the nodes need to save what is left to buckets."""
         return self._saving.reserve
 
     def seconds_left(self) -> float:
@@ -512,6 +502,20 @@ class ProgramRun:
                 self.tell(f"some output of rank {rank} is missing: {each.missing}")
             elif not is_whole:
                 self.tell(f"the end of the output of rank {rank} did not come: its last lines may be missing")
+
+
+def in_thread(act: Callable[[], T], name: str) -> Future[T]:
+    """Run a function in a thread that ends with this process."""
+    done: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            done.set_result(act())
+        except BaseException as e:  # noqa: BLE001 - it is raised where the result is asked for
+            done.set_exception(e)
+
+    threading.Thread(target=work, name=name, daemon=True).start()
+    return done
 
 
 def await_end(future: Future[Any]) -> None:

@@ -19,7 +19,7 @@ from skypool import events
 from skypool.buckets.bucket import Bucket
 from skypool.calls.call import Call, ComputeFunction, Group, packed
 from skypool.calls.options import MOST_PROCS
-from skypool.checks import Duration, number, seconds, whole
+from skypool.checks import Duration, number, seconds, texts, whole
 from skypool.compute_pool.compute_pool import ComputePool
 from skypool.drivers.contract import Driver
 from skypool.errors import (
@@ -244,7 +244,7 @@ def run(
                 raise UsageError(
                     f"{option}= is for programs; for a call, use its own options, image=, or a ComputePool"
                 )
-        saves = {"save": save if isinstance(save, Mapping) else None, "complete": _texts("complete", complete)}
+        saves = {"save": save if isinstance(save, Mapping) else None, "complete": texts("complete", complete)}
         return _run_call(target, {**rent, "image": image}, nodes, budget, lifetime, name, check, saves)
     if image is not None:
         raise UsageError("image= is for calls; a program has the environment of its project, and packages= adds to it")
@@ -258,13 +258,13 @@ def run(
         rent=rent,
         nodes=nodes,
         procs=procs,
-        packages=_texts("packages", packages),
+        packages=texts("packages", packages),
         env=_variables(env),
-        secrets=_texts("secrets", secrets),
-        include=_texts("include", include),
+        secrets=texts("secrets", secrets),
+        include=texts("include", include),
         save=_folders(save),
         buckets=save if isinstance(save, Mapping) else {},
-        complete=_texts("complete", complete),
+        complete=texts("complete", complete),
         name=name,
         budget=None if budget is None else budget.max_usd,
         max_lifetime=lifetime,
@@ -311,20 +311,6 @@ def _split(line: str) -> list[str]:
         return shlex.split(line)
     except ValueError:  # a quote is not closed
         return line.split()
-
-
-def _texts(name: str, value: Sequence[str | os.PathLike[str]] | None) -> list[str]:
-    if value is None:
-        return []
-    if isinstance(value, (str, os.PathLike)):
-        raise UsageError(f"{name} must be a list, such as {name}=[{os.fspath(value)!r}], not {value!r}")
-    if isinstance(value, Mapping) or not isinstance(value, Sequence):
-        values = "; the values come from the environment or .env" if name == "secrets" else ""
-        raise UsageError(f"{name} must be a list of strings, not {type(value).__name__}{values}")
-    for each in value:
-        if not isinstance(each, (str, os.PathLike)):
-            raise UsageError(f"{name} must be a list of strings, but it has {each!r:.200}")
-    return [os.fspath(each) for each in value]
 
 
 def _folders(save: object) -> list[str]:

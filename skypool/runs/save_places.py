@@ -18,7 +18,7 @@ _FIELDS = {"url", "endpoint", "region", "keys"}
 
 
 class Place(NamedTuple):
-    """How the buckets of a run are reached, as of `Bucket`."""
+    """The way to the buckets of a run, as of `Bucket`."""
 
     endpoint: str = ""
     region: str = ""

@@ -6,11 +6,11 @@ import contextlib
 import math
 import os
 import secrets
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from skypool.rental.ledger import Ledger
 from skypool.rental.pool_terms import pool_name
 from skypool.rental.records import Record, newest
 from skypool.runs import lingering, secret_values
-from skypool.runs.program_run import ProgramRun, await_end
+from skypool.runs.program_run import ProgramRun, await_end, in_thread
 from skypool.runs.save_places import Place, common
 from skypool.runs.saver import Saver
 from skypool.runs.target import Target
@@ -267,7 +267,7 @@ class WholeRun:
         asked, tell = self._asked, self._tell
         lingering.check_limits(former, asked.budget, asked.max_lifetime, tell.option)
         is_endless = bool(former.usd_per_hour) and lingering.seconds_left(former) == math.inf
-        self._looking = _looked_at(self._target.project, self._include)
+        self._looking = in_thread(partial(surveyed, self._target.project, self._include), "skypool-look")
         if asked.yes and not (is_endless or dry_run) and not wait([self._looking], _SOON).done:
             return
         too_large = self._check_looked(former, dry_run)
@@ -523,20 +523,6 @@ class WholeRun:
                 f"pool {name} has lost a machine: no run uses the others, which stay for {span(seconds)}; "
                 f"`skypool down {name}` ends them"
             )
-
-
-def _looked_at(project: Project, include: Sequence[str]) -> Future[Survey]:
-    """Look at a project in a thread."""
-    found: Future[Survey] = Future()
-
-    def look() -> None:
-        try:
-            found.set_result(surveyed(project, include))
-        except BaseException as e:  # noqa: BLE001 - it is raised where the result is asked for
-            found.set_exception(e)
-
-    threading.Thread(target=look, name="skypool-look", daemon=True).start()
-    return found
 
 
 def cost(pool: ComputePool) -> float | None:

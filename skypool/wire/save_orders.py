@@ -1,4 +1,4 @@
-"""What the client orders the mover of a node to save, and what the mover tells of it."""
+"""The orders of a client to save folders of a node, and the states of folders that the node tells."""
 
 from __future__ import annotations
 

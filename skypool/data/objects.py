@@ -1,0 +1,54 @@
+"""Requests about single small objects of a bucket."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+
+def put(store: ObjectStore, name: str, data: bytes) -> None:
+    """Write an object, also in the place of another one."""
+    import obstore
+
+    obstore.put(store, name, data, use_multipart=False)
+
+
+def create(store: ObjectStore, name: str, data: bytes) -> bool:
+    """Create an object. Return False if it is there already."""
+    import obstore
+    from obstore.exceptions import AlreadyExistsError
+
+    try:
+        obstore.put(store, name, data, use_multipart=False, mode="create")
+    except AlreadyExistsError:
+        return False
+    return True
+
+
+def read(store: ObjectStore, name: str) -> bytes:
+    """Return what is in an object."""
+    import obstore
+
+    return bytes(obstore.get(store, name).bytes())
+
+
+def exists(store: ObjectStore, name: str) -> bool:
+    """Return True if an object is there."""
+    import obstore
+
+    try:
+        obstore.head(store, name)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def remove(store: ObjectStore, name: str) -> None:
+    """Remove an object if it is there."""
+    import obstore
+
+    with suppress(FileNotFoundError):
+        obstore.delete(store, name)
