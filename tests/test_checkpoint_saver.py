@@ -91,3 +91,26 @@ def test_an_answer_of_the_store_that_is_lost_is_no_fault_of_it(
 
     monkeypatch.setattr(objects, "create", twice)
     assert saver.attempt("a") == (1, None)
+
+
+def test_a_mover_that_begins_again_tells_no_older_checkpoint_as_safe(
+    node: Callable[[str], Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = node("first")
+    assert before.saver.attempt("a") == (1, None)
+    for step in (1, 2, 3):
+        before.write(1, step, 0, world=1)
+        before.saver.turn()
+    assert before.saver.safe("a") == (Step(1, 3), False)
+    again = node("first").saver
+    save = again._save_rank
+
+    def only_the_first(step: Step, rank: int, path: Path) -> None:
+        if step.step > 1:
+            raise OSError("the store does not answer")
+        save(step, rank, path)
+
+    monkeypatch.setattr(again, "_save_rank", only_the_first)
+    with pytest.raises(OSError, match="the store does not answer"):
+        again.turn()
+    assert again.safe("a") == (Step(1, 3), False)
