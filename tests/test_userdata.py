@@ -242,9 +242,9 @@ CHANGES_NOTHING = {
     "less than nothing": f"echo 1 -5 > {F}",
     "code": f"echo '1 a[$(touch /tmp/ran)]' > {F}; sleep 1.5; echo '1 $(touch${{IFS}}/tmp/ran)' > {F}",
     "nothing": f"rm {F}",
-    "a folder": f"rm {F}; mkdir -p {F}/full/of",
-    "a link": f"rm {F}; ln -s /dev/zero {F}",
-    "a pipe": f"rm {F}; mkfifo {F}",
+    "a folder": f"until rm -rf {F} && mkdir -p {F}/full/of; do :; done",  # the guard makes the file again meanwhile
+    "a link": f"ln -s /dev/zero {F}.new; mv -f {F}.new {F}",
+    "a pipe": f"mkfifo {F}.new; mv -f {F}.new {F}",
     "another's": f"chown plain {F}; chmod 600 {F}",
     "no room": "mount -t tmpfs -o ro none /run/skypool",
     "no room to keep": "mount -t tmpfs -o ro none /var/lib/skypool",
@@ -256,6 +256,7 @@ def test_whatever_lies_in_the_file_neither_prolongs_nor_shortens_a_machines_life
     def life(spoil: str) -> float:
         machine = ward.boot()
         began = time.monotonic()
+        wait_until(machine.path(F).exists, LEASE, "the guard's file")
         machine.run(spoil)
         machine.wait_off()
         took = time.monotonic() - began
