@@ -118,6 +118,7 @@ class InstanceInfo:
 
 _process: InstanceInfo | None = None
 _call = 0
+_begun = 0
 _world: tuple[int, Sequence[str]] | None = None
 _own: Collection[str] | None = None
 """The names of the devices that this process is to use, such as "cuda 0"; None for all that it sees."""
@@ -187,9 +188,15 @@ def begin(call: int, world: tuple[int, Sequence[str]] | None) -> None:
     `call` is the id of the call. `world` is a tuple for a call that was sent with `@`: the index of this node among the
     nodes of the call, and the addresses of these nodes. It is None for other calls.
     """
-    global _call, _world
+    global _call, _begun, _world
     _call = call
+    _begun += 1
     _world = world
+
+
+def calls_begun() -> int:
+    """Return how many calls have begun in this process. It tells a call that is repeated from its former run."""
+    return _begun
 
 
 @overload

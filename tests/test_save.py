@@ -365,6 +365,25 @@ def test_a_gang_of_another_client_of_the_same_pool_is_another_attempt(place: Pat
         second.stop()
 
 
+@sky.compute
+def look_twice() -> list[int | None]:
+    """Save and look with several objects, as the functions of a program do."""
+    found = []
+    for step in range(2):
+        last = sky.Checkpoints("ckpt").latest()
+        found.append(last.step if last else None)
+        with sky.Checkpoints("ckpt").save((last.step if last else 0) + step + 1, wait=True) as folder:
+            (folder / "model").write_text("x")
+    return found
+
+
+def test_objects_of_one_call_are_one_attempt_and_the_next_call_is_another(place: Path) -> None:
+    with pool(place, save={"ckpt": f"file://{place}"}) as made:
+        assert look_twice() >> made == [None, None]
+        assert look_twice() >> made == [2, 2]
+    assert commits(place) == ["step-2/attempt-000001", "step-3/attempt-000002", "step-4/attempt-000002"]
+
+
 def test_checkpoints_without_a_bucket_stay_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SKYPOOL_MOVER", raising=False)

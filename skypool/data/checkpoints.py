@@ -11,9 +11,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from skypool import runtime
 from skypool.checks import Duration, seconds, whole
 from skypool.data.checkpoint_saver import PLACE, RANK, Step, place_of
 from skypool.errors import SkypoolError, UsageError
@@ -117,7 +119,7 @@ class Checkpoints:
         self._world = int(os.environ.get("WORLD_SIZE", "1"))
         run = os.environ.get("TORCHELASTIC_RUN_ID", "")
         count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
-        self._token = f"{run}.{count}" if self._world > 1 else secrets.token_hex(8)
+        self._token = f"{run}.{count}" if self._world > 1 else _token(os.getpid(), runtime.calls_begun())
         self._is_saved = os.path.exists(os.environ.get(SOCKET_VARIABLE, ""))
         self._root = self._folder
         self._attempt: int | None = None
@@ -243,6 +245,12 @@ class Checkpoints:
         found = self._steps_here()
         for each in sorted(found)[: -self._keep]:
             shutil.rmtree(found[each], ignore_errors=True)
+
+
+@cache
+def _token(process: int, call: int) -> str:
+    """Return what names the attempt of a process that is alone. A forked process, or the next call, is another one."""
+    return secrets.token_hex(8)
 
 
 def _sync(path: Path) -> None:
