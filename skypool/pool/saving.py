@@ -51,6 +51,8 @@ _CLOCKS = timedelta(minutes=5)
 """By how much the clock of a store may be late."""
 _TO_REMOVE = 5.0
 """Seconds for which the end of machines waits for the removal of unfinished uploads."""
+_TO_END = 5.0
+"""Seconds in which machines are ended, before a limit of budget or lifetime."""
 _LATE = 10.0
 """Seconds that a node has beyond the time in which it must have saved what is left."""
 
@@ -242,15 +244,18 @@ class Saving:
     def end(
         self, nodes: Sequence[int], seconds: float | None = None, *, calm: bool = False, stops: bool = False
     ) -> None:
-        """Have nodes save what is left, and wait for it: at most so long as the orders say, or `seconds`.
+        """Have nodes save what is left, and wait for it: at most so long as the orders say.
 
         A node that cannot be reached is not waited for. What was not saved is in the events.
 
         Args:
+            seconds: the seconds after which a limit is reached. The machines can be ended before. None for no limit.
             calm: True if what writes the files has ended by itself.
             stops: True to stop calls first, so that nothing more is written.
         """
         began = time.monotonic()
+        if seconds is not None:
+            seconds = max(0.0, seconds - _TO_END)
         with self._news:
             wanted = {key: self._ordered[key] for key in self._open_of(nodes)}
         if not wanted:
@@ -337,10 +342,11 @@ class Saving:
     def reserve(self) -> float:
         """The seconds that nodes need to save what is left, before budget or lifetime end them."""
         with self._news:
-            return max(
+            needed = max(
                 (each.seconds_needed for (node, _), each in self._states.items() if not self._is_lost(node)),
                 default=0.0,
             )
+        return needed + _TO_END if needed else 0.0
 
     def _is_lost(self, node: int) -> bool:
         """Return True if nothing more is heard of a node. If its mover lives, it sends again what is removed."""

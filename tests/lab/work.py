@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -259,6 +259,49 @@ def write_saved(name: str, size: int) -> list[str]:
 @sky.compute
 def saved_content(name: str) -> bytes:
     return Path("out", name).read_bytes()
+
+
+@sky.compute(output="silent")
+def keep_writing(log: str, name: str, sizes: Sequence[int], rate: float, burst: int, seconds: float, on: bool) -> None:
+    """Write files into the folder "out", and note each in a log: before it is there, and when it is.
+
+    Args:
+        name: what the names of the files begin with.
+        sizes: the bytes of each file, from the first on again after the last.
+        rate: the bytes in a second.
+        burst: the bytes that are written at once when `seconds` are over.
+        on: True to go on writing then, and False to return.
+    """
+    import hashlib
+    import json
+
+    Path("out").mkdir(exist_ok=True)
+    began = time.monotonic()
+    written = number = 0
+
+    def note(**said: Any) -> None:
+        with open(log, "ab", buffering=0) as file:
+            file.write(json.dumps({**said, "at": time.monotonic()}).encode() + b"\n")
+
+    def write() -> int:
+        nonlocal number
+        data = os.urandom(sizes[number % len(sizes)])
+        path = Path("out", f"{name}-{number:05}")
+        number += 1
+        note(does="write", name=path.name, size=len(data), sha256=hashlib.sha256(data).hexdigest())
+        path.with_suffix(".part").write_bytes(data)
+        path.with_suffix(".part").rename(path)
+        note(does="wrote", name=path.name, size=len(data))
+        return len(data)
+
+    while on or burst > 0:
+        if time.monotonic() - began >= seconds and burst > 0:
+            while burst > 0:
+                burst -= write()
+            note(does="burst")
+        else:
+            written += write()
+            time.sleep(max(0.0, written / rate - (time.monotonic() - began)))
 
 
 @sky.compute(procs=2, output="silent")

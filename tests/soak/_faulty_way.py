@@ -27,19 +27,22 @@ class FaultyWay:
     Args:
         endpoint: the URL of the store.
         chance: says which connections fail, and after how many bytes.
+        rate: the most bytes in a second that all connections together send to the store; None for no limit.
 
     Attributes:
         endpoint: the URL of this port.
         moves: how often data has been sent to the store.
+        sent: how many bytes that were.
     """
 
-    def __init__(self, endpoint: str, chance: random.Random) -> None:
+    def __init__(self, endpoint: str, chance: random.Random, rate: float | None = None) -> None:
         host, _, port = endpoint.removeprefix("http://").partition(":")
         self._target = host, int(port)
         self._chance = chance
         self._fault, self._share, self._is_closed = "", 1.0, False
         self._lock = threading.Lock()
-        self.moves = 0
+        self.moves = self.sent = 0
+        self._rate, self._is_free = rate, 0.0  # since when more can be sent
         self._open = set[socket.socket]()
         self._listener = socket.create_server((host, 0), backlog=128)
         self.endpoint = f"http://{host}:{self._listener.getsockname()[1]}"
@@ -115,6 +118,8 @@ class FaultyWay:
                     time.sleep(0.05 + len(data) / _RATE)
                 if most is not None:
                     data, most = data[:most], most - len(data)
+                if moves:
+                    self._pace(len(data))
                 sink.sendall(data)
                 self.moves += moves
                 if most is not None and most <= 0:
@@ -123,6 +128,17 @@ class FaultyWay:
                     break
         for each in (source, sink):
             _shut(each)
+
+    def _pace(self, count: int) -> None:
+        """Wait until so many bytes may be sent."""
+        with self._lock:
+            self.sent += count
+            now = time.monotonic()
+            if self._rate is not None:
+                self._is_free = max(now, self._is_free) + count / self._rate
+            wait = self._is_free - now
+        if wait > 0:
+            time.sleep(wait)
 
     def close(self) -> None:
         """End all connections, and the threads that serve them."""
