@@ -64,10 +64,12 @@ def client(said: Mapping[str, Any]) -> int:
         FakeCloud(said["cloud"]), slots=1, console="off", save={"out": bucket}, liveness=8, **said["options"]
     )  # fmt: skip
     pool.events.listen(hear)
-    kind, number = said["kind"], pool_nodes(said)
+    kind, number = said["kind"], int(said["options"].get("nodes", 1))
+    goes_on = kind not in ("leave", "smaller")
     with contextlib.suppress(sky.LifetimeExceeded, sky.ConnectionLost, sky.PoolClosed), pool:
+        sizes, rate, burst, seconds = said["writes"]
         calls = [
-            pool.submit(keep_writing, said["log"], f"of-{each}", *said["writes"], kind not in ("leave", "smaller"))
+            pool.submit(keep_writing, said["log"], f"of-{each}", sizes, rate, burst, seconds, goes_on)
             for each in range(number)
         ]
         if kind == "stop":
@@ -76,16 +78,11 @@ def client(said: Mapping[str, Any]) -> int:
         if kind == "smaller":
             calls[1].result()
             pool.resize(1)
-        for each in calls:
-            each.result()
+        for going in calls:
+            going.result()
     told = [{"unsaved": each.unsaved, "whole": each.whole, "phase": each.phase} for each in last.values()]
     print(json.dumps(told), flush=True)
     return 0
-
-
-def pool_nodes(said: Mapping[str, Any]) -> int:
-    """Return with how many machines a world begins."""
-    return int(said["options"].get("nodes", 1))
 
 
 @contextlib.contextmanager
