@@ -226,7 +226,9 @@ class FolderSaved(NodeEvent):
         kept: the number of files in the bucket that were deleted here.
         restored: the number of files that were brought back.
         restored_bytes: the bytes of these.
+        not_restored: why an object of the bucket cannot be a file, as pairs (name, reason).
         aside: the folder of the node to which files were moved that the bucket does not have; "" for none.
+        moved: the number of these files; 0 if they are checkpoints of `Checkpoints` that belong to another place.
         unfinished: checkpoints that are not whole in the bucket, and were left there.
     """
 
@@ -244,7 +246,9 @@ class FolderSaved(NodeEvent):
     kept: int = 0
     restored: int = 0
     restored_bytes: int = 0
+    not_restored: tuple[tuple[str, str], ...] = ()
     aside: str = ""
+    moved: int = 0
     unfinished: tuple[str, ...] = ()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import socket
 import subprocess
@@ -869,12 +870,14 @@ class FaultyStore:
         objects: its objects by their names.
         answer: returns the status of the answer to a method and a name; 0 if all is well, and -1 for no answer at all.
         asked: the methods and names of all requests.
+        most: the most bytes of an answer that are sent before the connection ends.
     """
 
     objects: dict[str, bytes] = field(default_factory=dict[str, bytes])
     answer: Callable[[str, str], int] = lambda method, name: 0
     asked: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     endpoint: str = ""
+    most: int = 1 << 40
 
     def respond(self, method: str, name: str, data: bytes) -> tuple[int, bytes]:
         self.asked.append((method, name))
@@ -911,13 +914,19 @@ def faulty() -> Iterator[FaultyStore]:
             data = self.rfile.read(int(self.headers.get("content-length", 0)))
             name = unquote(urlsplit(self.path).path).removeprefix("/models").removeprefix("/")
             status, body = store.respond(self.command, name, data)
+            if found := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("range", "")):
+                first, last, size = int(found[1]), min(int(found[2]), len(body) - 1), len(body)
+                status, body = 206, body[first : last + 1]
             self.send_response(status)
+            if status == 206:
+                self.send_header("content-range", f"bytes {first}-{last}/{size}")
             self.send_header("content-length", str(len(body)))
             self.send_header("etag", f'"{zlib.crc32(store.objects.get(name, b""))}"')
             self.send_header("last-modified", "Mon, 01 Jan 2024 00:00:00 GMT")
             self.end_headers()
             with suppress(OSError):  # the client has lost its patience
-                self.wfile.write(b"" if self.command == "HEAD" else body)
+                self.wfile.write(b"" if self.command == "HEAD" else body[: store.most])
+            self.close_connection |= len(body) > store.most
 
         do_PUT = do_DELETE = do_HEAD = do_POST = do_GET
 
@@ -1015,6 +1024,7 @@ def test_objects_that_can_be_no_files_here_are_named_and_hold_up_no_other(place:
     done = restore(faulty_saver(place, faulty))
     assert files_of(place.out) == {"good": b"x", "marked/a": b"x", "was/a": b"x"}
     assert sorted(done.refused) == [own, "was", long]
+    assert (done.refused[own], done.refused["was"]) == ("no file can have this name", "a folder has its name")
 
 
 def test_a_restore_that_the_store_ends_goes_on_with_what_is_missing(place: Place, faulty: FaultyStore) -> None:
@@ -1027,6 +1037,16 @@ def test_a_restore_that_the_store_ends_goes_on_with_what_is_missing(place: Place
     done = restore(faulty_saver(place, faulty))
     assert (done.files, done.aside) == (1, "")
     assert files_of(place.out) == faulty.objects
+
+
+def test_a_large_file_comes_back_though_each_answer_ends_early(place: Place, faulty: FaultyStore) -> None:
+    data = random.Random(7).randbytes(2 * PART + 5)
+    faulty.objects = {"large": data}
+    faulty.most = PART // 5  # obstore itself tries three times
+    done = restore(faulty_saver(place, faulty))
+    assert (place.out / "large").read_bytes() == data
+    assert (done.files, done.bytes) == (1, len(data))
+    assert done.received == len(data)
 
 
 # --- the mover as a process -----------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -21,13 +22,16 @@ import pytest
 
 import skypool as sky
 from skypool import events
+from skypool.data.folder_saver import PART
 from skypool.data.save_asked import save_asked, split
 from skypool.errors import LifetimeExceeded, UsageError
 from skypool.model import Need, Offer
+from skypool.pool import saving
 from skypool.testing import FakeCloud
 from tests.conftest import eventually, nodes, processes_of
 from tests.lab import stores
 from tests.lab.stores import secret_of
+from tests.soak._faulty_way import FaultyWay
 
 KEYS = ("SAVE_ID", "SAVE_SECRET")
 
@@ -468,6 +472,37 @@ def test_keys_are_nowhere_but_in_the_mover(place: Path, store: stores.Store, mon
         for each in state.rglob("*"):
             seen += each.read_bytes().decode("latin-1") if each.is_file() else ""
     assert secret_of("run") not in seen
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_file_that_comes_back_slowly_after_an_error_is_not_given_up(
+    place: Path, store: stores.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SAVE_ID", "run")
+    monkeypatch.setenv("SAVE_SECRET", secret_of("run"))
+    monkeypatch.setattr(saving, "_TO_RESTORE", 7.0)
+    size = PART - 1  # such a file takes at least ten seconds on the slow way
+    stores.client(store.endpoint).put_object(Bucket="models", Key="runs/slow/a", Body=b"x" * size)
+    with FaultyWay(store.endpoint, random.Random(1)) as way:
+        bucket = sky.Bucket("s3://models/runs/slow", way.endpoint, keys=KEYS)
+        made = pool(place, save={"out": bucket})
+        told: list[events.FolderSaved] = []
+
+        def hear(event: events.Event) -> None:
+            if isinstance(event, events.FolderSaved):
+                told.append(event)
+                if event.trouble:
+                    way.fail("slow")
+            elif isinstance(event, events.NodePhase) and event.phase == "bootstrapping":
+                way.fail("403")
+
+        made.events.listen(hear)
+        with made:
+            assert write({}) >> made == ["a"]
+        assert any(each.trouble for each in told)
+        back = next(each for each in told if each.phase == "saving")
+        assert (back.restored, back.restored_bytes) == (1, size)
 
 
 @pytest.mark.slow

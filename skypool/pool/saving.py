@@ -110,7 +110,8 @@ class Saving:
                 pool=self._life.pool, node=key[0], folder=now.id, url=order.url, phase=now.phase, whole=now.whole,
                 files=now.files, bytes=now.bytes, unsaved=now.unsaved, unsaved_bytes=now.unsaved_bytes,
                 trouble=now.trouble, names=now.names, refused=now.refused, kept=now.kept, restored=now.restored,
-                restored_bytes=now.restored_bytes, aside=now.aside, unfinished=now.unfinished,
+                restored_bytes=now.restored_bytes, not_restored=now.not_restored, aside=now.aside,
+                moved=now.moved, unfinished=now.unfinished,
             )
         )  # fmt: skip
 
@@ -215,8 +216,8 @@ class Saving:
                     if state.phase == "ended":
                         raise SkypoolError(f"{id_} cannot be saved on node {node}: {state.trouble or 'it was ended'}")
                     continue
-                if state.restored_bytes != moved[id_][0]:
-                    moved[id_] = state.restored_bytes, time.monotonic()
+                if state.received != moved[id_][0]:
+                    moved[id_] = state.received, time.monotonic()
                     troubles.pop(id_, None)
                 if state.trouble:
                     troubles[id_] = state.trouble

@@ -91,7 +91,10 @@ class FolderState:
         refused: why a file cannot be saved, by its path. Only some are named.
         kept: the number of files in the bucket that were deleted here.
         restored: the number of files that were brought back, and `restored_bytes` their bytes.
+        received: the bytes that came from the bucket so far, also of files that have not come to their end.
+        not_restored: why an object of the bucket cannot be a file, by its name. Only some are named.
         aside: the folder of the node to which files were moved that the bucket does not have; "" for none.
+        moved: the number of these files.
         unfinished: checkpoints that are not whole in the bucket, and were left there.
     """
 
@@ -110,7 +113,10 @@ class FolderState:
     kept: int = 0
     restored: int = 0
     restored_bytes: int = 0
+    received: int = 0
+    not_restored: tuple[tuple[str, str], ...] = ()
     aside: str = ""
+    moved: int = 0
     unfinished: tuple[str, ...] = ()
     url: str = ""
     serial: str = ""
