@@ -566,6 +566,40 @@ def test_a_node_that_changes_or_deletes_what_came_from_another_leaves_that_as_it
     assert place.restored("fresh-0", 0, 2)[1] == {"state.json": b"of 0", "step_1/model.pt": b"of 0"}
 
 
+def test_a_node_that_joins_one_that_was_alone_overwrites_none_of_its_files(place: Place) -> None:
+    alone = place.saver(0, 1, out="out-0")
+    place.write("state.json", "of 0", out="out-0")
+    place.settle(alone)
+    place.restored("out-1", 1, 2)
+    place.write("late.json", "of 0", out="out-0")
+    alone.turn()
+    alone._name_of("late.json")  # it is being sent just then
+    alone.share(2)
+    joined = FolderSaver(
+        LocalStore(place.bucket), str(place.root / "out-1"), str(place.root / "journal-out-1"), place.executor, 1, 2,
+        clock=lambda: place.now, joins=True,
+    )  # fmt: skip
+    for name in ("state.json", "late.json", "next.json"):
+        place.write(name, "of 1", out="out-1")
+    place.settle(joined)
+    place.write("state.json", "of 0 again", out="out-0")
+    place.write("next.json", "of 0", out="out-0")
+    place.settle(alone)
+    kept = {
+        "state.json": b"of 0 again", "node-1/state.json": b"of 1", "late.json": b"of 0", "node-1/late.json": b"of 1",
+        "next.json": b"of 1", "node-0/next.json": b"of 0",
+    }  # fmt: skip
+    assert place.saved() == kept
+    place.write("state.json", "of 0 at last", out="out-0")
+    place.settle(place.saver(0, 2, out="out-0"))  # a mover that begins again knows it
+    assert place.saved() == {**kept, "state.json": b"of 0 at last"}
+    for node in (0, 1):
+        there = place.restored(f"fresh-{node}", node, 2)[1]
+        assert {name: data[:4] for name, data in there.items()} == {
+            name: f"of {node}".encode() for name in ("state.json", "late.json", "next.json")
+        }
+
+
 # --- bringing back --------------------------------------------------------------------------------------------------
 
 

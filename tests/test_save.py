@@ -310,6 +310,21 @@ def test_a_mover_that_is_killed_begins_again(place: Path) -> None:
         assert write({}) >> made == ["a", "b"]  # nothing was moved aside
 
 
+@pytest.mark.slow
+def test_a_node_of_a_pool_that_had_one_overwrites_no_file_of_the_first(place: Path) -> None:
+    with FakeCloud() as cloud, pool(place, provider=cloud, nodes=1) as made:
+        write({"state": "of 0"}) >> made
+        eventually(lambda: kept(place) == {"state": "of 0"}, 30, "the first file")
+        made.resize(2)
+        made.wait_ready(2, timeout=60)
+        made.send(write({"state": "of 1", "new": "of 1"}), node=1).result(60)
+        eventually(lambda: "new" in kept(place), 30, "the file of the node that came")
+        made.send(write({"state": "of 0, too", "new": "of 0"}), node=0).result(60)
+    assert kept(place) == {
+        "state": "of 0, too", "node-1/state": "of 1", "new": "of 1", "node-0/new": "of 0"
+    }  # fmt: skip
+
+
 def test_a_process_that_takes_a_pool_over_has_the_rest_saved(place: Path) -> None:
     first = pool(place, name="handed", linger="2m")
     with first:

@@ -73,7 +73,7 @@ class MoverWatch:
         return self._child.pid if self._child is not None else 0
 
     def order(self, said: Mapping[str, Any], stop_calls: Callable[[float], bool]) -> None:
-        """Obey an order of the client: to save a folder, or to save what is left of it and to stop.
+        """Obey an order of the client: to save a folder, to share its place, or to save what is left and to stop.
 
         An order may come twice.
 
@@ -89,6 +89,10 @@ class MoverWatch:
                     self._held[id_] = self._now + _STOP
                 else:
                     self._send(said)
+        elif said["do"] == "share":
+            if id_ in self._orders:
+                self._orders[id_]["nodes"] = said["nodes"]
+                self._send(said)
         elif id_ not in self._orders or self._orders[id_]["serial"] != said["serial"]:
             self._orders[id_] = dict(said)
             self._ends.pop(id_, None)
@@ -232,7 +236,7 @@ class MoverWatch:
 
 def _untold(order: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is known of a folder of which the mover has told nothing yet."""
-    return {**{name: order[name] for name in ("id", "url", "serial", "drain")}, "phase": "restoring"}
+    return {**{name: order[name] for name in ("id", "url", "serial", "drain")}, "phase": "restoring", "nodes": 1}
 
 
 def _mib_of(pid: int) -> float:

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 UNFINISHED = f"{OWN}/unfinished"
 """Objects below this name say which checkpoints are not whole in the bucket."""
+_OWNERS = f"{OWN}/nodes"
+"""Objects below this name say of a file which node has given it its plain name."""
+_ALONE = b"0"
+"""The number of a node that saves to a place alone."""
 QUIET = 5.0
 """Seconds for which a file must not change before it counts as finished, if nothing else tells that it is."""
 LONG = 60.0
@@ -105,6 +109,7 @@ class FolderSaver:
         node: the number of the node, and `nodes` how many save the same folder to the same prefix.
         patterns: what is written last into a checkpoint, as `checkpoints` takes it.
         clock: the time in seconds, which only goes forward.
+        joins: True if a node has saved to the prefix alone before. Its files are not those of this node.
 
     Attributes:
         account: what was saved.
@@ -118,6 +123,7 @@ class FolderSaver:
     nodes: int = 1
     patterns: Sequence[str] = ()
     clock: Callable[[], float] = time.monotonic
+    joins: bool = False
     account: Account = field(default_factory=Account, init=False)
     _saved: dict[str, Saved] = field(default_factory=dict[str, Saved], init=False)
     _seen: dict[str, tuple[State, float]] = field(default_factory=dict[str, "tuple[State, float]"], init=False)
@@ -172,6 +178,17 @@ class FolderSaver:
         for folder in self._left if self._goes_on and self.nodes == 1 else ():
             if not any(obstore.list(self.store, folder)):  # it was killed after the last deletion
                 self._unmark(folder)
+
+    def share(self, nodes: int) -> None:
+        """Give each new file an owner from now on, as other nodes will save to the prefix, too. Any thread may call it.
+
+        Raises what a store raises. Then repeat it, as the names of files that are just being sent are not noted yet.
+        """
+        with self._lock:
+            self.nodes = max(self.nodes, nodes)
+            new = [path for path, name in self._names.items() if path == name and path not in self._saved]
+        for path in new if self.nodes > 1 else ():
+            objects.create(self.store, f"{_OWNERS}/{path}", str(self.node).encode())
 
     # --- one turn --------------------------------------------------------------------------------------------
 
@@ -463,14 +480,17 @@ class FolderSaver:
     def _name_of(self, path: str) -> str:
         """Return the name of a file's object. If another node has saved a file of this path, it begins with "node-"."""
         own = f"node-{self.node}/{path}"
-        if self.nodes == 1:  # a run with more nodes may have been before
-            return own if path in self._saved and self._saved[path].name == own else path
+        with self._lock:
+            if self.nodes == 1 and path not in self._names:  # a run with more nodes may have been before
+                is_own = path in self._saved and self._saved[path].name == own
+                self._names[path] = own if is_own else path
         if path not in self._names:
-            claim, mine = f"{OWN}/nodes/{path}", str(self.node).encode()
-            is_mine = objects.create(self.store, claim, mine) or objects.read(self.store, claim) == mine
-            if is_mine and path not in self._saved and objects.exists(self.store, path):
-                is_mine = False  # a node has saved it that was alone then
-            self._names[path] = path if is_mine else own
+            mine = str(self.node).encode()
+            is_taken = (self.joins or path not in self._saved) and objects.exists(self.store, path)
+            owner = _ALONE if is_taken else mine
+            if not objects.create(self.store, f"{_OWNERS}/{path}", owner):
+                owner = objects.read(self.store, f"{_OWNERS}/{path}")
+            self._names[path] = path if owner == mine else own
         return self._names[path]
 
     # --- files that stay open --------------------------------------------------------------------------------

@@ -90,6 +90,9 @@ class Folder:
         self._looked = 0.0  # seconds; without those in which checkpoints were sent
         self._turns = threading.Lock()  # for the thread of the folder, and those who want it saved at once
         self._asking = threading.Lock()  # for those who bring a checkpoint back
+        self._nodes: int = said["nodes"]
+        self._shared: int = said["nodes"]  # for so many nodes all files that are sent have owners
+        self._sharing = threading.Lock()
         self._thread = threading.Thread(target=self._work, name=f"save {self.id}", daemon=True)
         self._thread.start()
 
@@ -113,6 +116,18 @@ class Folder:
         self._until = time.monotonic() + seconds
         self._wake.set()
 
+    def share(self, nodes: int) -> None:
+        """Give files owners from now on, as so many nodes will save to the place. An error is repeated by who asks."""
+        self._nodes = max(nodes, self._nodes)
+        if self._saver is not None and self._sharing.acquire(blocking=False):
+            try:
+                self._saver.share(self._nodes)
+                self._shared = self._nodes
+            except Exception as e:  # noqa: BLE001 - whatever a store answers is told
+                self._saver.account.trouble = store.trouble(e).words
+            finally:
+                self._sharing.release()
+
     def join(self) -> None:
         self._thread.join()
 
@@ -129,7 +144,8 @@ class Folder:
             account["bytes"] += more.sent
             account["unsaved"] += more.unsaved
             account["unsaved_bytes"] += more.unsaved_bytes
-        return {**account, **said, "phase": self.phase, "whole": self.whole, "trouble": trouble, "back": restored}
+        said |= {"nodes": self._shared, "phase": self.phase, "whole": self.whole, "trouble": trouble}
+        return {**account, **said, "back": restored}
 
     def answer(self, said: Mapping[str, Any]) -> dict[str, Any]:
         """Answer a program of the node: save at once, or say which checkpoint to go on from or is safe."""
@@ -206,9 +222,10 @@ class Folder:
             os.makedirs(bucket.name, exist_ok=True)
         opened = store.opened(bucket, values, _PATIENCE)
         folder, executor = os.path.expanduser(said["folder"]), ThreadPoolExecutor(_SMALL_FILES)
-        saver = FolderSaver(opened, folder, self._journal, executor, said["node"], said["nodes"], said["patterns"])
+        place = said["node"], said["nodes"], said["patterns"]
+        saver = FolderSaver(opened, folder, self._journal, executor, *place, joins=said["joins"])
         self._checkpoints = CheckpointSaver(opened, folder, executor, said["url"])
-        self._saver = saver  # last, as others look for it
+        self._saver = saver  # after the others, as threads look for it
 
     def _bring_back(self) -> bool:
         """Bring the folder back, again and again. Return False if the end comes before.
@@ -295,6 +312,11 @@ class Mover:
         if said["do"] == "end":
             if id_ in self._folders:
                 self._folders[id_].end(said["seconds"], said["calm"])
+            return
+        if said["do"] == "share":
+            if id_ in self._folders:  # in a thread, as a store may take long
+                share = self._folders[id_].share
+                threading.Thread(target=share, args=(said["nodes"],), name="share", daemon=True).start()
             return
         former = self._folders.get(id_)
         if former is None or former.serial != said["serial"]:

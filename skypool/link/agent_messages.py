@@ -577,7 +577,8 @@ def _saved(f: Frame) -> Saved:
 
 def _folder(said: dict[str, Any]) -> FolderState:
     what = "the state of a folder"
-    h = {"files": 0, "bytes": 0, "unsaved": 0, "unsaved_bytes": 0, "kept": 0, "oldest": 0, "rate": 0, **said}
+    none = dict.fromkeys(("files", "bytes", "unsaved", "unsaved_bytes", "kept", "oldest", "rate"), 0)
+    h = {**none, "nodes": 1, **said}
     back = h.get("back", {})
     if type(back) is not dict:
         _refuse(what, "back", back)
@@ -606,6 +607,7 @@ def _folder(said: dict[str, Any]) -> FolderState:
         url=one_line(_text(what, h, "url"), _LONGEST_NAME),
         serial=one_line(_text(what, h, "serial"), _LONGEST_KEY),
         drain=_seconds(what, h, "drain", MOST_DRAIN + 1),
+        nodes=number("nodes"),
         phase=phase,
         whole=h.get("whole") is True,
         trouble=told(_text(what, {"trouble": "", **h}, "trouble")),

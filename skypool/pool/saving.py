@@ -8,7 +8,7 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -83,7 +83,8 @@ class Saving:
             with self._news:
                 order = self._ordered.get(key)
                 if order is None and self._may_adopt(node):
-                    order = self._ordered[key] = Order(each.id, "", each.url, drain=each.drain, serial=each.serial)
+                    order = Order(each.id, "", each.url, nodes=each.nodes, drain=each.drain, serial=each.serial)
+                    self._ordered[key] = order
                 if order is None or order.serial != each.serial:
                     continue
                 self._states[key] = each
@@ -142,11 +143,12 @@ class Saving:
             raise UsageError(refused_to_stranger(f"node {node}", [*folders.values()]))
         parts = self._ship(node)
         number = self._take_place(node, count) if number is None else number
+        joins = count > 1 and self._share(node, count, {each.bucket.url for each in folders.values()})
         orders = [
             Order(
                 each.path, path, each.bucket.url, each.bucket.endpoint, each.bucket.region, each.values, number, count,
                 tuple(patterns), drain, _journal_of(path, each), parts, secrets.token_hex(4),
-                self._session,
+                self._session, joins=joins,
             )
             for path, each in folders.items()
         ]  # fmt: skip
@@ -174,6 +176,36 @@ class Saving:
             if not is_told:
                 is_told = True
                 self._life.notice(f"node {node} waits until a node has ended that saves to the same place")
+            with self._news:
+                self._news.wait(_AGAIN / 4)
+
+    def _share(self, node: int, count: int, urls: Collection[str]) -> bool:
+        """Have a node that saves alone give its files owners, before another one saves to the same places.
+
+        Return True if there was such a node.
+        """
+        told = -math.inf
+        began = time.monotonic()
+        while True:
+            with self._news:
+                ours = [key for key, order in self._ordered.items() if order.nodes == 1 and order.url in urls]
+                alone = [(key, self._states[key]) for key in ours if key[0] != node and key in self._states]
+            alone = [(key, state) for key, state in alone if state.phase != "ended"]
+            waiting = [key for key, state in alone if state.nodes == 1 and not self._is_lost(key[0])]
+            if not waiting:
+                return bool(alone)
+            self._link(node)
+            if time.monotonic() - began >= _TO_RESTORE:
+                other, folder = waiting[0]
+                raise SkypoolError(
+                    f"node {node} cannot save to the place of {folder}: node {other}, which was alone there, has not "
+                    f"confirmed within {_TO_RESTORE:g} s that it shares it: {self.states()[other, folder].trouble}"
+                )
+            if time.monotonic() - told >= _AGAIN:
+                told = time.monotonic()
+                for other, id_ in waiting:
+                    if link := self._connections.links.get(other):
+                        _send(link, {"do": "share", "id": id_, "nodes": count})
             with self._news:
                 self._news.wait(_AGAIN / 4)
 

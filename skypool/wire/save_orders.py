@@ -50,6 +50,7 @@ class Order:
         serial: tells orders for one folder apart.
         session: names the client and its pool, the same on all nodes.
         restores: False if the folder is not brought back before it is saved.
+        joins: True if a node has saved to the same place alone before.
     """
 
     id: str
@@ -67,6 +68,7 @@ class Order:
     serial: str = ""
     session: str = ""
     restores: bool = True
+    joins: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return the order as the mover reads it. The keys are part of it."""
@@ -79,6 +81,7 @@ class FolderState:
 
     Attributes:
         id, url, serial, drain: as in the order.
+        nodes: for how many nodes the folder gives its files owners; 1 if the node saves alone.
         phase: "restoring" until it is as the bucket has it, "saving", "ending" while what is left is saved, and
             "ended".
         whole: True if all was saved when it ended.
@@ -121,6 +124,7 @@ class FolderState:
     url: str = ""
     serial: str = ""
     drain: float = 0.0
+    nodes: int = 1
 
     @property
     def is_open(self) -> bool:
