@@ -311,6 +311,23 @@ def test_a_mover_that_is_killed_begins_again(place: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_node_whose_agent_ends_while_its_mover_waits_for_its_next_start_saves_what_is_left(place: Path) -> None:
+    made = pool(place, name="both-killed", liveness=5)
+    with suppress(sky.ConnectionLost), made:
+        write({"a": "1"}) >> made
+        eventually(lambda: kept(place), 30, "the first file")
+        for _ in range(5):  # the next one begins after 8 seconds
+            eventually(lambda: processes_in("both-killed", "skypool.data.mover"), 30, "the next mover")
+            for each in processes_in("both-killed", "skypool.data.mover"):
+                os.kill(each, signal.SIGKILL)
+        Path("out/late").write_text("2")
+        assert not processes_in("both-killed", "skypool.data.mover")
+        for each in processes_in("both-killed", "skypool-agent"):
+            os.kill(each, signal.SIGTERM)
+        eventually(lambda: kept(place) == {"a": "1", "late": "2"}, 30, "the last file")
+
+
+@pytest.mark.slow
 def test_a_node_of_a_pool_that_had_one_overwrites_no_file_of_the_first(place: Path) -> None:
     with FakeCloud() as cloud, pool(place, provider=cloud, nodes=1) as made:
         write({"state": "of 0"}) >> made

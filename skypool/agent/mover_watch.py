@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -18,9 +19,9 @@ _SILENT = 20.0
 _STOP = 5.0
 """Seconds in which calls have ended that are stopped, so that what they have written can be saved."""
 _PAUSE = 1.0, 30.0
-"""The first and the longest pause in seconds before a mover that has ended is started again."""
+"""The second and the longest pause in seconds before a mover that has ended is started again; the first one is 0."""
 _LIVES = 60.0
-"""Seconds after which a mover that ends is started again after the first pause."""
+"""Seconds after which a mover that ends is started again at once."""
 _LINE = 1 << 20
 """The most bytes of an account. A longer one counts as a failure."""
 _MOST_MIB = 600
@@ -65,12 +66,12 @@ class MoverWatch:
         self._error = ""
         self._heard = self._now = self._started = 0.0
         self._start_at = 0.0
-        self._pause = _PAUSE[0]
+        self._pause = 0.0
 
     @property
     def pid(self) -> int:
-        """The process id of the mover; 0 if none runs."""
-        return self._child.pid if self._child is not None else 0
+        """The process id of the mover; 0 if none runs, or nothing is to be saved any more."""
+        return self._child.pid if self._child is not None and self._orders else 0
 
     def order(self, said: Mapping[str, Any], stop_calls: Callable[[float], bool]) -> None:
         """Obey an order of the client: to save a folder, to share its place, or to save what is left and to stop.
@@ -141,8 +142,14 @@ class MoverWatch:
 
     def kill(self) -> None:
         """Kill the mover, as nothing is to be saved any more."""
+        self._orders.clear()
         if self._child is not None:
             self._child.kill()
+
+    def end(self) -> None:
+        """Let the mover save what is left, as the agent ends. If it just waits for its next start, start it now."""
+        if self._child is None and any(self._told.get(id_, {}).get("phase") != "ended" for id_ in self._orders):
+            self._start()
 
     def _start(self) -> None:
         parts = next(iter(self._orders.values()))["parts"]
@@ -151,11 +158,15 @@ class MoverWatch:
         env = {name: value for name, value in os.environ.items() if name in _KEPT or name.lower() in _PROXIES}
         self._heard = self._started = self._now
         self._said, self._error = b"", ""
+        # when the agent has ended, the keeper sends SIGTERM, which must not end a mover that is only starting
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         try:
             self._child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
         except OSError as e:
             self._fail(f"the mover cannot be started: {e}")
             return
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         assert self._child.stdout is not None
         os.set_blocking(self._child.stdout.fileno(), False)
         self._watch(self._child.stdout.fileno(), select.EPOLLIN, self._read)
@@ -202,7 +213,7 @@ class MoverWatch:
     def _take(self, folders: list[dict[str, Any]]) -> None:
         self._heard = self._now
         if self._now - self._started > _LIVES:
-            self._pause = _PAUSE[0]
+            self._pause = 0.0
         for each in folders:
             order = self._orders.get(each["id"])
             if order is not None and order["serial"] == each["serial"]:
@@ -228,7 +239,7 @@ class MoverWatch:
     def _fail(self, why: str) -> None:
         print(why, file=sys.stderr, flush=True)
         self._start_at = self._now + self._pause
-        self._pause = min(2 * self._pause, _PAUSE[1])
+        self._pause = min(2 * self._pause or _PAUSE[0], _PAUSE[1])
         for id_, order in self._orders.items():
             self._told[id_] = {**self._told.get(id_, _untold(order)), "trouble": why}
         self.tell_again()

@@ -293,6 +293,7 @@ class Mover:
         self._drains: dict[str, float] = {}
         self._killed = threading.Event()  # by the keeper: all others that write
         signal.signal(signal.SIGTERM, lambda *_: self._killed.set())
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # the agent has blocked it until now
 
     def run(self) -> None:
         """Obey the commands from stdin until it ends. Then save what is left."""
