@@ -213,6 +213,7 @@ class FolderSaved(NodeEvent):
     Attributes:
         folder: the folder, as the user wrote it.
         url: the place where it is kept.
+        place: the number of the node among those that save the folder there. A replacement has that of the node before.
         phase: "restoring" until the folder is as the bucket has it, "saving", "ending" while what is left is saved, and
             "ended".
         whole: True if all was saved when it ended.
@@ -220,6 +221,8 @@ class FolderSaved(NodeEvent):
         bytes: the bytes of these.
         unsaved: the number of files that are not saved as they are now.
         unsaved_bytes: the bytes of these.
+        oldest: for how many seconds the first of these has been waiting.
+        rate: the bytes that were sent in a second, while something was sent; 0 if nothing was.
         trouble: why the last attempt has failed; "" if it has not.
         names: some of the files that are not saved.
         refused: why a file cannot be saved, as pairs (path, reason).
@@ -235,11 +238,14 @@ class FolderSaved(NodeEvent):
     folder: str
     url: str
     phase: str
+    place: int = 0
     whole: bool = False
     files: int = 0
     bytes: int = 0
     unsaved: int = 0
     unsaved_bytes: int = 0
+    oldest: float = 0.0
+    rate: float = 0.0
     trouble: str = ""
     names: tuple[str, ...] = ()
     refused: tuple[tuple[str, str], ...] = ()

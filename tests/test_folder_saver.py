@@ -33,6 +33,7 @@ from skypool.buckets.bucket import Bucket
 from skypool.buckets.store import opened
 from skypool.data import folder_saver, local_files, objects
 from skypool.data.folder_saver import LONG, PART, QUIET, UNFINISHED, FolderSaver
+from skypool.data.progress import Rate
 from skypool.data.restoring import Restored, restore
 from skypool.wire.save_orders import Order
 from tests.conftest import eventually
@@ -527,6 +528,69 @@ def test_a_checkpoint_that_is_half_removed_here_stays_whole_in_the_bucket(place:
     place.now += 1
     saver.turn()
     assert place.saved().keys() == {"step_2/a", "step_2/b"}
+
+
+# --- what is told ---------------------------------------------------------------------------------------------------
+
+
+def test_a_file_waits_from_its_change_until_it_is_saved(place: Place) -> None:
+    saver = place.saver()
+    assert saver.waiting.oldest == 0
+    place.write("a", "1")
+    saver.turn()
+    place.now += 2
+    place.write("b", "1")
+    saver.turn()
+    place.now += 2
+    assert saver.waiting.oldest == 4  # also while a turn takes long
+    place.now += 1
+    saver.turn()  # the first one is quiet now
+    assert saver.waiting.oldest == 3
+    place.now += 2
+    saver.turn()
+    assert saver.waiting.oldest == 0
+    place.write("a", "2")
+    saver.turn()
+    place.now += 1
+    (place.out / "a").unlink()
+    assert saver.waiting.oldest == 1
+    saver.turn()
+    assert saver.waiting.oldest == 0
+
+
+def test_a_file_that_stays_open_waits_from_its_last_snapshot(place: Place) -> None:
+    saver = place.saver()
+    with open(place.out / "log", "w", buffering=1) as file:
+        file.write("1\n")
+        saver.turn()
+        place.now += LONG
+        assert saver.waiting.oldest == LONG
+        saver.turn()
+        assert saver.waiting.oldest == 0
+        place.now += 10
+        saver.turn()
+        assert saver.waiting.oldest == 0  # it is as the snapshot
+        file.write("2\n")
+        place.now += 10
+        saver.turn()
+        place.now += 10
+        assert saver.waiting.oldest == 20
+        assert saver.account.unsaved == 1
+
+
+def test_files_that_are_sent_side_by_side_take_their_time_once() -> None:
+    now = 0.0
+    rate = Rate(lambda: now)
+    assert rate.per_second == 0
+    with rate.sending():
+        now = 1.0
+        with rate.sending():
+            rate.add(300)
+            now = 2.0
+            assert rate.per_second == 150
+        now = 3.0
+    now = 90.0
+    assert rate.per_second == 100
 
 
 # --- several nodes --------------------------------------------------------------------------------------------------

@@ -232,6 +232,25 @@ def test_a_folder_is_saved_at_once_if_its_program_asks(place: Path) -> None:
             sky.compute(lambda: sky.saved("another").flush())() >> made
 
 
+def test_what_is_saved_is_shown_in_other_processes_and_in_the_report(place: Path) -> None:
+    with pool(place, name="shown") as made:
+        write({"a": "1"}) >> made
+        eventually(lambda: kept(place), 30, "the file")
+        eventually(lambda: made.samples.latest(), 30, "the first sample")
+
+        def folder() -> list[str]:
+            argv = [sys.executable, "-m", "skypool", "top", "shown", "--once"]
+            env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+            lines = subprocess.run(argv, capture_output=True, text=True, check=True, env=env).stdout.splitlines()
+            at = next(n for n, each in enumerate(lines) if each.startswith("  folder"))
+            return lines[at + 1].split()
+
+        eventually(lambda: folder()[:6] == ["out", "0", "saving", "1", "1", "byte"], 30, "the line of the folder")
+    html = made.report().html
+    assert "Folders" in html
+    assert f"file://{place}" in html
+
+
 def test_nobody_waits_for_what_is_saved_nowhere() -> None:
     with pytest.raises(sky.SkypoolError, match="out is not saved here"):
         sky.saved("out").flush()

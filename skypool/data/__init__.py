@@ -21,6 +21,7 @@ Modules of the mover:
 - `folder_saver`: saves one folder; `restoring`: brings it back before a program begins.
 - `checkpoint_saver`: keeps the checkpoints of `Checkpoints`, and decides from which one to go on.
 - `objects`: requests about single objects.
+- `progress`: measures how fast files are sent, and since when others wait.
 - `local_files`: lists the files of a folder, and tells which are being written.
 - `wholeness`: knows which folders are checkpoints, and when one is whole.
 """
@@ -32,6 +33,7 @@ __all__ = [
     "local_files",
     "mover",
     "objects",
+    "progress",
     "restoring",
     "save_asked",
     "wholeness",

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from skypool.data import objects
 from skypool.data.folder_saver import PART
 from skypool.data.local_files import OURS, OWN, aside_of
+from skypool.data.progress import Rate, Waiting
 from skypool.errors import SkypoolError
 
 if TYPE_CHECKING:
@@ -72,10 +73,12 @@ class CheckpointSaver:
         folder: the folder that is saved.
         executor: sends and fetches files side by side.
         origin: the URL of the place, by which checkpoints of this folder that go to another place are told apart.
+        rate: that of the folder's other files.
 
     Attributes:
         files, sent: the files that were saved, and their bytes.
         unsaved, unsaved_bytes: those that are not.
+        waiting: the checkpoints that are not saved.
     """
 
     store: ObjectStore
@@ -86,6 +89,8 @@ class CheckpointSaver:
     sent: int = field(default=0, init=False)
     unsaved: int = field(default=0, init=False)
     unsaved_bytes: int = field(default=0, init=False)
+    rate: Rate = field(default_factory=Rate)
+    waiting: Waiting = field(default_factory=Waiting, init=False)
     _attempts: dict[str, tuple[int, Step | None]] = field(
         default_factory=dict[str, "tuple[int, Step | None]"], init=False
     )
@@ -224,6 +229,7 @@ class CheckpointSaver:
     def _count(self, waiting: list[tuple[Step, int, Path]]) -> None:
         sizes = [file.stat().st_size for _, _, path in waiting for file in _files(path)]
         self.unsaved, self.unsaved_bytes = len(sizes), sum(sizes)
+        self.waiting.note([f"{step.name}/{rank}" for step, rank, _ in waiting])
 
     def _save_rank(self, step: Step, rank: int, path: Path) -> None:
         """Save the files of a rank, and then the list of them."""
@@ -252,9 +258,10 @@ class CheckpointSaver:
             while data := file.read(PART):
                 digest.update(data)
                 size += len(data)
+                self.rate.add(len(data))
                 yield data
 
-        with path.open("rb", buffering=0) as file:
+        with path.open("rb", buffering=0) as file, self.rate.sending():
             if os.fstat(file.fileno()).st_size <= PART:
                 obstore.put(self.store, name, b"".join(parts(file)), use_multipart=False)
             else:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from skypool.buckets.store import UNREACHED, trouble
 from skypool.data import objects
 from skypool.data.local_files import OWN, State, Writers, listed, state_of
+from skypool.data.progress import Rate, Waiting
 from skypool.data.wholeness import Checkpoint, checkpoints, is_temporary, shards
 
 if TYPE_CHECKING:
@@ -77,8 +78,6 @@ class Account:
         bytes: the bytes of these.
         unsaved: the number of files that are not saved as they are now.
         unsaved_bytes: the bytes of these.
-        oldest: how long the first of these has been waiting, in seconds.
-        rate: the bytes that were saved in a second while something was sent; 0 if nothing was.
         trouble: why the last attempt has failed; "" if it has not.
         names: some of the files that are not saved.
         refused: why a file cannot be saved, by its path.
@@ -89,8 +88,6 @@ class Account:
     bytes: int = 0
     unsaved: int = 0
     unsaved_bytes: int = 0
-    oldest: float = 0.0
-    rate: float = 0.0
     trouble: str = ""
     names: Sequence[str] = ()
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -113,6 +110,8 @@ class FolderSaver:
 
     Attributes:
         account: what was saved.
+        rate: how fast files are sent.
+        waiting: the files that are not saved as they are now.
     """
 
     store: ObjectStore
@@ -125,13 +124,14 @@ class FolderSaver:
     clock: Callable[[], float] = time.monotonic
     joins: bool = False
     account: Account = field(default_factory=Account, init=False)
+    rate: Rate = field(init=False)
+    waiting: Waiting = field(init=False)
     _saved: dict[str, Saved] = field(default_factory=dict[str, Saved], init=False)
     _seen: dict[str, tuple[State, float]] = field(default_factory=dict[str, "tuple[State, float]"], init=False)
     _open_since: dict[str, float] = field(default_factory=dict[str, float], init=False)
     _snapshots: dict[str, tuple[str, State, float]] = field(
         default_factory=dict[str, "tuple[str, State, float]"], init=False
     )
-    _waiting: dict[str, float] = field(default_factory=dict[str, float], init=False)
     _begun: set[str] = field(default_factory=set[str], init=False)
     _left: set[str] = field(default_factory=set[str], init=False)
     _gone: dict[str, float] = field(default_factory=dict[str, float], init=False)
@@ -143,10 +143,10 @@ class FolderSaver:
     _awaits_quiet: bool = field(default=False, init=False)
     _failures: int = field(default=0, init=False)
     _again: float = field(default=-math.inf, init=False)
-    _sent: tuple[int, float] = field(default=(0, 0.0), init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)  # for those who send small files
 
     def __post_init__(self) -> None:
+        self.rate, self.waiting = Rate(self.clock), Waiting(self.clock)
         self._goes_on = os.path.exists(self.journal)
         for line in _lines(self.journal):
             match line:
@@ -211,7 +211,7 @@ class FolderSaver:
         self._look(files, now)
         groups = checkpoints(files, self.patterns)
         changed = self._changed(files)
-        self._note(files, changed, now)
+        self._note(files, changed)
         if now < self._again and not last:
             return False
         is_open = self._open(changed, now)
@@ -239,9 +239,8 @@ class FolderSaver:
         else:
             self._failures, self.account.trouble = 0, ""
         changed = self._changed(files)
-        self._note(files, changed, self.clock())
-        covered = {path for path in changed if (made := self._snapshots.get(path)) and made[1] == files[path]}
-        return not (self._awaits_quiet or {*changed} - covered)
+        self._note(files, changed)
+        return not (self._awaits_quiet or {*changed} - _covered(self._snapshots, files))
 
     def _changed(self, files: Mapping[str, State]) -> list[str]:
         """Return the files that are not saved as they are now."""
@@ -433,12 +432,11 @@ class FolderSaver:
         """
         import obstore
 
-        began = self.clock()
         try:
             opened = open(os.path.join(self.folder, path), "rb", buffering=0)  # noqa: SIM115 - it is closed below
         except FileNotFoundError as e:  # not one of the store, which says so of a bucket that is gone
             raise Changed(path) from e
-        with opened as file:
+        with opened as file, self.rate.sending():
             state = state_of(file.fileno())
             if not may_change and state != self._seen[path][0]:  # a program has begun to write it since the last look
                 raise Changed(path)
@@ -456,6 +454,7 @@ class FolderSaver:
                     data = file.read(min(PART, left))
                     if not data:
                         raise Changed(path)
+                    self.rate.add(len(data))
                     yield checked(data)
 
             how = {"attributes": attributes_of(state)} if takes_attributes(self.store) else {}
@@ -464,11 +463,7 @@ class FolderSaver:
                 done = obstore.put(self.store, name, data, use_multipart=False, **how)  # type: ignore[arg-type]
             else:
                 done = obstore.put(self.store, name, parts(), chunk_size=PART, max_concurrency=_PARTS, **how)  # type: ignore[arg-type]
-        version = done["e_tag"] if how else self._timed(name, state)
-        with self._lock:
-            count, seconds = self._sent
-            self._sent = count + state.size, seconds + self.clock() - began
-        return state, version
+        return state, done["e_tag"] if how else self._timed(name, state)
 
     def _timed(self, name: str, state: State) -> str | None:
         """Give an object of a folder, which is a file, the time of the file that was saved. Return its version."""
@@ -508,6 +503,7 @@ class FolderSaver:
                 self._note_snapshot(path, name, State(0, 0, 0), -math.inf)  # before the object is there
             with suppress(Changed):
                 self._note_snapshot(path, name, self._send(path, name, may_change=True)[0], now)
+                self.waiting.begin_again(path)
 
     def _note_snapshot(self, path: str, name: str, state: State, now: float) -> None:
         with self._lock:
@@ -610,20 +606,14 @@ class FolderSaver:
         self._again = self.clock() + min(longest, first * 2**self._failures)
         self._failures = min(self._failures + 1, 10)
 
-    def _note(self, files: Mapping[str, State], changed: Sequence[str], now: float) -> None:
+    def _note(self, files: Mapping[str, State], changed: Sequence[str]) -> None:
         """Bring the account up to date."""
-        for path in self._waiting.keys() - {*changed}:
-            del self._waiting[path]
-        for path in changed:
-            self._waiting.setdefault(path, now)
+        self.waiting.note(changed, _covered(self._snapshots, files))
         account = self.account
         account.unsaved = len(changed)
         account.unsaved_bytes = sum(files[path].size for path in changed)
-        account.oldest = max((now - each for each in self._waiting.values()), default=0.0)
         account.names = sorted(changed, key=lambda path: -files[path].size)[:_NAMED]
         account.refused = dict(sorted(self._refused.items())[:_NAMED])
-        count, seconds = self._sent
-        account.rate = count / seconds if seconds else 0.0
 
     def has(self, path: str, object_: Object, state: State | None) -> bool:
         """Return True if a file is here as it is in the bucket."""
@@ -657,6 +647,11 @@ def _lines(path: str) -> Iterator[object]:
         for line in file:
             with suppress(ValueError):
                 yield json.loads(line)
+
+
+def _covered(snapshots: Mapping[str, tuple[str, State, float]], files: Mapping[str, State]) -> set[str]:
+    """Return the files that are as their snapshots are."""
+    return {path for path, (_, state, _) in snapshots.items() if files.get(path) == state}
 
 
 def _newer(gone: Iterable[State], whole: Iterable[State]) -> int:

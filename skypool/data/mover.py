@@ -144,8 +144,10 @@ class Folder:
             account["bytes"] += more.sent
             account["unsaved"] += more.unsaved
             account["unsaved_bytes"] += more.unsaved_bytes
-        said |= {"nodes": self._shared, "phase": self.phase, "whole": self.whole, "trouble": trouble}
-        return {**account, **said, "back": restored}
+            account["oldest"] = round(max(saver.waiting.oldest, more.waiting.oldest))
+            account["rate"] = round(saver.rate.per_second)
+        said |= {"place": self._said["node"], "nodes": self._shared, "phase": self.phase, "whole": self.whole}
+        return {**account, **said, "trouble": trouble, "back": restored}
 
     def answer(self, said: Mapping[str, Any]) -> dict[str, Any]:
         """Answer a program of the node: save at once, or say which checkpoint to go on from or is safe."""
@@ -224,7 +226,7 @@ class Folder:
         folder, executor = os.path.expanduser(said["folder"]), ThreadPoolExecutor(_SMALL_FILES)
         place = said["node"], said["nodes"], said["patterns"]
         saver = FolderSaver(opened, folder, self._journal, executor, *place, joins=said["joins"])
-        self._checkpoints = CheckpointSaver(opened, folder, executor, said["url"])
+        self._checkpoints = CheckpointSaver(opened, folder, executor, said["url"], saver.rate)
         self._saver = saver  # after the others, as threads look for it
 
     def _bring_back(self) -> bool:

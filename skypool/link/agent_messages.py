@@ -577,7 +577,7 @@ def _saved(f: Frame) -> Saved:
 
 def _folder(said: dict[str, Any]) -> FolderState:
     what = "the state of a folder"
-    none = dict.fromkeys(("files", "bytes", "unsaved", "unsaved_bytes", "kept", "oldest", "rate"), 0)
+    none = dict.fromkeys(("files", "bytes", "unsaved", "unsaved_bytes", "kept", "oldest", "rate", "place"), 0)
     h = {**none, "nodes": 1, **said}
     back = h.get("back", {})
     if type(back) is not dict:
@@ -607,6 +607,7 @@ def _folder(said: dict[str, Any]) -> FolderState:
         url=one_line(_text(what, h, "url"), _LONGEST_NAME),
         serial=one_line(_text(what, h, "serial"), _LONGEST_KEY),
         drain=_seconds(what, h, "drain", MOST_DRAIN + 1),
+        place=number("place"),
         nodes=number("nodes"),
         phase=phase,
         whole=h.get("whole") is True,

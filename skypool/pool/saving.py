@@ -83,8 +83,8 @@ class Saving:
             with self._news:
                 order = self._ordered.get(key)
                 if order is None and self._may_adopt(node):
-                    order = Order(each.id, "", each.url, nodes=each.nodes, drain=each.drain, serial=each.serial)
-                    self._ordered[key] = order
+                    order = Order(each.id, "", each.url, drain=each.drain, serial=each.serial)
+                    self._ordered[key] = order = replace(order, node=each.place, nodes=each.nodes)
                 if order is None or order.serial != each.serial:
                     continue
                 self._states[key] = each
@@ -108,11 +108,11 @@ class Saving:
         self._told[key] = time.monotonic(), now
         self._life.emit(
             events.FolderSaved(
-                pool=self._life.pool, node=key[0], folder=now.id, url=order.url, phase=now.phase, whole=now.whole,
-                files=now.files, bytes=now.bytes, unsaved=now.unsaved, unsaved_bytes=now.unsaved_bytes,
-                trouble=now.trouble, names=now.names, refused=now.refused, kept=now.kept, restored=now.restored,
-                restored_bytes=now.restored_bytes, not_restored=now.not_restored, aside=now.aside,
-                moved=now.moved, unfinished=now.unfinished,
+                pool=self._life.pool, node=key[0], folder=now.id, url=order.url, place=order.node, phase=now.phase,
+                whole=now.whole, files=now.files, bytes=now.bytes, unsaved=now.unsaved,
+                unsaved_bytes=now.unsaved_bytes, oldest=now.oldest, rate=now.rate, trouble=now.trouble, names=now.names,
+                refused=now.refused, kept=now.kept, restored=now.restored, restored_bytes=now.restored_bytes,
+                not_restored=now.not_restored, aside=now.aside, moved=now.moved, unfinished=now.unfinished,
             )
         )  # fmt: skip
 

@@ -81,6 +81,7 @@ class FolderState:
 
     Attributes:
         id, url, serial, drain: as in the order.
+        place: the number of the node among those that save to one place; a replacement has that of the node before.
         nodes: for how many nodes the folder gives its files owners; 1 if the node saves alone.
         phase: "restoring" until it is as the bucket has it, "saving", "ending" while what is left is saved, and
             "ended".
@@ -124,6 +125,7 @@ class FolderState:
     url: str = ""
     serial: str = ""
     drain: float = 0.0
+    place: int = 0
     nodes: int = 1
 
     @property
