@@ -262,6 +262,7 @@ def test_all_is_saved_before_the_lifetime_is_over(place: Path) -> None:
     with pytest.raises(LifetimeExceeded), made:
         go_on_writing(600) >> made
     assert time.monotonic() - began < 24
+    assert made.explain().endswith(f"saves out to file://{place}; up to 4.0 s of the lifetime are kept for its end")
     assert kept(place).keys() == {each.name for each in Path("out").iterdir() if each.is_file()}
     assert len(kept(place)) > 50
 
@@ -465,12 +466,19 @@ def test_a_program_finds_what_the_run_before_has_saved(place: Path) -> None:
     for number in range(2):
         done = run("--local", "--save", "out", "--name", "named", "train.py")
         assert (done.returncode, done.stdout.split()) == (0, ["found", *map(str, range(number))]), done.stderr
-        assert f"saves    out to file://{place_of_run}" in done.stderr
+        assert f"saves    out to file://{place_of_run}\n" in done.stderr
         assert f"saved    1 file, 5 bytes, of out to file://{place_of_run}" in done.stderr
         assert kept(place_of_run) == {str(each): "saved" for each in range(number + 1)}
     shown = run("--local", "--save", f"out=file://{place}/other", "train.py", SKYPOOL_BUCKET="file:///nowhere")
     assert shown.returncode == 0
     assert kept(place / "other").keys() == {"0", "1", "2"}  # what is on the machine stays where the bucket has nothing
+
+
+def test_the_time_that_is_kept_for_saving_is_told_before_anything_is_rented(place: Path) -> None:
+    Path("train.py").write_text(PROGRAM)
+    done = run("--provider", "fake", "--budget", "20", "--dry-run", "--save", f"out=file://{place}", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert f"saves    out to file://{place}; up to 2:00 min of the budget are kept for its end\n" in done.stderr
 
 
 def test_wrong_folders_of_a_run_are_refused(place: Path) -> None:

@@ -301,6 +301,16 @@ def span(seconds: float) -> str:
     return f"{whole // 3600}:{whole // 60 % 60:02} h"
 
 
+def kept_in(path: str, place: object, drain: float, limit: str) -> str:
+    """Return where a folder is kept, and how much of a limit is for it at the end: "out to s3://models; up to …".
+
+    Args:
+        drain: the most seconds for what is left at the end.
+        limit: what ends the machines, such as "the budget"; "" for nothing.
+    """
+    return f"{path} to {place}" + (f"; up to {span(drain)} of {limit} are kept for its end" if limit else "")
+
+
 def split(slots: int, devices: int) -> str:
     """Return slots and devices in words: "1 slot with 8 devices", "8 slots with 1 device each", "4 slots"."""
     if not devices or not slots:

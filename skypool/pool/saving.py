@@ -27,7 +27,7 @@ from skypool.rental.pool_terms import Terms
 from skypool.shipping import wheels
 from skypool.wire import error_text
 from skypool.wire.frames import Kind, frame
-from skypool.wire.save_orders import FolderState, Order
+from skypool.wire.save_orders import DRAIN, FolderState, Order
 
 _PARTS = "~/.cache/skypool/parts"
 """The folder of nodes with what the mover needs."""
@@ -123,7 +123,7 @@ class Saving:
         number: int | None = None,
         count: int = 1,
         patterns: Sequence[str] = (),
-        drain: float = 120.0,
+        drain: float = DRAIN,
     ) -> None:
         """Have a node bring folders back, and save them from then on. Return when they are back.
 

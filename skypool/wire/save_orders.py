@@ -10,6 +10,8 @@ SOCKET = "mover.sock"
 SOCKET_VARIABLE = "SKYPOOL_MOVER"
 """The environment variable with the path of this socket."""
 PHASES = ("restoring", "saving", "ending", "ended")
+DRAIN = 120.0
+"""The usual `Order.drain`."""
 MOST_DRAIN = 86400.0
 """The most seconds that an order may have for what is left."""
 LEAST = 30.0
@@ -62,7 +64,7 @@ class Order:
     node: int = 0
     nodes: int = 1
     patterns: tuple[str, ...] = ()
-    drain: float = 120.0
+    drain: float = DRAIN
     journal: str = ""
     parts: str = ""
     serial: str = ""
