@@ -120,8 +120,8 @@ class ShownPool(ABC):
     def explain(self) -> str:
         """Return the pool's last plan as text: the offers that it tries, with prices, and why it rejects the others.
 
-        Attempts to rent that failed, and the folders that are saved, are listed below the offers. Before the start, and while the pool waits for
-        machines that are out of stock, there is no plan, and the text says so.
+        Attempts to rent that failed, and the folders that are saved, are listed below the offers. Before the start, and
+        while the pool waits for machines that are out of stock, there is no plan, and the text says so.
         """
         if self._handover is not None:
             return f"pool {self.name!r} makes no plan, as it has no account of a provider"

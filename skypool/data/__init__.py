@@ -10,6 +10,7 @@
 Modules of the client:
 
 - `save_asked`: checks what is to be saved, and whether its places can be used.
+- `left_uploads`: notes the places of pools, and finds unfinished uploads that ended pools have left there.
 
 For programs on nodes:
 
@@ -30,6 +31,7 @@ __all__ = [
     "checkpoint_saver",
     "checkpoints",
     "folder_saver",
+    "left_uploads",
     "local_files",
     "mover",
     "objects",

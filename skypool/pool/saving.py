@@ -8,13 +8,15 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from skypool import events
 from skypool.buckets import unfinished
 from skypool.buckets.bucket import with_values
+from skypool.data import left_uploads
 from skypool.data.save_asked import SaveFolder
 from skypool.errors import ConnectionLost, SkypoolError, TransferError, UsageError
 from skypool.files import transfer
@@ -56,11 +58,23 @@ _LATE = 10.0
 
 
 class Saving:
-    """The folders that the nodes of one pool save. Any thread may call the methods."""
+    """The folders that the nodes of one pool save. Any thread may call the methods.
 
-    def __init__(self, life: Life, connections: Connections, trust_levels: TrustLevels, patience: float) -> None:
+    Args:
+        patience: seconds without progress after which the transfer of the mover's libraries has failed.
+        run: returns the id of this run of the pool.
+    """
+
+    def __init__(
+        self,
+        life: Life,
+        connections: Connections,
+        trust_levels: TrustLevels,
+        patience: float,
+        run: Callable[[], str],
+    ) -> None:
         self._life, self._connections, self._trust_levels = life, connections, trust_levels
-        self._patience = patience
+        self._patience, self._run = patience, run
         self._session = secrets.token_hex(4)
         self._states: dict[tuple[int, str], FolderState] = {}
         self._ordered: dict[tuple[int, str], Order] = {}
@@ -141,6 +155,10 @@ class Saving:
         """
         if self._trust_levels.is_stranger(node):
             raise UsageError(refused_to_stranger(f"node {node}", [*folders.values()]))
+        try:
+            left_uploads.note(self._run(), [each.bucket for each in folders.values()])
+        except OSError as e:
+            self._life.notice(f"`skypool gc` will not know where this pool saves: {e}")
         parts = self._ship(node)
         number = self._take_place(node, count) if number is None else number
         joins = count > 1 and self._share(node, count, {each.bucket.url for each in folders.values()})
@@ -354,13 +372,21 @@ class Saving:
         began = self._began
 
         def remove() -> None:
+            is_clean = True
             for url, endpoint, region, values in places:
                 if not values:
+                    is_clean &= not url.startswith("s3:")
                     continue
                 try:
                     unfinished.remove_all(*with_values(url, endpoint, region, values), since=began)
                 except Exception as e:  # noqa: BLE001 - boto3 raises many kinds; a rule of the bucket may remove them
-                    self._life.notice(f"unfinished uploads to {url} cannot be removed: {error_text.told(e)}")
+                    is_clean = False
+                    self._life.notice(
+                        f"unfinished uploads to {url} cannot be removed: {error_text.told(e)}; `skypool gc --yes` does"
+                    )
+            if is_clean:
+                with suppress(OSError):  # then `skypool gc` asks for nothing
+                    left_uploads.forget(self._run())
 
         removing = threading.Thread(target=remove, name="skypool unfinished", daemon=True)
         removing.start()
