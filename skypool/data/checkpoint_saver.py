@@ -21,9 +21,9 @@ import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -341,15 +341,40 @@ class CheckpointSaver:
             )
         for future in [self.executor.submit(self._fetch, root, step, *each) for each in missing]:
             future.result()
-        view = root / "views" / f"{step.name.replace('/', '-')}-rank-{rank}"
-        shutil.rmtree(view, ignore_errors=True)
-        for number, name, _, _ in sorted(wanted, key=lambda each: each[0] != rank):
-            there = view / name
-            there.parent.mkdir(parents=True, exist_ok=True)
-            with suppress(FileExistsError):
-                os.link(root / step.name / f"rank-{number}" / name, there)
-        view.mkdir(parents=True, exist_ok=True)
+        view = root / "views" / f"{_flat(step)}-rank-{rank}"
+        links: dict[str, tuple[int, int]] = {}
+        for number, name, size, _ in sorted(wanted, key=lambda each: each[0] != rank):
+            links.setdefault(name, (number, size))
+        if not view.exists() or not all(_is_whole(view / name, size) for name, (_, size) in links.items()):
+            self._link(root / step.name, view, {name: number for name, (number, _) in links.items()})
+        self._prune_fetched(step)
         return str(view)
+
+    @staticmethod
+    def _link(files: Path, view: Path, links: Mapping[str, int]) -> None:
+        """Make the folder that a program gets, of the files of ranks. `links` has the rank of each file."""
+        new = view.with_name(f".new-{secrets.token_hex(6)}")
+        for name, rank in links.items():
+            there = new / name
+            there.parent.mkdir(parents=True, exist_ok=True)
+            os.link(files / f"rank-{rank}" / name, there)
+        new.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(view, ignore_errors=True)
+        new.rename(view)
+
+    def _prune_fetched(self, used: Step) -> None:
+        """Remove what former attempts had brought here, an hour later, as their programs may just be reading it."""
+        newest = max(self._attempts.values(), key=lambda each: each[0], default=(0, None))[1]
+        needed = [each for each in (used, newest) if each is not None]
+        root, old = Path(self.folder, PLACE), time.time() - _STORED_FOR.total_seconds()
+        for path in root.glob("views/*"):
+            if not path.name.startswith(tuple(f"{_flat(each)}-rank-" for each in needed)) and _changed_at(path) < old:
+                shutil.rmtree(path, ignore_errors=True)
+        names = {each.name for each in needed}
+        for path in root.glob("step-*/attempt-*/rank-*"):
+            is_needed = "/".join(path.parts[-3:-1]) in names or (path / RANK).exists()  # or it was made here
+            if not is_needed and _changed_at(path) < old:
+                shutil.rmtree(path, ignore_errors=True)
 
     def _fetch(self, root: Path, step: Step, rank: int, name: str, size: int, digest: str) -> None:
         """Fetch a file, and check it."""
@@ -392,6 +417,18 @@ def _files(path: Path) -> Iterator[Path]:
     for each in sorted(path.rglob("*")):
         if each.is_file() and not each.name.startswith(OURS):
             yield each
+
+
+def _flat(step: Step) -> str:
+    return step.name.replace("/", "-")
+
+
+def _changed_at(path: Path) -> float:
+    """Return when a folder was changed last, in seconds since 1970; now if it is gone."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return time.time()
 
 
 def _is_whole(path: Path, size: int) -> bool:
