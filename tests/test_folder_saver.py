@@ -33,6 +33,7 @@ from skypool.buckets.bucket import Bucket
 from skypool.buckets.store import opened
 from skypool.data import folder_saver, local_files, objects
 from skypool.data.folder_saver import LONG, PART, QUIET, UNFINISHED, FolderSaver
+from skypool.data.local_files import written
 from skypool.data.progress import Rate
 from skypool.data.restoring import Restored, restore
 from skypool.wire.save_orders import Order
@@ -384,6 +385,26 @@ def test_a_file_that_stays_open_is_saved_each_minute_as_a_snapshot(place: Place)
         assert place.saved() == {"log.snapshot": b"another file", "log.snapshot-2": b"123"}
     place.settle(saver)
     assert place.saved() == {"log.snapshot": b"another file", "log": b"123"}
+
+
+def test_a_file_whose_program_is_stopped_while_it_writes_replaces_no_former_one(place: Place) -> None:
+    saver = place.saver()
+    place.write("model.pt", "whole")
+    place.write("state", "whole")
+    place.settle(saver)
+    with open(place.out / "model.pt", "w") as half, open(place.out / "state", "w") as closed:
+        half.write("ha")
+        half.flush()
+        closed.write("whole, too")
+        closed.close()
+        assert written(str(place.out), ["model.pt", "state", "gone"]).keys() == {"model.pt"}
+        saver.stopped = written(str(place.out), ["model.pt", "state"])
+    assert saver.turn(last=True)
+    assert place.saved() == {"model.pt": b"whole", "model.pt.snapshot": b"ha", "state": b"whole, too"}
+    other = place.write("new", "finished by another name")
+    other.rename(place.out / "model.pt")
+    assert saver.turn(last=True)
+    assert place.saved() == {"model.pt": b"finished by another name", "state": b"whole, too"}
 
 
 def test_a_snapshot_is_removed_when_its_file_is_finished_after_the_mover_was_killed(place: Place) -> None:

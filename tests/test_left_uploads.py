@@ -99,4 +99,4 @@ def test_a_wrong_bucket_for_gc_is_refused() -> None:
         ((None, "", "", "A,B", ()), "are about a bucket"),
     ):
         with pytest.raises(UsageError, match=why):
-            unfinished_uploads.bucket_named(*options)  # type: ignore[arg-type]
+            unfinished_uploads.bucket_named(*options)

@@ -267,6 +267,23 @@ def test_all_is_saved_before_the_lifetime_is_over(place: Path) -> None:
     assert len(kept(place)) > 50
 
 
+@sky.compute
+def write_half() -> None:
+    with Path("out/model").open("w") as file:
+        file.write("ha")
+        file.flush()
+        time.sleep(600)
+
+
+@pytest.mark.slow
+def test_what_a_call_was_writing_that_is_stopped_replaces_no_former_file(place: Path) -> None:
+    with pytest.raises(LifetimeExceeded), pool(place, max_lifetime=24, drain=4) as made:
+        write({"model": "whole"}) >> made
+        eventually(lambda: kept(place) == {"model": "whole"}, 30, "the whole file")
+        write_half() >> made
+    assert kept(place) == {"model": "whole", "model.snapshot": "ha"}
+
+
 # --- processes that die --------------------------------------------------------------------------------------
 
 CLIENT = """

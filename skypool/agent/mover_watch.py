@@ -18,6 +18,8 @@ _SILENT = 20.0
 """Seconds without an account after which the mover counts as hung, and is killed."""
 _STOP = 5.0
 """Seconds in which calls have ended that are stopped, so that what they have written can be saved."""
+_LOOK = 2.0
+"""Seconds in which the mover has looked which files are being written, before calls are stopped."""
 _PAUSE = 1.0, 30.0
 """The second and the longest pause in seconds before a mover that has ended is started again; the first one is 0."""
 _LIVES = 60.0
@@ -59,6 +61,8 @@ class MoverWatch:
         self._watch, self._tell = watch, tell
         self._orders: dict[str, dict[str, Any]] = {}
         self._ends: dict[str, dict[str, Any]] = {}
+        self._looking: dict[str, Callable[[float], bool]] = {}  # ends that wait until the mover has looked
+        self._look_until = 0.0
         self._held: dict[str, float] = {}
         self._told: dict[str, dict[str, Any]] = {}
         self._child: subprocess.Popen[bytes] | None = None
@@ -85,11 +89,14 @@ class MoverWatch:
         if said["do"] == "end":
             if id_ in self._orders and id_ not in self._ends:
                 self._ends[id_] = dict(said)
-                if said.get("stops") and stop_calls(_STOP):
-                    self._ends[id_]["calm"] = False  # what they were writing is perhaps not whole
-                    self._held[id_] = self._now + _STOP
-                else:
+                if not said.get("stops"):
                     self._send(said)
+                else:
+                    if not self._looking:
+                        self._look_until = self._now + _LOOK
+                        for each in self._orders:  # all of them, as calls are stopped for all
+                            self._send({"do": "look", "id": each})
+                    self._looking[id_] = stop_calls
         elif said["do"] == "share":
             if id_ in self._orders:
                 self._orders[id_]["nodes"] = said["nodes"]
@@ -97,10 +104,24 @@ class MoverWatch:
         elif id_ not in self._orders or self._orders[id_]["serial"] != said["serial"]:
             self._orders[id_] = dict(said)
             self._ends.pop(id_, None)
+            self._looking.pop(id_, None)
             self._held.pop(id_, None)
             self._told.pop(id_, None)
             self._send(said)
         self.tell_again()
+
+    def _stop_calls(self) -> None:
+        """Stop the calls, when the mover knows what they are writing. Then have saved what is left."""
+        looked = all(self._told.get(id_, {}).get("looked") for id_ in self._orders)
+        if self._child is not None and not looked and self._now < self._look_until:
+            return
+        looking, self._looking = self._looking, {}
+        for id_, stop_calls in looking.items():
+            if stop_calls(_STOP):
+                self._ends[id_]["calm"] = False  # what they were writing is perhaps not whole
+                self._held[id_] = self._now + _STOP
+            else:
+                self._send(self._ends[id_])
 
     def tell_again(self) -> None:
         """Tell the client the state of all folders."""
@@ -129,6 +150,8 @@ class MoverWatch:
             is_idle: True if no call is there.
         """
         self._now = now
+        if self._looking:
+            self._stop_calls()
         for id_ in [id_ for id_, until in self._held.items() if is_idle or now >= until]:
             del self._held[id_]
             self._send(self._ends[id_])
@@ -173,7 +196,7 @@ class MoverWatch:
         for id_, order in self._orders.items():
             came = self._told.get(id_, {}).get("phase", "restoring")
             self._send({**order, "restores": order["restores"] and came == "restoring"})
-            if id_ in self._ends and id_ not in self._held:
+            if id_ in self._ends and id_ not in self._held and id_ not in self._looking:
                 self._send(self._ends[id_])
 
     def _send(self, said: Mapping[str, Any]) -> None:
@@ -219,6 +242,8 @@ class MoverWatch:
             if order is not None and order["serial"] == each["serial"]:
                 self._told[each["id"]] = each
         self.tell_again()
+        if self._looking:
+            self._stop_calls()
 
     def _give_up(self, why: str) -> None:
         """Kill the mover, if it has not ended, and start it again later."""

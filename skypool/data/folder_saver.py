@@ -112,6 +112,8 @@ class FolderSaver:
         account: what was saved.
         rate: how fast files are sent.
         waiting: the files that are not saved as they are now.
+        stopped: the inodes of files, by their paths, whose programs were stopped while they wrote. These files replace
+            no former ones, but are saved as snapshots.
     """
 
     store: ObjectStore
@@ -126,6 +128,7 @@ class FolderSaver:
     account: Account = field(default_factory=Account, init=False)
     rate: Rate = field(init=False)
     waiting: Waiting = field(init=False)
+    stopped: Mapping[str, int] = field(default_factory=dict[str, int], init=False)
     _saved: dict[str, Saved] = field(default_factory=dict[str, Saved], init=False)
     _seen: dict[str, tuple[State, float]] = field(default_factory=dict[str, "tuple[State, float]"], init=False)
     _open_since: dict[str, float] = field(default_factory=dict[str, float], init=False)
@@ -244,7 +247,7 @@ class FolderSaver:
 
     def _changed(self, files: Mapping[str, State]) -> list[str]:
         """Return the files that are not saved as they are now."""
-        return [path for path, each in files.items() if self._state_of(path) != each]
+        return [path for path, each in files.items() if self.saved_state(path) != each]
 
     def _look(self, files: Mapping[str, State], now: float) -> None:
         """Note since when each file is as it is."""
@@ -259,7 +262,7 @@ class FolderSaver:
     def _is_quiet(self, path: str, now: float) -> bool:
         return now - self._seen[path][1] >= QUIET
 
-    def _open(self, changed: Iterable[str], now: float) -> set[str]:
+    def _open(self, changed: Collection[str], now: float) -> set[str]:
         """Return those of the files that a program may write to."""
         writers, found = Writers(), set[str]()
         for path in changed:
@@ -274,6 +277,8 @@ class FolderSaver:
                     found.add(path)
             finally:
                 os.close(file)
+        stopped = {path for path in changed if self.stopped.get(path) == self._seen[path][0].inode}
+        found |= stopped & self._saved.keys()
         for path in self._open_since.keys() - found:
             del self._open_since[path]
         for path in found:
@@ -287,7 +292,7 @@ class FolderSaver:
     ) -> None:
         """Save the files of a checkpoint when it is whole. Until all are there, an object says that it is not."""
         inside = group.paths
-        unsaved = [path for path in inside if self._state_of(path) != files[path] and path not in self._refused]
+        unsaved = [path for path in inside if self.saved_state(path) != files[path] and path not in self._refused]
         if not unsaved and folder not in self._begun:
             return
         self._mark(folder)  # at once, as other nodes may be done with their part
@@ -299,7 +304,7 @@ class FolderSaver:
             self._save([group.last])
         if last and not is_whole and not is_open.intersection(inside):
             self._awaits_quiet |= not group.last or group.last in files
-        is_there = all(self._state_of(path) == files[path] for path in inside)
+        is_there = all(self.saved_state(path) == files[path] for path in inside)
         is_there = is_there and not any(path.startswith(f"{folder}/") for path in self._refused)
         if is_whole and is_there and self.nodes > 1:
             is_there = self._others_are_there(folder, group)
@@ -313,7 +318,7 @@ class FolderSaver:
         """
         gone = [each for each in self._saved if each.startswith(f"{folder}/") and each not in files]
         gone = [each for each in gone if not self._is_refused(each)]
-        states = [files[path] for path in group.paths if self._state_of(path) == files[path]]
+        states = [files[path] for path in group.paths if self.saved_state(path) == files[path]]
         if gone and not self._is_replaced([self._saved[each].state for each in gone], states):
             return False
         self._forget(gone)
@@ -569,7 +574,7 @@ class FolderSaver:
 
     def _whole(self, files: Mapping[str, State], groups: Mapping[str, Checkpoint]) -> list[State]:
         """Return the states of the files that are in the bucket as they are here, without unfinished checkpoints."""
-        found = {path: state for path, state in files.items() if self._state_of(path) == state}
+        found = {path: state for path, state in files.items() if self.saved_state(path) == state}
         for folder, group in groups.items():
             if folder in self._begun or not all(path in found for path in group.paths):
                 for path in group.paths:
@@ -626,7 +631,7 @@ class FolderSaver:
             self._saved[path] = Saved(state, object_.name, object_.version)
             self._write(path)
 
-    def _state_of(self, path: str) -> State | None:
+    def saved_state(self, path: str) -> State | None:
         """Return the state in which a file was saved; None if it was not."""
         saved = self._saved.get(path)
         return None if saved is None else saved.state

@@ -18,6 +18,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from skypool.buckets import store
 from skypool.buckets.bucket import with_values
 from skypool.data.checkpoint_saver import CheckpointSaver
 from skypool.data.folder_saver import FolderSaver
+from skypool.data.local_files import listed, written
 from skypool.data.restoring import Restored, restore
 from skypool.errors import SkypoolError
 from skypool.safety import peers, private
@@ -93,6 +95,7 @@ class Folder:
         self._nodes: int = said["nodes"]
         self._shared: int = said["nodes"]  # for so many nodes all files that are sent have owners
         self._sharing = threading.Lock()
+        self._has_looked = False
         self._thread = threading.Thread(target=self._work, name=f"save {self.id}", daemon=True)
         self._thread.start()
 
@@ -128,6 +131,14 @@ class Folder:
             finally:
                 self._sharing.release()
 
+    def look(self) -> None:
+        """Note which files are being written: who writes them is stopped next, so that they stay halves."""
+        if self._saver is not None and not self._has_looked:  # later they are not being written any more
+            saver = self._saver
+            files = listed(saver.folder).files.items()
+            saver.stopped = written(saver.folder, [path for path, each in files if saver.saved_state(path) != each])
+        self._has_looked = True
+
     def join(self) -> None:
         self._thread.join()
 
@@ -147,6 +158,7 @@ class Folder:
             account["oldest"] = round(max(saver.waiting.oldest, more.waiting.oldest))
             account["rate"] = round(saver.rate.per_second)
         said |= {"place": self._said["node"], "nodes": self._shared, "phase": self.phase, "whole": self.whole}
+        said["looked"] = self._has_looked
         return {**account, **said, "trouble": trouble, "back": restored}
 
     def answer(self, said: Mapping[str, Any]) -> dict[str, Any]:
@@ -316,10 +328,11 @@ class Mover:
             if id_ in self._folders:
                 self._folders[id_].end(said["seconds"], said["calm"])
             return
-        if said["do"] == "share":
-            if id_ in self._folders:  # in a thread, as a store may take long
-                share = self._folders[id_].share
-                threading.Thread(target=share, args=(said["nodes"],), name="share", daemon=True).start()
+        if said["do"] in ("share", "look"):
+            if id_ in self._folders:  # in a thread, as a store or a disk may take long
+                folder = self._folders[id_]
+                act = folder.look if said["do"] == "look" else partial(folder.share, said["nodes"])
+                threading.Thread(target=act, name=said["do"], daemon=True).start()
             return
         former = self._folders.get(id_)
         if former is None or former.serial != said["serial"]:
