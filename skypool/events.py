@@ -213,6 +213,7 @@ class FolderSaved(NodeEvent):
     Attributes:
         folder: the folder, as the user wrote it.
         url: the place where it is kept.
+        place: the number of the node among those that save the folder there. A replacement has that of the node before.
         phase: "restoring" until the folder is as the bucket has it, "saving", "ending" while what is left is saved, and
             "ended".
         whole: True if all was saved when it ended.
@@ -220,31 +221,40 @@ class FolderSaved(NodeEvent):
         bytes: the bytes of these.
         unsaved: the number of files that are not saved as they are now.
         unsaved_bytes: the bytes of these.
+        oldest: for how many seconds the first of these has been waiting.
+        rate: the bytes that were sent in a second, while something was sent; 0 if nothing was.
         trouble: why the last attempt has failed; "" if it has not.
         names: some of the files that are not saved.
         refused: why a file cannot be saved, as pairs (path, reason).
         kept: the number of files in the bucket that were deleted here.
         restored: the number of files that were brought back.
         restored_bytes: the bytes of these.
+        not_restored: why an object of the bucket cannot be a file, as pairs (name, reason).
         aside: the folder of the node to which files were moved that the bucket does not have; "" for none.
+        moved: the number of these files; 0 if they are checkpoints of `Checkpoints` that belong to another place.
         unfinished: checkpoints that are not whole in the bucket, and were left there.
     """
 
     folder: str
     url: str
     phase: str
+    place: int = 0
     whole: bool = False
     files: int = 0
     bytes: int = 0
     unsaved: int = 0
     unsaved_bytes: int = 0
+    oldest: float = 0.0
+    rate: float = 0.0
     trouble: str = ""
     names: tuple[str, ...] = ()
     refused: tuple[tuple[str, str], ...] = ()
     kept: int = 0
     restored: int = 0
     restored_bytes: int = 0
+    not_restored: tuple[tuple[str, str], ...] = ()
     aside: str = ""
+    moved: int = 0
     unfinished: tuple[str, ...] = ()
 
 

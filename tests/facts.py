@@ -25,6 +25,7 @@ from skypool.rental.orders import OrderKey
 from skypool.rental.receipt import Receipt
 from skypool.safety.received_data_limit import Quota
 from skypool.samples.store import SampleStore
+from skypool.wire.save_orders import FolderState
 
 
 @dataclass
@@ -48,6 +49,7 @@ class Given:
     calls: list[EndedCall] = field(default_factory=list)
     told: list[events.Event] = field(default_factory=list)
     forwards: Any = None
+    folders: dict[tuple[int, str], FolderState] = field(default_factory=dict)
 
     @property
     def health(self) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -114,3 +115,49 @@ def test_a_mover_that_begins_again_tells_no_older_checkpoint_as_safe(
     with pytest.raises(OSError, match="the store does not answer"):
         again.turn()
     assert again.safe("a") == (Step(1, 3), False)
+
+
+def test_what_was_brought_for_former_attempts_is_removed_an_hour_later_and_not_before(
+    node: Callable[[str], Node],
+) -> None:
+    made = node("made")
+    made.saver.attempt("a")
+    made.write(1, 1, 0, world=1)
+    made.saver.turn()
+    here = node("here")
+    root = here.folder / PLACE
+    assert here.saver.attempt("b") == (2, Step(1, 1))
+    first = Path(here.saver.fetch(Step(1, 1), 0, 1))
+    read = (first / "model").open()  # a program reads while others ask again
+    assert Path(here.saver.fetch(Step(1, 1), 0, 1)) == first
+    assert os.fstat(read.fileno()).st_nlink == 2  # its file and the one of the view
+    read.close()
+    made.saver.attempt("b")
+    made.write(2, 2, 0, world=1)
+    made.saver.turn()
+    assert here.saver.attempt("c") == (3, Step(2, 2))
+    second = Path(here.saver.fetch(Step(2, 2), 0, 1))
+    assert first.exists()
+    for each in root.rglob("*"):
+        if each.is_dir():
+            os.utime(each, (1, 1))
+    assert Path(here.saver.fetch(Step(2, 2), 0, 1)) == second
+    assert [*(root / "views").iterdir()] == [second]
+    assert sorted(str(each.relative_to(root)) for each in root.rglob("model")) == [
+        "step-2/attempt-000002/rank-0/model", str(second.relative_to(root) / "model")
+    ]  # fmt: skip
+    assert (second / "model").read_text() == "2 2 0"
+
+
+def test_checkpoints_that_were_made_here_stay_when_others_are_removed(node: Callable[[str], Node]) -> None:
+    made = node("made")
+    made.saver.attempt("a")
+    for step in (1, 2):
+        made.write(1, step, 0, world=1)
+        made.saver.turn()
+    made.saver.attempt("b")
+    for each in (made.folder / PLACE).rglob("*"):
+        if each.is_dir():
+            os.utime(each, (1, 1))
+    made.saver.fetch(Step(1, 2), 0, 1)
+    assert made.here() == [1, 2]

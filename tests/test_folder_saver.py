@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import socket
 import subprocess
@@ -32,6 +33,8 @@ from skypool.buckets.bucket import Bucket
 from skypool.buckets.store import opened
 from skypool.data import folder_saver, local_files, objects
 from skypool.data.folder_saver import LONG, PART, QUIET, UNFINISHED, FolderSaver
+from skypool.data.local_files import written
+from skypool.data.progress import Rate
 from skypool.data.restoring import Restored, restore
 from skypool.wire.save_orders import Order
 from tests.conftest import eventually
@@ -384,6 +387,26 @@ def test_a_file_that_stays_open_is_saved_each_minute_as_a_snapshot(place: Place)
     assert place.saved() == {"log.snapshot": b"another file", "log": b"123"}
 
 
+def test_a_file_whose_program_is_stopped_while_it_writes_replaces_no_former_one(place: Place) -> None:
+    saver = place.saver()
+    place.write("model.pt", "whole")
+    place.write("state", "whole")
+    place.settle(saver)
+    with open(place.out / "model.pt", "w") as half, open(place.out / "state", "w") as closed:
+        half.write("ha")
+        half.flush()
+        closed.write("whole, too")
+        closed.close()
+        assert written(str(place.out), ["model.pt", "state", "gone"]).keys() == {"model.pt"}
+        saver.stopped = written(str(place.out), ["model.pt", "state"])
+    assert saver.turn(last=True)
+    assert place.saved() == {"model.pt": b"whole", "model.pt.snapshot": b"ha", "state": b"whole, too"}
+    other = place.write("new", "finished by another name")
+    other.rename(place.out / "model.pt")
+    assert saver.turn(last=True)
+    assert place.saved() == {"model.pt": b"finished by another name", "state": b"whole, too"}
+
+
 def test_a_snapshot_is_removed_when_its_file_is_finished_after_the_mover_was_killed(place: Place) -> None:
     with open(place.out / "log", "w") as file:
         file.write("1")
@@ -528,6 +551,69 @@ def test_a_checkpoint_that_is_half_removed_here_stays_whole_in_the_bucket(place:
     assert place.saved().keys() == {"step_2/a", "step_2/b"}
 
 
+# --- what is told ---------------------------------------------------------------------------------------------------
+
+
+def test_a_file_waits_from_its_change_until_it_is_saved(place: Place) -> None:
+    saver = place.saver()
+    assert saver.waiting.oldest == 0
+    place.write("a", "1")
+    saver.turn()
+    place.now += 2
+    place.write("b", "1")
+    saver.turn()
+    place.now += 2
+    assert saver.waiting.oldest == 4  # also while a turn takes long
+    place.now += 1
+    saver.turn()  # the first one is quiet now
+    assert saver.waiting.oldest == 3
+    place.now += 2
+    saver.turn()
+    assert saver.waiting.oldest == 0
+    place.write("a", "2")
+    saver.turn()
+    place.now += 1
+    (place.out / "a").unlink()
+    assert saver.waiting.oldest == 1
+    saver.turn()
+    assert saver.waiting.oldest == 0
+
+
+def test_a_file_that_stays_open_waits_from_its_last_snapshot(place: Place) -> None:
+    saver = place.saver()
+    with open(place.out / "log", "w", buffering=1) as file:
+        file.write("1\n")
+        saver.turn()
+        place.now += LONG
+        assert saver.waiting.oldest == LONG
+        saver.turn()
+        assert saver.waiting.oldest == 0
+        place.now += 10
+        saver.turn()
+        assert saver.waiting.oldest == 0  # it is as the snapshot
+        file.write("2\n")
+        place.now += 10
+        saver.turn()
+        place.now += 10
+        assert saver.waiting.oldest == 20
+        assert saver.account.unsaved == 1
+
+
+def test_files_that_are_sent_side_by_side_take_their_time_once() -> None:
+    now = 0.0
+    rate = Rate(lambda: now)
+    assert rate.per_second == 0
+    with rate.sending():
+        now = 1.0
+        with rate.sending():
+            rate.add(300)
+            now = 2.0
+            assert rate.per_second == 150
+        now = 3.0
+    now = 90.0
+    assert rate.per_second == 100
+
+
 # --- several nodes --------------------------------------------------------------------------------------------------
 
 
@@ -563,6 +649,40 @@ def test_a_node_that_changes_or_deletes_what_came_from_another_leaves_that_as_it
     assert place.saved() == {"state.json": b"of 0", "step_1/model.pt": b"of 0", "node-1/state.json": b"of 1"}
     place.settle(place.saver(1, 2, out="out-1"))
     assert place.restored("fresh-0", 0, 2)[1] == {"state.json": b"of 0", "step_1/model.pt": b"of 0"}
+
+
+def test_a_node_that_joins_one_that_was_alone_overwrites_none_of_its_files(place: Place) -> None:
+    alone = place.saver(0, 1, out="out-0")
+    place.write("state.json", "of 0", out="out-0")
+    place.settle(alone)
+    place.restored("out-1", 1, 2)
+    place.write("late.json", "of 0", out="out-0")
+    alone.turn()
+    alone._name_of("late.json")  # it is being sent just then
+    alone.share(2)
+    joined = FolderSaver(
+        LocalStore(place.bucket), str(place.root / "out-1"), str(place.root / "journal-out-1"), place.executor, 1, 2,
+        clock=lambda: place.now, joins=True,
+    )  # fmt: skip
+    for name in ("state.json", "late.json", "next.json"):
+        place.write(name, "of 1", out="out-1")
+    place.settle(joined)
+    place.write("state.json", "of 0 again", out="out-0")
+    place.write("next.json", "of 0", out="out-0")
+    place.settle(alone)
+    kept = {
+        "state.json": b"of 0 again", "node-1/state.json": b"of 1", "late.json": b"of 0", "node-1/late.json": b"of 1",
+        "next.json": b"of 1", "node-0/next.json": b"of 0",
+    }  # fmt: skip
+    assert place.saved() == kept
+    place.write("state.json", "of 0 at last", out="out-0")
+    place.settle(place.saver(0, 2, out="out-0"))  # a mover that begins again knows it
+    assert place.saved() == {**kept, "state.json": b"of 0 at last"}
+    for node in (0, 1):
+        there = place.restored(f"fresh-{node}", node, 2)[1]
+        assert {name: data[:4] for name, data in there.items()} == {
+            name: f"of {node}".encode() for name in ("state.json", "late.json", "next.json")
+        }
 
 
 # --- bringing back --------------------------------------------------------------------------------------------------
@@ -869,12 +989,14 @@ class FaultyStore:
         objects: its objects by their names.
         answer: returns the status of the answer to a method and a name; 0 if all is well, and -1 for no answer at all.
         asked: the methods and names of all requests.
+        most: the most bytes of an answer that are sent before the connection ends.
     """
 
     objects: dict[str, bytes] = field(default_factory=dict[str, bytes])
     answer: Callable[[str, str], int] = lambda method, name: 0
     asked: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     endpoint: str = ""
+    most: int = 1 << 40
 
     def respond(self, method: str, name: str, data: bytes) -> tuple[int, bytes]:
         self.asked.append((method, name))
@@ -911,13 +1033,19 @@ def faulty() -> Iterator[FaultyStore]:
             data = self.rfile.read(int(self.headers.get("content-length", 0)))
             name = unquote(urlsplit(self.path).path).removeprefix("/models").removeprefix("/")
             status, body = store.respond(self.command, name, data)
+            if found := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("range", "")):
+                first, last, size = int(found[1]), min(int(found[2]), len(body) - 1), len(body)
+                status, body = 206, body[first : last + 1]
             self.send_response(status)
+            if status == 206:
+                self.send_header("content-range", f"bytes {first}-{last}/{size}")
             self.send_header("content-length", str(len(body)))
             self.send_header("etag", f'"{zlib.crc32(store.objects.get(name, b""))}"')
             self.send_header("last-modified", "Mon, 01 Jan 2024 00:00:00 GMT")
             self.end_headers()
             with suppress(OSError):  # the client has lost its patience
-                self.wfile.write(b"" if self.command == "HEAD" else body)
+                self.wfile.write(b"" if self.command == "HEAD" else body[: store.most])
+            self.close_connection |= len(body) > store.most
 
         do_PUT = do_DELETE = do_HEAD = do_POST = do_GET
 
@@ -1015,6 +1143,7 @@ def test_objects_that_can_be_no_files_here_are_named_and_hold_up_no_other(place:
     done = restore(faulty_saver(place, faulty))
     assert files_of(place.out) == {"good": b"x", "marked/a": b"x", "was/a": b"x"}
     assert sorted(done.refused) == [own, "was", long]
+    assert (done.refused[own], done.refused["was"]) == ("no file can have this name", "a folder has its name")
 
 
 def test_a_restore_that_the_store_ends_goes_on_with_what_is_missing(place: Place, faulty: FaultyStore) -> None:
@@ -1027,6 +1156,16 @@ def test_a_restore_that_the_store_ends_goes_on_with_what_is_missing(place: Place
     done = restore(faulty_saver(place, faulty))
     assert (done.files, done.aside) == (1, "")
     assert files_of(place.out) == faulty.objects
+
+
+def test_a_large_file_comes_back_though_each_answer_ends_early(place: Place, faulty: FaultyStore) -> None:
+    data = random.Random(7).randbytes(2 * PART + 5)
+    faulty.objects = {"large": data}
+    faulty.most = PART // 5  # obstore itself tries three times
+    done = restore(faulty_saver(place, faulty))
+    assert (place.out / "large").read_bytes() == data
+    assert (done.files, done.bytes) == (1, len(data))
+    assert done.received == len(data)
 
 
 # --- the mover as a process -----------------------------------------------------------------------------------------

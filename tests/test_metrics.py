@@ -32,6 +32,7 @@ from skypool.metrics.prometheus import label_of, name_of
 from skypool.metrics.values import Attributes, Kind, Measurement, Metric
 from skypool.rental.receipt import Line
 from skypool.testing import FakeCloud, Stock
+from skypool.wire.save_orders import FolderState
 from tests.conftest import eventually
 from tests.needs import skip_or_fail
 from tests.nvml import FakeNvml, Library, build, fake_and_real
@@ -561,3 +562,18 @@ def test_prometheus_scrapes_a_pool_and_its_queries_give_what_the_pool_saw(
             assert call.result(60) == 0
             assert [each.idle_usd for each in pool.receipt.lines if each.node == 0] == [pytest.approx(1.0)]
         assert [each.text for each in pool.heard(events.Notice) if "metrics" in each.text] == []
+
+
+# --- kept folders --------------------------------------------------------------------------------------------
+
+
+def test_what_is_saved_of_a_folder_is_measured_and_nothing_when_it_has_ended() -> None:
+    state = FolderState("out", "saving", files=3, bytes=30, unsaved=2, unsaved_bytes=20, oldest=7.0, rate=5.0)
+    found = list(calls_and_costs.folder_measurements(state, NODE))
+    assert {each.metric.name.removeprefix("skypool.folder."): each.value for each in found} == {
+        "trouble": 0, "files": 3, "saved": 30, "unsaved.files": 2, "unsaved.size": 20, "unsaved.time": 7.0, "rate": 5.0
+    }  # fmt: skip
+    assert all(each.attributes == {**NODE, "skypool.folder": "out"} for each in found)
+    restoring = calls_and_costs.folder_measurements(FolderState("out", "restoring", trouble="refused"), NODE)
+    assert [(each.metric, each.value) for each in restoring] == [(names.FOLDER_TROUBLE, 1)]
+    assert not list(calls_and_costs.folder_measurements(FolderState("out", "ended", trouble="refused"), NODE))

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import skypool as sky
+from skypool import events
 from skypool.calls.tally import BOUNDS, EndedCall
 from skypool.cli import report as report_command
 from skypool.devices.sample import DeviceSample, NodeSample
@@ -26,6 +27,7 @@ from skypool.rental.budget import Budget
 from skypool.rental.ledger import Ledger
 from skypool.rental.receipt import Line
 from skypool.rental.records import Record
+from skypool.report import words
 from skypool.report.elements import element
 from skypool.report.facts import collect
 from skypool.report.page import page
@@ -185,6 +187,35 @@ def test_a_report_tells_what_is_kept(tmp_path: Path) -> None:
     assert any(each.startswith("worked 50 % of") for each in titles)
     assert any(each.startswith("boot: 50.0 s") for each in titles)
     assert any("lambda" in each and "failed" in each for each in titles)
+
+
+def folder(at: float, node: int, phase: str, **more: object) -> JournalEvent:
+    told = asdict(events.FolderSaved(pool="train", node=node, folder="out", url="s3://models/x", phase=phase))
+    return JournalEvent(BEGAN + at, "FolderSaved", node, {**told, **more})
+
+
+def test_folders_are_told_with_what_was_not_saved_and_what_an_interruption_cost(tmp_path: Path) -> None:
+    file = tmp_path / "0123.sqlite3"
+    Journal(lambda: file).write([
+        phase(0, "launching"), folder(60, 0, "restoring"), folder(65, 0, "saving"), phase(66, "ready"),
+        folder(100, 0, "saving", files=2, bytes=2_000), folder(130, 0, "saving", files=2, bytes=2_000, trouble="<no>"),
+        JournalEvent(BEGAN + 200, "LinkDown", 0, {"reason": "silent"}),
+        phase(230, "draining"), phase(231, "ended"), phase(231, "launching", 1), folder(300, 1, "restoring"),
+        folder(320, 1, "saving", restored=2, restored_bytes=2_000), phase(321, "ready", 1),
+        folder(400, 1, "saving", files=1, bytes=7, restored=2, restored_bytes=2_000),
+        folder(
+            500, 1, "ended", files=1, bytes=7, restored=2, restored_bytes=2_000, unsaved=1, unsaved_bytes=9_000_000,
+            names=["model.pt"], refused=[["pipe", "it is no file"]],
+        ),
+    ])  # fmt: skip
+    html = said(file)
+    assert rows(html, "folder") == ["out", "out"]
+    assert rows(html, "last saved") == [words.clock(BEGAN + each) for each in (100, 400)]
+    assert rows(html, "brought back") == ["nothing", "2 files, 2.0 kB"]
+    assert rows(html, "back after") == ["", "2 min 00 s"]
+    assert rows(html, "not saved") == ["unknown", "1 file, 9.0 MB: model.pt; pipe: it is no file"]
+    assert rows(html, "trouble") == ["&lt;no&gt;", "none"]
+    assert "1 interruption took 2 min 00 s in all." in html
 
 
 def test_a_pool_of_which_only_the_costs_are_known_says_unknown(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -21,13 +22,16 @@ import pytest
 
 import skypool as sky
 from skypool import events
+from skypool.data.folder_saver import PART
 from skypool.data.save_asked import save_asked, split
 from skypool.errors import LifetimeExceeded, UsageError
 from skypool.model import Need, Offer
+from skypool.pool import saving
 from skypool.testing import FakeCloud
 from tests.conftest import eventually, nodes, processes_of
 from tests.lab import stores
 from tests.lab.stores import secret_of
+from tests.soak._faulty_way import FaultyWay
 
 KEYS = ("SAVE_ID", "SAVE_SECRET")
 
@@ -228,6 +232,25 @@ def test_a_folder_is_saved_at_once_if_its_program_asks(place: Path) -> None:
             sky.compute(lambda: sky.saved("another").flush())() >> made
 
 
+def test_what_is_saved_is_shown_in_other_processes_and_in_the_report(place: Path) -> None:
+    with pool(place, name="shown") as made:
+        write({"a": "1"}) >> made
+        eventually(lambda: kept(place), 30, "the file")
+        eventually(lambda: made.samples.latest(), 30, "the first sample")
+
+        def folder() -> list[str]:
+            argv = [sys.executable, "-m", "skypool", "top", "shown", "--once"]
+            env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+            lines = subprocess.run(argv, capture_output=True, text=True, check=True, env=env).stdout.splitlines()
+            at = next(n for n, each in enumerate(lines) if each.startswith("  folder"))
+            return lines[at + 1].split()
+
+        eventually(lambda: folder()[:6] == ["out", "0", "saving", "1", "1", "byte"], 30, "the line of the folder")
+    html = made.report().html
+    assert "Folders" in html
+    assert f"file://{place}" in html
+
+
 def test_nobody_waits_for_what_is_saved_nowhere() -> None:
     with pytest.raises(sky.SkypoolError, match="out is not saved here"):
         sky.saved("out").flush()
@@ -239,8 +262,26 @@ def test_all_is_saved_before_the_lifetime_is_over(place: Path) -> None:
     with pytest.raises(LifetimeExceeded), made:
         go_on_writing(600) >> made
     assert time.monotonic() - began < 24
+    assert made.explain().endswith(f"saves out to file://{place}; up to 4.0 s of the lifetime are kept for its end")
     assert kept(place).keys() == {each.name for each in Path("out").iterdir() if each.is_file()}
     assert len(kept(place)) > 50
+
+
+@sky.compute
+def write_half() -> None:
+    with Path("out/model").open("w") as file:
+        file.write("ha")
+        file.flush()
+        time.sleep(600)
+
+
+@pytest.mark.slow
+def test_what_a_call_was_writing_that_is_stopped_replaces_no_former_file(place: Path) -> None:
+    with pytest.raises(LifetimeExceeded), pool(place, max_lifetime=24, drain=4) as made:
+        write({"model": "whole"}) >> made
+        eventually(lambda: kept(place) == {"model": "whole"}, 30, "the whole file")
+        write_half() >> made
+    assert kept(place) == {"model": "whole", "model.snapshot": "ha"}
 
 
 # --- processes that die --------------------------------------------------------------------------------------
@@ -304,6 +345,38 @@ def test_a_mover_that_is_killed_begins_again(place: Path) -> None:
         write({"b": "2"}) >> made
         eventually(lambda: kept(place) == {"a": "1", "b": "2"}, 30, "the file after it")
         assert write({}) >> made == ["a", "b"]  # nothing was moved aside
+
+
+@pytest.mark.slow
+def test_a_node_whose_agent_ends_while_its_mover_waits_for_its_next_start_saves_what_is_left(place: Path) -> None:
+    made = pool(place, name="both-killed", liveness=5)
+    with suppress(sky.ConnectionLost), made:
+        write({"a": "1"}) >> made
+        eventually(lambda: kept(place), 30, "the first file")
+        for _ in range(5):  # the next one begins after 8 seconds
+            eventually(lambda: processes_in("both-killed", "skypool.data.mover"), 30, "the next mover")
+            for each in processes_in("both-killed", "skypool.data.mover"):
+                os.kill(each, signal.SIGKILL)
+        Path("out/late").write_text("2")
+        assert not processes_in("both-killed", "skypool.data.mover")
+        for each in processes_in("both-killed", "skypool-agent"):
+            os.kill(each, signal.SIGTERM)
+        eventually(lambda: kept(place) == {"a": "1", "late": "2"}, 30, "the last file")
+
+
+@pytest.mark.slow
+def test_a_node_of_a_pool_that_had_one_overwrites_no_file_of_the_first(place: Path) -> None:
+    with FakeCloud() as cloud, pool(place, provider=cloud, nodes=1) as made:
+        write({"state": "of 0"}) >> made
+        eventually(lambda: kept(place) == {"state": "of 0"}, 30, "the first file")
+        made.resize(2)
+        made.wait_ready(2, timeout=60)
+        made.send(write({"state": "of 1", "new": "of 1"}), node=1).result(60)
+        eventually(lambda: "new" in kept(place), 30, "the file of the node that came")
+        made.send(write({"state": "of 0, too", "new": "of 0"}), node=0).result(60)
+    assert kept(place) == {
+        "state": "of 0, too", "node-1/state": "of 1", "new": "of 1", "node-0/new": "of 0"
+    }  # fmt: skip
 
 
 def test_a_process_that_takes_a_pool_over_has_the_rest_saved(place: Path) -> None:
@@ -429,12 +502,19 @@ def test_a_program_finds_what_the_run_before_has_saved(place: Path) -> None:
     for number in range(2):
         done = run("--local", "--save", "out", "--name", "named", "train.py")
         assert (done.returncode, done.stdout.split()) == (0, ["found", *map(str, range(number))]), done.stderr
-        assert f"saves    out to file://{place_of_run}" in done.stderr
+        assert f"saves    out to file://{place_of_run}\n" in done.stderr
         assert f"saved    1 file, 5 bytes, of out to file://{place_of_run}" in done.stderr
         assert kept(place_of_run) == {str(each): "saved" for each in range(number + 1)}
     shown = run("--local", "--save", f"out=file://{place}/other", "train.py", SKYPOOL_BUCKET="file:///nowhere")
     assert shown.returncode == 0
     assert kept(place / "other").keys() == {"0", "1", "2"}  # what is on the machine stays where the bucket has nothing
+
+
+def test_the_time_that_is_kept_for_saving_is_told_before_anything_is_rented(place: Path) -> None:
+    Path("train.py").write_text(PROGRAM)
+    done = run("--provider", "fake", "--budget", "20", "--dry-run", "--save", f"out=file://{place}", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert f"saves    out to file://{place}; up to 2:00 min of the budget are kept for its end\n" in done.stderr
 
 
 def test_wrong_folders_of_a_run_are_refused(place: Path) -> None:
@@ -487,6 +567,37 @@ def test_keys_are_nowhere_but_in_the_mover(place: Path, store: stores.Store, mon
         for each in state.rglob("*"):
             seen += each.read_bytes().decode("latin-1") if each.is_file() else ""
     assert secret_of("run") not in seen
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_file_that_comes_back_slowly_after_an_error_is_not_given_up(
+    place: Path, store: stores.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SAVE_ID", "run")
+    monkeypatch.setenv("SAVE_SECRET", secret_of("run"))
+    monkeypatch.setattr(saving, "_TO_RESTORE", 7.0)
+    size = PART - 1  # such a file takes at least ten seconds on the slow way
+    stores.client(store.endpoint).put_object(Bucket="models", Key="runs/slow/a", Body=b"x" * size)
+    with FaultyWay(store.endpoint, random.Random(1)) as way:
+        bucket = sky.Bucket("s3://models/runs/slow", way.endpoint, keys=KEYS)
+        made = pool(place, save={"out": bucket})
+        told: list[events.FolderSaved] = []
+
+        def hear(event: events.Event) -> None:
+            if isinstance(event, events.FolderSaved):
+                told.append(event)
+                if event.trouble:
+                    way.fail("slow")
+            elif isinstance(event, events.NodePhase) and event.phase == "bootstrapping":
+                way.fail("403")
+
+        made.events.listen(hear)
+        with made:
+            assert write({}) >> made == ["a"]
+        assert any(each.trouble for each in told)
+        back = next(each for each in told if each.phase == "saving")
+        assert (back.restored, back.restored_bytes) == (1, size)
 
 
 @pytest.mark.slow

@@ -141,6 +141,25 @@ def test_a_running_pool_is_shown_as_its_owner_says() -> None:
     ]
 
 
+def test_folders_that_are_kept_in_buckets_are_shown_with_what_waits_and_the_trouble() -> None:
+    told = {
+        "id": "out", "url": "s3://models/x", "phase": "saving", "whole": False, "files": 12, "bytes": 4_100_000_000,
+        "unsaved": 0, "unsaved_bytes": 0, "oldest": 0, "rate": 35_000_000, "trouble": "",
+    }  # fmt: skip
+    late = {**told, "files": 3, "unsaved": 2, "unsaved_bytes": 2_500_000, "oldest": 75, "rate": 0}
+    late["trouble"] = "the store cannot be reached\x1b[2J"
+    view = view_of(record(), answer(node(0, folders=[told]), node(1, folders=[late])), NOW)
+    lines = shown(view)
+    at = next(n for n, each in enumerate(lines) if each.startswith("  folder"))
+    assert [each.split() for each in lines[at : at + 3]] == [
+        ["folder", "node", "state", "saved", "bytes", "rate", "unsaved", "bytes", "waits"],
+        ["out", "0", "saving", "12", "4.1", "GB", "35.0", "MB/s", "0", "0", "bytes"],
+        ["out", "1", "saving", "3", "4.1", "GB", "2", "2.5", "MB", "1:15"],
+    ]
+    assert lines[at + 3] == "  ! out on node 1: the store cannot be reached"
+    assert all(len(each) <= 80 for each in lines[at : at + 4])
+
+
 def test_a_pool_left_behind_is_shown_from_the_ledger_with_the_command_that_ends_it() -> None:
     view = view_of(record(client=GONE), Answer(), NOW)
     headings, row, *rest = shown(view)

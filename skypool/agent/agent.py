@@ -171,6 +171,8 @@ class Agent:
             lacking = self._slots.spare > 0 and self._hire()
         for each in self._slots.all:
             self._slots.signal(each, signal.SIGKILL)
+        self._mover.end()
+        self.page.mover = self._mover.pid
         self._client.send(Kind.BYE, {})
         self._client.flush()
 
@@ -294,7 +296,6 @@ class Agent:
             self._client.leave()
         else:
             self._mover.kill()  # the client has had saved what is left
-            self.page.mover = 0
             self._bye()
 
     def _take_over(self) -> str:

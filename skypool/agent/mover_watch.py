@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -17,10 +18,12 @@ _SILENT = 20.0
 """Seconds without an account after which the mover counts as hung, and is killed."""
 _STOP = 5.0
 """Seconds in which calls have ended that are stopped, so that what they have written can be saved."""
+_LOOK = 2.0
+"""Seconds in which the mover has looked which files are being written, before calls are stopped."""
 _PAUSE = 1.0, 30.0
-"""The first and the longest pause in seconds before a mover that has ended is started again."""
+"""The second and the longest pause in seconds before a mover that has ended is started again; the first one is 0."""
 _LIVES = 60.0
-"""Seconds after which a mover that ends is started again after the first pause."""
+"""Seconds after which a mover that ends is started again at once."""
 _LINE = 1 << 20
 """The most bytes of an account. A longer one counts as a failure."""
 _MOST_MIB = 600
@@ -58,6 +61,8 @@ class MoverWatch:
         self._watch, self._tell = watch, tell
         self._orders: dict[str, dict[str, Any]] = {}
         self._ends: dict[str, dict[str, Any]] = {}
+        self._looking: dict[str, Callable[[float], bool]] = {}  # ends that wait until the mover has looked
+        self._look_until = 0.0
         self._held: dict[str, float] = {}
         self._told: dict[str, dict[str, Any]] = {}
         self._child: subprocess.Popen[bytes] | None = None
@@ -65,15 +70,15 @@ class MoverWatch:
         self._error = ""
         self._heard = self._now = self._started = 0.0
         self._start_at = 0.0
-        self._pause = _PAUSE[0]
+        self._pause = 0.0
 
     @property
     def pid(self) -> int:
-        """The process id of the mover; 0 if none runs."""
-        return self._child.pid if self._child is not None else 0
+        """The process id of the mover; 0 if none runs, or nothing is to be saved any more."""
+        return self._child.pid if self._child is not None and self._orders else 0
 
     def order(self, said: Mapping[str, Any], stop_calls: Callable[[float], bool]) -> None:
-        """Obey an order of the client: to save a folder, or to save what is left of it and to stop.
+        """Obey an order of the client: to save a folder, to share its place, or to save what is left and to stop.
 
         An order may come twice.
 
@@ -84,18 +89,39 @@ class MoverWatch:
         if said["do"] == "end":
             if id_ in self._orders and id_ not in self._ends:
                 self._ends[id_] = dict(said)
-                if said.get("stops") and stop_calls(_STOP):
-                    self._ends[id_]["calm"] = False  # what they were writing is perhaps not whole
-                    self._held[id_] = self._now + _STOP
-                else:
+                if not said.get("stops"):
                     self._send(said)
+                else:
+                    if not self._looking:
+                        self._look_until = self._now + _LOOK
+                        for each in self._orders:  # all of them, as calls are stopped for all
+                            self._send({"do": "look", "id": each})
+                    self._looking[id_] = stop_calls
+        elif said["do"] == "share":
+            if id_ in self._orders:
+                self._orders[id_]["nodes"] = said["nodes"]
+                self._send(said)
         elif id_ not in self._orders or self._orders[id_]["serial"] != said["serial"]:
             self._orders[id_] = dict(said)
             self._ends.pop(id_, None)
+            self._looking.pop(id_, None)
             self._held.pop(id_, None)
             self._told.pop(id_, None)
             self._send(said)
         self.tell_again()
+
+    def _stop_calls(self) -> None:
+        """Stop the calls, when the mover knows what they are writing. Then have saved what is left."""
+        looked = all(self._told.get(id_, {}).get("looked") for id_ in self._orders)
+        if self._child is not None and not looked and self._now < self._look_until:
+            return
+        looking, self._looking = self._looking, {}
+        for id_, stop_calls in looking.items():
+            if stop_calls(_STOP):
+                self._ends[id_]["calm"] = False  # what they were writing is perhaps not whole
+                self._held[id_] = self._now + _STOP
+            else:
+                self._send(self._ends[id_])
 
     def tell_again(self) -> None:
         """Tell the client the state of all folders."""
@@ -124,6 +150,8 @@ class MoverWatch:
             is_idle: True if no call is there.
         """
         self._now = now
+        if self._looking:
+            self._stop_calls()
         for id_ in [id_ for id_, until in self._held.items() if is_idle or now >= until]:
             del self._held[id_]
             self._send(self._ends[id_])
@@ -137,8 +165,14 @@ class MoverWatch:
 
     def kill(self) -> None:
         """Kill the mover, as nothing is to be saved any more."""
+        self._orders.clear()
         if self._child is not None:
             self._child.kill()
+
+    def end(self) -> None:
+        """Let the mover save what is left, as the agent ends. If it just waits for its next start, start it now."""
+        if self._child is None and any(self._told.get(id_, {}).get("phase") != "ended" for id_ in self._orders):
+            self._start()
 
     def _start(self) -> None:
         parts = next(iter(self._orders.values()))["parts"]
@@ -147,18 +181,22 @@ class MoverWatch:
         env = {name: value for name, value in os.environ.items() if name in _KEPT or name.lower() in _PROXIES}
         self._heard = self._started = self._now
         self._said, self._error = b"", ""
+        # when the agent has ended, the keeper sends SIGTERM, which must not end a mover that is only starting
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         try:
             self._child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
         except OSError as e:
             self._fail(f"the mover cannot be started: {e}")
             return
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         assert self._child.stdout is not None
         os.set_blocking(self._child.stdout.fileno(), False)
         self._watch(self._child.stdout.fileno(), select.EPOLLIN, self._read)
         for id_, order in self._orders.items():
             came = self._told.get(id_, {}).get("phase", "restoring")
             self._send({**order, "restores": order["restores"] and came == "restoring"})
-            if id_ in self._ends and id_ not in self._held:
+            if id_ in self._ends and id_ not in self._held and id_ not in self._looking:
                 self._send(self._ends[id_])
 
     def _send(self, said: Mapping[str, Any]) -> None:
@@ -198,12 +236,14 @@ class MoverWatch:
     def _take(self, folders: list[dict[str, Any]]) -> None:
         self._heard = self._now
         if self._now - self._started > _LIVES:
-            self._pause = _PAUSE[0]
+            self._pause = 0.0
         for each in folders:
             order = self._orders.get(each["id"])
             if order is not None and order["serial"] == each["serial"]:
                 self._told[each["id"]] = each
         self.tell_again()
+        if self._looking:
+            self._stop_calls()
 
     def _give_up(self, why: str) -> None:
         """Kill the mover, if it has not ended, and start it again later."""
@@ -224,7 +264,7 @@ class MoverWatch:
     def _fail(self, why: str) -> None:
         print(why, file=sys.stderr, flush=True)
         self._start_at = self._now + self._pause
-        self._pause = min(2 * self._pause, _PAUSE[1])
+        self._pause = min(2 * self._pause or _PAUSE[0], _PAUSE[1])
         for id_, order in self._orders.items():
             self._told[id_] = {**self._told.get(id_, _untold(order)), "trouble": why}
         self.tell_again()
@@ -232,7 +272,7 @@ class MoverWatch:
 
 def _untold(order: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is known of a folder of which the mover has told nothing yet."""
-    return {**{name: order[name] for name in ("id", "url", "serial", "drain")}, "phase": "restoring"}
+    return {**{name: order[name] for name in ("id", "url", "serial", "drain")}, "phase": "restoring", "nodes": 1}
 
 
 def _mib_of(pid: int) -> float:

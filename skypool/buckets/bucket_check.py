@@ -106,7 +106,8 @@ def _left_over(bucket: Bucket, variables: Mapping[str, str]) -> Finding:
     days = (datetime.now(UTC) - min(each.began for each in found)).days
     more = " or more" * (len(found) == _MOST)
     text = f"{len(found)}{more}, the oldest of {days} days; they cost money, and no listing of objects shows them"
-    return Finding(what, True, text, "a lifecycle rule of the bucket can remove them after some days", open=True)
+    advice = f"`skypool gc --bucket {bucket} --yes` removes those that are a day old; a lifecycle rule can do so, too"
+    return Finding(what, True, text, advice, open=True)
 
 
 def _outside(bucket: Bucket, variables: Mapping[str, str]) -> Finding:

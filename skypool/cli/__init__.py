@@ -1,7 +1,8 @@
 """The command line `skypool`. Each group of commands has a module, and `build` puts them together.
 
 - `offers`: `skypool offers`, `skypool plan`; `accelerators`: `skypool accelerators`, `compare`, `suggest`.
-- `ps` (from the ledger and from running pools), `cost`, each for its command; `ending`: `skypool down`, `gc`.
+- `ps` (from the ledger and from running pools), `cost`, each for its command; `ending`: `skypool down`, `gc`;
+  `unfinished_uploads`: what gc does about buckets.
 - `doctor`: `skypool doctor`; `prove`: `skypool prove`.
 - `run`: `skypool run`; `run_messages`: what it tells. `shell`, `forward`, `health`, `logs`, `report`: as named.
 - `files`: `skypool push`, `pull`.

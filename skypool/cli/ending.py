@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from skypool.cli import output
+from skypool.buckets.bucket import Bucket
+from skypool.cli import output, unfinished_uploads
 from skypool.drivers import registry
 from skypool.drivers.contract import Driver
 from skypool.errors import CredentialsError, ErrorGroup, LedgerError, SkypoolError, UsageError
@@ -157,14 +158,30 @@ def gc(
         bool, typer.Option("--all", help="Also end things of unknown state. Live ones are kept.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="End what is lost. Default: only list it.")] = False,
+    bucket: Annotated[
+        str | None,
+        typer.Option("--bucket", metavar="URL", help="Only remove unfinished uploads below s3://NAME/PREFIX."),
+    ] = None,
+    endpoint: Annotated[
+        str, typer.Option("--endpoint", metavar="URL", help="The server of the bucket, if it is another.")
+    ] = "",
+    region: Annotated[str, typer.Option("--region", help="The region of the bucket.")] = "",
+    keys: Annotated[
+        str, typer.Option("--keys", metavar="ID,SECRET", help="Names of the variables with the keys of the bucket.")
+    ] = "",
     as_json: output.AsJson = False,
 ) -> None:
     """Find machines, keys and disks that your pools left behind, by their tags, in every region.
 
-    The ledger is not needed. Without --yes nothing is ended. The exit status is 1 if a provider that you use could not
-    be asked, or if something could not be ended.
+    The ledger is not needed. Unfinished uploads to buckets are found, too: those that pools of this computer have left,
+    and with --bucket those of a day ago or earlier. Without --yes nothing is ended or removed. The exit status is 1 if
+    a provider that you use could not be asked, or if something could not be ended.
     """
+    only = unfinished_uploads.bucket_named(bucket, endpoint, region, keys, (provider, everything))
     ledger = _ledger()
+    if only is not None:
+        _sweep_bucket(only, ledger, yes, as_json)
+        return
     drivers, left_out = everyone(ledger, provider or ())
     seen = survey(drivers, ledger)
     doomed = [each for each in seen.found if each.verdict == "lost" or (everything and each.verdict == "unknown")]
@@ -173,13 +190,33 @@ def gc(
     error = _swept(doomed, as_json) if yes and doomed else None
     over = reconcile(ledger, seen, doomed if yes and error is None else ()) if ledger is not None else []
     failures = _failures(seen, left_out)
+    uploads = unfinished_uploads.look(ledger, None, yes)
     if as_json:
-        _tell_json(seen, doomed, yes and error is None, over, failures)
+        told = _told(seen, doomed, yes and error is None)
+        asked = sorted({each.name for each in seen.asked} - failures.keys())
+        output.data({
+            "found": told, "uploads": unfinished_uploads.as_data(uploads, yes), "over": list(over), "asked": asked,
+            "not_asked": failures | uploads.failures,
+        })  # fmt: skip
     else:
         _tell(seen, doomed, yes, over, failures)
+        unfinished_uploads.show(uploads, yes)
     if error is not None:
         output.complain(_said(error))
     if error is not None or _serious(seen, provider or (), ledger):
+        raise typer.Exit(1)
+
+
+def _sweep_bucket(bucket: Bucket, ledger: Ledger | None, yes: bool, as_json: bool) -> None:
+    uploads = unfinished_uploads.look(ledger, bucket, yes)
+    if as_json:
+        found = unfinished_uploads.as_data(uploads, yes)
+        output.data({"uploads": found, "not_asked": uploads.failures})
+    else:
+        unfinished_uploads.show(uploads, yes)
+        if not uploads.count and not uploads.failures:
+            output.say(f"{bucket} has no unfinished upload that is a day old")
+    if uploads.failures:
         raise typer.Exit(1)
 
 
@@ -236,10 +273,9 @@ def _count(doomed: Sequence[Found]) -> str:
     return f"{machines} machine{'' if machines == 1 else 's'} and {others} other resource{'' if others == 1 else 's'}"
 
 
-def _tell_json(
-    seen: Survey, doomed: Sequence[Found], ended: bool, over: Sequence[str], failures: dict[str, str]
-) -> None:
-    found = [
+def _told(seen: Survey, doomed: Sequence[Found], ended: bool) -> list[dict[str, object]]:
+    """Return what was found as values for JSON."""
+    return [
         {
             "verdict": each.verdict,
             "why": each.why,
@@ -254,8 +290,6 @@ def _tell_json(
         }
         for each in seen.found
     ]
-    asked = sorted({each.name for each in seen.asked} - failures.keys())
-    output.data({"found": found, "over": list(over), "asked": asked, "not_asked": failures})
 
 
 def _failures(seen: Survey, left_out: dict[str, Exception]) -> dict[str, str]:

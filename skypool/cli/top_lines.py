@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from rich.filesize import decimal
 from rich.text import Text
 
-from skypool.cli.top_survey import PoolView, calls_of, picture_of
+from skypool.cli.top_survey import PoolView, calls_of, folders_of, picture_of
 from skypool.console.board import Figures
 from skypool.console.gauges import usd
 from skypool.console.layout import clock, costs, draw_pool
@@ -168,28 +169,59 @@ def details(view: PoolView, now: float, width: int) -> list[Text]:
     picture = picture_of(view)
     lines = draw_pool(picture, now, 10**9, width)
     lines[2:2] = notes
+    if folders := folders_of(view):
+        lines += _table(
+            ("  folder", "node", "state", "saved", "bytes", "rate", "unsaved", "bytes", "waits"),
+            [
+                (
+                    f"  {_cut(each.folder, 28)}",
+                    str(each.node),
+                    each.phase,
+                    f"{each.files:,}",
+                    decimal(each.bytes),
+                    f"{decimal(int(each.rate))}/s" if each.rate else "",
+                    f"{each.unsaved:,}",
+                    decimal(each.unsaved_bytes),
+                    clock(each.oldest) if each.unsaved else "",
+                )
+                for each in folders
+            ],
+        )
+        troubles = {each.trouble: each for each in folders if each.trouble}
+        lines += [
+            _line(f"  ! {each.folder} on node {each.node}: {each.trouble}", "yellow") for each in troubles.values()
+        ]
     calls = calls_of(picture)
     if calls:
-        rows = [("  call", "node", "slot", "time", "CPU", "memory", "GPU memory")]
-        rows += [
-            (
-                f"  {_cut(bare(call.name).rpartition('.')[2], 28)}",
-                str(node),
-                str(call.slot),
-                clock(call.wall_seconds),
-                "?" if call.cpu_seconds is None else f"{call.cpu_seconds:.0f} s",
-                _size(call.rss_mib),
-                _size(call.device_memory_mib),
-            )
-            for node, call in calls[:_MOST_CALLS]
-        ]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for n, row in enumerate(rows):
-            name, *others = (cell.rjust(room) for cell, room in zip(row, widths, strict=True))
-            lines.append(_line("  ".join([row[0].ljust(len(name)), *others]), "" if n else "bright_black"))
+        lines += _table(
+            ("  call", "node", "slot", "time", "CPU", "memory", "GPU memory"),
+            [
+                (
+                    f"  {_cut(bare(call.name).rpartition('.')[2], 28)}",
+                    str(node),
+                    str(call.slot),
+                    clock(call.wall_seconds),
+                    "?" if call.cpu_seconds is None else f"{call.cpu_seconds:.0f} s",
+                    _size(call.rss_mib),
+                    _size(call.device_memory_mib),
+                )
+                for node, call in calls[:_MOST_CALLS]
+            ],
+        )
         if len(calls) > _MOST_CALLS:
             lines.append(_line(f"  … and {len(calls) - _MOST_CALLS:,} more calls", "bright_black"))
     return lines
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[Text]:
+    """Return the lines of a table. The first column is aligned to the left."""
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    made = []
+    for n, row in enumerate((headings, *rows)):
+        name, *others = row
+        cells = [cell.rjust(room) for cell, room in zip(others, widths[1:], strict=True)]
+        made.append(_line("  ".join([name.ljust(widths[0]), *cells]), "" if n else "bright_black"))
+    return made
 
 
 def _from_ledger(view: PoolView, now: float, notes: Sequence[Text]) -> list[Text]:

@@ -192,6 +192,36 @@ def calls_of(picture: Picture) -> list[tuple[int, CallSample]]:
     return sorted(found, key=lambda each: (each[0], each[1].slot, each[1].id))
 
 
+@dataclass(frozen=True, slots=True)
+class FolderView:
+    """A folder that a node keeps in a bucket, as `skypool.wire.save_orders.FolderState` describes it."""
+
+    folder: str
+    node: int
+    phase: str
+    files: int
+    bytes: int
+    unsaved: int
+    unsaved_bytes: int
+    oldest: float
+    rate: float
+    trouble: str
+
+
+def folders_of(view: PoolView) -> list[FolderView]:
+    """Return the folders that the nodes of a pool keep in buckets, ordered by name and node. Older owners tell none."""
+    found = [
+        FolderView(
+            bare(str(each["id"])), int(node["node"]), str(each["phase"]), int(each["files"]), int(each["bytes"]),
+            int(each["unsaved"]), int(each["unsaved_bytes"]), float(each["oldest"]), float(each["rate"]),
+            bare(str(each["trouble"])),
+        )
+        for node in _nodes(view.said or {"nodes": []})
+        for each in node.get("folders", ())
+    ]  # fmt: skip
+    return sorted(found, key=lambda each: (each.folder, each.node))
+
+
 # --- all pools -----------------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from skypool.calls.futures import CallFuture
 from skypool.checks import whole
+from skypool.console.event_text import kept_in
 from skypool.errors import UsageError
 from skypool.model import Trust
 from skypool.pool.engine import PoolEngine
@@ -119,14 +120,18 @@ class ShownPool(ABC):
     def explain(self) -> str:
         """Return the pool's last plan as text: the offers that it tries, with prices, and why it rejects the others.
 
-        Attempts to rent that failed are listed below the offers. Before the start, and while the pool waits for
-        machines that are out of stock, there is no plan, and the text says so.
+        Attempts to rent that failed, and the folders that are saved, are listed below the offers. Before the start, and
+        while the pool waits for machines that are out of stock, there is no plan, and the text says so.
         """
         if self._handover is not None:
             return f"pool {self.name!r} makes no plan, as it has no account of a provider"
         if self._begun is None or (plan := self._begun.facts.plan) is None:
             return f"pool {self.name!r} has not made a plan yet: it makes one when it starts"
-        return "\n".join([plan.explain(), *self._begun.facts.attempts])
+        terms = self._terms
+        is_limited = terms.budget is not None and any(each.usd_per_hour for each in plan.offers)
+        limit = "the budget" if is_limited else "the lifetime" if terms.lifetime is not None else ""
+        saves = [f"saves {kept_in(each.path, each.bucket, terms.drain, limit)}" for each in terms.save]
+        return "\n".join([plan.explain(), *self._begun.facts.attempts, *saves])
 
     @property
     def receipt(self) -> Receipt:

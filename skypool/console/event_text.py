@@ -183,9 +183,12 @@ class Words:
             if e.restored:
                 yield f"{where} is back from {e.url}: {many(e.restored, 'file')}, {decimal(e.restored_bytes)}"
             if e.aside:
-                yield f"{where}: what was there and not in the bucket is in {e.aside} now"
+                what = many(e.moved, "file") if e.moved else "checkpoints"
+                yield f"{where}: moved to {e.aside}, as the bucket does not have them: {what}"
             if e.unfinished:
                 yield f"{where}: not whole in the bucket, and left there: {', '.join(e.unfinished)}"
+            for name, why in e.not_restored:
+                yield f"{where}: {name} is in the bucket and was not brought back: {why}"
         if e.trouble and e.trouble != before[1]:
             what = "brought back" if e.phase == "restoring" else "saved"
             waits = f"; {many(e.unsaved, 'file')}, {decimal(e.unsaved_bytes)}, wait" if e.unsaved else ""
@@ -296,6 +299,16 @@ def span(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60}:{whole % 60:02} min"
     return f"{whole // 3600}:{whole // 60 % 60:02} h"
+
+
+def kept_in(path: str, place: object, drain: float, limit: str) -> str:
+    """Return where a folder is kept, and how much of a limit is for it at the end: "out to s3://models; up to …".
+
+    Args:
+        drain: the most seconds for what is left at the end.
+        limit: what ends the machines, such as "the budget"; "" for nothing.
+    """
+    return f"{path} to {place}" + (f"; up to {span(drain)} of {limit} are kept for its end" if limit else "")
 
 
 def split(slots: int, devices: int) -> str:

@@ -10,6 +10,7 @@
 Modules of the client:
 
 - `save_asked`: checks what is to be saved, and whether its places can be used.
+- `left_uploads`: notes the places of pools, and finds unfinished uploads that ended pools have left there.
 
 For programs on nodes:
 
@@ -21,6 +22,7 @@ Modules of the mover:
 - `folder_saver`: saves one folder; `restoring`: brings it back before a program begins.
 - `checkpoint_saver`: keeps the checkpoints of `Checkpoints`, and decides from which one to go on.
 - `objects`: requests about single objects.
+- `progress`: measures how fast files are sent, and since when others wait.
 - `local_files`: lists the files of a folder, and tells which are being written.
 - `wholeness`: knows which folders are checkpoints, and when one is whole.
 """
@@ -29,9 +31,11 @@ __all__ = [
     "checkpoint_saver",
     "checkpoints",
     "folder_saver",
+    "left_uploads",
     "local_files",
     "mover",
     "objects",
+    "progress",
     "restoring",
     "save_asked",
     "wholeness",

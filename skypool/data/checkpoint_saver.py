@@ -21,9 +21,9 @@ import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from skypool.data import objects
 from skypool.data.folder_saver import PART
 from skypool.data.local_files import OURS, OWN, aside_of
+from skypool.data.progress import Rate, Waiting
 from skypool.errors import SkypoolError
 
 if TYPE_CHECKING:
@@ -72,10 +73,12 @@ class CheckpointSaver:
         folder: the folder that is saved.
         executor: sends and fetches files side by side.
         origin: the URL of the place, by which checkpoints of this folder that go to another place are told apart.
+        rate: that of the folder's other files.
 
     Attributes:
         files, sent: the files that were saved, and their bytes.
         unsaved, unsaved_bytes: those that are not.
+        waiting: the checkpoints that are not saved.
     """
 
     store: ObjectStore
@@ -86,6 +89,8 @@ class CheckpointSaver:
     sent: int = field(default=0, init=False)
     unsaved: int = field(default=0, init=False)
     unsaved_bytes: int = field(default=0, init=False)
+    rate: Rate = field(default_factory=Rate)
+    waiting: Waiting = field(default_factory=Waiting, init=False)
     _attempts: dict[str, tuple[int, Step | None]] = field(
         default_factory=dict[str, "tuple[int, Step | None]"], init=False
     )
@@ -224,6 +229,7 @@ class CheckpointSaver:
     def _count(self, waiting: list[tuple[Step, int, Path]]) -> None:
         sizes = [file.stat().st_size for _, _, path in waiting for file in _files(path)]
         self.unsaved, self.unsaved_bytes = len(sizes), sum(sizes)
+        self.waiting.note([f"{step.name}/{rank}" for step, rank, _ in waiting])
 
     def _save_rank(self, step: Step, rank: int, path: Path) -> None:
         """Save the files of a rank, and then the list of them."""
@@ -252,9 +258,10 @@ class CheckpointSaver:
             while data := file.read(PART):
                 digest.update(data)
                 size += len(data)
+                self.rate.add(len(data))
                 yield data
 
-        with path.open("rb", buffering=0) as file:
+        with path.open("rb", buffering=0) as file, self.rate.sending():
             if os.fstat(file.fileno()).st_size <= PART:
                 obstore.put(self.store, name, b"".join(parts(file)), use_multipart=False)
             else:
@@ -334,15 +341,40 @@ class CheckpointSaver:
             )
         for future in [self.executor.submit(self._fetch, root, step, *each) for each in missing]:
             future.result()
-        view = root / "views" / f"{step.name.replace('/', '-')}-rank-{rank}"
-        shutil.rmtree(view, ignore_errors=True)
-        for number, name, _, _ in sorted(wanted, key=lambda each: each[0] != rank):
-            there = view / name
-            there.parent.mkdir(parents=True, exist_ok=True)
-            with suppress(FileExistsError):
-                os.link(root / step.name / f"rank-{number}" / name, there)
-        view.mkdir(parents=True, exist_ok=True)
+        view = root / "views" / f"{_flat(step)}-rank-{rank}"
+        links: dict[str, tuple[int, int]] = {}
+        for number, name, size, _ in sorted(wanted, key=lambda each: each[0] != rank):
+            links.setdefault(name, (number, size))
+        if not view.exists() or not all(_is_whole(view / name, size) for name, (_, size) in links.items()):
+            self._link(root / step.name, view, {name: number for name, (number, _) in links.items()})
+        self._prune_fetched(step)
         return str(view)
+
+    @staticmethod
+    def _link(files: Path, view: Path, links: Mapping[str, int]) -> None:
+        """Make the folder that a program gets, of the files of ranks. `links` has the rank of each file."""
+        new = view.with_name(f".new-{secrets.token_hex(6)}")
+        for name, rank in links.items():
+            there = new / name
+            there.parent.mkdir(parents=True, exist_ok=True)
+            os.link(files / f"rank-{rank}" / name, there)
+        new.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(view, ignore_errors=True)
+        new.rename(view)
+
+    def _prune_fetched(self, used: Step) -> None:
+        """Remove what former attempts had brought here, an hour later, as their programs may just be reading it."""
+        newest = max(self._attempts.values(), key=lambda each: each[0], default=(0, None))[1]
+        needed = [each for each in (used, newest) if each is not None]
+        root, old = Path(self.folder, PLACE), time.time() - _STORED_FOR.total_seconds()
+        for path in root.glob("views/*"):
+            if not path.name.startswith(tuple(f"{_flat(each)}-rank-" for each in needed)) and _changed_at(path) < old:
+                shutil.rmtree(path, ignore_errors=True)
+        names = {each.name for each in needed}
+        for path in root.glob("step-*/attempt-*/rank-*"):
+            is_needed = "/".join(path.parts[-3:-1]) in names or (path / RANK).exists()  # or it was made here
+            if not is_needed and _changed_at(path) < old:
+                shutil.rmtree(path, ignore_errors=True)
 
     def _fetch(self, root: Path, step: Step, rank: int, name: str, size: int, digest: str) -> None:
         """Fetch a file, and check it."""
@@ -385,6 +417,18 @@ def _files(path: Path) -> Iterator[Path]:
     for each in sorted(path.rglob("*")):
         if each.is_file() and not each.name.startswith(OURS):
             yield each
+
+
+def _flat(step: Step) -> str:
+    return step.name.replace("/", "-")
+
+
+def _changed_at(path: Path) -> float:
+    """Return when a folder was changed last, in seconds since 1970; now if it is gone."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return time.time()
 
 
 def _is_whole(path: Path, size: int) -> bool:

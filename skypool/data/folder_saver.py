@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from skypool.buckets.store import UNREACHED, trouble
 from skypool.data import objects
 from skypool.data.local_files import OWN, State, Writers, listed, state_of
+from skypool.data.progress import Rate, Waiting
 from skypool.data.wholeness import Checkpoint, checkpoints, is_temporary, shards
 
 if TYPE_CHECKING:
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 
 UNFINISHED = f"{OWN}/unfinished"
 """Objects below this name say which checkpoints are not whole in the bucket."""
+_OWNERS = f"{OWN}/nodes"
+"""Objects below this name say of a file which node has given it its plain name."""
+_ALONE = b"0"
+"""The number of a node that saves to a place alone."""
 QUIET = 5.0
 """Seconds for which a file must not change before it counts as finished, if nothing else tells that it is."""
 LONG = 60.0
@@ -73,8 +78,6 @@ class Account:
         bytes: the bytes of these.
         unsaved: the number of files that are not saved as they are now.
         unsaved_bytes: the bytes of these.
-        oldest: how long the first of these has been waiting, in seconds.
-        rate: the bytes that were saved in a second while something was sent; 0 if nothing was.
         trouble: why the last attempt has failed; "" if it has not.
         names: some of the files that are not saved.
         refused: why a file cannot be saved, by its path.
@@ -85,8 +88,6 @@ class Account:
     bytes: int = 0
     unsaved: int = 0
     unsaved_bytes: int = 0
-    oldest: float = 0.0
-    rate: float = 0.0
     trouble: str = ""
     names: Sequence[str] = ()
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -105,9 +106,14 @@ class FolderSaver:
         node: the number of the node, and `nodes` how many save the same folder to the same prefix.
         patterns: what is written last into a checkpoint, as `checkpoints` takes it.
         clock: the time in seconds, which only goes forward.
+        joins: True if a node has saved to the prefix alone before. Its files are not those of this node.
 
     Attributes:
         account: what was saved.
+        rate: how fast files are sent.
+        waiting: the files that are not saved as they are now.
+        stopped: the inodes of files, by their paths, whose programs were stopped while they wrote. These files replace
+            no former ones, but are saved as snapshots.
     """
 
     store: ObjectStore
@@ -118,14 +124,17 @@ class FolderSaver:
     nodes: int = 1
     patterns: Sequence[str] = ()
     clock: Callable[[], float] = time.monotonic
+    joins: bool = False
     account: Account = field(default_factory=Account, init=False)
+    rate: Rate = field(init=False)
+    waiting: Waiting = field(init=False)
+    stopped: Mapping[str, int] = field(default_factory=dict[str, int], init=False)
     _saved: dict[str, Saved] = field(default_factory=dict[str, Saved], init=False)
     _seen: dict[str, tuple[State, float]] = field(default_factory=dict[str, "tuple[State, float]"], init=False)
     _open_since: dict[str, float] = field(default_factory=dict[str, float], init=False)
     _snapshots: dict[str, tuple[str, State, float]] = field(
         default_factory=dict[str, "tuple[str, State, float]"], init=False
     )
-    _waiting: dict[str, float] = field(default_factory=dict[str, float], init=False)
     _begun: set[str] = field(default_factory=set[str], init=False)
     _left: set[str] = field(default_factory=set[str], init=False)
     _gone: dict[str, float] = field(default_factory=dict[str, float], init=False)
@@ -137,10 +146,10 @@ class FolderSaver:
     _awaits_quiet: bool = field(default=False, init=False)
     _failures: int = field(default=0, init=False)
     _again: float = field(default=-math.inf, init=False)
-    _sent: tuple[int, float] = field(default=(0, 0.0), init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)  # for those who send small files
 
     def __post_init__(self) -> None:
+        self.rate, self.waiting = Rate(self.clock), Waiting(self.clock)
         self._goes_on = os.path.exists(self.journal)
         for line in _lines(self.journal):
             match line:
@@ -173,6 +182,17 @@ class FolderSaver:
             if not any(obstore.list(self.store, folder)):  # it was killed after the last deletion
                 self._unmark(folder)
 
+    def share(self, nodes: int) -> None:
+        """Give each new file an owner from now on, as other nodes will save to the prefix, too. Any thread may call it.
+
+        Raises what a store raises. Then repeat it, as the names of files that are just being sent are not noted yet.
+        """
+        with self._lock:
+            self.nodes = max(self.nodes, nodes)
+            new = [path for path, name in self._names.items() if path == name and path not in self._saved]
+        for path in new if self.nodes > 1 else ():
+            objects.create(self.store, f"{_OWNERS}/{path}", str(self.node).encode())
+
     # --- one turn --------------------------------------------------------------------------------------------
 
     def turn(self, last: bool = False, calm: bool = False) -> bool:
@@ -194,7 +214,7 @@ class FolderSaver:
         self._look(files, now)
         groups = checkpoints(files, self.patterns)
         changed = self._changed(files)
-        self._note(files, changed, now)
+        self._note(files, changed)
         if now < self._again and not last:
             return False
         is_open = self._open(changed, now)
@@ -222,13 +242,12 @@ class FolderSaver:
         else:
             self._failures, self.account.trouble = 0, ""
         changed = self._changed(files)
-        self._note(files, changed, self.clock())
-        covered = {path for path in changed if (made := self._snapshots.get(path)) and made[1] == files[path]}
-        return not (self._awaits_quiet or {*changed} - covered)
+        self._note(files, changed)
+        return not (self._awaits_quiet or {*changed} - _covered(self._snapshots, files))
 
     def _changed(self, files: Mapping[str, State]) -> list[str]:
         """Return the files that are not saved as they are now."""
-        return [path for path, each in files.items() if self._state_of(path) != each]
+        return [path for path, each in files.items() if self.saved_state(path) != each]
 
     def _look(self, files: Mapping[str, State], now: float) -> None:
         """Note since when each file is as it is."""
@@ -243,7 +262,7 @@ class FolderSaver:
     def _is_quiet(self, path: str, now: float) -> bool:
         return now - self._seen[path][1] >= QUIET
 
-    def _open(self, changed: Iterable[str], now: float) -> set[str]:
+    def _open(self, changed: Collection[str], now: float) -> set[str]:
         """Return those of the files that a program may write to."""
         writers, found = Writers(), set[str]()
         for path in changed:
@@ -258,6 +277,8 @@ class FolderSaver:
                     found.add(path)
             finally:
                 os.close(file)
+        stopped = {path for path in changed if self.stopped.get(path) == self._seen[path][0].inode}
+        found |= stopped & self._saved.keys()
         for path in self._open_since.keys() - found:
             del self._open_since[path]
         for path in found:
@@ -271,7 +292,7 @@ class FolderSaver:
     ) -> None:
         """Save the files of a checkpoint when it is whole. Until all are there, an object says that it is not."""
         inside = group.paths
-        unsaved = [path for path in inside if self._state_of(path) != files[path] and path not in self._refused]
+        unsaved = [path for path in inside if self.saved_state(path) != files[path] and path not in self._refused]
         if not unsaved and folder not in self._begun:
             return
         self._mark(folder)  # at once, as other nodes may be done with their part
@@ -283,7 +304,7 @@ class FolderSaver:
             self._save([group.last])
         if last and not is_whole and not is_open.intersection(inside):
             self._awaits_quiet |= not group.last or group.last in files
-        is_there = all(self._state_of(path) == files[path] for path in inside)
+        is_there = all(self.saved_state(path) == files[path] for path in inside)
         is_there = is_there and not any(path.startswith(f"{folder}/") for path in self._refused)
         if is_whole and is_there and self.nodes > 1:
             is_there = self._others_are_there(folder, group)
@@ -297,7 +318,7 @@ class FolderSaver:
         """
         gone = [each for each in self._saved if each.startswith(f"{folder}/") and each not in files]
         gone = [each for each in gone if not self._is_refused(each)]
-        states = [files[path] for path in group.paths if self._state_of(path) == files[path]]
+        states = [files[path] for path in group.paths if self.saved_state(path) == files[path]]
         if gone and not self._is_replaced([self._saved[each].state for each in gone], states):
             return False
         self._forget(gone)
@@ -416,12 +437,11 @@ class FolderSaver:
         """
         import obstore
 
-        began = self.clock()
         try:
             opened = open(os.path.join(self.folder, path), "rb", buffering=0)  # noqa: SIM115 - it is closed below
         except FileNotFoundError as e:  # not one of the store, which says so of a bucket that is gone
             raise Changed(path) from e
-        with opened as file:
+        with opened as file, self.rate.sending():
             state = state_of(file.fileno())
             if not may_change and state != self._seen[path][0]:  # a program has begun to write it since the last look
                 raise Changed(path)
@@ -439,6 +459,7 @@ class FolderSaver:
                     data = file.read(min(PART, left))
                     if not data:
                         raise Changed(path)
+                    self.rate.add(len(data))
                     yield checked(data)
 
             how = {"attributes": attributes_of(state)} if takes_attributes(self.store) else {}
@@ -447,11 +468,7 @@ class FolderSaver:
                 done = obstore.put(self.store, name, data, use_multipart=False, **how)  # type: ignore[arg-type]
             else:
                 done = obstore.put(self.store, name, parts(), chunk_size=PART, max_concurrency=_PARTS, **how)  # type: ignore[arg-type]
-        version = done["e_tag"] if how else self._timed(name, state)
-        with self._lock:
-            count, seconds = self._sent
-            self._sent = count + state.size, seconds + self.clock() - began
-        return state, version
+        return state, done["e_tag"] if how else self._timed(name, state)
 
     def _timed(self, name: str, state: State) -> str | None:
         """Give an object of a folder, which is a file, the time of the file that was saved. Return its version."""
@@ -463,14 +480,17 @@ class FolderSaver:
     def _name_of(self, path: str) -> str:
         """Return the name of a file's object. If another node has saved a file of this path, it begins with "node-"."""
         own = f"node-{self.node}/{path}"
-        if self.nodes == 1:  # a run with more nodes may have been before
-            return own if path in self._saved and self._saved[path].name == own else path
+        with self._lock:
+            if self.nodes == 1 and path not in self._names:  # a run with more nodes may have been before
+                is_own = path in self._saved and self._saved[path].name == own
+                self._names[path] = own if is_own else path
         if path not in self._names:
-            claim, mine = f"{OWN}/nodes/{path}", str(self.node).encode()
-            is_mine = objects.create(self.store, claim, mine) or objects.read(self.store, claim) == mine
-            if is_mine and path not in self._saved and objects.exists(self.store, path):
-                is_mine = False  # a node has saved it that was alone then
-            self._names[path] = path if is_mine else own
+            mine = str(self.node).encode()
+            is_taken = (self.joins or path not in self._saved) and objects.exists(self.store, path)
+            owner = _ALONE if is_taken else mine
+            if not objects.create(self.store, f"{_OWNERS}/{path}", owner):
+                owner = objects.read(self.store, f"{_OWNERS}/{path}")
+            self._names[path] = path if owner == mine else own
         return self._names[path]
 
     # --- files that stay open --------------------------------------------------------------------------------
@@ -488,6 +508,7 @@ class FolderSaver:
                 self._note_snapshot(path, name, State(0, 0, 0), -math.inf)  # before the object is there
             with suppress(Changed):
                 self._note_snapshot(path, name, self._send(path, name, may_change=True)[0], now)
+                self.waiting.begin_again(path)
 
     def _note_snapshot(self, path: str, name: str, state: State, now: float) -> None:
         with self._lock:
@@ -553,7 +574,7 @@ class FolderSaver:
 
     def _whole(self, files: Mapping[str, State], groups: Mapping[str, Checkpoint]) -> list[State]:
         """Return the states of the files that are in the bucket as they are here, without unfinished checkpoints."""
-        found = {path: state for path, state in files.items() if self._state_of(path) == state}
+        found = {path: state for path, state in files.items() if self.saved_state(path) == state}
         for folder, group in groups.items():
             if folder in self._begun or not all(path in found for path in group.paths):
                 for path in group.paths:
@@ -590,20 +611,14 @@ class FolderSaver:
         self._again = self.clock() + min(longest, first * 2**self._failures)
         self._failures = min(self._failures + 1, 10)
 
-    def _note(self, files: Mapping[str, State], changed: Sequence[str], now: float) -> None:
+    def _note(self, files: Mapping[str, State], changed: Sequence[str]) -> None:
         """Bring the account up to date."""
-        for path in self._waiting.keys() - {*changed}:
-            del self._waiting[path]
-        for path in changed:
-            self._waiting.setdefault(path, now)
+        self.waiting.note(changed, _covered(self._snapshots, files))
         account = self.account
         account.unsaved = len(changed)
         account.unsaved_bytes = sum(files[path].size for path in changed)
-        account.oldest = max((now - each for each in self._waiting.values()), default=0.0)
         account.names = sorted(changed, key=lambda path: -files[path].size)[:_NAMED]
         account.refused = dict(sorted(self._refused.items())[:_NAMED])
-        count, seconds = self._sent
-        account.rate = count / seconds if seconds else 0.0
 
     def has(self, path: str, object_: Object, state: State | None) -> bool:
         """Return True if a file is here as it is in the bucket."""
@@ -616,7 +631,7 @@ class FolderSaver:
             self._saved[path] = Saved(state, object_.name, object_.version)
             self._write(path)
 
-    def _state_of(self, path: str) -> State | None:
+    def saved_state(self, path: str) -> State | None:
         """Return the state in which a file was saved; None if it was not."""
         saved = self._saved.get(path)
         return None if saved is None else saved.state
@@ -637,6 +652,11 @@ def _lines(path: str) -> Iterator[object]:
         for line in file:
             with suppress(ValueError):
                 yield json.loads(line)
+
+
+def _covered(snapshots: Mapping[str, tuple[str, State, float]], files: Mapping[str, State]) -> set[str]:
+    """Return the files that are as their snapshots are."""
+    return {path for path, (_, state, _) in snapshots.items() if files.get(path) == state}
 
 
 def _newer(gone: Iterable[State], whole: Iterable[State]) -> int:

@@ -8,7 +8,7 @@ import fcntl
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 OURS = ".skypool-"
@@ -139,6 +139,20 @@ class Writers:
             return (about.st_dev, about.st_ino) in self._written
         fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
         return False
+
+
+def written(folder: str, paths: Iterable[str]) -> dict[str, int]:
+    """Return the inodes of those files that a program may write to, by their paths in the folder."""
+    writers, found = Writers(), dict[str, int]()
+    for path in paths:
+        with contextlib.suppress(OSError):  # it is gone again, or may not be read
+            file = os.open(os.path.join(folder, path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                if writers.write(file):
+                    found[path] = os.fstat(file).st_ino
+            finally:
+                os.close(file)
+    return found
 
 
 def _open_for_writing() -> Iterator[tuple[int, int]]:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from skypool.buckets import store
 from skypool.buckets.bucket import with_values
 from skypool.data.checkpoint_saver import CheckpointSaver
 from skypool.data.folder_saver import FolderSaver
+from skypool.data.local_files import listed, written
 from skypool.data.restoring import Restored, restore
 from skypool.errors import SkypoolError
 from skypool.safety import peers, private
@@ -90,6 +92,10 @@ class Folder:
         self._looked = 0.0  # seconds; without those in which checkpoints were sent
         self._turns = threading.Lock()  # for the thread of the folder, and those who want it saved at once
         self._asking = threading.Lock()  # for those who bring a checkpoint back
+        self._nodes: int = said["nodes"]
+        self._shared: int = said["nodes"]  # for so many nodes all files that are sent have owners
+        self._sharing = threading.Lock()
+        self._has_looked = False
         self._thread = threading.Thread(target=self._work, name=f"save {self.id}", daemon=True)
         self._thread.start()
 
@@ -113,6 +119,26 @@ class Folder:
         self._until = time.monotonic() + seconds
         self._wake.set()
 
+    def share(self, nodes: int) -> None:
+        """Give files owners from now on, as so many nodes will save to the place. An error is repeated by who asks."""
+        self._nodes = max(nodes, self._nodes)
+        if self._saver is not None and self._sharing.acquire(blocking=False):
+            try:
+                self._saver.share(self._nodes)
+                self._shared = self._nodes
+            except Exception as e:  # noqa: BLE001 - whatever a store answers is told
+                self._saver.account.trouble = store.trouble(e).words
+            finally:
+                self._sharing.release()
+
+    def look(self) -> None:
+        """Note which files are being written: who writes them is stopped next, so that they stay halves."""
+        if self._saver is not None and not self._has_looked:  # later they are not being written any more
+            saver = self._saver
+            files = listed(saver.folder).files.items()
+            saver.stopped = written(saver.folder, [path for path, each in files if saver.saved_state(path) != each])
+        self._has_looked = True
+
     def join(self) -> None:
         self._thread.join()
 
@@ -129,7 +155,11 @@ class Folder:
             account["bytes"] += more.sent
             account["unsaved"] += more.unsaved
             account["unsaved_bytes"] += more.unsaved_bytes
-        return {**account, **said, "phase": self.phase, "whole": self.whole, "trouble": trouble, "back": restored}
+            account["oldest"] = round(max(saver.waiting.oldest, more.waiting.oldest))
+            account["rate"] = round(saver.rate.per_second)
+        said |= {"place": self._said["node"], "nodes": self._shared, "phase": self.phase, "whole": self.whole}
+        said["looked"] = self._has_looked
+        return {**account, **said, "trouble": trouble, "back": restored}
 
     def answer(self, said: Mapping[str, Any]) -> dict[str, Any]:
         """Answer a program of the node: save at once, or say which checkpoint to go on from or is safe."""
@@ -206,9 +236,10 @@ class Folder:
             os.makedirs(bucket.name, exist_ok=True)
         opened = store.opened(bucket, values, _PATIENCE)
         folder, executor = os.path.expanduser(said["folder"]), ThreadPoolExecutor(_SMALL_FILES)
-        saver = FolderSaver(opened, folder, self._journal, executor, said["node"], said["nodes"], said["patterns"])
-        self._checkpoints = CheckpointSaver(opened, folder, executor, said["url"])
-        self._saver = saver  # last, as others look for it
+        place = said["node"], said["nodes"], said["patterns"]
+        saver = FolderSaver(opened, folder, self._journal, executor, *place, joins=said["joins"])
+        self._checkpoints = CheckpointSaver(opened, folder, executor, said["url"], saver.rate)
+        self._saver = saver  # after the others, as threads look for it
 
     def _bring_back(self) -> bool:
         """Bring the folder back, again and again. Return False if the end comes before.
@@ -276,6 +307,7 @@ class Mover:
         self._drains: dict[str, float] = {}
         self._killed = threading.Event()  # by the keeper: all others that write
         signal.signal(signal.SIGTERM, lambda *_: self._killed.set())
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # the agent has blocked it until now
 
     def run(self) -> None:
         """Obey the commands from stdin until it ends. Then save what is left."""
@@ -295,6 +327,12 @@ class Mover:
         if said["do"] == "end":
             if id_ in self._folders:
                 self._folders[id_].end(said["seconds"], said["calm"])
+            return
+        if said["do"] in ("share", "look"):
+            if id_ in self._folders:  # in a thread, as a store or a disk may take long
+                folder = self._folders[id_]
+                act = folder.look if said["do"] == "look" else partial(folder.share, said["nodes"])
+                threading.Thread(target=act, name=said["do"], daemon=True).start()
             return
         former = self._folders.get(id_)
         if former is None or former.serial != said["serial"]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from concurrent.futures import as_completed
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ _LONGEST = 255
 """The most bytes of the name of a file."""
 _NAMED = 20
 """The most names in one account."""
+_CHUNK = 1 << 20
+"""The bytes after which what comes of a file is counted."""
 
 
 @dataclass
@@ -30,18 +33,35 @@ class Restored:
     Attributes:
         files: the number of files that were fetched.
         bytes: the bytes of these.
+        received: the bytes that came from the bucket, also of files that have not come to their end.
         aside: the folder to which files were moved that were here and are not in the bucket; "" if there were none.
-        moved: the number of these.
+        moved: the number of files that were moved.
         unfinished: checkpoints that are not whole in the bucket, and were left there.
-        refused: objects that cannot be files here.
+        refused: why an object cannot be a file here, by its name.
     """
 
     files: int = 0
     bytes: int = 0
+    received: int = 0
     aside: str = ""
     moved: int = 0
     unfinished: list[str] = field(default_factory=list[str])
-    refused: list[str] = field(default_factory=list[str])
+    refused: dict[str, str] = field(default_factory=dict[str, str])
+
+
+class _Arrivals:
+    """Counts the bytes that come from the bucket, in several threads."""
+
+    def __init__(self, done: Restored) -> None:
+        self._done = done
+        self._lock = threading.Lock()
+
+    def of(self, got: GetResult) -> Iterator[memoryview]:
+        """Yield what comes of an object, and count it."""
+        for data in got.stream(min_chunk_size=_CHUNK):
+            with self._lock:
+                self._done.received += len(data)
+            yield memoryview(data)
 
 
 def restore(saver: FolderSaver, done: Restored | None = None) -> Restored:
@@ -63,7 +83,8 @@ def restore(saver: FolderSaver, done: Restored | None = None) -> Restored:
     _move_aside(saver, (here.keys() - same) | _in_the_way(saver.folder, wanted), done)
     missing = {path: each for path, each in wanted.items() if path not in same}
     small = {path: each for path, each in missing.items() if each.size <= PART}
-    fetched = {saver.executor.submit(_fetch, saver, path, each): each for path, each in small.items()}
+    arrivals = _Arrivals(done)
+    fetched = {saver.executor.submit(_fetch, saver, path, each, arrivals): each for path, each in small.items()}
     errors: list[BaseException] = []
     for future in as_completed(fetched):
         if error := future.exception():
@@ -74,7 +95,7 @@ def restore(saver: FolderSaver, done: Restored | None = None) -> Restored:
         raise errors[0]
     for path, each in missing.items():
         if path not in small:
-            _fetch_large(saver, path, each)
+            _fetch_large(saver, path, each, arrivals)
             done.files, done.bytes = done.files + 1, done.bytes + each.size
     return done
 
@@ -111,13 +132,13 @@ def _wanted(saver: FolderSaver, done: Restored) -> dict[str, Object]:
             del found[path]
         elif not _is_plain(path):
             del found[path]
-            done.refused.append(path)
+            done.refused[path] = "no file can have this name"
     folders = {path[:at] for path in found for at, each in enumerate(path) if each == "/"}
     for path in folders & found.keys():  # a mark for a folder as many programs make it, or a file that became a folder
         if found.pop(path).size:
-            done.refused.append(path)
+            done.refused[path] = "a folder has its name"
     done.unfinished = sorted(torn)[:_NAMED]
-    del done.refused[_NAMED:]
+    done.refused = dict(sorted(done.refused.items())[:_NAMED])
     return found
 
 
@@ -156,15 +177,15 @@ def _move_aside(saver: FolderSaver, paths: set[str], done: Restored) -> None:
             os.rename(os.path.join(saver.folder, path), os.path.join(done.aside, f"{OURS}{secrets.token_hex(6)}"))
         else:
             os.rename(os.path.join(saver.folder, path), there)
-    done.moved = len(paths)
+    done.moved += len(paths)
 
 
-def _fetch(saver: FolderSaver, path: str, wanted: Object) -> None:
+def _fetch(saver: FolderSaver, path: str, wanted: Object, arrivals: _Arrivals) -> None:
     """Fetch a small file."""
     import obstore
 
     got = obstore.get(saver.store, wanted.name)
-    data = memoryview(got.bytes())
+    data = b"".join(arrivals.of(got))
     if len(data) != got.meta["size"]:
         raise OSError(f"{wanted.name} has {len(data)} of {got.meta['size']} bytes")
     part = _part_of(saver, path)
@@ -177,9 +198,10 @@ def _fetch(saver: FolderSaver, path: str, wanted: Object) -> None:
             os.unlink(part)
 
 
-def _fetch_large(saver: FolderSaver, path: str, wanted: Object) -> None:
-    """Fetch a large file in parts, side by side, all of one version."""
+def _fetch_large(saver: FolderSaver, path: str, wanted: Object, arrivals: _Arrivals) -> None:
+    """Fetch a large file in parts, side by side, all of one version. A part that breaks off goes on where it was."""
     import obstore
+    from obstore.exceptions import BaseError
 
     head = obstore.get(saver.store, wanted.name, options={"range": (0, 1)})
     size, version = head.meta["size"], head.meta["e_tag"]
@@ -189,16 +211,24 @@ def _fetch_large(saver: FolderSaver, path: str, wanted: Object) -> None:
 
     def fetch(at: int) -> None:
         end = min(at + PART, size)
-        options: GetOptions = {"range": (at, end)}
-        if version is not None:
-            options["if_match"] = version
-        got = obstore.get(saver.store, wanted.name, options=options)
-        data = memoryview(got.bytes())
-        if len(data) != end - at:
-            raise OSError(f"{wanted.name} has {len(data)} bytes from {at} on, not {end - at}")
-        while data:
-            count = os.pwrite(file, data, at)
-            data, at = data[count:], at + count
+        while at < end:
+            began = at
+            options: GetOptions = {"range": (at, end)}
+            if version is not None:
+                options["if_match"] = version
+            got = obstore.get(saver.store, wanted.name, options=options)
+            try:
+                for data in arrivals.of(got):
+                    if len(data) > end - at:
+                        raise OSError(f"{wanted.name} has more bytes from {began} on than {end - began}")
+                    while data:
+                        count = os.pwrite(file, data, at)
+                        data, at = data[count:], at + count
+            except BaseError:
+                if at == began:
+                    raise
+            if at == began:
+                raise OSError(f"{wanted.name} has no bytes from {began} on, but should end at {end}")
 
     try:
         try:

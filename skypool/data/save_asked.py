@@ -124,6 +124,6 @@ def checked(folders: Sequence[SaveFolder], tell: Callable[[str], object]) -> lis
                 advice = f"; {finding.advice}" if finding.advice else ""
                 raise UsageError(f"{bucket} cannot be used to save {each.path}: {finding.what}: {finding.text}{advice}")
             if finding.open and finding.what == "unfinished uploads" and "cost money" in finding.text:
-                tell(f"{bucket} has unfinished uploads: {finding.text}")
+                tell(f"{bucket} has unfinished uploads: {finding.text}; `skypool gc` lists those of former pools")
         found.append(each._replace(bucket=bucket))
     return found

@@ -577,12 +577,12 @@ def _saved(f: Frame) -> Saved:
 
 def _folder(said: dict[str, Any]) -> FolderState:
     what = "the state of a folder"
-    h = {"files": 0, "bytes": 0, "unsaved": 0, "unsaved_bytes": 0, "kept": 0, "oldest": 0, "rate": 0, **said}
+    none = dict.fromkeys(("files", "bytes", "unsaved", "unsaved_bytes", "kept", "oldest", "rate", "place"), 0)
+    h = {**none, "nodes": 1, **said}
     back = h.get("back", {})
-    refused = h.get("refused", {})
-    if type(back) is not dict or type(refused) is not dict:
+    if type(back) is not dict:
         _refuse(what, "back", back)
-    back = {"files": 0, "bytes": 0, "aside": "", "unfinished": [], **back}
+    back = {"files": 0, "bytes": 0, "received": 0, "moved": 0, "aside": "", "unfinished": [], **back}
     names, unfinished = (
         _texts(what, part, name) for part, name in (({"names": [], **h}, "names"), (back, "unfinished"))
     )
@@ -593,15 +593,22 @@ def _folder(said: dict[str, Any]) -> FolderState:
     def told(text: str) -> str:
         return one_line(text, _LONGEST_TOLD)
 
+    def reasons(said: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+        found = said.get("refused", {})
+        if type(found) is not dict:
+            _refuse(what, "refused", found)
+        return tuple((told(path), told(_text(what, found, path))) for path in [*found][:_MOST_NAMES])
+
     phase = _text(what, h, "phase")
     if phase not in PHASES:
         _refuse(what, "phase", phase)
-    paths = [*refused][:_MOST_NAMES]
     return FolderState(
         id=one_line(_text(what, h, "id"), _LONGEST_NAME),
         url=one_line(_text(what, h, "url"), _LONGEST_NAME),
         serial=one_line(_text(what, h, "serial"), _LONGEST_KEY),
         drain=_seconds(what, h, "drain", MOST_DRAIN + 1),
+        place=number("place"),
+        nodes=number("nodes"),
         phase=phase,
         whole=h.get("whole") is True,
         trouble=told(_text(what, {"trouble": "", **h}, "trouble")),
@@ -612,11 +619,14 @@ def _folder(said: dict[str, Any]) -> FolderState:
         oldest=_seconds(what, h, "oldest"),
         rate=_seconds(what, h, "rate"),
         names=tuple(map(told, names[:_MOST_NAMES])),
-        refused=tuple((told(path), told(_text(what, refused, path))) for path in paths),
+        refused=reasons(h),
         kept=number("kept"),
         restored=_number(what, back, "files"),
         restored_bytes=_number(what, back, "bytes"),
+        received=_number(what, back, "received"),
+        not_restored=reasons(back),
         aside=one_line(_text(what, back, "aside"), _LONGEST_NAME),
+        moved=_number(what, back, "moved"),
         unfinished=tuple(map(told, unfinished[:_MOST_NAMES])),
     )
 

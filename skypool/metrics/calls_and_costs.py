@@ -1,4 +1,4 @@
-"""Converts calls, nodes, launches and costs of a pool into measurements. All functions are pure."""
+"""Converts calls, nodes, kept folders, launches and costs of a pool into measurements. All functions are pure."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from skypool.metrics import names
 from skypool.metrics.values import Attributes, Distribution, Measurement
 from skypool.rental.orders import OrderKey
 from skypool.rental.receipt import Line
+from skypool.wire.save_orders import FolderState
 
 STATES = ("launching", "booting", "bootstrapping", "ready", "unreachable", "leaving", "unhealthy", "draining", "ended")
 """All states that a node can have."""
@@ -54,6 +55,22 @@ def slot_measurements(counts: NodeCounts, node: Attributes) -> Iterator[Measurem
         attributes = {**node, "skypool.slot": "cpu" if each.on_cpu else "all"}
         yield Measurement(names.NODE_SLOTS, each.slots, attributes)
         yield Measurement(names.NODE_CALLS, each.busy, attributes)
+
+
+def folder_measurements(folder: FolderState, node: Attributes) -> Iterator[Measurement]:
+    """Yield what a node saves of a folder that it keeps in a bucket: only trouble at first, and nothing at the end."""
+    if folder.phase == "ended":
+        return
+    attributes = {**node, "skypool.folder": folder.id}
+    yield Measurement(names.FOLDER_TROUBLE, int(bool(folder.trouble)), attributes)
+    if folder.is_open:
+        yield Measurement(names.FOLDER_FILES, folder.files, attributes)
+        yield Measurement(names.FOLDER_SAVED, folder.bytes, attributes)
+        yield Measurement(names.FOLDER_UNSAVED_FILES, folder.unsaved, attributes)
+        yield Measurement(names.FOLDER_UNSAVED, folder.unsaved_bytes, attributes)
+        yield Measurement(names.FOLDER_OLDEST, folder.oldest, attributes)
+        if folder.rate:
+            yield Measurement(names.FOLDER_RATE, folder.rate, attributes)
 
 
 def launch_measurements(orders: Mapping[OrderKey, int], pool: Attributes) -> Iterator[Measurement]:

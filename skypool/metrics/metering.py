@@ -62,6 +62,12 @@ class Metering(Watch):
             attributes = self._attributes(node, state.nodes.get(node), pool)
             found += calls_and_costs.slot_measurements(counts.nodes.get(node, NodeCounts()), attributes)
             found += self._measured(node, word, attributes)
+        gone = ("unreachable", "ended")
+        for (node, _), folder in self._facts.folders.items():
+            if calls_and_costs.state_of(words.get(node, "ended")) not in gone:
+                found += calls_and_costs.folder_measurements(
+                    folder, self._attributes(node, state.nodes.get(node), pool)
+                )
         return found
 
     def _costs(self, pool: Attributes) -> list[Measurement]:

@@ -60,6 +60,22 @@ NODE_NETWORK_TRAFFIC = Metric("skypool.node.network.traffic", "By/s", "gauge", "
 NODE_CALLS = Metric("skypool.node.calls", "{call}", "updown", "Slots of the node that are busy")
 NODE_SLOTS = Metric("skypool.node.slots", "{slot}", "updown", "Calls that the node can run at once")
 
+# --- folders that are kept in buckets ------------------------------------------------------------------------
+
+FOLDER_FILES = Metric("skypool.folder.files", "{file}", "counter", "Files of a kept folder that were saved")
+FOLDER_SAVED = Metric("skypool.folder.saved", "By", "counter", "Bytes of a kept folder that were saved")
+FOLDER_UNSAVED_FILES = Metric(
+    "skypool.folder.unsaved.files", "{file}", "updown", "Files of a kept folder that are not saved as they are now"
+)
+FOLDER_UNSAVED = Metric("skypool.folder.unsaved.size", "By", "updown", "Bytes of the files that are not saved")
+FOLDER_OLDEST = Metric(
+    "skypool.folder.unsaved.time", "s", "gauge", "Time for which the first of the files that are not saved has waited"
+)
+FOLDER_RATE = Metric("skypool.folder.rate", "By/s", "gauge", "Bytes that were sent in a second, while some were sent")
+FOLDER_TROUBLE = Metric(
+    "skypool.folder.trouble", "1", "updown", "1 if the last attempt to save a kept folder, or to bring it back, failed"
+)
+
 # --- the pool ------------------------------------------------------------------------------------------------
 
 NODES = Metric("skypool.nodes", "{node}", "updown", "Nodes of the pool by state")

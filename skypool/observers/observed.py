@@ -17,6 +17,7 @@ from skypool.model import Instance
 from skypool.pool import states
 from skypool.pool.watch import PoolFacts
 from skypool.rental.receipt import Line, Receipt
+from skypool.wire.save_orders import FolderState
 
 _MOST_REASONS = 16
 """The most reasons for a node's state of health that an observer gets."""
@@ -89,6 +90,7 @@ class Observed:
             "done": counts.done,
             "running": list(counts.names),
             "health": _health(self._facts.health.of(node)),
+            "folders": [_folder(each) for (other, _), each in sorted(self._facts.folders.items()) if other == node],
             "sample": to_json(sample) if (sample := self._facts.health.samples.newest.get(node)) else None,
         }
 
@@ -134,6 +136,13 @@ def _machine(instance: Instance | None) -> dict[str, object]:
         "place": (offer.zone or offer.region) if offer else instance.region,
         "market": offer.market if offer else "",
     }
+
+
+def _folder(state: FolderState) -> dict[str, object]:
+    """Return the state of a folder that is kept in a bucket as values for JSON."""
+    said = asdict(state)
+    wanted = ("id", "url", "phase", "whole", "files", "bytes", "unsaved", "unsaved_bytes", "oldest", "rate", "trouble")
+    return {name: said[name] for name in wanted}
 
 
 def _cost(node: int, lines: Sequence[Line]) -> dict[str, object]:

@@ -138,7 +138,9 @@ class PoolEngine:
         self._limits = Limits(terms, self.rental, self.linger, self.connections.links, lambda: self.saving.reserve)
         self.node_setup = NodeSetup(terms)
         agents = Agents(terms, self.node_setup, self.life, self.trust_levels, self._limits, self)
-        self.saving = Saving(self.life, self.connections, self.trust_levels, terms.liveness)
+        self.saving = Saving(
+            self.life, self.connections, self.trust_levels, terms.liveness, lambda: self.rental.session
+        )
         self._node_startup: NodeStartup | None = None
         if self.supply is not None:
             self._node_startup = NodeStartup(

@@ -17,6 +17,7 @@ from skypool.pool.health import HealthWatch
 from skypool.pool.idle_accounting import IdleWatch
 from skypool.pool.life import Life
 from skypool.pool.open_forwards import Forwards
+from skypool.pool.saving import Saving
 from skypool.pool.trust_levels import TrustLevels
 from skypool.provision.setup_payload import NodeSetup
 from skypool.rental.orders import OrderKey
@@ -25,6 +26,7 @@ from skypool.rental.pool_terms import Terms
 from skypool.rental.receipt import Receipt
 from skypool.rental.supply import Supply
 from skypool.safety.received_data_limit import Quota
+from skypool.wire.save_orders import FolderState
 
 
 class Parts(Protocol):
@@ -40,6 +42,7 @@ class Parts(Protocol):
     trust_levels: TrustLevels
     node_setup: NodeSetup
     forwards: Forwards
+    saving: Saving
 
 
 class Facts:
@@ -64,10 +67,15 @@ class Facts:
         self._supply = engine.supply
         self._idle = engine.idle
         self._setup = engine.node_setup
+        self._saving = engine.saving
 
     @property
     def session(self) -> str:
         return self._rental.session
+
+    @property
+    def folders(self) -> Mapping[tuple[int, str], FolderState]:
+        return self._saving.states()
 
     @property
     def secrets(self) -> Mapping[str, str]:

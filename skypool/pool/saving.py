@@ -8,13 +8,15 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from skypool import events
 from skypool.buckets import unfinished
 from skypool.buckets.bucket import with_values
+from skypool.data import left_uploads
 from skypool.data.save_asked import SaveFolder
 from skypool.errors import ConnectionLost, SkypoolError, TransferError, UsageError
 from skypool.files import transfer
@@ -27,7 +29,7 @@ from skypool.rental.pool_terms import Terms
 from skypool.shipping import wheels
 from skypool.wire import error_text
 from skypool.wire.frames import Kind, frame
-from skypool.wire.save_orders import FolderState, Order
+from skypool.wire.save_orders import DRAIN, FolderState, Order
 
 _PARTS = "~/.cache/skypool/parts"
 """The folder of nodes with what the mover needs."""
@@ -58,11 +60,23 @@ _LATE = 10.0
 
 
 class Saving:
-    """The folders that the nodes of one pool save. Any thread may call the methods."""
+    """The folders that the nodes of one pool save. Any thread may call the methods.
 
-    def __init__(self, life: Life, connections: Connections, trust_levels: TrustLevels, patience: float) -> None:
+    Args:
+        patience: seconds without progress after which the transfer of the mover's libraries has failed.
+        run: returns the id of this run of the pool.
+    """
+
+    def __init__(
+        self,
+        life: Life,
+        connections: Connections,
+        trust_levels: TrustLevels,
+        patience: float,
+        run: Callable[[], str],
+    ) -> None:
         self._life, self._connections, self._trust_levels = life, connections, trust_levels
-        self._patience = patience
+        self._patience, self._run = patience, run
         self._session = secrets.token_hex(4)
         self._states: dict[tuple[int, str], FolderState] = {}
         self._ordered: dict[tuple[int, str], Order] = {}
@@ -85,7 +99,8 @@ class Saving:
             with self._news:
                 order = self._ordered.get(key)
                 if order is None and self._may_adopt(node):
-                    order = self._ordered[key] = Order(each.id, "", each.url, drain=each.drain, serial=each.serial)
+                    order = Order(each.id, "", each.url, drain=each.drain, serial=each.serial)
+                    self._ordered[key] = order = replace(order, node=each.place, nodes=each.nodes)
                 if order is None or order.serial != each.serial:
                     continue
                 self._states[key] = each
@@ -109,10 +124,11 @@ class Saving:
         self._told[key] = time.monotonic(), now
         self._life.emit(
             events.FolderSaved(
-                pool=self._life.pool, node=key[0], folder=now.id, url=order.url, phase=now.phase, whole=now.whole,
-                files=now.files, bytes=now.bytes, unsaved=now.unsaved, unsaved_bytes=now.unsaved_bytes,
-                trouble=now.trouble, names=now.names, refused=now.refused, kept=now.kept, restored=now.restored,
-                restored_bytes=now.restored_bytes, aside=now.aside, unfinished=now.unfinished,
+                pool=self._life.pool, node=key[0], folder=now.id, url=order.url, place=order.node, phase=now.phase,
+                whole=now.whole, files=now.files, bytes=now.bytes, unsaved=now.unsaved,
+                unsaved_bytes=now.unsaved_bytes, oldest=now.oldest, rate=now.rate, trouble=now.trouble, names=now.names,
+                refused=now.refused, kept=now.kept, restored=now.restored, restored_bytes=now.restored_bytes,
+                not_restored=now.not_restored, aside=now.aside, moved=now.moved, unfinished=now.unfinished,
             )
         )  # fmt: skip
 
@@ -123,7 +139,7 @@ class Saving:
         number: int | None = None,
         count: int = 1,
         patterns: Sequence[str] = (),
-        drain: float = 120.0,
+        drain: float = DRAIN,
     ) -> None:
         """Have a node bring folders back, and save them from then on. Return when they are back.
 
@@ -141,13 +157,18 @@ class Saving:
         """
         if self._trust_levels.is_stranger(node):
             raise UsageError(refused_to_stranger(f"node {node}", [*folders.values()]))
+        try:
+            left_uploads.note(self._run(), [each.bucket for each in folders.values()])
+        except OSError as e:
+            self._life.notice(f"`skypool gc` will not know where this pool saves: {e}")
         parts = self._ship(node)
         number = self._take_place(node, count) if number is None else number
+        joins = count > 1 and self._share(node, count, {each.bucket.url for each in folders.values()})
         orders = [
             Order(
                 each.path, path, each.bucket.url, each.bucket.endpoint, each.bucket.region, each.values, number, count,
                 tuple(patterns), drain, _journal_of(path, each), parts, secrets.token_hex(4),
-                self._session,
+                self._session, joins=joins,
             )
             for path, each in folders.items()
         ]  # fmt: skip
@@ -175,6 +196,36 @@ class Saving:
             if not is_told:
                 is_told = True
                 self._life.notice(f"node {node} waits until a node has ended that saves to the same place")
+            with self._news:
+                self._news.wait(_AGAIN / 4)
+
+    def _share(self, node: int, count: int, urls: Collection[str]) -> bool:
+        """Have a node that saves alone give its files owners, before another one saves to the same places.
+
+        Return True if there was such a node.
+        """
+        told = -math.inf
+        began = time.monotonic()
+        while True:
+            with self._news:
+                ours = [key for key, order in self._ordered.items() if order.nodes == 1 and order.url in urls]
+                alone = [(key, self._states[key]) for key in ours if key[0] != node and key in self._states]
+            alone = [(key, state) for key, state in alone if state.phase != "ended"]
+            waiting = [key for key, state in alone if state.nodes == 1 and not self._is_lost(key[0])]
+            if not waiting:
+                return bool(alone)
+            self._link(node)
+            if time.monotonic() - began >= _TO_RESTORE:
+                other, folder = waiting[0]
+                raise SkypoolError(
+                    f"node {node} cannot save to the place of {folder}: node {other}, which was alone there, has not "
+                    f"confirmed within {_TO_RESTORE:g} s that it shares it: {self.states()[other, folder].trouble}"
+                )
+            if time.monotonic() - told >= _AGAIN:
+                told = time.monotonic()
+                for other, id_ in waiting:
+                    if link := self._connections.links.get(other):
+                        _send(link, {"do": "share", "id": id_, "nodes": count})
             with self._news:
                 self._news.wait(_AGAIN / 4)
 
@@ -217,8 +268,8 @@ class Saving:
                     if state.phase == "ended":
                         raise SkypoolError(f"{id_} cannot be saved on node {node}: {state.trouble or 'it was ended'}")
                     continue
-                if state.restored_bytes != moved[id_][0]:
-                    moved[id_] = state.restored_bytes, time.monotonic()
+                if state.received != moved[id_][0]:
+                    moved[id_] = state.received, time.monotonic()
                     troubles.pop(id_, None)
                 if state.trouble:
                     troubles[id_] = state.trouble
@@ -326,13 +377,21 @@ class Saving:
         began = self._began
 
         def remove() -> None:
+            is_clean = True
             for url, endpoint, region, values in places:
                 if not values:
+                    is_clean &= not url.startswith("s3:")
                     continue
                 try:
                     unfinished.remove_all(*with_values(url, endpoint, region, values), since=began)
                 except Exception as e:  # noqa: BLE001 - boto3 raises many kinds; a rule of the bucket may remove them
-                    self._life.notice(f"unfinished uploads to {url} cannot be removed: {error_text.told(e)}")
+                    is_clean = False
+                    self._life.notice(
+                        f"unfinished uploads to {url} cannot be removed: {error_text.told(e)}; `skypool gc --yes` does"
+                    )
+            if is_clean:
+                with suppress(OSError):  # then `skypool gc` asks for nothing
+                    left_uploads.forget(self._run())
 
         removing = threading.Thread(target=remove, name="skypool unfinished", daemon=True)
         removing.start()

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from skypool.pool.states import Pool
     from skypool.rental.orders import OrderKey
     from skypool.rental.receipt import Receipt
+    from skypool.wire.save_orders import FolderState
 
 MOST_WAITING = 16 << 20
 """The approximate bytes of events that may wait for one watch. Further events are dropped and counted."""
@@ -68,6 +69,7 @@ class PoolFacts(Protocol):
         attempts: for each offer that could not be rented, its text and the error.
         launches: the number of launches, by their outcome.
         health: the samples and the health of the nodes.
+        folders: the state of each folder that a node keeps in a bucket, by the numbers of nodes and names of folders.
         forwards: makes ports of this computer that lead to nodes.
     """
 
@@ -81,6 +83,8 @@ class PoolFacts(Protocol):
     def health(self) -> HealthWatch: ...
     @property
     def forwards(self) -> Forwards: ...
+    @property
+    def folders(self) -> Mapping[tuple[int, str], FolderState]: ...
     @property
     def session(self) -> str: ...
     @property

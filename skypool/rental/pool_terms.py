@@ -13,6 +13,7 @@ from skypool.model import Need, Trust
 from skypool.offers.need import hosts_alike
 from skypool.offers.sort_keys import OrderBy
 from skypool.rental.budget import Budget
+from skypool.wire.save_orders import DRAIN
 
 if TYPE_CHECKING:
     from skypool.data.save_asked import SaveFolder
@@ -82,7 +83,7 @@ class Terms:
     stay: float = 0.0
     lends: bool = True
     save: tuple[SaveFolder, ...] = ()
-    drain: float = 120.0
+    drain: float = DRAIN
     complete: tuple[str, ...] = ()
     spares: Spares | None = None
 

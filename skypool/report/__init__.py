@@ -3,7 +3,7 @@
 - `report`: `Report`, which can be saved or shown in a notebook, and the functions that make one.
 - `facts`: reads the stored data of a pool: its record in the ledger, its samples and its history.
 - `page`: builds the HTML page; `style.css` has its colours and its layout.
-- `overview`, `timeline`, `devices`, `calls`, `money`, `problems`: the sections of the page.
+- `overview`, `timeline`, `devices`, `calls`, `folders`, `money`, `problems`: the sections of the page.
 - `elements`: elements of HTML and SVG, which escape their texts; `page_parts`: tables, sections and lists made of them.
 - `history`: writes to disk, while a pool runs, what a report is made of.
 - `widget`: the live display of a pool in a notebook.
@@ -18,6 +18,7 @@ __all__ = [
     "devices",
     "elements",
     "facts",
+    "folders",
     "history",
     "money",
     "overview",

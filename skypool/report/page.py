@@ -8,6 +8,7 @@ from skypool.report.calls import calls
 from skypool.report.devices import devices
 from skypool.report.elements import Element, element
 from skypool.report.facts import PoolFacts
+from skypool.report.folders import folders
 from skypool.report.money import money
 from skypool.report.overview import head
 from skypool.report.problems import plan, problems
@@ -15,12 +16,12 @@ from skypool.report.timeline import timeline
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """The content security policy: a browser may load nothing but what is in the page itself."""
-_SECTIONS = (timeline, devices, calls, money, problems, plan)
+_SECTIONS = (timeline, devices, calls, folders, money, problems, plan)
 
 
 def page(facts: PoolFacts) -> str:
     """Return the page of a pool as HTML. It has no scripts, and loads nothing."""
-    sections = [make(facts) for make in _SECTIONS]
+    sections = [made for make in _SECTIONS if (made := make(facts)) is not None]
     title = f"Pool {facts.record.pool}"
     links = [element("li", element("a", _title(each), href=f"#{_name(each)}")) for each in sections]
     root = element(

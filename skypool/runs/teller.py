@@ -10,14 +10,14 @@ from datetime import UTC, datetime, timedelta
 
 from skypool import events
 from skypool.compute_pool.compute_pool import ComputePool
-from skypool.console.event_text import Words, span
+from skypool.console.event_text import Words, kept_in, span
 from skypool.data.save_asked import SaveFolder
 from skypool.files.project import Survey
 from skypool.logs.masking import Masker
 from skypool.offers.ranking import Plan
 from skypool.runs.rank_lines import RankLines
 from skypool.runs.target import Target
-from skypool.wire.save_orders import FolderState
+from skypool.wire.save_orders import DRAIN, FolderState
 
 _FAR = 10 * 365 * 86400.0
 """Seconds after which an end is not told as a date."""
@@ -193,10 +193,10 @@ class Teller(ABC):
         else:
             self.note(f"saved    nothing: the program wrote no file into {folder}, below the folder where it starts")
 
-    def saves(self, folders: Sequence[SaveFolder]) -> None:
-        """Tell in which buckets folders are kept."""
+    def saves(self, folders: Sequence[SaveFolder], limit: str) -> None:
+        """Tell in which buckets folders are kept. `limit` is what ends the machines, such as "the budget", or ""."""
         for each in folders:
-            self.note(f"saves    {each.path} to {each.bucket}")
+            self.note(f"saves    {kept_in(each.path, each.bucket, DRAIN, limit)}")
 
     def saved_to(self, folder: FolderState) -> None:
         """Tell what was saved of a folder to a bucket."""

@@ -222,7 +222,8 @@ class WholeRun:
         most = min((each for each in (asked.budget, ceiling()) if each is not None), default=None)
         self._check_start(found, most)
         tell.rents(found, most, asked.max_lifetime, self._name)
-        tell.saves(self._buckets)
+        is_budget = most is not None and any(each.usd_per_hour for each in found.offers)
+        tell.saves(self._buckets, "the budget" if is_budget else "the lifetime" if asked.max_lifetime else "")
         self._check_strangers(found)
         no_limit = unlimited(found, tell.option) if most is None and asked.max_lifetime is None else ""
         if dry_run:
@@ -285,7 +286,7 @@ class WholeRun:
         too_large = self._check_project(self._looking.result(), dry_run)
         seconds = lingering.seconds_left(former)
         self._tell.uses(former.pool, None if seconds == math.inf else seconds, former.usd_per_hour)
-        self._tell.saves(self._buckets)
+        self._tell.saves(self._buckets, "" if seconds == math.inf else "its time")
         self._is_checked = True
         return too_large
 

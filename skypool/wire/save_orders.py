@@ -10,6 +10,8 @@ SOCKET = "mover.sock"
 SOCKET_VARIABLE = "SKYPOOL_MOVER"
 """The environment variable with the path of this socket."""
 PHASES = ("restoring", "saving", "ending", "ended")
+DRAIN = 120.0
+"""The usual `Order.drain`."""
 MOST_DRAIN = 86400.0
 """The most seconds that an order may have for what is left."""
 LEAST = 30.0
@@ -50,6 +52,7 @@ class Order:
         serial: tells orders for one folder apart.
         session: names the client and its pool, the same on all nodes.
         restores: False if the folder is not brought back before it is saved.
+        joins: True if a node has saved to the same place alone before.
     """
 
     id: str
@@ -61,12 +64,13 @@ class Order:
     node: int = 0
     nodes: int = 1
     patterns: tuple[str, ...] = ()
-    drain: float = 120.0
+    drain: float = DRAIN
     journal: str = ""
     parts: str = ""
     serial: str = ""
     session: str = ""
     restores: bool = True
+    joins: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return the order as the mover reads it. The keys are part of it."""
@@ -79,6 +83,8 @@ class FolderState:
 
     Attributes:
         id, url, serial, drain: as in the order.
+        place: the number of the node among those that save to one place; a replacement has that of the node before.
+        nodes: for how many nodes the folder gives its files owners; 1 if the node saves alone.
         phase: "restoring" until it is as the bucket has it, "saving", "ending" while what is left is saved, and
             "ended".
         whole: True if all was saved when it ended.
@@ -91,7 +97,10 @@ class FolderState:
         refused: why a file cannot be saved, by its path. Only some are named.
         kept: the number of files in the bucket that were deleted here.
         restored: the number of files that were brought back, and `restored_bytes` their bytes.
+        received: the bytes that came from the bucket so far, also of files that have not come to their end.
+        not_restored: why an object of the bucket cannot be a file, by its name. Only some are named.
         aside: the folder of the node to which files were moved that the bucket does not have; "" for none.
+        moved: the number of these files.
         unfinished: checkpoints that are not whole in the bucket, and were left there.
     """
 
@@ -110,11 +119,16 @@ class FolderState:
     kept: int = 0
     restored: int = 0
     restored_bytes: int = 0
+    received: int = 0
+    not_restored: tuple[tuple[str, str], ...] = ()
     aside: str = ""
+    moved: int = 0
     unfinished: tuple[str, ...] = ()
     url: str = ""
     serial: str = ""
     drain: float = 0.0
+    place: int = 0
+    nodes: int = 1
 
     @property
     def is_open(self) -> bool:

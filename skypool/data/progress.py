@@ -1,0 +1,69 @@
+"""How fast files are sent, and since when others wait. Any thread may use these."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+
+
+class Rate:
+    """The bytes that are sent in a second, while at least one file is sent."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._bytes, self._seconds = 0, 0.0
+        self._senders, self._since = 0, 0.0
+
+    @contextmanager
+    def sending(self) -> Iterator[None]:
+        """Count the time of a `with` block, in which a file is sent."""
+        with self._lock:
+            if not self._senders:
+                self._since = self._clock()
+            self._senders += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._senders -= 1
+                if not self._senders:
+                    self._seconds += self._clock() - self._since
+
+    def add(self, count: int) -> None:
+        """Count bytes that are sent."""
+        with self._lock:
+            self._bytes += count
+
+    @property
+    def per_second(self) -> float:
+        """The bytes of a second; 0 if nothing was sent."""
+        with self._lock:
+            seconds = self._seconds + (self._clock() - self._since if self._senders else 0.0)
+            return self._bytes / seconds if seconds else 0.0
+
+
+class Waiting:
+    """The files that wait to be saved."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since: dict[str, float] = {}
+        self._first: float | None = None
+
+    def note(self, names: Collection[str], saved: Collection[str] = ()) -> None:
+        """Note which files wait. Those of them that are saved under another name wait from now on."""
+        now = self._clock()
+        self._since = {name: now if name in saved else self._since.get(name, now) for name in names}
+        self._first = min(self._since.values(), default=None)
+
+    def begin_again(self, name: str) -> None:
+        """Note that a file was saved under another name just now."""
+        self._since[name] = self._clock()
+
+    @property
+    def oldest(self) -> float:
+        """For how many seconds the first of the files has been waiting; 0 if none waits."""
+        return 0.0 if self._first is None else self._clock() - self._first
