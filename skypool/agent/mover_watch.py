@@ -73,7 +73,7 @@ class MoverWatch:
         return self._child.pid if self._child is not None else 0
 
     def order(self, said: Mapping[str, Any], stop_calls: Callable[[float], bool]) -> None:
-        """Obey an order of the client: to save a folder, or to save what is left of it and to stop.
+        """Obey an order of the client: to save a folder, to use new credentials, or to save what is left and to stop.
 
         An order may come twice.
 
@@ -89,6 +89,11 @@ class MoverWatch:
                     self._held[id_] = self._now + _STOP
                 else:
                     self._send(said)
+        elif said["do"] == "values":
+            order = self._orders.get(id_)
+            if order and order["serial"] == said["serial"] and order["credentials"] < said["credentials"]:
+                order |= {"values": said["values"], "credentials": said["credentials"]}  # for the next mover, too
+                self._send(said)
         elif id_ not in self._orders or self._orders[id_]["serial"] != said["serial"]:
             self._orders[id_] = dict(said)
             self._ends.pop(id_, None)

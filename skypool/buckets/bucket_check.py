@@ -15,6 +15,7 @@ from skypool.buckets.bucket import Bucket
 from skypool.model import Finding
 from skypool.text import one_line
 
+OUTSIDE = "the keys reach other objects of the bucket, too"
 _MOST = 1000
 """The most unfinished uploads that are counted."""
 
@@ -136,4 +137,4 @@ def _outside(bucket: Bucket, variables: Mapping[str, str]) -> Finding:
     else:
         return Finding(what, True, "the keys were refused to list or look at objects there; to write was not tried")
     advice = "give a machine keys that reach the prefix alone"
-    return Finding(what, True, "the keys reach other objects of the bucket, too", advice, open=True)
+    return Finding(what, True, OUTSIDE, advice, open=True)

@@ -577,7 +577,8 @@ def _saved(f: Frame) -> Saved:
 
 def _folder(said: dict[str, Any]) -> FolderState:
     what = "the state of a folder"
-    h = {"files": 0, "bytes": 0, "unsaved": 0, "unsaved_bytes": 0, "kept": 0, "oldest": 0, "rate": 0, **said}
+    counts = ("files", "bytes", "unsaved", "unsaved_bytes", "kept", "oldest", "rate", "credentials")
+    h = {**dict.fromkeys(counts, 0), **said}
     back = h.get("back", {})
     refused = h.get("refused", {})
     if type(back) is not dict or type(refused) is not dict:
@@ -602,6 +603,7 @@ def _folder(said: dict[str, Any]) -> FolderState:
         url=one_line(_text(what, h, "url"), _LONGEST_NAME),
         serial=one_line(_text(what, h, "serial"), _LONGEST_KEY),
         drain=_seconds(what, h, "drain", MOST_DRAIN + 1),
+        credentials=number("credentials"),
         phase=phase,
         whole=h.get("whole") is True,
         trouble=told(_text(what, {"trouble": "", **h}, "trouble")),
