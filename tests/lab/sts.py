@@ -19,6 +19,7 @@ from urllib.parse import parse_qs
 ROLE = "arn:aws:iam::123456789012:role/runs"
 _CREDENTIAL = re.compile(r"Credential=([^/]+)/")
 _MADE = re.compile(rb"<AccessKeyId>(.*?)</AccessKeyId>")
+_SECRETS = re.compile(rb"<(?:AccessKeyId|SecretAccessKey|SessionToken)>(.*?)</")
 _ENDS = re.compile(rb"<Expiration>.*?</Expiration>")
 _EXPIRED = b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
 _DENIED = (
@@ -39,6 +40,7 @@ class ShortLived:
         refuses: True while no credentials are made.
         asked: the parameters of each request for credentials.
         made: the access keys that were made, in their order, and until when they count by `time.monotonic()`.
+        secrets: all values that were made.
         refused: the access keys of requests that came too late.
     """
 
@@ -46,6 +48,7 @@ class ShortLived:
         self.refuses = False
         self.asked: list[dict[str, str]] = []
         self.made: dict[str, float] = {}
+        self.secrets: set[bytes] = set()
         self.refused: list[str] = []
         self.endpoint = ""
         self._app, self._life = app, life
@@ -72,6 +75,7 @@ class ShortLived:
             return _answer(start, "403 Forbidden", _DENIED)
         heads: list[Any] = []
         answer = b"".join(self._app(environ, lambda *head: heads.append(head)))
+        self.secrets |= {*_SECRETS.findall(answer)}
         for key in _MADE.findall(answer):
             self.made[key.decode()] = time.monotonic() + self._life
         ends = datetime.now(UTC) + timedelta(seconds=self._life)
