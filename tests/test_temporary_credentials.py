@@ -20,19 +20,12 @@ from skypool.data.save_asked import checked, save_asked
 from skypool.errors import UsageError
 from tests.conftest import eventually
 from tests.lab import sts
+from tests.lab.sts import log_in
 from tests.test_save import heard, pool, processes_in, write
 
 IDS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 USER = dict(zip(IDS, ("AKIAUSER", "the secret of a user"), strict=False))
 SESSION = dict(zip(IDS, ("ASIASESSION", "the secret of a session", "its token"), strict=True))
-
-
-def log_in(monkeypatch: pytest.MonkeyPatch, values: dict[str, str]) -> None:
-    for name, value in sts.login(values).items():
-        if value:
-            monkeypatch.setenv(name, value)
-        else:
-            monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture

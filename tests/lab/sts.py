@@ -16,6 +16,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import parse_qs
 
+import pytest
+
 ROLE = "arn:aws:iam::123456789012:role/runs"
 _CREDENTIAL = re.compile(r"Credential=([^/]+)/")
 _MADE = re.compile(rb"<AccessKeyId>(.*?)</AccessKeyId>")
@@ -120,8 +122,12 @@ def _empty(owner: Any) -> None:
         owner.delete_bucket(Bucket=bucket["Name"])
 
 
-def login(values: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables by which boto3 finds this login and no other one, whatever this computer has."""
-    nothing = dict.fromkeys(("AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"), "")
+def log_in(patch: pytest.MonkeyPatch, values: Mapping[str, str]) -> None:
+    """Set the variables by which boto3 finds this login and no other one, whatever this computer has; {} for none."""
+    for name in ("PROFILE", "ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN", "ENDPOINT_URL", "ENDPOINT_URL_S3"):
+        patch.delenv(f"AWS_{name}", raising=False)
     files = {"AWS_CONFIG_FILE": "/nonexistent", "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent"}
-    return {**nothing, **files, "AWS_EC2_METADATA_DISABLED": "true", "AWS_DEFAULT_REGION": "us-east-1", **values}
+    for name, value in {
+        **files, "AWS_EC2_METADATA_DISABLED": "true", "AWS_DEFAULT_REGION": "us-east-1", **values
+    }.items():  # fmt: skip
+        patch.setenv(name, value)
