@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
@@ -13,8 +14,11 @@ import pytest
 import skypool as sky
 from skypool.buckets import store
 from skypool.buckets.bucket import Bucket
+from skypool.data.mover import Folder
 from skypool.errors import UsageError
+from skypool.wire.save_orders import Order
 from skypool_aws._bucket_identity import name_of
+from tests.conftest import eventually
 from tests.lab import sts
 from tests.lab.iam_evaluator import decide
 from tests.lab.sts import log_in
@@ -126,6 +130,28 @@ def test_a_machine_with_an_identity_asks_its_metadata_service(account: str, monk
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(Exception, match=r"127\.0\.0\.1:9"):
         obstore.put(store.opened(Bucket("s3://models/runs/x", region="us-east-1", identity=True)), "a", b"1")
+
+
+def test_the_mover_saves_with_the_identity_of_its_machine(
+    account: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import boto3
+
+    for name in USER:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", account)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/a").write_text("1")
+    order = Order(
+        "out", str(tmp_path / "out"), PLACE.url, region="us-east-1", login="identity", serial="1", session="1"
+    )
+    folder = Folder(order.to_json(), str(tmp_path / "journal"))
+    eventually(lambda: folder.phase == "saving", 30, "the folder")
+    folder.end(30)
+    folder.join()
+    assert (folder.whole, folder.told()["trouble"]) == (True, "")
+    owner = boto3.Session("owner", "its secret").client("s3")
+    assert owner.get_object(Bucket="models", Key="runs/x/a")["Body"].read() == b"1"
 
 
 def test_an_instance_profile_has_a_name_and_no_path() -> None:

@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 import skypool as sky
-from skypool.buckets import temporary
+from skypool.buckets import store, temporary
 from skypool.buckets.bucket import Bucket
+from skypool.buckets.bucket_check import OUTSIDE, check_temporary
+from skypool.data import objects
 from skypool.data.save_asked import checked, save_asked
 from skypool.errors import UsageError
 from tests.conftest import eventually
@@ -121,6 +123,26 @@ def test_what_sts_refuses_is_told_with_what_helps(cloud: sts.ShortLived) -> None
         temporary.Issuer(Bucket(f"s3://models/{'x' * 990}", region="us-east-1")).current()
 
 
+def test_the_doctor_checks_what_a_machine_would_get(cloud: sts.ShortLived) -> None:
+    found = {each.what: each for each in check_temporary(Bucket("s3://models/runs/x"))}
+    assert found["temporary credentials"].text == "this computer's login makes some for 1 h; they are used below"
+    assert all(each.good for each in found.values())
+    assert found["outside of the prefix"].text == OUTSIDE  # moto knows no policies
+    cloud.refuses = True
+    found = {each.what: each for each in check_temporary(Bucket("s3://models/runs/x"))}
+    assert (found["temporary credentials"].good, found["temporary credentials"].open) == (True, True)
+    assert found["read"].good
+    found = {each.what: each for each in check_temporary(Bucket("s3://models/runs/x", role=sts.ROLE))}
+    assert not found["temporary credentials"].good
+
+
+def test_an_object_that_may_not_be_looked_at_is_looked_for_in_the_list(cloud: sts.ShortLived) -> None:
+    cloud.hides = True
+    opened = store.opened(Bucket("s3://models/runs/x", region="us-east-1"))
+    objects.put(opened, "a/b", b"1")
+    assert [objects.exists(opened, each) for each in ("a/b", "a/c", "a", "d", "e/f")] == [True, *4 * [False]]
+
+
 # --- before anything is rented -------------------------------------------------------------------------------
 
 
@@ -167,15 +189,13 @@ def test_credentials_are_renewed_for_three_times_their_life_and_found_nowhere(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
-    with sts.short_lived(LIFE) as store:
+    with sts.short_lived(LIFE) as cloud:
         log_in(monkeypatch, SESSION)
-        bucket = Bucket("s3://models/runs/x", store.endpoint, role=sts.ROLE)
+        bucket = Bucket("s3://models/runs/x", cloud.endpoint, role=sts.ROLE)
         variables = {"ID": "owner", "SECRET": "owner's secret"}
 
         def kept() -> set[str]:
-            from skypool.buckets import store as stores
-
-            owner = stores.client(Bucket("s3://models", store.endpoint, keys=("ID", "SECRET")), variables)
+            owner = store.client(Bucket("s3://models", cloud.endpoint, keys=("ID", "SECRET")), variables)
             there = {each["Key"] for each in owner.list_objects_v2(Bucket="models").get("Contents", ())}
             return {each.removeprefix("runs/x/") for each in there if "/.skypool" not in each}
 
@@ -186,37 +206,37 @@ def test_credentials_are_renewed_for_three_times_their_life_and_found_nowhere(
                 write({f"file-{number}": str(number)}) >> made
                 number += 1
                 time.sleep(1)
-            assert len(store.made) >= 5
+            assert len(cloud.made) >= 5
             assert not [each.trouble for each in told if each.trouble]
-            assert not store.refused
+            assert not cloud.refused
             lines = [
                 (Path("/proc") / str(pid) / what).read_bytes()
                 for pid in processes_in("renewed", "")
                 for what in ("cmdline", "environ")
             ]
             assert lines
-            assert not any(each in line for line in lines for each in store.secrets)
+            assert not any(each in line for line in lines for each in cloud.secrets)
 
-            store.refuses = True  # as if the client could not be asked
-            newest = len(store.made)
-            eventually(lambda: time.monotonic() > max(store.made.values()) + 1, 60, "the end of the last ones")
+            cloud.refuses = True  # as if the client could not be asked
+            newest = len(cloud.made)
+            eventually(lambda: time.monotonic() > max(cloud.made.values()) + 1, 60, "the end of the last ones")
             write({"late": "1"}) >> made
             words = "the credentials have expired; the client renews them when it is back"
             eventually(lambda: any(each.trouble == words for each in told), 60, "the trouble")
-            store.refuses = False
+            cloud.refuses = False
             eventually(lambda: "late" in kept(), 30, "the file after it")
-            assert len(store.made) > newest
+            assert len(cloud.made) > newest
 
-            refused = len(store.refused)
+            refused = len(cloud.refused)
             for each in processes_in("renewed", "skypool.data.mover"):  # the next one begins with the newest
                 os.kill(each, signal.SIGKILL)
             write({"last": "1"}) >> made
             eventually(lambda: "last" in kept(), 30, "the file after the mover")
-            assert len(store.refused) == refused
+            assert len(cloud.refused) == refused
         assert kept() == {*(f"file-{each}" for each in range(number)), "late", "last"}
     said = "".join(capfd.readouterr())
     files = [each for each in tmp_path.rglob("*") if each.is_file()]
     assert any(each.suffix == ".db" or "ledger" in each.name for each in files)
     content = [said.encode(), *(each.read_bytes() for each in files)]
-    assert len(store.secrets) > 2 * len(store.made)
-    assert not [each for each in store.secrets if any(each in text for text in content)]
+    assert len(cloud.secrets) > 2 * len(cloud.made)
+    assert not [each for each in cloud.secrets if any(each in text for text in content)]

@@ -13,10 +13,10 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from importlib.util import find_spec
 from typing import Any
@@ -33,6 +33,8 @@ _AGAIN = 30.0
 """Seconds after which credentials are asked for again that could not be made."""
 _LIVES = 43200, 3600
 """The seconds that are asked for: a role that does not allow 12 hours, or that a role assumes, allows one."""
+_TOKEN, _EXPIRES = "AWS_SESSION_TOKEN", "AWS_CREDENTIAL_EXPIRATION"
+"""The variables of a session token and of its end, as `aws configure export-credentials --format env` prints them."""
 REMEDIES = (
     "name keys that reach this prefix alone as keys=, name a role to assume as role=, or give the machines an identity "
     "and pass identity=True (`skypool setup` makes one)"
@@ -173,6 +175,20 @@ def key_of(bucket: Bucket, place: str) -> str:
                 return key
             return f"{place}:{key}" if key.startswith("alias/") else f"{place}:key/{key}"
     return ""
+
+
+def end_of(bucket: Bucket, variables: Mapping[str, str]) -> datetime | None:
+    """Return when the session token among the keys of a bucket expires; None if that is not known.
+
+    Raises UsageError if the environment names a time that is none.
+    """
+    if _TOKEN not in bucket.keys or not variables.get(_EXPIRES):
+        return None
+    try:
+        found = datetime.fromisoformat(variables[_EXPIRES])
+    except ValueError as e:
+        raise UsageError(f"{_EXPIRES} is no time such as 2026-11-30T18:00:00Z; correct it, or unset it") from e
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def check_login(bucket: Bucket) -> bool:

@@ -20,7 +20,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def setup(
-    provider: Annotated[str, typer.Argument(help="Name of the provider, such as aws.")],
+    provider: Annotated[str, typer.Argument(help="Name of the provider.")],
     bucket: Annotated[
         str, typer.Option("--bucket", metavar="URL", help="The bucket and the prefix: s3://NAME/PREFIX.")
     ],

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import combinations
 from typing import NamedTuple
 
@@ -16,8 +16,6 @@ from skypool.buckets.bucket_check import OUTSIDE, check
 from skypool.data.local_files import OURS
 from skypool.errors import UsageError
 
-_TOKEN, _EXPIRES = "AWS_SESSION_TOKEN", "AWS_CREDENTIAL_EXPIRATION"
-"""The variables of a session token and of its end, as `aws configure export-credentials --format env` prints them."""
 _PAIR = re.compile(rf"(?P<path>.*?)=(?P<url>(?:{'|'.join(SCHEMES)}|\w+)://.*)", re.DOTALL)
 
 
@@ -71,7 +69,7 @@ def save_asked(
         if bucket.login == "temporary":
             temporary.check_login(bucket)
         values = tuple(store.values(bucket, variables))
-        found.append(SaveFolder(_path(path, name), bucket, values, expires=_end_of(bucket, variables)))
+        found.append(SaveFolder(_path(path, name), bucket, values, expires=temporary.end_of(bucket, variables)))
     for one, other in combinations(found, 2):
         if _is_inside(one.path, other.path) or _is_inside(other.path, one.path):
             raise UsageError(f"{name}: {one.path} and {other.path} are inside each other; save one of them")
@@ -93,17 +91,6 @@ def _path(path: object, name: str) -> str:
     if any(each.startswith(OURS) for each in found.split("/")):
         raise UsageError(f"{path}: names that begin with {OURS} are skypool's own; use another one")
     return found
-
-
-def _end_of(bucket: Bucket, variables: Mapping[str, str]) -> datetime | None:
-    """Return when the session token among the keys of a bucket expires; None if that is not known."""
-    if _TOKEN not in bucket.keys or not variables.get(_EXPIRES):
-        return None
-    try:
-        found = datetime.fromisoformat(variables[_EXPIRES])
-    except ValueError as e:
-        raise UsageError(f"{_EXPIRES} is no time such as 2026-11-30T18:00:00Z; correct it, or unset it") from e
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def _is_inside(path: str, other: str) -> bool:

@@ -85,6 +85,8 @@ class Saving:
                 order = self._ordered.get(key)
                 if order is None and self._may_adopt(node):
                     order = self._ordered[key] = Order(each.id, "", each.url, drain=each.drain, serial=each.serial)
+                    if each.credentials:
+                        self._life.notice(f"the temporary credentials of {each.url} are not renewed by this process")
                 if order is None or order.serial != each.serial:
                     continue
                 self._states[key] = each

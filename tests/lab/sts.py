@@ -40,6 +40,7 @@ class ShortLived:
 
     Attributes:
         refuses: True while no credentials are made.
+        hides: True to say of an object that is not there that it may not be looked at, as some stores do.
         asked: the parameters of each request for credentials.
         made: the access keys that were made, in their order, and until when they count by `time.monotonic()`.
         secrets: all values that were made.
@@ -47,7 +48,7 @@ class ShortLived:
     """
 
     def __init__(self, app: Callable[..., Iterable[bytes]], life: float) -> None:
-        self.refuses = False
+        self.refuses = self.hides = False
         self.asked: list[dict[str, str]] = []
         self.made: dict[str, float] = {}
         self.secrets: set[bytes] = set()
@@ -64,7 +65,12 @@ class ShortLived:
             self.refused.append(key)
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             return _answer(start, "400 Bad Request", _EXPIRED)
-        return self._app(environ, start)
+
+        def begin(status: str, *more: Any) -> object:
+            is_hidden = self.hides and environ["REQUEST_METHOD"] == "HEAD" and status.startswith("404")
+            return start("403 Forbidden" if is_hidden else status, *more)
+
+        return self._app(environ, begin)
 
     def _sts(self, environ: dict[str, Any], start: Start) -> Iterable[bytes]:
         body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
