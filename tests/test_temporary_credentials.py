@@ -176,6 +176,24 @@ def test_a_lease_that_outlives_credentials_without_a_client_is_refused(cloud: st
 
 # --- while a pool runs ---------------------------------------------------------------------------------------
 
+
+def test_a_process_that_takes_a_pool_over_says_that_it_renews_nothing(
+    cloud: sts.ShortLived, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    bucket = Bucket("s3://models/runs/x", cloud.endpoint, role=sts.ROLE)
+    with pool(tmp_path, name="handed-on", save={"out": bucket}, linger="2m") as first:
+        write({"a": "1"}) >> first
+    with sky.ComputePool.attach("handed-on", console="plain") as second:
+        write({"b": "2"}) >> second
+        second.stop()
+    said = capfd.readouterr()
+    assert "the temporary credentials of s3://models/runs/x are not renewed by this process" in said.out + said.err
+    opened = store.opened(Bucket("s3://models/runs/x", region="us-east-1"))
+    assert (objects.read(opened, "a"), objects.read(opened, "b")) == (b"1", b"2")
+
+
 LIFE = 16.0
 
 
