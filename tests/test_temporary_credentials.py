@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import skypool as sky
+from skypool import clock
 from skypool.buckets import store, temporary
 from skypool.buckets.bucket import Bucket
 from skypool.buckets.bucket_check import OUTSIDE, check_temporary
@@ -92,6 +93,24 @@ def test_a_user_gets_a_federation_token_and_a_role_is_assumed(
     assert found.values[2] not in repr((first, found))
 
 
+def test_time_asleep_counts_towards_the_life_of_credentials(
+    cloud: sts.ShortLived, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    issuer = temporary.Issuer(Bucket("s3://models/runs/x", region="us-east-1"))
+    first = issuer.current()
+    real = clock.elapsed
+    monkeypatch.setattr(clock, "elapsed", lambda: real() + 0.49 * first.life)
+    assert issuer.current() is first
+    monkeypatch.setattr(clock, "elapsed", lambda: real() + 0.51 * first.life)
+    cloud.refuses = True
+    assert issuer.current() is first  # it still counts
+    assert "may not do that" in issuer.trouble
+    cloud.refuses = False
+    monkeypatch.setattr(clock, "elapsed", lambda: real() + 1.1 * first.life)
+    assert issuer.current().number == 2
+    assert issuer.trouble == ""
+
+
 def test_the_key_of_the_bucket_is_in_the_policy(cloud: sts.ShortLived) -> None:
     import boto3
 
@@ -160,6 +179,9 @@ def test_a_session_token_that_expires_before_the_machines_end_is_refused(
     for name, value in SESSION.items():
         monkeypatch.setenv(name, value)
     bucket = Bucket("s3://models/runs/x", keys=IDS)
+    told: list[str] = []
+    checked(save_asked({"out": bucket}), told.append)
+    assert "the keys of s3://models/runs/x have a session token: when it expires, saving fails" in told
     monkeypatch.setenv("AWS_CREDENTIAL_EXPIRATION", (datetime.now(UTC) + timedelta(minutes=30)).isoformat())
     for options, runs in (({}, "for any time"), ({"max_lifetime": "1h"}, "1.0 hours")):
         with pytest.raises(UsageError, match=rf"expires in 0\.5 hours, and the machines may run {runs}: .* role="):

@@ -237,7 +237,7 @@ class MoverWatch:
 
 def _untold(order: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is known of a folder of which the mover has told nothing yet."""
-    return {**{name: order[name] for name in ("id", "url", "serial", "drain")}, "phase": "restoring"}
+    return {**{name: order[name] for name in ("id", "url", "serial", "drain", "credentials")}, "phase": "restoring"}
 
 
 def _mib_of(pid: int) -> float:

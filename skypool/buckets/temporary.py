@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import secrets
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from email.utils import parsedate_to_datetime
 from importlib.util import find_spec
 from typing import Any
 
+from skypool import clock
 from skypool.buckets import store
 from skypool.buckets.bucket import Bucket
 from skypool.buckets.policies import LONGEST, policy
@@ -50,7 +50,7 @@ class Credentials:
         values: the access key, its secret and the session token.
         number: counts those of one `Issuer`, from 1.
         life: the seconds for which they count.
-        made: when they were made, in seconds of `time.monotonic()`.
+        made: when they were made, in seconds of `clock.elapsed()`.
     """
 
     values: tuple[str, ...] = field(repr=False)
@@ -61,7 +61,7 @@ class Credentials:
     @property
     def left(self) -> float:
         """The seconds for which they still count; 0 if they have expired."""
-        return max(0.0, self.made + self.life - time.monotonic())
+        return max(0.0, self.made + self.life - clock.elapsed())
 
 
 class Issuer:
@@ -106,18 +106,18 @@ class Issuer:
         with self._lock:
             last = self._last
             is_due = last is None or last.left <= _HALF * last.life
-            if is_due and time.monotonic() >= self._again:
+            if is_due and clock.elapsed() >= self._again:
                 try:
                     self._last = last = self._made((last.number if last else 0) + 1)
                     self.trouble = ""
                 except UsageError as e:
-                    self.trouble, self._again = str(e), time.monotonic() + _AGAIN
+                    self.trouble, self._again = str(e), clock.elapsed() + _AGAIN
             return last if last is not None and last.left else None
 
     def _made(self, number: int) -> Credentials:
         """Ask for new credentials."""
         check_login(self._bucket)
-        began = time.monotonic()
+        began = clock.elapsed()
         with _told(self._bucket):
             said = self._answer()
         found = said["Credentials"]
