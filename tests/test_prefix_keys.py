@@ -1,4 +1,4 @@
-"""Keys of a real store that are limited to a prefix: what the mover's own requests reach with them, and what not."""
+"""Keys and temporary credentials of a real store for one prefix: what the mover's own requests reach with them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ import pytest
 from botocore.exceptions import ClientError
 
 from skypool.buckets import store
-from skypool.buckets.bucket import Bucket
+from skypool.buckets.bucket import Bucket, with_values
 from skypool.buckets.bucket_check import OUTSIDE, check
+from skypool.buckets.temporary import Issuer
 from skypool.data import objects
 from skypool.data.folder_saver import PART
 from tests.conftest import eventually
 from tests.lab import stores
 from tests.lab.stores import secret_of
+from tests.lab.sts import log_in
+from tests.test_save import heard, pool, write
 
-KEYS = ("ID", "SECRET")
 PLACES = (
     "s3://models",
     "s3://models/other",
@@ -57,8 +59,12 @@ def _listed(opened: Any) -> Iterator[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(bool(stores.missing_s3()), reason=stores.missing_s3())
-def test_keys_of_a_prefix_reach_nothing_else_with_the_requests_of_the_mover(tmp_path: Path) -> None:
-    with stores.seaweedfs(tmp_path, volumes=30) as server:
+@pytest.mark.parametrize("login", ["keys", "temporary"])
+def test_a_login_for_a_prefix_reaches_nothing_else_with_the_requests_of_the_mover(
+    login: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "store").mkdir()
+    with stores.seaweedfs(tmp_path / "store", volumes=30, roles=login == "temporary") as server:
         owner = stores.client(server.endpoint)
         owner.create_bucket(Bucket="private")
 
@@ -73,10 +79,14 @@ def test_keys_of_a_prefix_reach_nothing_else_with_the_requests_of_the_mover(tmp_
         for place in PLACES:
             bucket = Bucket(place)
             owner.put_object(Bucket=bucket.name, Key=f"{bucket.prefix}/kept".lstrip("/"), Body=b"private")
+        all_of_it = ("owner", secret_of("owner"))
+        limited: tuple[str, ...] = ("run", secret_of("run"))
+        if login == "temporary":  # SeaweedFS judges the policy that was passed
+            log_in(monkeypatch, dict(zip(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), all_of_it, strict=True)))
+            limited = Issuer(Bucket("s3://models/runs", server.endpoint, role=stores.ROLE)).current().values
 
-        def opened(url: str, who: str = "run") -> Any:
-            bucket = Bucket(url, server.endpoint, keys=KEYS)
-            return store.opened(bucket, {"ID": who, "SECRET": secret_of(who)})
+        def opened(url: str, values: tuple[str, ...] = limited) -> Any:
+            return store.opened(*with_values(url, server.endpoint, "", values))
 
         tries = [(place, what) for place in PLACES for what in REQUESTS]
         assert len(tries) >= 40
@@ -91,17 +101,40 @@ def test_keys_of_a_prefix_reach_nothing_else_with_the_requests_of_the_mover(tmp_
                 reached.append((place, what, "it was allowed"))
         assert reached == []
         for place in PLACES:  # the owner sees that nothing has changed
-            mine = opened(place, "owner")
+            mine = opened(place, all_of_it)
             assert objects.read(mine, "kept") == b"private"
             assert "new" not in [*_listed(mine)]
 
+        inside = opened("s3://models/runs/x")
         for what in REQUESTS:
-            inside = opened("s3://models/runs/x")
             objects.put(inside, "kept", b"mine")
             objects.remove(inside, "new")
+            assert not objects.exists(inside, "new")
             REQUESTS[what](inside)
-        for who, told in (("run", "were refused to list or look at"), ("owner", OUTSIDE)):
-            found = check(Bucket("s3://models/runs", server.endpoint, keys=KEYS), {"ID": who, "SECRET": secret_of(who)})
-            said = {each.what: each for each in found}
+        for values, told in ((limited, "were refused to list or look at"), (all_of_it, OUTSIDE)):
+            said = {each.what: each for each in check(*with_values("s3://models/runs", server.endpoint, "", values))}
             assert told in said["outside of the prefix"].text
             assert all(each.good for each in said.values())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(bool(stores.missing_s3()), reason=stores.missing_s3())
+def test_a_pool_saves_and_brings_back_with_temporary_credentials_of_a_store_that_judges_their_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "store").mkdir()
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    with stores.seaweedfs(tmp_path / "store", roles=True) as server:
+        log_in(monkeypatch, {"AWS_ACCESS_KEY_ID": "owner", "AWS_SECRET_ACCESS_KEY": secret_of("owner")})
+        bucket = Bucket("s3://models/runs/x", server.endpoint, role=stores.ROLE)
+        files = {"a": "1", "step-3/model": "2" * (9 << 20)}
+        with pool(tmp_path, save={"out": bucket}) as first:
+            write(files) >> first
+        (tmp_path / "work/out").rename(tmp_path / "work/former")
+        with pool(tmp_path, save={"out": bucket}) as second:
+            told = heard(second)
+            assert write({}) >> second == sorted(files)
+        assert (told[-1].whole, told[-1].trouble) == (True, "")
