@@ -16,6 +16,7 @@ from skypool.buckets import store
 from skypool.buckets.bucket import Bucket
 from skypool.data.mover import Folder
 from skypool.errors import UsageError
+from skypool.runs.save_places import Place, common
 from skypool.wire.save_orders import Order
 from skypool_aws._bucket_identity import name_of
 from tests.conftest import eventually
@@ -157,3 +158,20 @@ def test_the_mover_saves_with_the_identity_of_its_machine(
 def test_an_instance_profile_has_a_name_and_no_path() -> None:
     with pytest.raises(UsageError, match="instance_profile"):
         sky.AWS(instance_profile="arn:aws:iam::123456789012:instance-profile/runs")
+
+
+def test_a_project_says_how_machines_log_in_to_its_bucket(tmp_path: Path) -> None:
+    file = tmp_path / "pyproject.toml"
+    for login, found in (
+        ("identity = true", Bucket("s3://models/runs", identity=True)),
+        (f'role = "{sts.ROLE}"', Bucket("s3://models/runs", role=sts.ROLE)),
+        ('keys = ["ID", "SECRET"]', Bucket("s3://models/runs", keys=("ID", "SECRET"))),
+    ):
+        file.write_text(f'[tool.skypool]\nbucket = {{ url = "s3://models/runs", {login} }}\n')
+        assert common(tmp_path, Place(), {}) == found
+    assert Place(role=sts.ROLE).bucket("s3://models/x") == Bucket("s3://models/x", role=sts.ROLE)
+    assert Place(role=sts.ROLE).bucket("file:///x") == Bucket("file:///x")
+    for wrong in ('identity = "yes"', 'keys = "ID"', "role = 7"):
+        file.write_text(f'[tool.skypool]\nbucket = {{ url = "s3://models/runs", {wrong} }}\n')
+        with pytest.raises(UsageError, match="bucket must be a URL, or a table"):
+            common(tmp_path, Place(), {})
