@@ -31,6 +31,7 @@ from skypool.testing import FakeCloud
 from tests.conftest import eventually, nodes, processes_of
 from tests.lab import stores
 from tests.lab.stores import secret_of
+from tests.lab.sts import log_in
 from tests.soak._faulty_way import FaultyWay
 
 KEYS = ("SAVE_ID", "SAVE_SECRET")
@@ -111,7 +112,10 @@ def heard(pool: sky.ComputePool) -> list[events.FolderSaved]:
         ({"out": 7}, "not by 7"),
     ],
 )
-def test_what_cannot_be_saved_is_refused_where_it_is_written(save: Any, why: str) -> None:
+def test_what_cannot_be_saved_is_refused_where_it_is_written(
+    save: Any, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log_in(monkeypatch, {})
     with pytest.raises(UsageError, match=why):
         sky.ComputePool("local", save=save)
 

@@ -39,12 +39,14 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from skypool import tracebacks
+from skypool.buckets.bucket import Bucket
 from skypool.drivers import retry, settings, ssh_machine, tags, userdata
+from skypool.drivers.bucket_identity import BucketIdentity
 from skypool.drivers.contract import Abilities, Answers
 from skypool.drivers.regional import Regional, chosen, everywhere
 from skypool.errors import AccessError, CapacityError, NoAnswer, ProviderError, UsageError
 from skypool.model import Access, Bill, Finding, Instance, Leftover, Need, Offer, Order
-from skypool_aws import _account_checks, _api, _boot_images, _catalog, _elastic_ips, _requests
+from skypool_aws import _account_checks, _api, _boot_images, _bucket_identity, _catalog, _elastic_ips, _requests
 
 if TYPE_CHECKING:
     from types_boto3_ec2 import EC2Client
@@ -106,6 +108,7 @@ _SETTINGS: Mapping[str, _Setting] = {
         "'203.0.113.7' or '203.0.113.0/24'",
         True,
     ),
+    "instance_profile": (r"[\w+=,.@-]{1,128}", "'skypool-runs', without the path", False),
 }
 
 
@@ -126,6 +129,8 @@ class AWS(Regional):
             already) to run in. The driver itself never reserves or buys capacity. None means none.
         ssh_from: networks that may reach port 22 of the machines, such as "203.0.113.0/24"; None means this computer's
             public address only.
+        instance_profile: the name of an instance profile, which gives machines an identity. All that runs on a machine
+            has it. The login that rents must have the permission iam:PassRole for its role. None means none.
 
     Raises:
         UsageError: a setting is invalid. Or `subnet`, `capacity_reservation` or the id of an AMI is given, but `region`
@@ -139,6 +144,7 @@ class AWS(Regional):
     user: str = "ubuntu"
     capacity_reservation: str | None = None
     ssh_from: str | Sequence[str] | None = None
+    instance_profile: str | None = None
     name: ClassVar[str] = "aws"
     abilities: ClassVar[Abilities] = Abilities(
         ends_itself=True,
@@ -350,6 +356,7 @@ class AWS(Regional):
             tenancy=offer.detail.get("tenancy", "default"),
             prepaid=offer.detail["prepaid"],
             reservation=self.capacity_reservation or "",
+            instance_profile=self.instance_profile or "",
             max_usd_per_hour=cap - extras if cap else None,
         )
 
@@ -547,6 +554,15 @@ class AWS(Regional):
     def policy(self) -> str:
         """Return the permissions that this driver needs, as an IAM policy in JSON. No request is sent."""
         return (files("skypool_aws") / "policy.json").read_text("utf-8")
+
+    def bucket_identity(self, bucket: Bucket) -> BucketIdentity:
+        """Return a role and an instance profile for the prefix of a bucket. Requests that only read are sent.
+
+        Raises:
+            ProviderError: AWS refused a request.
+            UsageError: there is no such bucket, or its region cannot be looked up.
+        """
+        return _bucket_identity.identity(self.profile, bucket)
 
     def check(self) -> Iterable[Finding]:
         """Check the account with requests that only read, and with dry runs. Nothing is rented or made.

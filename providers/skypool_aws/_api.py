@@ -117,6 +117,11 @@ def sts(profile: str | None, region: str) -> STSClient:
     return cast("STSClient", _shared_client(profile, "sts", region))
 
 
+def iam(profile: str | None) -> Any:
+    """Return a client for Identity and Access Management, which is for all regions."""
+    return _shared_client(profile, "iam", "us-east-1")
+
+
 def all_of(pages: Any, key: str) -> list[Any]:
     """Return the items of all pages of an answer, as one list; [] if the answer does not have the field.
 

@@ -364,6 +364,7 @@ class InstanceRequest:
         tenancy: "default", or "dedicated" for hardware that only this account uses.
         prepaid: True if `reservation` is a capacity block, which was paid for when it was bought.
         reservation: the id of a capacity reservation; "" for none.
+        instance_profile: the name of the instance profile that gives instances an identity; "" for none.
         max_usd_per_hour: the highest spot price to pay for one instance; None means the on-demand price, which is AWS's
             default. Ignored for on-demand instances.
     """
@@ -386,6 +387,7 @@ class InstanceRequest:
     tenancy: str = "default"
     prepaid: bool = False
     reservation: str = ""
+    instance_profile: str = ""
     max_usd_per_hour: float | None = None
 
     @property
@@ -437,6 +439,8 @@ def _run_parameters(request: InstanceRequest) -> RunInstancesRequestTypeDef:
         },
         "TagSpecifications": [_tagged(kind, request.tags) for kind in _TAGGED[request.market]],
     }
+    if request.instance_profile:
+        parameters["IamInstanceProfile"] = {"Name": request.instance_profile}
     if request.key_name:
         parameters["KeyName"] = request.key_name
     return parameters

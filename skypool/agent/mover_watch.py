@@ -78,7 +78,7 @@ class MoverWatch:
         return self._child.pid if self._child is not None and self._orders else 0
 
     def order(self, said: Mapping[str, Any], stop_calls: Callable[[float], bool]) -> None:
-        """Obey an order of the client: to save a folder, to share its place, or to save what is left and to stop.
+        """Obey an order of the client: to save a folder or what is left of it, to share its place, or to log in anew.
 
         An order may come twice.
 
@@ -100,6 +100,11 @@ class MoverWatch:
         elif said["do"] == "share":
             if id_ in self._orders:
                 self._orders[id_]["nodes"] = said["nodes"]
+                self._send(said)
+        elif said["do"] == "values":
+            order = self._orders.get(id_)
+            if order and order["serial"] == said["serial"] and order["credentials"] < said["credentials"]:
+                order |= {"values": said["values"], "credentials": said["credentials"]}  # for the next mover, too
                 self._send(said)
         elif id_ not in self._orders or self._orders[id_]["serial"] != said["serial"]:
             self._orders[id_] = dict(said)
@@ -272,7 +277,8 @@ class MoverWatch:
 
 def _untold(order: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is known of a folder of which the mover has told nothing yet."""
-    return {**{name: order[name] for name in ("id", "url", "serial", "drain")}, "phase": "restoring", "nodes": 1}
+    same = {name: order[name] for name in ("id", "url", "serial", "drain", "credentials")}
+    return {**same, "phase": "restoring", "nodes": 1}
 
 
 def _mib_of(pid: int) -> float:

@@ -10,7 +10,9 @@ Modules:
 - `bucket`: `Bucket`, a place and how it is reached, from its URL.
 - `store`: opens a bucket with credentials of this computer, and reads the errors of object stores.
 - `unfinished`: finds unfinished uploads, and removes them.
+- `policies`: the IAM policies that allow what saving needs below one prefix.
+- `temporary`: temporary credentials for one prefix, which the login of this computer makes.
 - `bucket_check`: whether a bucket does what saving needs.
 """
 
-__all__ = ["bucket", "bucket_check", "store", "unfinished"]
+__all__ = ["bucket", "bucket_check", "policies", "store", "temporary", "unfinished"]

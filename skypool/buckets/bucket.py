@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from skypool.errors import UsageError
@@ -16,6 +16,9 @@ _OTHER_WORDS = {"s3a": "s3", "s3n": "s3"}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,220}[A-Za-z0-9]")
 """Matches the names that object stores give to buckets, those of old buckets too."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_ROLE = re.compile(r"arn:[a-z-]+:iam::\d*:role/[\w+=,.@/-]{1,576}", re.ASCII)
+Login = Literal["keys", "temporary", "identity"]
+"""The ways in which a machine logs in to a bucket."""
 _LONGEST = 1024
 """The most bytes of the name of an object in every store."""
 
@@ -35,7 +38,11 @@ class Bucket:
         endpoint: the URL of a store with this protocol. Default "": AWS, or what the login of this computer names.
         region: the region of the bucket. Default "": it is looked up; with an endpoint, what such stores expect.
         keys: the names of the variables with the access key, with its secret, and with a session token if there is one.
-            Default (): the login of this computer.
+            Default (): the login of this computer. A machine then gets temporary credentials for the prefix instead.
+        role: the ARN of a role that the login of this computer assumes to make temporary credentials. With an endpoint,
+            the store itself must make them, by the request AssumeRole. Default "": none.
+        identity: True if the machine has an identity of its own that reaches the prefix, such as an instance profile.
+            It then gets no credentials.
 
     Raises:
         UsageError: an argument is not valid.
@@ -45,9 +52,12 @@ class Bucket:
     endpoint: str = ""
     region: str = ""
     keys: Sequence[str] = ()
+    role: str = ""
+    identity: bool = False
 
     def __post_init__(self) -> None:
         scheme, name, _ = _split(self.url)
+        self._check_logins(scheme)
         if self.endpoint:
             _check_endpoint(self.endpoint, scheme, name)
         if isinstance(self.keys, str) or not all(isinstance(each, str) for each in self.keys):
@@ -65,6 +75,29 @@ class Bucket:
         for each in self.keys:
             if not _VARIABLE.fullmatch(each):
                 raise UsageError(f"keys of {self.url} takes names of variables, and one of these is none")
+
+    def _check_logins(self, scheme: str) -> None:
+        """Raise UsageError if a role or an identity is not valid, or there is another login beside it."""
+        if not (self.role or self.identity):
+            return
+        if scheme == "file":
+            raise UsageError(f"a role and an identity are for buckets with s3://, and this one is {self.url}")
+        if bool(self.role) + bool(self.identity) + bool(self.keys) > 1:
+            raise UsageError(f"{self.url} has more than one of keys, role and identity; name one way to log in")
+        if self.role and not (isinstance(self.role, str) and _ROLE.fullmatch(self.role)):
+            raise UsageError(f"role of {self.url} is the ARN of a role, such as 'arn:aws:iam::123456789012:role/runs'")
+        if self.identity is not True and self.identity is not False:
+            raise UsageError(
+                f"identity of {self.url} is True or False; the provider's setting names the identity, such as "
+                "AWS(instance_profile='runs')"
+            )
+        if self.identity and self.endpoint:
+            raise UsageError(f"a machine has an identity at its own cloud only; leave the endpoint of {self.url} out")
+
+    @property
+    def login(self) -> Login:
+        """How a machine logs in to the bucket."""
+        return "keys" if self.keys or self.scheme == "file" else "identity" if self.identity else "temporary"
 
     @property
     def scheme(self) -> str:
@@ -86,7 +119,7 @@ class Bucket:
 
 
 def with_values(url: str, endpoint: str, region: str, values: Sequence[str]) -> tuple[Bucket, dict[str, str]]:
-    """Return a bucket whose keys have these values, and the variables that have them."""
+    """Return a bucket whose keys have these values, and the variables that have them. Without values it has no keys."""
     variables: dict[str, str] = dict(zip(("ID", "SECRET", "TOKEN"), values, strict=False))
     return Bucket(url, endpoint, region, tuple(variables)), variables
 

@@ -10,11 +10,13 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
 
-from skypool.buckets import store, unfinished
-from skypool.buckets.bucket import Bucket
+from skypool.buckets import store, temporary, unfinished
+from skypool.buckets.bucket import Bucket, with_values
+from skypool.errors import UsageError
 from skypool.model import Finding
 from skypool.text import one_line
 
+OUTSIDE = "the keys reach other objects of the bucket, too"
 _MOST = 1000
 """The most unfinished uploads that are counted."""
 
@@ -83,6 +85,26 @@ def check(bucket: Bucket, variables: Mapping[str, str] = os.environ) -> Iterator
             yield _outside(bucket, variables)
 
 
+def check_temporary(bucket: Bucket) -> Iterator[Finding]:
+    """Yield what was found about a bucket with the temporary credentials that a machine would get.
+
+    If this computer's login makes none, yield what was found with that login. Without a role, this is no failure.
+
+    Raises UsageError as `check` does.
+    """
+    what = "temporary credentials"
+    if not bucket.region and not bucket.endpoint:
+        bucket = replace(bucket, region=store.region_of(bucket))
+    try:
+        made = temporary.Issuer(bucket).current()
+    except UsageError as e:
+        yield Finding(what, not bucket.role, str(e), open=not bucket.role)
+        yield from check(replace(bucket, role=""))
+        return
+    yield Finding(what, True, f"this computer's login makes some for {made.life / 3600:.0f} h; they are used below")
+    yield from check(*with_values(bucket.url, bucket.endpoint, bucket.region, made.values))
+
+
 def _tried(what: str, act: Callable[[], str]) -> Finding:
     """Do something, and return what was found by it."""
     from obstore.exceptions import BaseError
@@ -137,4 +159,4 @@ def _outside(bucket: Bucket, variables: Mapping[str, str]) -> Finding:
     else:
         return Finding(what, True, "the keys were refused to list or look at objects there; to write was not tried")
     advice = "give a machine keys that reach the prefix alone"
-    return Finding(what, True, "the keys reach other objects of the bucket, too", advice, open=True)
+    return Finding(what, True, OUTSIDE, advice, open=True)

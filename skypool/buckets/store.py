@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,12 +20,15 @@ if TYPE_CHECKING:
 MISSING = "{} is not installed on this computer, and buckets need it: pip install 'skypool[buckets]'"
 UNREACHED = "the store cannot be reached"
 DENIED = "the credentials do not allow it"
+EXPIRED = "the credentials have expired"
 PATIENCE = 10.0
 """Seconds after which a request that has no answer has failed."""
-_USUAL_REGION = "us-east-1"
+USUAL_REGION = "us-east-1"
 """What stores with the protocol of S3 expect that have no regions."""
 _LOGINS = "http://169.254.169.254/"
 """Where machines of clouds get a login."""
+_AT_ONCE = timedelta(seconds=1)
+"""The life of credentials that may be replaced at any time. obstore asks again for those that expire soon."""
 _CODE = re.compile(r"<Code>([\w.]{1,80})</Code>|\(code: ([\w.]{1,80})\)")
 _SAID = re.compile(r"<Message>([^<]*)</Message>")
 _REGION = re.compile(r"<Region>([a-z0-9-]+)</Region>|expecting '([a-z0-9-]+)'")
@@ -55,7 +58,7 @@ _MEANINGS = {
     "AccessDenied": (DENIED, "ask whoever owns the bucket for the permission"),
     "InvalidAccessKeyId": ("the store does not know the access key", "name the keys of this store"),
     "SignatureDoesNotMatch": ("the secret does not belong to the access key", "correct the secret"),
-    "ExpiredToken": ("the credentials have expired", "log in again"),
+    "ExpiredToken": (EXPIRED, "log in again"),
     "InvalidToken": ("the store does not know the session token", "name the variables of one login, with its token"),
     "Unauthorized": ("the store does not accept the keys", "name the keys of this store"),
     "RequestTimeTooSkewed": ("the clocks of this computer and the store differ", "set the clock"),
@@ -66,12 +69,19 @@ _MEANINGS = {
 }
 
 
-def opened(bucket: Bucket, variables: Mapping[str, str] = os.environ, patience: float = PATIENCE) -> ObjectStore:
+def opened(
+    bucket: Bucket,
+    variables: Mapping[str, str] = os.environ,
+    patience: float = PATIENCE,
+    newest: Callable[[], Sequence[str]] | None = None,
+) -> ObjectStore:
     """Return the store of a bucket. Nothing is asked yet, but for the bucket's region if it is not known.
 
     Args:
         variables: where the values of `Bucket.keys` are.
         patience: seconds after which a request has failed that has no answer, or was not sent to its end.
+        newest: returns the values for the next request, which may be others each time. Any thread may call it. Default
+            None: those of `variables`.
 
     Raises:
         UsageError: a variable has no value, or a library is not installed.
@@ -88,7 +98,7 @@ def opened(bucket: Bucket, variables: Mapping[str, str] = os.environ, patience: 
         "client_options": {
             "timeout": f"{patience:g}s",
             "connect_timeout": f"{PATIENCE:g}s",
-            "allow_http": bucket.endpoint.startswith("http://"),
+            "allow_http": (bucket.endpoint or _endpoint_here()).startswith("http://"),
         },
         "retry_config": {"max_retries": 2, "retry_timeout": timedelta(seconds=patience)},
     }
@@ -96,15 +106,27 @@ def opened(bucket: Bucket, variables: Mapping[str, str] = os.environ, patience: 
         common["prefix"] = bucket.prefix
     if bucket.endpoint:  # by a name that is stronger than all variables of the environment
         common |= {"aws_endpoint_url_s3": bucket.endpoint, "virtual_hosted_style_request": False}
-    if bucket.keys:
-        key, secret, token = [*values(bucket, variables), None][:3]
-        login = {"access_key_id": key, "secret_access_key": secret, "token": token, "expires_at": None}
+    if newest is not None:
+        common["credential_provider"] = lambda: _login(newest(), datetime.now(UTC) + _AT_ONCE)
+    elif bucket.keys:
+        login = _login(values(bucket, variables), None)
         common["credential_provider"] = lambda: login
-    elif find_spec("boto3") is not None:
+    elif not bucket.identity and find_spec("boto3") is not None:  # obstore asks the machine for its identity
         common |= _of_this_computer()
-    region = bucket.region or (_USUAL_REGION if bucket.endpoint else region_of(bucket, variables))
+    region = bucket.region or (USUAL_REGION if bucket.endpoint else region_of(bucket, variables))
     # not all stores can delete many objects at once
     return S3Store(bucket.name, region=region, disable_bulk_delete=True, **common)
+
+
+def _endpoint_here() -> str:
+    """Return the endpoint that the environment of this computer names, as boto3 and obstore read it; "" for none."""
+    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+
+
+def _login(found: Sequence[str], expires: datetime | None) -> dict[str, Any]:
+    """Return credentials as obstore takes them."""
+    key, secret, token = [*found, None][:3]
+    return {"access_key_id": key, "secret_access_key": secret, "token": token, "expires_at": expires}
 
 
 def values(bucket: Bucket, variables: Mapping[str, str]) -> list[str]:
@@ -141,7 +163,7 @@ def client(bucket: Bucket, variables: Mapping[str, str] = os.environ) -> Any:
         return boto3.Session(*values(bucket, variables)).client(
             "s3",
             endpoint_url=bucket.endpoint or None,
-            region_name=bucket.region or _USUAL_REGION,
+            region_name=bucket.region or USUAL_REGION,
             config=Config(**timing, **style),
         )
 

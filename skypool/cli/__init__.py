@@ -3,7 +3,7 @@
 - `offers`: `skypool offers`, `skypool plan`; `accelerators`: `skypool accelerators`, `compare`, `suggest`.
 - `ps` (from the ledger and from running pools), `cost`, each for its command; `ending`: `skypool down`, `gc`;
   `unfinished_uploads`: what gc does about buckets.
-- `doctor`: `skypool doctor`; `prove`: `skypool prove`.
+- `doctor`: `skypool doctor`; `prove`: `skypool prove`; `setup`: `skypool setup`.
 - `run`: `skypool run`; `run_messages`: what it tells. `shell`, `forward`, `health`, `logs`, `report`: as named.
 - `files`: `skypool push`, `pull`.
 - `owner`: how commands name a running pool, and what they say if its owner cannot be asked.
@@ -58,6 +58,7 @@ _COMMANDS = {
     "top": ("top",),
     "doctor": ("doctor",),
     "prove": ("prove",),
+    "setup": ("setup",),
     "new_driver": ("new-driver",),
 }
 """The commands of each module of this package, in the order of `--help`."""

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from skypool.buckets.bucket import Bucket
-from skypool.buckets.bucket_check import check
+from skypool.buckets.bucket_check import check, check_temporary
 from skypool.cli import output
 from skypool.drivers import registry
 from skypool.drivers.contract import Policed
@@ -53,6 +53,10 @@ def doctor(
             help="Names of variables: of the access key, of its secret, and of a session token if there is one.",
         ),
     ] = "",
+    role: Annotated[
+        str,
+        typer.Option("--role", metavar="ARN", help="Check the bucket with temporary credentials by this role."),
+    ] = "",
     as_json: output.AsJson = False,
 ) -> None:
     """Check this machine, and the credentials, permissions and quotas at the providers; or a bucket.
@@ -65,10 +69,10 @@ def doctor(
     if bucket is not None:
         if provider:
             raise UsageError("--bucket checks a bucket alone; leave --provider out")
-        _check_bucket(Bucket(bucket, endpoint, region, keys.split(",") if keys else ()), as_json)
+        _check_bucket(Bucket(bucket, endpoint, region, keys.split(",") if keys else (), role), as_json)
         return
-    if endpoint or region or keys:
-        raise UsageError("--endpoint, --region and --keys are about a bucket; name it with --bucket URL")
+    if endpoint or region or keys or role:
+        raise UsageError("--endpoint, --region, --keys and --role are about a bucket; name it with --bucket URL")
     drivers, left_out = registry.ready(provider or ())
     for name in provider or ():
         if isinstance(e := left_out.get(name), UsageError) and name not in registry.providers():
@@ -92,7 +96,8 @@ _NOT_SET_UP = "not set up"
 
 def _check_bucket(bucket: Bucket, as_json: bool) -> None:
     found: list[Finding] = []
-    for each in check(bucket):
+    makes = bucket.login == "temporary" and (bucket.role or not bucket.endpoint)
+    for each in check_temporary(bucket) if makes else check(bucket):
         if not as_json:
             if not found:
                 output.say(str(bucket))

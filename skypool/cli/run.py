@@ -116,6 +116,13 @@ def run(
         str, typer.Option("--bucket-keys", metavar="ID,SECRET", help="The variables with the keys of the buckets.")
     ] = "",
     bucket_region: Annotated[str, typer.Option("--bucket-region", help="The region of the buckets.")] = "",
+    role: Annotated[
+        str,
+        typer.Option("--bucket-role", metavar="ARN", help="The role by which machines get temporary credentials."),
+    ] = "",
+    identity: Annotated[
+        bool, typer.Option("--bucket-identity", help="The machines have an identity that reaches the buckets.")
+    ] = False,
     complete: Annotated[
         list[str] | None,
         typer.Option("--complete", help="What is written last into a checkpoint: 'step-*/done' (repeatable)."),
@@ -153,7 +160,7 @@ def run(
     whole: WholeRun | None = None
     try:
         target = Target.of(words)
-        place = Place(endpoint, bucket_region, tuple(filter(None, keys.split(","))))
+        place = Place(endpoint, bucket_region, tuple(filter(None, keys.split(","))), role, identity)
         folders, buckets = named(save or (), place)
         rent: dict[str, Any] = {
             "provider": _provider(provider or (), host or (), local),

@@ -114,6 +114,7 @@ class FolderSaver:
         waiting: the files that are not saved as they are now.
         stopped: the inodes of files, by their paths, whose programs were stopped while they wrote. These files replace
             no former ones, but are saved as snapshots.
+        again: the time of the clock before which nothing is sent after an error.
     """
 
     store: ObjectStore
@@ -129,6 +130,7 @@ class FolderSaver:
     rate: Rate = field(init=False)
     waiting: Waiting = field(init=False)
     stopped: Mapping[str, int] = field(default_factory=dict[str, int], init=False)
+    again: float = field(default=-math.inf, init=False)
     _saved: dict[str, Saved] = field(default_factory=dict[str, Saved], init=False)
     _seen: dict[str, tuple[State, float]] = field(default_factory=dict[str, "tuple[State, float]"], init=False)
     _open_since: dict[str, float] = field(default_factory=dict[str, float], init=False)
@@ -145,7 +147,6 @@ class FolderSaver:
     _calm: bool = field(default=False, init=False)
     _awaits_quiet: bool = field(default=False, init=False)
     _failures: int = field(default=0, init=False)
-    _again: float = field(default=-math.inf, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)  # for those who send small files
 
     def __post_init__(self) -> None:
@@ -215,7 +216,7 @@ class FolderSaver:
         groups = checkpoints(files, self.patterns)
         changed = self._changed(files)
         self._note(files, changed)
-        if now < self._again and not last:
+        if now < self.again and not last:
             return False
         is_open = self._open(changed, now)
         in_group = {path: folder for folder, each in groups.items() for path in each.paths}
@@ -602,13 +603,13 @@ class FolderSaver:
     @property
     def pauses(self) -> bool:
         """True while nothing is sent after an error."""
-        return self.clock() < self._again
+        return self.clock() < self.again
 
     def failed(self, error: Exception) -> None:
         """Note an error, and pause before the next attempt."""
         self.account.trouble = trouble(error).words
         first, longest = _PAUSES
-        self._again = self.clock() + min(longest, first * 2**self._failures)
+        self.again = self.clock() + min(longest, first * 2**self._failures)
         self._failures = min(self._failures + 1, 10)
 
     def _note(self, files: Mapping[str, State], changed: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import resource
 import signal
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from skypool.buckets import store
-from skypool.buckets.bucket import with_values
+from skypool.buckets.bucket import Bucket, with_values
 from skypool.data.checkpoint_saver import CheckpointSaver
 from skypool.data.folder_saver import FolderSaver
 from skypool.data.local_files import listed, written
@@ -49,6 +50,12 @@ _TO_HEAR = 2.0
 """Seconds in which a mover that begins has all orders."""
 _SILENT = 5.0
 """The most seconds between two accounts."""
+_RENEWALS = {
+    "keys": "pass new ones, and start again",
+    "temporary": "the client renews them when it is back",
+    "identity": "the machine renews them",
+}
+"""What to do about credentials that have expired, by the way to log in."""
 _TO_RESTORE = 1.0, 30.0
 """The first and the longest pause in seconds after an attempt to bring a folder back."""
 _LONGEST = 1 << 16
@@ -84,6 +91,7 @@ class Folder:
         self.trouble = ""
         self.restored = Restored()
         self._said, self._journal, self._former = said, journal, former
+        self._credentials: tuple[int, tuple[str, ...]] = said["credentials"], tuple(said["values"])
         self._saver: FolderSaver | None = None
         self._checkpoints: CheckpointSaver | None = None
         self._wake = threading.Event()
@@ -103,6 +111,13 @@ class Folder:
     def is_ending(self) -> bool:
         """True if it saves what is left, or has."""
         return self._until is not None
+
+    def renew(self, credentials: int, values: tuple[str, ...]) -> None:
+        """Use other values for the requests that follow, and try again at once what has failed."""
+        self._credentials = credentials, values
+        if self._saver is not None:
+            self._saver.again = -math.inf
+        self._wake.set()
 
     def end(self, seconds: float, calm: bool = False, is_quiet: threading.Event = _QUIET) -> None:
         """Save what is left, in so many seconds at most: as long as it should take, but half a minute at least.
@@ -147,7 +162,7 @@ class Folder:
         saver = self._saver
         account = asdict(saver.account) if saver is not None else {}
         restored = asdict(self.restored)
-        trouble = self.trouble or account.pop("trouble", "")
+        trouble = self._advised(self.trouble or account.pop("trouble", ""))
         said = {name: self._said[name] for name in ("id", "url", "serial", "drain")}
         if saver is not None and self._checkpoints is not None:
             more = self._checkpoints
@@ -158,8 +173,13 @@ class Folder:
             account["oldest"] = round(max(saver.waiting.oldest, more.waiting.oldest))
             account["rate"] = round(saver.rate.per_second)
         said |= {"place": self._said["node"], "nodes": self._shared, "phase": self.phase, "whole": self.whole}
-        said["looked"] = self._has_looked
+        said |= {"looked": self._has_looked, "credentials": self._credentials[0]}
         return {**account, **said, "trouble": trouble, "back": restored}
+
+    def _advised(self, trouble: str) -> str:
+        """Return trouble with what helps against credentials that have expired."""
+        login = self._said["login"]
+        return f"{store.EXPIRED}; {_RENEWALS[login]}" if trouble.startswith(store.EXPIRED) else trouble
 
     def answer(self, said: Mapping[str, Any]) -> dict[str, Any]:
         """Answer a program of the node: save at once, or say which checkpoint to go on from or is safe."""
@@ -234,7 +254,9 @@ class Folder:
         bucket, values = with_values(said["url"], said["endpoint"], said["region"], said["values"])
         if bucket.scheme == "file":
             os.makedirs(bucket.name, exist_ok=True)
-        opened = store.opened(bucket, values, _PATIENCE)
+        if said["login"] == "identity":
+            bucket = Bucket(bucket.url, region=bucket.region, identity=True)
+        opened = store.opened(bucket, values, _PATIENCE, (lambda: self._credentials[1]) if bucket.keys else None)
         folder, executor = os.path.expanduser(said["folder"]), ThreadPoolExecutor(_SMALL_FILES)
         place = said["node"], said["nodes"], said["patterns"]
         saver = FolderSaver(opened, folder, self._journal, executor, *place, joins=said["joins"])
@@ -262,6 +284,7 @@ class Folder:
                 self.trouble = store.trouble(e).words
             if self._until is None:
                 self._wake.wait(pause)
+                self._rest()
             else:
                 time.sleep(max(0.0, min(pause, self._until - time.monotonic())))
             pause = min(longest, 2 * pause)
@@ -287,6 +310,7 @@ class Folder:
             with self._turns:
                 self._turn()
             self._wake.wait(max(_EVERY, _SHARE * min(1.0, self._looked)))
+            self._rest()
         self.phase, began = "ending", time.monotonic()
         while True:
             is_quiet = self._is_quiet.is_set() or time.monotonic() - began > _TO_BE_KILLED
@@ -296,6 +320,11 @@ class Folder:
             if (self.whole and is_quiet) or left <= 0:
                 return
             time.sleep(min(_EVERY, left))
+
+    def _rest(self) -> None:
+        """Forget that the thread was woken up, unless for the end."""
+        if self._until is None:
+            self._wake.clear()
 
 
 class Mover:
@@ -333,6 +362,10 @@ class Mover:
                 folder = self._folders[id_]
                 act = folder.look if said["do"] == "look" else partial(folder.share, said["nodes"])
                 threading.Thread(target=act, name=said["do"], daemon=True).start()
+            return
+        if said["do"] == "values":
+            if id_ in self._folders and self._folders[id_].serial == said["serial"]:
+                self._folders[id_].renew(said["credentials"], tuple(said["values"]))
             return
         former = self._folders.get(id_)
         if former is None or former.serial != said["serial"]:

@@ -38,11 +38,15 @@ def read(store: ObjectStore, name: str) -> bytes:
 def exists(store: ObjectStore, name: str) -> bool:
     """Return True if an object is there."""
     import obstore
+    from obstore.exceptions import PermissionDeniedError
 
     try:
         obstore.head(store, name)
     except FileNotFoundError:
         return False
+    except PermissionDeniedError:  # so say some stores of what is not there to those who may list a prefix only
+        folder = name.rpartition("/")[0] or None
+        return any(each["path"] == name for page in obstore.list(store, folder) for each in page)
     return True
 
 

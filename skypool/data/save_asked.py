@@ -6,12 +6,13 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from itertools import combinations
 from typing import NamedTuple
 
-from skypool.buckets import store
-from skypool.buckets.bucket import SCHEMES, Bucket
-from skypool.buckets.bucket_check import check
+from skypool.buckets import store, temporary
+from skypool.buckets.bucket import SCHEMES, Bucket, with_values
+from skypool.buckets.bucket_check import OUTSIDE, check
 from skypool.data.local_files import OURS
 from skypool.errors import UsageError
 
@@ -24,12 +25,17 @@ class SaveFolder(NamedTuple):
     Attributes:
         path: the folder, as the user wrote it, but without "./" and "/" at the end.
         bucket: the place.
-        values: the access key, its secret, and a session token if there is one; () for a folder.
+        values: the access key, its secret, and a session token if there is one; () if the machine gets none, or
+            temporary ones.
+        issuer: makes temporary credentials, once the place was tried; None for other logins.
+        expires: when the session token among the values expires; None if there is none, or this is not known.
     """
 
     path: str
     bucket: Bucket
     values: tuple[str, ...] = ()
+    issuer: temporary.Issuer | None = None
+    expires: datetime | None = None
 
     def __repr__(self) -> str:
         return f"SaveFolder({self.path!r}, {self.bucket!r})"
@@ -52,20 +58,18 @@ def save_asked(
         name: the name of the argument, for messages.
 
     Raises:
-        UsageError: a path or a place is not valid, two of them are inside of each other, or a key has no value.
+        UsageError: a path or a place is not valid, two of them are inside of each other, a key has no value, or this
+            computer has no login that makes temporary credentials.
     """
     if not isinstance(save, Mapping):
         raise UsageError(f"{name} takes folders and their places, such as {{'out': 's3://NAME/PREFIX'}}, not {save!r}")
     found = []
     for path, place in save.items():
         bucket = place if isinstance(place, Bucket) else Bucket(place)
-        if bucket.scheme != "file" and not bucket.keys:
-            raise UsageError(
-                f"{bucket} needs keys that a machine may have: those of this computer's login are never sent to one. "
-                f"Make keys that reach {bucket.prefix or bucket.name} alone, and name the variables that have them "
-                "as the bucket's keys"
-            )
-        found.append(SaveFolder(_path(path, name), bucket, tuple(store.values(bucket, variables))))
+        if bucket.login == "temporary":
+            temporary.check_login(bucket)
+        values = tuple(store.values(bucket, variables))
+        found.append(SaveFolder(_path(path, name), bucket, values, expires=temporary.end_of(bucket, variables)))
     for one, other in combinations(found, 2):
         if _is_inside(one.path, other.path) or _is_inside(other.path, one.path):
             raise UsageError(f"{name}: {one.path} and {other.path} are inside each other; save one of them")
@@ -104,6 +108,8 @@ def _overlap(one: Bucket, other: Bucket) -> bool:
 def checked(folders: Sequence[SaveFolder], tell: Callable[[str], object]) -> list[SaveFolder]:
     """Try each place from this computer, and return the folders with the regions of their buckets.
 
+    What machines log in with is tried, too, but for an identity of their own, which only they have.
+
     Args:
         tell: called with what is good to know.
 
@@ -113,17 +119,36 @@ def checked(folders: Sequence[SaveFolder], tell: Callable[[str], object]) -> lis
     found = []
     for each in folders:
         bucket = each.bucket
-        variables = dict(zip(bucket.keys, each.values, strict=True))
         if bucket.scheme == "file":
             found.append(each)  # a folder of the machine
             continue
+        variables: Mapping[str, str] = dict(zip(bucket.keys, each.values, strict=True))
         if not bucket.region and not bucket.endpoint:
             bucket = replace(bucket, region=store.region_of(bucket, variables))
-        for finding in check(bucket, variables):
-            if not finding.good and finding.what != "create":
-                advice = f"; {finding.advice}" if finding.advice else ""
-                raise UsageError(f"{bucket} cannot be used to save {each.path}: {finding.what}: {finding.text}{advice}")
-            if finding.open and finding.what == "unfinished uploads" and "cost money" in finding.text:
-                tell(f"{bucket} has unfinished uploads: {finding.text}; `skypool gc` lists those of former pools")
-        found.append(each._replace(bucket=bucket))
+        issuer = None
+        if bucket.login == "temporary":
+            issuer = temporary.Issuer(bucket)
+            values = issuer.current().values
+            tried, variables = with_values(bucket.url, bucket.endpoint, bucket.region, values)
+            if temporary.check_login(bucket):
+                tell(f"when the session token of this computer's login expires, saving to {bucket} fails")
+        else:
+            tried = bucket
+            if len(each.values) > 2 and each.expires is None:
+                tell(f"the keys of {bucket} have a session token: when it expires, saving fails")
+        if not bucket.identity:
+            _try(each.path, tried, variables, tell)
+        found.append(each._replace(bucket=bucket, issuer=issuer))
     return found
+
+
+def _try(path: str, bucket: Bucket, variables: Mapping[str, str], tell: Callable[[str], object]) -> None:
+    """Try a place with the keys that a machine will have. Raises UsageError if it cannot be used."""
+    for finding in check(bucket, variables):
+        if not finding.good and finding.what != "create":
+            advice = f"; {finding.advice}" if finding.advice else ""
+            raise UsageError(f"{bucket} cannot be used to save {path}: {finding.what}: {finding.text}{advice}")
+        if finding.open and finding.what == "unfinished uploads" and "cost money" in finding.text:
+            tell(f"{bucket} has unfinished uploads: {finding.text}; `skypool gc` lists those of former pools")
+        if finding.open and finding.text == OUTSIDE:
+            tell(f"{bucket}: {finding.text}; {finding.advice}")

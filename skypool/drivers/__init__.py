@@ -4,6 +4,7 @@ A driver is the class that talks to one cloud provider. It is found by name thro
 `skypool.providers`. The names in `__all__` are stable (docs/stability.md). Each is imported when it is first used.
 
 - `contract`: the protocols `Driver`, `Renews`, `Tidies`, …, and `Abilities`.
+- `bucket_identity`: an identity of machines that reaches a bucket, which `skypool setup` makes.
 - `registry`: finds drivers by name.
 - `settings`: checks the settings of a driver.
 - `preflight`: the checks that `skypool doctor` shows.

@@ -577,8 +577,8 @@ def _saved(f: Frame) -> Saved:
 
 def _folder(said: dict[str, Any]) -> FolderState:
     what = "the state of a folder"
-    none = dict.fromkeys(("files", "bytes", "unsaved", "unsaved_bytes", "kept", "oldest", "rate", "place"), 0)
-    h = {**none, "nodes": 1, **said}
+    counts = ("files", "bytes", "unsaved", "unsaved_bytes", "kept", "oldest", "rate", "place", "credentials")
+    h = {**dict.fromkeys(counts, 0), "nodes": 1, **said}
     back = h.get("back", {})
     if type(back) is not dict:
         _refuse(what, "back", back)
@@ -609,6 +609,7 @@ def _folder(said: dict[str, Any]) -> FolderState:
         drain=_seconds(what, h, "drain", MOST_DRAIN + 1),
         place=number("place"),
         nodes=number("nodes"),
+        credentials=number("credentials"),
         phase=phase,
         whole=h.get("whole") is True,
         trouble=told(_text(what, {"trouble": "", **h}, "trouble")),

@@ -24,6 +24,7 @@
 - `watch`: `Watch`, the base class of watches; `facts`: what a pool shows to its watches.
 - `open_forwards`: ports of this computer that lead to ports of nodes.
 - `saving`: has nodes save folders to buckets, and bring them back.
+- `renewals`: sends nodes new temporary credentials before the former ones expire.
 - `health`: judges nodes by their samples; `new_samples`: the newest samples, until they are written to a file.
 - `idle_accounting`: records the idle time of nodes in the ledger.
 - `limits`: finds out when a pool must end as planned: budget, lifetime, another process.
@@ -85,6 +86,7 @@ __all__ = [
     "node_listener",
     "node_startup",
     "open_forwards",
+    "renewals",
     "replacement",
     "saving",
     "service",

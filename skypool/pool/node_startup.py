@@ -16,7 +16,7 @@ from skypool.pool import states
 from skypool.pool.agents import Agents
 from skypool.pool.health import FIRST, HealthWatch
 from skypool.pool.life import Life
-from skypool.pool.saving import Saving
+from skypool.pool.saving import Saving, check_lease
 from skypool.provision import health_check
 from skypool.provision.bootstrap import SetupBundle, bootstrap, reach
 from skypool.provision.setup_payload import NodeSetup
@@ -74,6 +74,7 @@ class NodeStartup:
         Raises UsageError if one cannot be used.
         """
         self._places = checked(self._terms.save, self._life.notice)
+        check_lease(self._places, self._terms.lease)
 
     def begin_reach(self, node: int) -> None:
         """Start a task that reaches the machine of a node, and reports `Reached` or `Failed` to `lifecycle`."""

@@ -10,11 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from skypool import events
-from skypool.buckets import unfinished
+from skypool.buckets import temporary, unfinished
 from skypool.buckets.bucket import with_values
 from skypool.data import left_uploads
 from skypool.data.save_asked import SaveFolder
@@ -24,6 +23,7 @@ from skypool.link.link import Link
 from skypool.offers.ranking import Plan
 from skypool.pool.connections import Connections
 from skypool.pool.life import Life
+from skypool.pool.renewals import Renewals
 from skypool.pool.trust_levels import TrustLevels
 from skypool.rental.pool_terms import Terms
 from skypool.shipping import wheels
@@ -77,6 +77,7 @@ class Saving:
     ) -> None:
         self._life, self._connections, self._trust_levels = life, connections, trust_levels
         self._patience, self._run = patience, run
+        self._renewals = Renewals(life, connections, self.states, self._send_to)
         self._session = secrets.token_hex(4)
         self._states: dict[tuple[int, str], FolderState] = {}
         self._ordered: dict[tuple[int, str], Order] = {}
@@ -99,8 +100,12 @@ class Saving:
             with self._news:
                 order = self._ordered.get(key)
                 if order is None and self._may_adopt(node):
-                    order = Order(each.id, "", each.url, drain=each.drain, serial=each.serial)
-                    self._ordered[key] = order = replace(order, node=each.place, nodes=each.nodes)
+                    order = Order(
+                        each.id, "", each.url, node=each.place, nodes=each.nodes, drain=each.drain, serial=each.serial
+                    )  # fmt: skip
+                    self._ordered[key] = order
+                    if each.credentials:
+                        self._life.notice(f"the temporary credentials of {each.url} are not renewed by this process")
                 if order is None or order.serial != each.serial:
                     continue
                 self._states[key] = each
@@ -151,7 +156,8 @@ class Saving:
             drain: the most seconds for what is left at the end.
 
         Raises:
-            UsageError: the node is a stranger's, or the library that saves is not installed here.
+            UsageError: the node is a stranger's, the library that saves is not installed here, or temporary credentials
+            cannot be made.
             SkypoolError: a folder could not be brought back.
             ConnectionLost: the node is lost.
         """
@@ -164,18 +170,24 @@ class Saving:
         parts = self._ship(node)
         number = self._take_place(node, count) if number is None else number
         joins = count > 1 and self._share(node, count, {each.bucket.url for each in folders.values()})
-        orders = [
-            Order(
-                each.path, path, each.bucket.url, each.bucket.endpoint, each.bucket.region, each.values, number, count,
-                tuple(patterns), drain, _journal_of(path, each), parts, secrets.token_hex(4),
-                self._session, joins=joins,
-            )
-            for path, each in folders.items()
-        ]  # fmt: skip
+        orders = []
+        for path, each in folders.items():
+            values, credentials = each.values, 0
+            if each.issuer is not None:
+                newest = each.issuer.current()
+                values, credentials = newest.values, newest.number
+            made = Order(
+                each.path, path, each.bucket.url, each.bucket.endpoint, each.bucket.region, values, each.bucket.login,
+                credentials, number, count, tuple(patterns), drain, _journal_of(path, each), parts,
+                secrets.token_hex(4), self._session, joins=joins,
+            )  # fmt: skip
+            orders.append(made)
+            if each.issuer is not None:
+                self._renewals.add(node, made, each.issuer)
         with self._news:
-            for each in orders:
-                self._ordered[node, each.id] = each
-                self._states.pop((node, each.id), None)
+            for made in orders:
+                self._ordered[node, made.id] = made
+                self._states.pop((node, made.id), None)
         self._await_back(node, orders)
 
     def _take_place(self, node: int, count: int) -> int:
@@ -286,6 +298,11 @@ class Saving:
                 with self._news:
                     self._news.wait(_AGAIN / 4)
 
+    def _send_to(self, node: int, order: Mapping[str, object]) -> None:
+        """Send an order to a node, if it can be reached."""
+        if (link := self._connections.links.get(node)) is not None:
+            _send(link, order)
+
     def _link(self, node: int) -> Link:
         link = self._connections.links.get(node)
         if link is None or self._life.is_ending:
@@ -373,17 +390,19 @@ class Saving:
             open_ = {key[0] for key in self._ordered if (state := self._states.get(key)) and state.is_open}
             if any(not self._is_lost(node) for node in open_):
                 return
-            places = {(each.url, each.endpoint, each.region, each.values) for each in self._ordered.values()}
+            stored = [each for each in self._ordered.values() if not each.url.startswith("file:")]
+            known = [each for each in stored if each.values or each.login != "keys"]
+            places = {
+                (each.url, each.endpoint, each.region, each.values if each.login == "keys" else ()) for each in known
+            }
         began = self._began
 
         def remove() -> None:
-            is_clean = True
+            is_clean = len(known) == len(stored)  # what another process has ordered is not known
             for url, endpoint, region, values in places:
-                if not values:
-                    is_clean &= not url.startswith("s3:")
-                    continue
-                try:
-                    unfinished.remove_all(*with_values(url, endpoint, region, values), since=began)
+                bucket, variables = with_values(url, endpoint, region, values)
+                try:  # the login of this computer, where a machine has none that may list them
+                    unfinished.remove_all(bucket, variables, since=began)
                 except Exception as e:  # noqa: BLE001 - boto3 raises many kinds; a rule of the bucket may remove them
                     is_clean = False
                     self._life.notice(
@@ -416,14 +435,16 @@ class Saving:
 def check_plan(terms: Terms, plan: Plan) -> None:
     """Raise UsageError if folders cannot be saved on what would be rented.
 
-    That is so for machines of strangers, or if the time for what is left at the end is over a fifth of what budget or
-    lifetime allow.
+    That is so for machines of strangers, for keys that expire before the pool must end, or if the time for what is left
+    at the end is over a fifth of what budget or lifetime allow.
     """
     if not terms.save:
         return
     for each in plan.offers:
         if (terms.trust or each.trust) != "full":
             raise UsageError(refused_to_stranger(f"{each.provider} {each.instance_type}", terms.save))
+    usd = None if terms.budget is None else terms.budget.max_usd
+    check_expiry(terms.save, longest(plan, terms.minimum, terms.lifetime, usd))
     limits = [] if terms.lifetime is None else [terms.lifetime]
     price = max(each.usd_per_hour for each in plan.offers) * terms.maximum
     if terms.budget is not None and price:
@@ -434,6 +455,38 @@ def check_plan(terms: Terms, plan: Plan) -> None:
             f"drain={terms.drain:g} s, the time for what is not saved at the end, is over a fifth of the {least:.0f} s "
             "that the budget or the lifetime allow; make drain= shorter, or raise the limit"
         )
+
+
+def longest(plan: Plan, nodes: int, lifetime: float | None, usd: float | None) -> float:
+    """Return for how many seconds at most so many nodes of a plan may run, by a lifetime and by a budget in USD."""
+    least = min(each.usd_per_hour for each in plan.offers) * nodes
+    by_budget = usd / least * 3600 if usd is not None and least else math.inf
+    return min(by_budget, math.inf if lifetime is None else lifetime)
+
+
+def check_expiry(folders: Sequence[SaveFolder], seconds: float) -> None:
+    """Raise UsageError if keys of a folder expire in less than so many seconds, which nodes may run."""
+    for each in folders:
+        if each.expires is None:
+            continue
+        left = (each.expires - datetime.now(UTC)).total_seconds()
+        if left < seconds:
+            runs = f"{seconds / 3600:.1f} hours" if seconds < math.inf else "for any time"
+            raise UsageError(
+                f"the session token of {each.bucket} expires in {max(0.0, left) / 3600:.1f} hours, and the machines "
+                f"may run {runs}: shorten max_lifetime, {temporary.REMEDIES}"
+            )
+
+
+def check_lease(folders: Sequence[SaveFolder], lease: float) -> None:
+    """Raise UsageError if credentials that a client renews may expire before a node without a client ends."""
+    for each in folders:
+        if each.issuer is not None and lease > each.issuer.shortest:
+            raise UsageError(
+                f"lease={lease:g} s is longer than the {each.issuer.shortest:.0f} s for which temporary credentials of "
+                f"{each.bucket} may last when this process is gone, so that machines could not save their last files; "
+                f"make lease= shorter, or {temporary.REMEDIES}"
+            )
 
 
 def refused_to_stranger(machine: str, folders: Sequence[SaveFolder]) -> str:
@@ -450,5 +503,4 @@ def _send(link: Link, order: Mapping[str, object]) -> None:
 
 def _journal_of(path: str, folder: SaveFolder) -> str:
     """Return a name for the file in which a node notes what was saved of a folder to a place."""
-    bucket = replace(folder.bucket, keys=())
-    return hashlib.sha256(repr((path, bucket.url, bucket.endpoint)).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr((path, folder.bucket.url, folder.bucket.endpoint)).encode()).hexdigest()[:16]

@@ -14,7 +14,7 @@ from skypool.errors import UsageError
 
 VARIABLE = "SKYPOOL_BUCKET"
 """The environment variable with the URL of the bucket for all runs."""
-_FIELDS = {"url", "endpoint", "region", "keys"}
+_FIELDS = {"url", "endpoint", "region", "keys", "role", "identity"}
 
 
 class Place(NamedTuple):
@@ -23,10 +23,12 @@ class Place(NamedTuple):
     endpoint: str = ""
     region: str = ""
     keys: Sequence[str] = ()
+    role: str = ""
+    identity: bool = False
 
     def bucket(self, url: str) -> Bucket:
         """Return the bucket with a URL. What reaches it is for stores only, not for folders."""
-        return Bucket(url) if url.startswith("file:") else Bucket(url, self.endpoint, self.region, self.keys)
+        return Bucket(url) if url.startswith("file:") else Bucket(url, *self)
 
 
 def named(save: Sequence[str], place: Place) -> tuple[list[str], dict[str, Bucket]]:
@@ -75,7 +77,10 @@ def common(root: Path, place: Place, variables: Mapping[str, str] = os.environ) 
     table: dict[str, Any] = said if isinstance(said, dict) else {"url": said}
     if unknown := sorted(table.keys() - _FIELDS):
         raise UsageError(f"{file}: bucket has no {unknown[0]}; it has {', '.join(sorted(_FIELDS))}")
-    if not isinstance(table.get("url"), str) or not all(isinstance(each, (str, list)) for each in table.values()):
-        raise UsageError(f"{file}: bucket must be a URL, or a table with url and perhaps endpoint, region and keys")
+    kinds = {"keys": list, "identity": bool}
+    if "url" not in table or not all(isinstance(each, kinds.get(name, str)) for name, each in table.items()):
+        raise UsageError(
+            f"{file}: bucket must be a URL, or a table with url and perhaps endpoint, region, keys, role and identity"
+        )
     asked = {name: value for name, value in place._asdict().items() if value}
     return Bucket(**{**table, **asked})

@@ -26,7 +26,7 @@ from skypool.link.spares import Spares
 from skypool.model import Offer
 from skypool.offers.plan import plan
 from skypool.offers.ranking import Plan
-from skypool.pool.saving import refused_to_stranger
+from skypool.pool.saving import check_expiry, longest, refused_to_stranger
 from skypool.pool.states import Phase
 from skypool.rental.budget import Budget, ceiling, start_words, usd_to_start
 from skypool.rental.ledger import Ledger
@@ -221,6 +221,7 @@ class WholeRun:
         self._check_node(found)
         most = min((each for each in (asked.budget, ceiling()) if each is not None), default=None)
         self._check_start(found, most)
+        check_expiry(self._buckets, longest(found, found.nodes[0], asked.max_lifetime, most))
         tell.rents(found, most, asked.max_lifetime, self._name)
         is_budget = most is not None and any(each.usd_per_hour for each in found.offers)
         tell.saves(self._buckets, "the budget" if is_budget else "the lifetime" if asked.max_lifetime else "")

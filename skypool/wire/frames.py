@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from skypool.errors import ProtocolError, protocol_violation
 
-WIRE_VERSION = 6
+WIRE_VERSION = 7
 """The version of the protocol. Client and node must have the same version."""
 # 6 (2026-11): There are SAVE and SAVED.
 # 4 (2026-11): CALL may have `gang` or `service`. OUTPUT may have `rank` and `label`. WELCOME has `services`. There is

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -44,6 +45,8 @@ class Order:
         folder: its path on the node.
         url, endpoint, region: the place, as of `Bucket`.
         values: the access key, its secret, and a session token if there is one.
+        login: how the node logs in, as of `Bucket.login`.
+        credentials: the number of the values. The client sends new ones with a higher number, as `new_values` says.
         node: the number of the node, and `nodes` how many nodes save to the same place.
         patterns: what is written last into a checkpoint, as `wholeness.checkpoints` takes it.
         drain: the most seconds for what is left at the end.
@@ -61,6 +64,8 @@ class Order:
     endpoint: str = ""
     region: str = ""
     values: tuple[str, ...] = field(default=(), repr=False)
+    login: str = "keys"
+    credentials: int = 0
     node: int = 0
     nodes: int = 1
     patterns: tuple[str, ...] = ()
@@ -76,6 +81,10 @@ class Order:
         """Return the order as the mover reads it. The keys are part of it."""
         return {"do": "save", **asdict(self)}
 
+    def new_values(self, values: Sequence[str], credentials: int) -> dict[str, Any]:
+        """Return the order to use other values from now on. `credentials` is their number."""
+        return {"do": "values", "id": self.id, "serial": self.serial, "values": values, "credentials": credentials}
+
 
 @dataclass(frozen=True, slots=True)
 class FolderState:
@@ -85,6 +94,7 @@ class FolderState:
         id, url, serial, drain: as in the order.
         place: the number of the node among those that save to one place; a replacement has that of the node before.
         nodes: for how many nodes the folder gives its files owners; 1 if the node saves alone.
+        credentials: the number of the values that the node uses.
         phase: "restoring" until it is as the bucket has it, "saving", "ending" while what is left is saved, and
             "ended".
         whole: True if all was saved when it ended.
@@ -129,6 +139,7 @@ class FolderState:
     drain: float = 0.0
     place: int = 0
     nodes: int = 1
+    credentials: int = 0
 
     @property
     def is_open(self) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import secrets
 import shutil
 import subprocess
 import sys
@@ -21,6 +23,7 @@ IDENTITIES = {
     "writer": ["Write:models/runs/*"],
 }
 """Who may do what in SeaweedFS. The access key is the name, and the secret `secret_of` it."""
+ROLE = "arn:aws:iam::123456789012:role/runs"
 _READY = 90.0
 """Seconds within which a store must serve, on a busy machine too."""
 
@@ -70,9 +73,34 @@ def client(endpoint: str, identity: str = "owner") -> Any:
     )
 
 
+def _roles() -> dict[str, Any]:
+    """Return the settings of SeaweedFS's STS, with a role."""
+
+    def policy(action: str, who: dict[str, Any]) -> dict[str, Any]:
+        return {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": [action], **who}]}
+
+    key = base64.b64encode(secrets.token_bytes(32)).decode()
+    return {
+        "sts": {"tokenDuration": "1h", "maxSessionLength": "12h", "issuer": "lab", "signingKey": key},
+        "policy": {"defaultEffect": "Deny", "storeType": "memory"},
+        "policies": [{"name": "all", "document": policy("s3:*", {"Resource": ["*"]})}],
+        "roles": [
+            {
+                "roleName": ROLE.rpartition("/")[2],
+                "roleArn": ROLE,
+                "trustPolicy": policy("sts:AssumeRole", {"Principal": "*"}),
+                "attachedPolicies": ["all"],
+            }
+        ],
+    }
+
+
 @contextmanager
-def seaweedfs(folder: Path, volumes: int = 5, address: str = "127.0.0.1") -> Iterator[Store]:
-    """SeaweedFS with the bucket "models", `IDENTITIES`, and room for so many volumes of 64 MB, at an own address."""
+def seaweedfs(folder: Path, volumes: int = 5, address: str = "127.0.0.1", roles: bool = False) -> Iterator[Store]:
+    """SeaweedFS with the bucket "models", `IDENTITIES`, and room for so many volumes of 64 MB, at an own address.
+
+    With `roles`, it makes temporary credentials, and anybody whom it knows may assume `ROLE`, which may do all.
+    """
     from botocore.exceptions import BotoCoreError, ClientError
 
     weed = _weed()
@@ -91,6 +119,9 @@ def seaweedfs(folder: Path, volumes: int = 5, address: str = "127.0.0.1") -> Ite
         "-s3.port.iceberg=0", "-s3.port.lance=0", f"-volume.max={volumes}", "-master.volumeSizeLimitMB=64",
         f"-s3.config={folder / 'identities.json'}",
     ]  # fmt: skip
+    if roles:
+        (folder / "roles.json").write_text(json.dumps(_roles()))
+        argv.append(f"-s3.iam.config={folder / 'roles.json'}")
     endpoint = f"http://{address}:{ports['s3']}"
 
     def serves() -> bool:

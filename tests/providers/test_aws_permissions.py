@@ -414,6 +414,21 @@ def refused(world: World) -> list[Call]:
     return [each for each in world.journal if "Unauthorized" in each.error or "AccessDenied" in each.error]
 
 
+def test_a_machine_has_an_identity_if_who_rents_it_may_pass_that_on(aws_api: World, tester: User) -> None:
+    iam = aws_api.client("iam")
+    iam.create_role(RoleName="runs", AssumeRolePolicyDocument="{}")
+    iam.create_instance_profile(InstanceProfileName="runs-profile")
+    iam.add_role_to_instance_profile(InstanceProfileName="runs-profile", RoleName="runs")
+    driver = AWS(region=HERE, ssh_from="203.0.113.7", instance_profile="runs-profile")
+    with pytest.raises(AccessError, match="iam:PassRole"):
+        rented(driver, placed(1, NEED))
+    passing = statement("iam:PassRole", "arn:aws:iam::123456789012:role/runs")
+    iam.put_user_policy(UserName=tester.name, PolicyName="pass", PolicyDocument=policy(passing))
+    rented(driver, placed(2, NEED))
+    assert aws_api.calls("RunInstances")[-1].params["IamInstanceProfile"] == {"Name": "runs-profile"}
+    driver.terminate(driver.instances())
+
+
 @pytest.mark.slow
 def test_the_policy_is_enough_for_all_that_a_pool_does_and_has_nothing_that_is_not_used(
     aws_api: World, tester: User
