@@ -1,4 +1,4 @@
-"""`MoverWatch`: runs the mover, the process that saves folders of the node to buckets and brings them back."""
+"""`MoverWatch`: runs the mover, the process that saves folders of the node to buckets, and fills folders from them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class MoverWatch:
         return self._child.pid if self._child is not None else 0
 
     def order(self, said: Mapping[str, Any], stop_calls: Callable[[float], bool]) -> None:
-        """Obey an order of the client: to save a folder, or to save what is left of it and to stop.
+        """Obey an order of the client: to save or fill a folder, or to save what is left of it and to stop.
 
         An order may come twice.
 
@@ -157,7 +157,7 @@ class MoverWatch:
         self._watch(self._child.stdout.fileno(), select.EPOLLIN, self._read)
         for id_, order in self._orders.items():
             came = self._told.get(id_, {}).get("phase", "restoring")
-            self._send({**order, "restores": order["restores"] and came == "restoring"})
+            self._send({**order, "restores": order["restores"] and came in ("restoring", "fetching")})
             if id_ in self._ends and id_ not in self._held:
                 self._send(self._ends[id_])
 

@@ -1,15 +1,17 @@
-"""Folders of nodes that are kept in buckets: saved while programs write them, and brought back before.
+"""Folders of nodes that are kept in buckets, saved while programs write them, or filled from buckets before.
 
 - save: to keep the files of a folder in a bucket while a program writes them.
-- mover: the process on a node that does it. It has libraries of its own, and takes no slot.
+- data: folders that are filled from buckets before anything runs, and are only read.
+- mover: the process on a node that does both. It has libraries of its own, and takes no slot.
 - finished file: one that no program has open for writing, and that has not changed for a while.
 - snapshot: a copy of a file that stays open, under a name of its own.
 - checkpoint: a folder with several files that are worth something only together. It is whole when all are there.
-- journal: the file of a node in which it is noted what was saved.
+- journal: the file of a node in which it is noted what was saved or fetched.
 
 Modules of the client:
 
 - `save_asked`: checks what is to be saved, and whether its places can be used.
+- `data_asked`: the same for data, and whether machines have room for it.
 
 For programs on nodes:
 
@@ -19,6 +21,8 @@ Modules of the mover:
 
 - `mover`: its main program. It obeys the agent, and tells it of each folder.
 - `folder_saver`: saves one folder; `restoring`: brings it back before a program begins.
+- `filled_folder`: fills one folder with data; `data_listing`: lists the objects that it gets.
+- `fetching`: fetches objects into a folder; `checksums`: compares them with the checksums of a store.
 - `checkpoint_saver`: keeps the checkpoints of `Checkpoints`, and decides from which one to go on.
 - `objects`: requests about single objects.
 - `local_files`: lists the files of a folder, and tells which are being written.
@@ -28,6 +32,11 @@ Modules of the mover:
 __all__ = [
     "checkpoint_saver",
     "checkpoints",
+    "checksums",
+    "data_asked",
+    "data_listing",
+    "fetching",
+    "filled_folder",
     "folder_saver",
     "local_files",
     "mover",

@@ -32,7 +32,7 @@ def once(request: Callable[[], T]) -> T:
 
 @dataclass
 class Fetcher:
-    """Fetches objects into a folder. Each file gets its name when all of it is there, and has one version of its object.
+    """Fetches objects into a folder. Each file gets its name when all of it is there, of one version of its object.
 
     Args:
         store: the bucket, opened at the prefix.

@@ -96,7 +96,9 @@ def _wanted(saver: FolderSaver, done: Restored) -> dict[str, Object]:
         elif not is_plain(path):
             del found[path]
             done.refused.append(path)
-    for path in above(found) & found.keys():  # a mark for a folder as many programs make it, or a file that became a folder
+    for path in (
+        above(found) & found.keys()
+    ):  # a mark for a folder as many programs make it, or a file that became a folder
         if found.pop(path).size:
             done.refused.append(path)
     done.unfinished = sorted(torn)[:_NAMED]

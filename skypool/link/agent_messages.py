@@ -582,7 +582,7 @@ def _folder(said: dict[str, Any]) -> FolderState:
     refused = h.get("refused", {})
     if type(back) is not dict or type(refused) is not dict:
         _refuse(what, "back", back)
-    back = {"files": 0, "bytes": 0, "aside": "", "unfinished": [], **back}
+    back = {"files": 0, "bytes": 0, "wanted": 0, "wanted_bytes": 0, "checked": 0, "aside": "", "unfinished": [], **back}
     names, unfinished = (
         _texts(what, part, name) for part, name in (({"names": [], **h}, "names"), (back, "unfinished"))
     )
@@ -616,6 +616,9 @@ def _folder(said: dict[str, Any]) -> FolderState:
         kept=number("kept"),
         restored=_number(what, back, "files"),
         restored_bytes=_number(what, back, "bytes"),
+        wanted=_number(what, back, "wanted"),
+        wanted_bytes=_number(what, back, "wanted_bytes"),
+        checked=_number(what, back, "checked"),
         aside=one_line(_text(what, back, "aside"), _LONGEST_NAME),
         unfinished=tuple(map(told, unfinished[:_MOST_NAMES])),
     )

@@ -1,4 +1,4 @@
-"""The orders of a client to save folders of a node, and the states of folders that the node tells."""
+"""The orders of a client to save folders of a node or to fill them, and the states of folders that the node tells."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ SOCKET = "mover.sock"
 """The socket in a node's folder at which its programs reach the mover."""
 SOCKET_VARIABLE = "SKYPOOL_MOVER"
 """The environment variable with the path of this socket."""
-PHASES = ("restoring", "saving", "ending", "ended")
+PHASES = ("restoring", "saving", "ending", "ended", "fetching", "there")
+_OF_DATA = ("fetching", "there")
 MOST_DRAIN = 86400.0
 """The most seconds that an order may have for what is left."""
 LEAST = 30.0
@@ -35,7 +36,7 @@ def seconds_needed(drain: float, phase: str, unsaved_bytes: int, rate: float) ->
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The order to save a folder of a node.
+    """The order to save a folder of a node, or to fill it with data.
 
     Attributes:
         id: the name of the folder as the user wrote it.
@@ -49,7 +50,8 @@ class Order:
         parts: the folder of the node with the libraries of the mover.
         serial: tells orders for one folder apart.
         session: names the client and its pool, the same on all nodes.
-        restores: False if the folder is not brought back before it is saved.
+        restores: False if the folder is not brought back before it is saved; for data, if it is there already.
+        is_data: True if the folder is only filled with what the place has, and not saved.
     """
 
     id: str
@@ -67,20 +69,21 @@ class Order:
     serial: str = ""
     session: str = ""
     restores: bool = True
+    is_data: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return the order as the mover reads it. The keys are part of it."""
-        return {"do": "save", **asdict(self)}
+        return {"do": "fill" if self.is_data else "save", **asdict(self)}
 
 
 @dataclass(frozen=True, slots=True)
 class FolderState:
-    """The state of a folder that is saved.
+    """The state of a folder that is saved, or filled with data.
 
     Attributes:
         id, url, serial, drain: as in the order.
         phase: "restoring" until it is as the bucket has it, "saving", "ending" while what is left is saved, and
-            "ended".
+            "ended". With data, "fetching" and "there"; "ended" if the node cannot have it, as `trouble` says.
         whole: True if all was saved when it ended.
         trouble: why the last attempt to save or to restore it has failed; "" if it has not.
         files: the number of files that were saved, and `bytes` their bytes.
@@ -90,7 +93,9 @@ class FolderState:
         names: some of the files that are not saved.
         refused: why a file cannot be saved, by its path. Only some are named.
         kept: the number of files in the bucket that were deleted here.
-        restored: the number of files that were brought back, and `restored_bytes` their bytes.
+        restored: the number of files that were brought back or fetched, and `restored_bytes` their bytes.
+        wanted: the number of files to be fetched as data, and `wanted_bytes` their bytes.
+        checked: the number of files whose content was compared with a checksum of the store.
         aside: the folder of the node to which files were moved that the bucket does not have; "" for none.
         unfinished: checkpoints that are not whole in the bucket, and were left there.
     """
@@ -110,11 +115,24 @@ class FolderState:
     kept: int = 0
     restored: int = 0
     restored_bytes: int = 0
+    wanted: int = 0
+    wanted_bytes: int = 0
+    checked: int = 0
     aside: str = ""
     unfinished: tuple[str, ...] = ()
     url: str = ""
     serial: str = ""
     drain: float = 0.0
+
+    @property
+    def is_data(self) -> bool:
+        """True if the folder is filled with data, unless that has failed."""
+        return self.phase in _OF_DATA
+
+    @property
+    def is_back(self) -> bool:
+        """True if the folder is as the bucket has it, or is given up."""
+        return self.phase not in ("restoring", "fetching")
 
     @property
     def is_open(self) -> bool:
