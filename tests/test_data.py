@@ -612,6 +612,40 @@ def test_a_mover_that_is_killed_again_and_again_makes_the_folder_whole(tmp_path:
     assert seen
 
 
+def test_a_store_that_does_not_answer_is_told_and_what_comes_later_is_whole(
+    tmp_path: Path, faulty: FaultyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filled_folder, "_PATIENCE", 0.5)
+    faulty.objects |= {"a": b"1", "b": b"2"}
+    faulty.answer = lambda method, name: -1 if name == "b" else 0
+    (tmp_path / "journals").mkdir()
+    made = FilledFolder(of_faulty(faulty, tmp_path / "data"), tmp_path / "journals")
+    try:
+        eventually(lambda: made.trouble, 60, "the trouble")
+        assert (made.phase, made.done.files) == ("fetching", 1)
+        faulty.answer = lambda method, name: 0
+        eventually(lambda: made.phase == "there", 60, "the data")
+        assert files_of(tmp_path / "data") == {"a": b"1", "b": b"2"}
+    finally:
+        made.end(0.0)
+        made.join()
+
+
+def test_an_empty_mark_for_a_folder_becomes_no_file(tmp_path: Path, faulty: FaultyStore) -> None:
+    faulty.objects |= {"a": b"1", "deep/b": b"2", "deep/": b"", "alone/": b"", "nothing": b""}
+    made = filled(tmp_path / "data", "s3://models", tmp_path, endpoint=faulty.endpoint, values=("a", "b"))
+    assert (made.phase, made.trouble) == ("there", "")
+    assert files_of(tmp_path / "data") == {"a": b"1", "deep/b": b"2", "nothing": b""}
+
+
+def test_an_object_that_cannot_be_a_file_is_refused(tmp_path: Path, faulty: FaultyStore) -> None:
+    for name, why in (("a\\b", "cannot be a file"), ("x", "is an object, and the beginning of others")):
+        faulty.objects = {"x/y": b"1", name: b"1"}
+        made = filled(tmp_path / "data", "s3://models", tmp_path, endpoint=faulty.endpoint, values=("a", "b"))
+        assert made.phase == "ended"
+        assert why in made.trouble
+
+
 def test_threads_of_a_folder_end_when_it_is_not_wanted_any_more(tmp_path: Path, faulty: FaultyStore) -> None:
     faulty.objects["a"] = b"1"
     faulty.answer = lambda method, name: 503
