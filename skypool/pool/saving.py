@@ -437,7 +437,7 @@ def refused_to_stranger(machine: str, folders: Sequence[SaveFolder]) -> str:
 
 def _counted(state: FolderState) -> tuple[object, ...]:
     """Return what is news of a folder that is in the same phase."""
-    come = (state.restored, state.restored_bytes) if state.is_data else ()
+    come = (state.restored, state.restored_bytes) if state.phase == "fetching" else ()
     return (state.files, state.trouble, *come)
 
 
