@@ -469,6 +469,20 @@ def test_a_program_finds_data_and_the_next_run_fetches_nothing(place: Path) -> N
         assert "not saved" not in done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_the_next_run_on_the_same_machine_fetches_nothing_and_tells_it_once(place: Path) -> None:
+    Path("train.py").write_text(PROGRAM)
+    words = ["--provider", "fake", "--budget", "5", "--linger", "2m", "--data", f"data=file://{place}", "train.py"]
+    first, second = run(*words), run(*words)
+    [pool] = re.findall(r"uses     pool (\S+) of", second.stderr)
+    ended = [sys.executable, "-m", "skypool", "down", "--yes", pool]
+    subprocess.run(ended, check=True, capture_output=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    for done, told in ((first, "2 files, 3 bytes"), (second, "it was there before")):
+        assert (done.returncode, done.stdout) == (0, "data/a=1 data/deep/b=22\n"), done.stderr
+        assert [line.partition(": ")[2] for line in done.stderr.splitlines() if "is filled from" in line] == [told]
+
+
 def test_wrong_data_of_a_run_is_refused(place: Path) -> None:
     Path("train.py").write_text(PROGRAM)
     Path("sent").mkdir()

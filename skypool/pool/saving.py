@@ -83,10 +83,8 @@ class Saving:
             key = (node, each.id)
             with self._news:
                 order = self._ordered.get(key)
-                if order is None and self._may_adopt(node):
-                    order = self._ordered[key] = Order(
-                        each.id, "", each.url, drain=each.drain, serial=each.serial, is_data=each.is_data
-                    )
+                if order is None and self._may_adopt(node) and not each.is_data:  # which nobody needs to end
+                    order = self._ordered[key] = Order(each.id, "", each.url, drain=each.drain, serial=each.serial)
                 if order is None or order.serial != each.serial:
                     continue
                 self._states[key] = each
