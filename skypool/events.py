@@ -259,6 +259,37 @@ class FolderSaved(NodeEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DataFetched(NodeEvent):
+    """Event: what a node has fetched for a folder of data, or the trouble with it, has changed.
+
+    While files come, such an event comes at most every 10 seconds.
+
+    Attributes:
+        folder: the folder, as the user wrote it.
+        url: the place that it is filled from.
+        phase: "fetching", "there" when the folder is as the place has it, and "ended" if the node cannot have it.
+        files: the number of files that were fetched.
+        bytes: the bytes that have come.
+        wanted: the number of files to fetch: those that were not there before.
+        wanted_bytes: the bytes of these.
+        checked: the number of files whose content was compared with a checksum of the store.
+        trouble: why the last request has failed, or the node cannot have the data; "" if all is well.
+        aside: the folder of the node to which files were moved that the place does not have; "" for none.
+    """
+
+    folder: str
+    url: str
+    phase: str
+    files: int = 0
+    bytes: int = 0
+    wanted: int = 0
+    wanted_bytes: int = 0
+    checked: int = 0
+    trouble: str = ""
+    aside: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GangFailed(NodeEvent):
     """Event: a run of a gang has failed. `node` is the node of the rank that failed first.
 

@@ -1,4 +1,4 @@
-"""`MoverWatch`: runs the mover, the process that saves folders of the node to buckets and brings them back."""
+"""`MoverWatch`: runs the mover, the process that saves folders of the node to buckets, and fills folders from them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class MoverWatch:
         return self._child.pid if self._child is not None and self._orders else 0
 
     def order(self, said: Mapping[str, Any], stop_calls: Callable[[float], bool]) -> None:
-        """Obey an order of the client: to save a folder or what is left of it, to share its place, or to log in anew.
+        """Obey an order of the client: to save or fill a folder, share its place, log in anew, or save what is left.
 
         An order may come twice.
 
@@ -94,7 +94,7 @@ class MoverWatch:
                 else:
                     if not self._looking:
                         self._look_until = self._now + _LOOK
-                        for each in self._orders:  # all of them, as calls are stopped for all
+                        for each in self._saved():  # all of them, as calls are stopped for all
                             self._send({"do": "look", "id": each})
                     self._looking[id_] = stop_calls
         elif said["do"] == "share":
@@ -115,9 +115,13 @@ class MoverWatch:
             self._send(said)
         self.tell_again()
 
+    def _saved(self) -> list[str]:
+        """Return the ids of the folders that are saved, without those that are only filled."""
+        return [id_ for id_, order in self._orders.items() if order["do"] == "save"]
+
     def _stop_calls(self) -> None:
         """Stop the calls, when the mover knows what they are writing. Then have saved what is left."""
-        looked = all(self._told.get(id_, {}).get("looked") for id_ in self._orders)
+        looked = all(self._told.get(id_, {}).get("looked") for id_ in self._saved())
         if self._child is not None and not looked and self._now < self._look_until:
             return
         looking, self._looking = self._looking, {}
@@ -176,7 +180,7 @@ class MoverWatch:
 
     def end(self) -> None:
         """Let the mover save what is left, as the agent ends. If it just waits for its next start, start it now."""
-        if self._child is None and any(self._told.get(id_, {}).get("phase") != "ended" for id_ in self._orders):
+        if self._child is None and any(self._told.get(id_, {}).get("phase") != "ended" for id_ in self._saved()):
             self._start()
 
     def _start(self) -> None:
@@ -200,7 +204,7 @@ class MoverWatch:
         self._watch(self._child.stdout.fileno(), select.EPOLLIN, self._read)
         for id_, order in self._orders.items():
             came = self._told.get(id_, {}).get("phase", "restoring")
-            self._send({**order, "restores": order["restores"] and came == "restoring"})
+            self._send({**order, "restores": order["restores"] and came in ("restoring", "fetching")})
             if id_ in self._ends and id_ not in self._held and id_ not in self._looking:
                 self._send(self._ends[id_])
 

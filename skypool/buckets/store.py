@@ -74,6 +74,8 @@ def opened(
     variables: Mapping[str, str] = os.environ,
     patience: float = PATIENCE,
     newest: Callable[[], Sequence[str]] | None = None,
+    *,
+    unsigned: bool = False,
 ) -> ObjectStore:
     """Return the store of a bucket. Nothing is asked yet, but for the bucket's region if it is not known.
 
@@ -82,6 +84,7 @@ def opened(
         patience: seconds after which a request has failed that has no answer, or was not sent to its end.
         newest: returns the values for the next request, which may be others each time. Any thread may call it. Default
             None: those of `variables`.
+        unsigned: True to use no login if the bucket has no keys. Then only public buckets can be read.
 
     Raises:
         UsageError: a variable has no value, or a library is not installed.
@@ -111,9 +114,11 @@ def opened(
     elif bucket.keys:
         login = _login(values(bucket, variables), None)
         common["credential_provider"] = lambda: login
+    elif unsigned:
+        common["skip_signature"] = True
     elif not bucket.identity and find_spec("boto3") is not None:  # obstore asks the machine for its identity
         common |= _of_this_computer()
-    region = bucket.region or (USUAL_REGION if bucket.endpoint else region_of(bucket, variables))
+    region = bucket.region or (USUAL_REGION if bucket.endpoint else region_of(bucket, variables, unsigned=unsigned))
     # not all stores can delete many objects at once
     return S3Store(bucket.name, region=region, disable_bulk_delete=True, **common)
 
@@ -143,14 +148,15 @@ def values(bucket: Bucket, variables: Mapping[str, str]) -> list[str]:
     return found
 
 
-def client(bucket: Bucket, variables: Mapping[str, str] = os.environ) -> Any:
+def client(bucket: Bucket, variables: Mapping[str, str] = os.environ, *, unsigned: bool = False) -> Any:
     """Return boto3's client for a bucket with the protocol of S3, which can do what obstore cannot.
 
-    Raises UsageError as `opened` does.
+    `unsigned` is as of `opened`. Raises UsageError as `opened` does.
     """
     if find_spec("boto3") is None:
         raise UsageError(MISSING.format("boto3"))
     import boto3
+    from botocore import UNSIGNED
     from botocore.config import Config
 
     timing: dict[str, Any] = {
@@ -158,7 +164,9 @@ def client(bucket: Bucket, variables: Mapping[str, str] = os.environ) -> Any:
         "read_timeout": PATIENCE,
         "retries": {"total_max_attempts": 3},
     }
-    style = {"s3": {"addressing_style": "path"}} if bucket.endpoint else {}
+    style: dict[str, Any] = {"s3": {"addressing_style": "path"}} if bucket.endpoint else {}
+    if unsigned and not bucket.keys:
+        style["signature_version"] = UNSIGNED
     with _mistakes_told():
         return boto3.Session(*values(bucket, variables)).client(
             "s3",
@@ -168,12 +176,12 @@ def client(bucket: Bucket, variables: Mapping[str, str] = os.environ) -> Any:
         )
 
 
-def region_of(bucket: Bucket, variables: Mapping[str, str] = os.environ) -> str:
+def region_of(bucket: Bucket, variables: Mapping[str, str] = os.environ, *, unsigned: bool = False) -> str:
     """Return the region of a bucket, which the store tells also to those who may not use it.
 
-    Raises UsageError if it does not tell.
+    `unsigned` is as of `opened`. Raises UsageError if it does not tell.
     """
-    asked = client(bucket, variables)
+    asked = client(bucket, variables, unsigned=unsigned)
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:

@@ -24,7 +24,7 @@ _WRONG = cast("tuple[type[Exception], ...]", typer.BadParameter.__bases__)
 """The error of wrong options: click's UsageError. typer may have a click of its own."""
 _OWN = frozenset({
     "--gpu", "--accelerator", "--provider", "--local", "--region", "--spot", "--with", "--secret", "--include",
-    "--save", "--budget", "--best-effort", "--max-price", "--max-lifetime", "--linger", "--dry-run",
+    "--save", "--data", "--disk", "--budget", "--best-effort", "--max-price", "--max-lifetime", "--linger", "--dry-run",
 })  # fmt: skip
 """Options of skypool that few programs have."""
 
@@ -109,6 +109,15 @@ def run(
             "fetched to the same name here.",
         ),
     ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--data",
+            metavar="PATH=URL",
+            help="A folder that is filled from a bucket before the program starts, as in /data=s3://models/shards "
+            "(repeatable).",
+        ),
+    ] = None,
     endpoint: Annotated[
         str, typer.Option("--bucket-endpoint", help="The server of the buckets, if it is not Amazon's.")
     ] = "",
@@ -134,6 +143,7 @@ def run(
         typer.Option("--best-effort", help="With --budget: also machines that run on if this process is killed."),
     ] = False,
     max_price: Annotated[float | None, typer.Option("--max-price", help="The most USD per hour of one node.")] = None,
+    disk: Annotated[str | None, typer.Option("--disk", help="The least size of the disk of each node: 200GB.")] = None,
     max_lifetime: Annotated[
         str | None, typer.Option("--max-lifetime", help="The time after which everything ends: 4h, 30m.")
     ] = None,
@@ -162,6 +172,9 @@ def run(
         target = Target.of(words)
         place = Place(endpoint, bucket_region, tuple(filter(None, keys.split(","))), role, identity)
         folders, buckets = named(save or (), place)
+        bare, sources = named(data or (), place, "--data")
+        if bare:
+            raise UsageError(f"--data takes a folder and its place, such as /data=s3://NAME/PREFIX, not {bare[0]!r}")
         rent: dict[str, Any] = {
             "provider": _provider(provider or (), host or (), local),
             "accelerator": accelerator or None,
@@ -169,10 +182,12 @@ def run(
         }
         rent |= {"max_usd_per_hour": max_price} if max_price is not None else {}
         rent |= {"region": region} if region else {}
+        rent |= {"disk": disk} if disk is not None else {}
         asked = Asked(
             rent, nodes, procs, packages or (), _variables(env or ()), secret or (), include or (),
             folders, name, budget, _duration("--max-lifetime", max_lifetime), yes,
             _duration("--linger", linger), new, node, best_effort, buckets, complete or (), place,
+            sources,
         )  # fmt: skip
         whole = WholeRun(target, asked, tell)
         _tell_options(words, tell)

@@ -22,6 +22,7 @@ from skypool.calls.call import ComputeFunction
 from skypool.calls.options import NamedNodes
 from skypool.checks import Duration, seconds, texts, whole
 from skypool.compute_pool.shown import ShownPool
+from skypool.data.data_asked import data_asked
 from skypool.data.save_asked import save_asked
 from skypool.drivers.contract import Driver
 from skypool.errors import PoolClosed, UsageError
@@ -83,6 +84,7 @@ class PoolOptions(NodeTerms, total=False):
     check: Check | None
     metrics: Exporter | Sequence[Exporter] | None
     save: Mapping[str, str | Bucket] | None
+    data: Mapping[str, str | Bucket] | None
     complete: Sequence[str]
     drain: Duration
 
@@ -156,6 +158,8 @@ class ComputePool(ShownPool, CallSurface, Executor):
         save: folders of the nodes that are kept in buckets, such as {"out": "s3://models/runs/x"}: each is brought back
             before the node gets calls, and saved while it has any. A relative path begins in the folder in which calls
             run. See docs/save.md. Default None: none.
+        data: folders of the nodes that are filled from buckets before the node gets calls, such as
+            {"/data": "s3://models/shards"}, and are only read. See docs/data.md. Default None: none.
         complete: the files that are written last into the folder of a checkpoint, as paths below that of `save` with
             `*`, such as "step-*/done". Default (): what the usual libraries write last.
         drain: the most time that nodes have at their end for what is not saved yet. Default "2m".
@@ -200,6 +204,7 @@ class ComputePool(ShownPool, CallSurface, Executor):
         check: Check | None = "network",
         metrics: Exporter | Sequence[Exporter] | None = None,
         save: Mapping[str, str | Bucket] | None = None,
+        data: Mapping[str, str | Bucket] | None = None,
         complete: Sequence[str] = (),
         drain: Duration = "2m",
         **node: Unpack[NodeTerms],
@@ -212,6 +217,7 @@ class ComputePool(ShownPool, CallSurface, Executor):
         self.name = pool_name(name)
         self.events = events.EventStream()
         self._console: Mode = console
+        saved = save_asked({} if save is None else save)
         self._terms = Terms(
             name=self.name,
             need=need_asked(ComputePool.__init__, accelerator, slots, bases_asked(image_, drivers), node),
@@ -229,7 +235,8 @@ class ComputePool(ShownPool, CallSurface, Executor):
             wait=0.0 if wait is None else seconds("wait", wait),
             image=image_,
             check=check_asked(check),
-            save=tuple(save_asked({} if save is None else save)),
+            save=tuple(saved),
+            data=tuple(data_asked({} if data is None else data, saved)),
             complete=tuple(texts("complete", complete)),
             drain=_drain(drain),
         )

@@ -135,6 +135,8 @@ class Words:
                 yield f"node {e.node} will be taken back by its provider in {span(e.at - e.time)}: it gets no new calls"
             case events.FolderSaved():
                 yield from self._about_folder(e)
+            case events.DataFetched():
+                yield from self._about_data(e)
             case events.NodeIdle():
                 price = f", at {e.usd_per_hour:.4f} USD/h" if e.usd_per_hour else ""
                 yield (
@@ -203,6 +205,24 @@ class Words:
                 yield f"{lost}: {', '.join(e.names)}"
             elif self._routine:
                 yield f"{where} is saved to {e.url}: {many(e.files, 'file')}, {decimal(e.bytes)}"
+
+    def _about_data(self, e: events.DataFetched) -> Iterator[str]:
+        from rich.filesize import decimal  # imported here, as nodes import this module and have no rich
+
+        before = self._folders.get((e.node, e.folder), ("", ""))
+        self._folders[e.node, e.folder] = e.phase, e.trouble
+        where = f"{e.folder} on node {e.node}"
+        if e.phase == "there" and before[0] != "there":
+            had = "" if e.wanted else ": it was there before"
+            come = f": {many(e.wanted, 'file')}, {decimal(e.wanted_bytes)}" if e.wanted else had
+            compared = f", {e.checked} compared with checksums" if e.checked else ""
+            yield f"{where} is filled from {e.url}{come}{compared}"
+            if e.aside:
+                yield f"{where}: what was there and not in the bucket is in {e.aside} now"
+        elif e.trouble and e.trouble != before[1]:
+            yield f"{where} cannot be filled{'' if e.phase == 'ended' else ' now'}: {brief(e.trouble)}"
+        elif e.phase == "fetching" and e.wanted_bytes and e.bytes:
+            yield f"{where}: {decimal(e.bytes)} of {decimal(e.wanted_bytes)} have come from {e.url}"
 
     def _about_pool(self, e: events.PoolPhase) -> Iterator[str]:
         after = "" if self._began is None else f" after {span(e.time - self._began)}"

@@ -1,16 +1,18 @@
-"""Folders of nodes that are kept in buckets: saved while programs write them, and brought back before.
+"""Folders of nodes that are kept in buckets, saved while programs write them, or filled from buckets before.
 
 - save: to keep the files of a folder in a bucket while a program writes them.
-- mover: the process on a node that does it. It has libraries of its own, and takes no slot.
+- data: folders that are filled from buckets before anything runs, and are only read.
+- mover: the process on a node that does both. It has libraries of its own, and takes no slot.
 - finished file: one that no program has open for writing, and that has not changed for a while.
 - snapshot: a copy of a file that stays open, under a name of its own.
 - checkpoint: a folder with several files that are worth something only together. It is whole when all are there.
-- journal: the file of a node in which it is noted what was saved.
+- journal: the file of a node in which it is noted what was saved or fetched.
 
 Modules of the client:
 
 - `save_asked`: checks what is to be saved, and whether its places can be used.
 - `left_uploads`: notes the places of pools, and finds unfinished uploads that ended pools have left there.
+- `data_asked`: the same for data, and whether machines have room for it.
 
 For programs on nodes:
 
@@ -20,6 +22,8 @@ Modules of the mover:
 
 - `mover`: its main program. It obeys the agent, and tells it of each folder.
 - `folder_saver`: saves one folder; `restoring`: brings it back before a program begins.
+- `filled_folder`: fills one folder with data; `data_listing`: lists the objects that it gets.
+- `fetching`: fetches objects into a folder; `checksums`: compares them with the checksums of a store.
 - `checkpoint_saver`: keeps the checkpoints of `Checkpoints`, and decides from which one to go on.
 - `objects`: requests about single objects.
 - `progress`: measures how fast files are sent, and since when others wait.
@@ -30,6 +34,11 @@ Modules of the mover:
 __all__ = [
     "checkpoint_saver",
     "checkpoints",
+    "checksums",
+    "data_asked",
+    "data_listing",
+    "fetching",
+    "filled_folder",
     "folder_saver",
     "left_uploads",
     "local_files",

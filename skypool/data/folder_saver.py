@@ -152,7 +152,7 @@ class FolderSaver:
     def __post_init__(self) -> None:
         self.rate, self.waiting = Rate(self.clock), Waiting(self.clock)
         self._goes_on = os.path.exists(self.journal)
-        for line in _lines(self.journal):
+        for line in journal_lines(self.journal):
             match line:
                 case [str(path), [int(inode), int(size), int(changed)], str(name), str() | None as version]:
                     self._saved[path] = Saved(State(inode, size, changed), name, version)
@@ -647,7 +647,7 @@ class FolderSaver:
             file.write(f"{json.dumps(line)}\n")
 
 
-def _lines(path: str) -> Iterator[object]:
+def journal_lines(path: str) -> Iterator[object]:
     """Yield the lines of a journal, but one that was not written to its end."""
     with suppress(FileNotFoundError), open(path, encoding="utf-8", errors="surrogateescape") as file:
         for line in file:

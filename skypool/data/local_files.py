@@ -63,7 +63,7 @@ def listed(folder: str) -> Listing:
             refused[path] = "it is a link to a folder"
         elif not stat.S_ISREG(about.st_mode):
             refused[path] = "it is no file"
-        elif why := _trouble_with(path):
+        elif why := trouble_with(path):
             refused[path] = why
         else:
             found.files[path] = State(about.st_ino, about.st_size, about.st_mtime_ns)
@@ -91,7 +91,7 @@ def _walk(root: str, refused: dict[str, str]) -> Iterator[tuple[str, os.DirEntry
                 yield f"{below}{each.name}", each
 
 
-def _trouble_with(path: str) -> str:
+def trouble_with(path: str) -> str:
     """Return why an object cannot have this name in every store; "" if it can."""
     if not path.isprintable():
         return "its name has characters that not every store allows"

@@ -1,4 +1,4 @@
-"""The program on a node that saves folders to buckets, and brings them back. The agent starts it and watches it.
+"""The program on a node that saves folders to buckets, and brings or fetches them. The agent starts it and watches it.
 
 It reads commands from stdin, one JSON object a line, and prints the state of all folders, one JSON object a line. When
 stdin ends, it saves what is left and ends. Programs of the node ask it at a socket to save at once.
@@ -26,6 +26,7 @@ from typing import Any
 from skypool.buckets import store
 from skypool.buckets.bucket import Bucket, with_values
 from skypool.data.checkpoint_saver import CheckpointSaver
+from skypool.data.filled_folder import FilledFolder
 from skypool.data.folder_saver import FolderSaver
 from skypool.data.local_files import listed, written
 from skypool.data.restoring import Restored, restore
@@ -83,7 +84,7 @@ class Folder:
         whole: True if everything was saved when it ended.
     """
 
-    def __init__(self, said: Mapping[str, Any], journal: str, former: Folder | None = None) -> None:
+    def __init__(self, said: Mapping[str, Any], journal: str, former: Folder | FilledFolder | None = None) -> None:
         self.id: str = said["id"]
         self.serial: str = said["serial"]
         self.phase = "restoring"
@@ -332,7 +333,7 @@ class Mover:
 
     def __init__(self, out: int) -> None:
         self._out = out
-        self._folders: dict[str, Folder] = {}
+        self._folders: dict[str, Folder | FilledFolder] = {}
         self._drains: dict[str, float] = {}
         self._killed = threading.Event()  # by the keeper: all others that write
         signal.signal(signal.SIGTERM, lambda *_: self._killed.set())
@@ -357,22 +358,24 @@ class Mover:
             if id_ in self._folders:
                 self._folders[id_].end(said["seconds"], said["calm"])
             return
+        former = self._folders.get(id_)
         if said["do"] in ("share", "look"):
-            if id_ in self._folders:  # in a thread, as a store or a disk may take long
-                folder = self._folders[id_]
-                act = folder.look if said["do"] == "look" else partial(folder.share, said["nodes"])
+            if isinstance(former, Folder):  # in a thread, as a store or a disk may take long
+                act = former.look if said["do"] == "look" else partial(former.share, said["nodes"])
                 threading.Thread(target=act, name=said["do"], daemon=True).start()
             return
         if said["do"] == "values":
-            if id_ in self._folders and self._folders[id_].serial == said["serial"]:
-                self._folders[id_].renew(said["credentials"], tuple(said["values"]))
+            if isinstance(former, Folder) and former.serial == said["serial"]:
+                former.renew(said["credentials"], tuple(said["values"]))
             return
-        former = self._folders.get(id_)
         if former is None or former.serial != said["serial"]:
-            cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-            journals = private.folder(cache / "skypool" / "saved", private.CACHE)
+            cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "skypool"
             self._drains[id_] = said["drain"]
-            self._folders[id_] = Folder(said, str(journals / said["journal"]), former)
+            if said["do"] == "fill":
+                self._folders[id_] = FilledFolder(said, private.folder(cache / "data", private.CACHE), former)
+            else:
+                journals = private.folder(cache / "saved", private.CACHE)
+                self._folders[id_] = Folder(said, str(journals / said["journal"]), former)
 
     def _tell(self) -> None:
         told, at = b"", 0.0
@@ -415,7 +418,10 @@ class Mover:
             until = time.monotonic() + _TO_HEAR
             while (folder := self._folders.get(said["id"])) is None and time.monotonic() < until:
                 time.sleep(_TOLD / 5)  # the orders are only coming
-            answer = {"known": sorted(self._folders)} if folder is None else folder.answer(said)
+            if isinstance(folder, Folder):
+                answer = folder.answer(said)
+            else:
+                answer = {"known": sorted(id_ for id_, each in self._folders.items() if isinstance(each, Folder))}
             peer.sendall(json.dumps(answer).encode() + b"\n")
 
 

@@ -71,9 +71,9 @@ def save_asked(
         values = tuple(store.values(bucket, variables))
         found.append(SaveFolder(_path(path, name), bucket, values, expires=temporary.end_of(bucket, variables)))
     for one, other in combinations(found, 2):
-        if _is_inside(one.path, other.path) or _is_inside(other.path, one.path):
+        if is_inside(one.path, other.path) or is_inside(other.path, one.path):
             raise UsageError(f"{name}: {one.path} and {other.path} are inside each other; save one of them")
-        if _overlap(one.bucket, other.bucket):
+        if overlap(one.bucket, other.bucket):
             raise UsageError(
                 f"{name}: {one.bucket} and {other.bucket} are inside each other, so that files of {one.path} and "
                 f"{other.path} could replace each other; use another place"
@@ -93,11 +93,11 @@ def _path(path: object, name: str) -> str:
     return found
 
 
-def _is_inside(path: str, other: str) -> bool:
+def is_inside(path: str, other: str) -> bool:
     return path == other or path.startswith(f"{other}/")
 
 
-def _overlap(one: Bucket, other: Bucket) -> bool:
+def overlap(one: Bucket, other: Bucket) -> bool:
     """Return True if the place of one bucket is inside that of the other."""
     first, second = (
         f"{each.scheme}://{each.endpoint}/{each.name}/{each.prefix}/".replace("//", "/") for each in (one, other)

@@ -582,7 +582,8 @@ def _folder(said: dict[str, Any]) -> FolderState:
     back = h.get("back", {})
     if type(back) is not dict:
         _refuse(what, "back", back)
-    back = {"files": 0, "bytes": 0, "received": 0, "moved": 0, "aside": "", "unfinished": [], **back}
+    of_back = ("files", "bytes", "received", "wanted", "wanted_bytes", "checked", "moved")
+    back = {**dict.fromkeys(of_back, 0), "aside": "", "unfinished": [], **back}
     names, unfinished = (
         _texts(what, part, name) for part, name in (({"names": [], **h}, "names"), (back, "unfinished"))
     )
@@ -626,6 +627,9 @@ def _folder(said: dict[str, Any]) -> FolderState:
         restored_bytes=_number(what, back, "bytes"),
         received=_number(what, back, "received"),
         not_restored=reasons(back),
+        wanted=_number(what, back, "wanted"),
+        wanted_bytes=_number(what, back, "wanted_bytes"),
+        checked=_number(what, back, "checked"),
         aside=one_line(_text(what, back, "aside"), _LONGEST_NAME),
         moved=_number(what, back, "moved"),
         unfinished=tuple(map(told, unfinished[:_MOST_NAMES])),

@@ -183,6 +183,8 @@ class PoolEngine:
         if self.watches.some_needed:
             await asyncio.to_thread(self.watches.begin_needed, self.facts)
         if self.terms.attach:
+            if self._node_startup is not None:  # for nodes that replace others
+                await asyncio.to_thread(self._node_startup.look_at_data)
             await self.takeover.take(self._handover)
             self.trust_levels.announce()
             self.watches.begin(self.facts)
@@ -193,7 +195,8 @@ class PoolEngine:
             await asyncio.to_thread(self._node_startup.pack)
             await asyncio.to_thread(self._node_startup.check_places)
             plan = await self.supply.look_out(self.life.pause)
-            check_plan(self.terms, plan)
+            check_plan(self.terms, plan, self._node_startup.data)
+            self._node_startup.tell_of_data(plan.offers)
             await asyncio.to_thread(self.supply.begin, self.state.minimum)
             self.watches.begin(self.facts)
             if self.state.phase is Phase.ENDED:  # it was stopped before the ledger was open

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Sequence
 from functools import partial
 
 from skypool import events
+from skypool.data.data_asked import DataFolder, examined, far_apart, on_node
 from skypool.data.save_asked import SaveFolder, checked
 from skypool.errors import BootstrapError
 from skypool.event_loop import beside
-from skypool.model import Access, Instance
+from skypool.model import Access, Instance, Offer
 from skypool.pool import states
 from skypool.pool.agents import Agents
 from skypool.pool.health import FIRST, HealthWatch
@@ -29,7 +31,11 @@ _SAY_EVERY = 1.0
 
 
 class NodeStartup:
-    """The setup of one pool's rented machines, until each is a node. The methods run in the engine's thread."""
+    """The setup of one pool's rented machines, until each is a node. The methods run in the engine's thread.
+
+    Attributes:
+        data: the folders of data, with what was found at their places.
+    """
 
     def __init__(
         self,
@@ -49,6 +55,7 @@ class NodeStartup:
         self._health = health
         self._saving = saving
         self._places: list[SaveFolder] = []
+        self.data: list[DataFolder] = []
         self._tasks: dict[int, asyncio.Task[None]] = {}  # that reach a machine or set it up, by node number
         self._reached: dict[int, tuple[Access, SetupBundle | None, CommandStream | None]] = {}
         self._came: dict[str, asyncio.Event] = {}
@@ -69,12 +76,22 @@ class NodeStartup:
         self._node_setup.pack(tell)
 
     def check_places(self) -> None:
-        """Try the places to which folders are saved. Call this before anything is rented. Blocks.
+        """Try the places to which folders are saved, and those of data. Call this before anything is rented. Blocks.
 
         Raises UsageError if one cannot be used.
         """
         self._places = checked(self._terms.save, self._life.notice)
         check_lease(self._places, self._terms.lease)
+        self.look_at_data()
+
+    def look_at_data(self) -> None:
+        """Look at the places of data, as `check_places` does."""
+        self.data = examined(self._terms.data)
+
+    def tell_of_data(self, offers: Sequence[Offer]) -> None:
+        """Tell what may cost traffic on machines that may be rented."""
+        for text in far_apart(self.data, offers):
+            self._life.notice(text)
 
     def begin_reach(self, node: int) -> None:
         """Start a task that reaches the machine of a node, and reports `Reached` or `Failed` to `lifecycle`."""
@@ -143,6 +160,10 @@ class NodeStartup:
                 )
             if welcome.health.monitored:
                 await self._check_devices(node)
+            if self.data:
+                base = access.cwd or access.folder
+                folders = {on_node(base, each.path): each for each in self.data}
+                await beside(partial(self._saving.fill, node, folders), "skypool data")
             if self._places:
                 await self._bring_back(node, access)
         except Exception as e:  # noqa: BLE001 - lifecycle decides what it means

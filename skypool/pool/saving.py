@@ -1,4 +1,4 @@
-"""`Saving`: has nodes save folders to buckets, and bring them back before anything runs there."""
+"""`Saving`: has nodes save folders to buckets, bring them back and fetch data before anything runs there."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from skypool import events
 from skypool.buckets import temporary, unfinished
 from skypool.buckets.bucket import with_values
 from skypool.data import left_uploads
+from skypool.data.data_asked import DataFolder, check_offers
 from skypool.data.save_asked import SaveFolder
 from skypool.errors import ConnectionLost, SkypoolError, TransferError, UsageError
 from skypool.files import transfer
@@ -99,7 +100,7 @@ class Saving:
             key = (node, each.id)
             with self._news:
                 order = self._ordered.get(key)
-                if order is None and self._may_adopt(node):
+                if order is None and self._may_adopt(node) and not each.is_data:  # which nobody needs to end
                     order = Order(
                         each.id, "", each.url, node=each.place, nodes=each.nodes, drain=each.drain, serial=each.serial
                     )  # fmt: skip
@@ -124,9 +125,12 @@ class Saving:
         is_news = before is None or before.serial != now.serial or before.phase != now.phase
         if before is not None and not is_news:
             every = _TELL_TROUBLE_EVERY if before.trouble != now.trouble else _TELL_EVERY
-            if since < every or (before.files, before.trouble) == (now.files, now.trouble):
+            if since < every or _counted(before) == _counted(now):
                 return
         self._told[key] = time.monotonic(), now
+        if order.is_data:
+            self._tell_data(key[0], order, now)
+            return
         self._life.emit(
             events.FolderSaved(
                 pool=self._life.pool, node=key[0], folder=now.id, url=order.url, place=order.node, phase=now.phase,
@@ -134,6 +138,16 @@ class Saving:
                 unsaved_bytes=now.unsaved_bytes, oldest=now.oldest, rate=now.rate, trouble=now.trouble, names=now.names,
                 refused=now.refused, kept=now.kept, restored=now.restored, restored_bytes=now.restored_bytes,
                 not_restored=now.not_restored, aside=now.aside, moved=now.moved, unfinished=now.unfinished,
+            )
+        )  # fmt: skip
+
+    def _tell_data(self, node: int, order: Order, now: FolderState) -> None:
+        phase = "fetching" if now.phase == "restoring" else now.phase
+        self._life.emit(
+            events.DataFetched(
+                pool=self._life.pool, node=node, folder=now.id, url=order.url, phase=phase, files=now.restored,
+                bytes=now.restored_bytes, wanted=now.wanted, wanted_bytes=now.wanted_bytes, checked=now.checked,
+                trouble=now.trouble, aside=now.aside,
             )
         )  # fmt: skip
 
@@ -184,11 +198,37 @@ class Saving:
             orders.append(made)
             if each.issuer is not None:
                 self._renewals.add(node, made, each.issuer)
-        with self._news:
-            for made in orders:
-                self._ordered[node, made.id] = made
-                self._states.pop((node, made.id), None)
         self._await_back(node, orders)
+
+    def fill(self, node: int, folders: Mapping[str, DataFolder]) -> None:
+        """Have a node fill folders with data. Return when all of it is there.
+
+        Args:
+            folders: what is fetched, by the path of the folder on the node.
+
+        Raises:
+            UsageError: the node cannot have it, is a stranger's and would get keys, or the library that fetches is not
+                installed here.
+            SkypoolError: it could not be fetched.
+            ConnectionLost: the node is lost.
+        """
+        keyed = next((each for each in folders.values() if each.values), None)
+        if keyed is not None and self._trust_levels.is_stranger(node):
+            raise UsageError(
+                f"node {node} is a machine of a stranger, who could read the keys of {keyed.bucket}; choose another "
+                "provider, or data that is public"
+            )
+        parts = self._ship(node)
+        self._await_back(
+            node,
+            [
+                Order(
+                    each.path, path, each.bucket.url, each.bucket.endpoint, each.bucket.region, each.values, drain=0.0,
+                    parts=parts, serial=secrets.token_hex(4), session=self._session, is_data=True,
+                )
+                for path, each in folders.items()
+            ],
+        )  # fmt: skip
 
     def _take_place(self, node: int, count: int) -> int:
         """Return the number of a node among those that save: its own, or that of a node that has ended.
@@ -263,6 +303,10 @@ class Saving:
 
     def _await_back(self, node: int, orders: Sequence[Order]) -> None:
         """Send orders until they are confirmed, and wait until the folders are back."""
+        with self._news:
+            for each in orders:
+                self._ordered[node, each.id] = each
+                self._states.pop((node, each.id), None)
         told = -math.inf
         began = time.monotonic()
         moved: dict[str, tuple[int, float]] = {each.id: (0, began) for each in orders}  # bytes, and when they came
@@ -275,20 +319,23 @@ class Saving:
                 state = states.get((node, id_))
                 if state is None:
                     continue
-                if state.phase != "restoring":
+                if state.is_back:
                     del waiting[id_]
+                    if state.phase == "ended" and order.is_data:
+                        why = state.trouble or "it was ended"
+                        raise UsageError(f"{id_} cannot be filled from {order.url} on node {node}: {why}")
                     if state.phase == "ended":
                         raise SkypoolError(f"{id_} cannot be saved on node {node}: {state.trouble or 'it was ended'}")
                     continue
-                if state.received != moved[id_][0]:
-                    moved[id_] = state.received, time.monotonic()
+                received = state.received + state.restored_bytes
+                if received != moved[id_][0]:
+                    moved[id_] = received, time.monotonic()
                     troubles.pop(id_, None)
                 if state.trouble:
                     troubles[id_] = state.trouble
                 if id_ in troubles and time.monotonic() - moved[id_][1] >= _TO_RESTORE:
-                    raise SkypoolError(
-                        f"{id_} could not be brought back from {order.url} on node {node}: {troubles[id_]}"
-                    )
+                    what = "filled" if order.is_data else "brought back"
+                    raise SkypoolError(f"{id_} could not be {what} from {order.url} on node {node}: {troubles[id_]}")
             if time.monotonic() - told >= _AGAIN:
                 told = time.monotonic()
                 for id_, order in waiting.items():
@@ -390,7 +437,7 @@ class Saving:
             open_ = {key[0] for key in self._ordered if (state := self._states.get(key)) and state.is_open}
             if any(not self._is_lost(node) for node in open_):
                 return
-            stored = [each for each in self._ordered.values() if not each.url.startswith("file:")]
+            stored = [each for each in self._ordered.values() if not each.is_data and not each.url.startswith("file:")]
             known = [each for each in stored if each.values or each.login != "keys"]
             places = {
                 (each.url, each.endpoint, each.region, each.values if each.login == "keys" else ()) for each in known
@@ -432,12 +479,16 @@ class Saving:
         return node not in self._connections.links or known is None or isinstance(known.error, ConnectionLost)
 
 
-def check_plan(terms: Terms, plan: Plan) -> None:
-    """Raise UsageError if folders cannot be saved on what would be rented.
+def check_plan(terms: Terms, plan: Plan, data: Sequence[DataFolder] = ()) -> None:
+    """Raise UsageError if folders cannot be saved on what would be rented, or cannot have data.
 
-    That is so for machines of strangers, for keys that expire before the pool must end, or if the time for what is left
-    at the end is over a fifth of what budget or lifetime allow.
+    That is so for machines of strangers, for keys that expire before the pool must end, for disks that are too small,
+    or if the time for what is left at the end is over a fifth of what budget or lifetime allow.
+
+    Args:
+        data: the folders of data, as `examined` has found them.
     """
+    check_offers(data, plan.offers, terms.need.disk_gib, lambda each: (terms.trust or each.trust) != "full")
     if not terms.save:
         return
     for each in plan.offers:
@@ -495,6 +546,12 @@ def refused_to_stranger(machine: str, folders: Sequence[SaveFolder]) -> str:
         f"{machine} is a machine of a stranger, who could read the keys of {folders[0].bucket} and what is there; "
         "choose another provider"
     )
+
+
+def _counted(state: FolderState) -> tuple[object, ...]:
+    """Return what is news of a folder that is in the same phase."""
+    come = (state.restored, state.restored_bytes) if state.phase == "fetching" else ()
+    return (state.files, state.trouble, *come)
 
 
 def _send(link: Link, order: Mapping[str, object]) -> None:

@@ -16,6 +16,7 @@ from skypool.rental.budget import Budget
 from skypool.wire.save_orders import DRAIN
 
 if TYPE_CHECKING:
+    from skypool.data.data_asked import DataFolder
     from skypool.data.save_asked import SaveFolder
     from skypool.link.spares import Spares
 
@@ -54,7 +55,8 @@ class Terms:
         stay: time for which machines stay after a `with` block; 0 if they end with it.
         lends: True if nodes that ask get modules of the user which the program has not loaded.
         save: the folders that each node saves to buckets.
-        drain: the most seconds for what is left of these at the end.
+        data: the folders of each node that are filled from buckets.
+        drain: the most seconds for what is left of saved folders at the end.
         complete: what is written last into a checkpoint.
         spares: opens further connections to each node while it is taken over. None opens none.
 
@@ -83,6 +85,7 @@ class Terms:
     stay: float = 0.0
     lends: bool = True
     save: tuple[SaveFolder, ...] = ()
+    data: tuple[DataFolder, ...] = ()
     drain: float = DRAIN
     complete: tuple[str, ...] = ()
     spares: Spares | None = None

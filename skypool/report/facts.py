@@ -169,6 +169,7 @@ _MARKED = (
     "ServiceEnded",
     "GangFailed",
     "FolderSaved",
+    "DataFetched",
 )
 """The kinds of events that are marked on the time line."""
 

@@ -29,6 +29,7 @@ KEPT = (
     events.LinkUp,
     events.NodeInterruption,
     events.FolderSaved,
+    events.DataFetched,
     events.GangFailed,
     events.NodeRetirement,
     events.HealthChanged,

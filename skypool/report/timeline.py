@@ -168,7 +168,7 @@ def _line(facts: PoolFacts, time: float, top: float, bottom: float, title: str) 
 
 
 def told(event: JournalEvent) -> str | None:
-    """Return the text of a node's event for a mark on the time line; None if the event is no problem."""
+    """Return the text of a node's event for a mark on the time line; None if it gets none."""
     said = event.data
     match event.kind:
         case "NodeInterruption":
@@ -186,6 +186,10 @@ def told(event: JournalEvent) -> str | None:
             return f"{said['unsaved']} files of {said['folder']} are saved nowhere: {', '.join(said['names'])}"
         case "FolderSaved" if said["trouble"]:
             return f"{said['folder']} cannot be saved: {said['trouble']}"
+        case "DataFetched" if said["trouble"]:
+            return f"{said['folder']} cannot be filled: {said['trouble']}"
+        case "DataFetched" if said["phase"] == "there":
+            return f"{said['folder']} is filled: {said['wanted']} files, {said['wanted_bytes']:,} bytes"
         case "CallRetried":
             return f"{said['call']} runs again, the {said['attempt']}. time: {said['reason']}"
         case _:

@@ -19,6 +19,7 @@ from skypool import events
 from skypool.calls.call import Call, compute
 from skypool.calls.futures import CallFuture
 from skypool.compute_pool.compute_pool import ComputePool
+from skypool.data.data_asked import DataFolder, on_node
 from skypool.data.save_asked import SaveFolder
 from skypool.errors import (
     CommandFailed,
@@ -77,6 +78,7 @@ class ProgramRun:
         buckets: the folders that are kept in buckets. Paths begin where the program starts.
         complete: what is written last into a checkpoint, as `ComputePool` takes it.
         note: called with what is good to know.
+        data: the folders that are filled from buckets. Relative paths begin where the program starts.
         only: the place, counted from 0, of the only node that gets the project and the program; None for all.
 
     Attributes:
@@ -101,6 +103,7 @@ class ProgramRun:
     complete: Sequence[str] = ()
     note: Callable[[str], object] = lambda text: None
     only: int | None = None
+    data: Sequence[DataFolder] = ()
     is_interrupted: bool = field(default=False, init=False)
     is_hurried: bool = field(default=False, init=False)
     returncode: int | None = field(default=None, init=False)
@@ -275,6 +278,15 @@ class ProgramRun:
 
         self._beside(*(partial(begin, number) for number in range(len(savers))))
 
+    def fill(self) -> None:
+        """Have all nodes fill the folders of data. Return when all is there. Raises as `Saving.fill` does."""
+
+        def fill(end: NodeEnd) -> None:
+            base = os.path.join(end.folder, self.target.folder)
+            self._saving.fill(end.node, {on_node(base, each.path): each for each in self.data})
+
+        self._beside(*(partial(fill, end) for end in self._ends))
+
     @staticmethod
     def _beside(*works: Callable[[], object]) -> None:
         """Run functions in threads that end with this process, and wait for them. A signal interrupts that."""
@@ -409,7 +421,9 @@ class ProgramRun:
 
         Waits 5 s at most. A node that does not answer has no such files.
         """
-        folders = [each.path for each in self.buckets] + ([self.saved] if self.saved else [])
+        folders = (
+            [each.path for each in self.buckets] + [each.path for each in self.data] + [self.saved] * bool(self.saved)
+        )
         saved = [os.path.normpath(os.path.join(self.target.folder, each)) for each in folders]
         states = self._saving.states()
         asides = {(node, each.aside) for (node, _), each in states.items() if each.aside}

@@ -120,6 +120,7 @@ def run(
     budget: float | Budget | None = None,
     max_lifetime: Duration | None = None,
     save: Mapping[str, str | Bucket] | None = None,
+    data: Mapping[str, str | Bucket] | None = None,
     complete: Sequence[str] | None = None,
     name: str | None = None,
     check: bool = False,
@@ -140,6 +141,7 @@ def run(
     secrets: Sequence[str] | None = None,
     include: Sequence[str | os.PathLike[str]] | None = None,
     save: str | os.PathLike[str] | Mapping[str, str | Bucket] | None = None,
+    data: Mapping[str, str | Bucket] | None = None,
     complete: Sequence[str] | None = None,
     budget: float | Budget | None = None,
     max_lifetime: Duration | None = None,
@@ -165,6 +167,7 @@ def run(
     secrets: Sequence[str] | None = None,
     include: Sequence[str | os.PathLike[str]] | None = None,
     save: str | os.PathLike[str] | Mapping[str, str | Bucket] | None = None,
+    data: Mapping[str, str | Bucket] | None = None,
     complete: Sequence[str] | None = None,
     budget: float | Budget | None = None,
     max_lifetime: Duration | None = None,
@@ -199,6 +202,8 @@ def run(
         save: folders that are kept in buckets, such as {"out": "s3://models/runs/x"}: see docs/save.md. Or one folder
             that the program writes: it is kept in the bucket for all runs, if there is one, and otherwise fetched to
             the same name here. Default None: none.
+        data: folders that are filled from buckets before the program or call starts, such as
+            {"/data": "s3://models/shards"}: see docs/data.md. Default None: none.
         complete: what is written last into a checkpoint, as of `ComputePool`. Default None: what the usual libraries
             write last.
         budget: the US dollars that the run may cost, or a `Budget`, whose `warn` counts for calls only. Machines that
@@ -244,7 +249,11 @@ def run(
                 raise UsageError(
                     f"{option}= is for programs; for a call, use its own options, image=, or a ComputePool"
                 )
-        saves = {"save": save if isinstance(save, Mapping) else None, "complete": texts("complete", complete)}
+        saves = {
+            "save": save if isinstance(save, Mapping) else None,
+            "data": data,
+            "complete": texts("complete", complete),
+        }
         return _run_call(target, {**rent, "image": image}, nodes, budget, lifetime, name, check, saves)
     if image is not None:
         raise UsageError("image= is for calls; a program has the environment of its project, and packages= adds to it")
@@ -264,6 +273,7 @@ def run(
         include=texts("include", include),
         save=_folders(save),
         buckets=save if isinstance(save, Mapping) else {},
+        data={} if data is None else data,
         complete=texts("complete", complete),
         name=name,
         budget=None if budget is None else budget.max_usd,

@@ -31,12 +31,13 @@ class Place(NamedTuple):
         return Bucket(url) if url.startswith("file:") else Bucket(url, *self)
 
 
-def named(save: Sequence[str], place: Place) -> tuple[list[str], dict[str, Bucket]]:
+def named(save: Sequence[str], place: Place, option: str = "--save") -> tuple[list[str], dict[str, Bucket]]:
     """Return the folders that are given without a place, and the places of the others by their paths.
 
     Args:
         save: folders as "out", or with their places as "out=s3://models/run".
         place: how their buckets are reached.
+        option: the option with which they are given, for messages.
 
     Raises:
         UsageError: a folder is given twice, or a bucket is not valid.
@@ -46,7 +47,7 @@ def named(save: Sequence[str], place: Place) -> tuple[list[str], dict[str, Bucke
     for each in save:
         path, url = split(each)
         if path in found or path in without:
-            raise UsageError(f"--save names {path} twice; name it once")
+            raise UsageError(f"{option} names {path} twice; name it once")
         if url:
             found[path] = place.bucket(url)
         else:

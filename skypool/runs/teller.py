@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from skypool import events
 from skypool.compute_pool.compute_pool import ComputePool
 from skypool.console.event_text import Words, kept_in, span
+from skypool.data.data_asked import DataFolder
 from skypool.data.save_asked import SaveFolder
 from skypool.files.project import Survey
 from skypool.logs.masking import Masker
@@ -197,6 +198,14 @@ class Teller(ABC):
         """Tell in which buckets folders are kept. `limit` is what ends the machines, such as "the budget", or ""."""
         for each in folders:
             self.note(f"saves    {kept_in(each.path, each.bucket, DRAIN, limit)}")
+
+    def data(self, folders: Sequence[DataFolder]) -> None:
+        """Tell from which places folders are filled, and how much that is."""
+        from rich.filesize import decimal  # imported here, as nodes import this module and have no rich
+
+        for each in folders:
+            known = f"{decimal(each.bytes or 0)} in {each.files:,} file{'s' * (each.files != 1)} " if each.files else ""
+            self.note(f"data     {known}from {each.bucket} to {each.path}")
 
     def saved_to(self, folder: FolderState) -> None:
         """Tell what was saved of a folder to a bucket."""

@@ -16,9 +16,11 @@ from typing import Any
 
 from skypool import clock, events
 from skypool.buckets.bucket import Bucket
+from skypool.checks import gibibytes
 from skypool.compute_pool.compute_pool import ComputePool
 from skypool.console.event_text import span
-from skypool.data.save_asked import SaveFolder, checked, save_asked
+from skypool.data.data_asked import check_offers, data_asked, examined, far_apart
+from skypool.data.save_asked import SaveFolder, checked, is_inside, save_asked
 from skypool.drivers import Driver
 from skypool.errors import BudgetExceeded, ConnectionLost, LedgerError, NoOffers, SkypoolError, UsageError
 from skypool.files.project import Project, Survey, surveyed
@@ -69,6 +71,8 @@ class Asked:
             one, the only such folder is fetched.
         buckets: the places of folders that are kept in other buckets, by their paths below the current folder.
         place: how the bucket for all runs is reached.
+        data: the places of folders that are filled from buckets, by their paths. Relative ones begin in the current
+            folder.
         complete: what is written last into a checkpoint, as `ComputePool` takes it.
         name: the name of the pool; None for one from the program's name.
         budget: the most USD that the run may cost.
@@ -99,6 +103,7 @@ class Asked:
     buckets: Mapping[str, str | Bucket] = field(default_factory=dict[str, "str | Bucket"])
     complete: Sequence[str] = ()
     place: Place = field(default_factory=Place)
+    data: Mapping[str, str | Bucket] = field(default_factory=dict[str, "str | Bucket"])
 
     @property
     def is_gang(self) -> bool:
@@ -137,6 +142,8 @@ class WholeRun:
         word = [] if asked.linger is None else [self._mark]
         self._name = pool_name(asked.name or "-".join([_plain(target.name), *word, secrets.token_hex(3)]))
         self._save, self._buckets = self._places()
+        self._data = data_asked(asked.data, self._buckets, name=tell.option("data"))
+        self._check_data_paths()
         self._saved_to = Path(self._save).absolute()  # the program that calls this may change its folder
         self.would_ask = False
         self.returncode: int | None = None
@@ -168,6 +175,15 @@ class WholeRun:
                 "folder that has them all"
             )
         return "".join(folders), save_asked(places, name=tell.option("save"))
+
+    def _check_data_paths(self) -> None:
+        """Raise UsageError if a folder of data and the one that is fetched are inside each other."""
+        for each in self._data:
+            if self._save and (is_inside(each.path, self._save) or is_inside(self._save, each.path)):
+                raise UsageError(
+                    f"{self._tell.option('data')}: {each.path} and {self._save}, which is fetched, are inside each "
+                    "other; data is only read, so use another folder"
+                )
 
     @property
     def name(self) -> str:
@@ -203,6 +219,7 @@ class WholeRun:
         _ = target.project.versions  # a mistake there is told before anything is rented
         _check_python(target.project)
         self._buckets = checked(self._buckets, tell.note)
+        self._data = examined(self._data)
         target.project.check_paths()
         self._rent = {
             **asked.rent,
@@ -225,6 +242,8 @@ class WholeRun:
         tell.rents(found, most, asked.max_lifetime, self._name)
         is_budget = most is not None and any(each.usd_per_hour for each in found.offers)
         tell.saves(self._buckets, "the budget" if is_budget else "the lifetime" if asked.max_lifetime else "")
+        tell.data(self._data)
+        self._check_data(found)
         self._check_strangers(found)
         no_limit = unlimited(found, tell.option) if most is None and asked.max_lifetime is None else ""
         if dry_run:
@@ -239,6 +258,7 @@ class WholeRun:
         tell.hide(secret_values.masked(self._secrets, survey.paths, target.project.root))
         tell.project(target, survey)
         self._check_script(survey)
+        self._check_data_is_not_sent(survey)
         self._tell_of_what_is_replaced(survey)
         too_large = self._too_large(survey)
         if too_large and not (dry_run or self._asked.yes):
@@ -288,6 +308,7 @@ class WholeRun:
         seconds = lingering.seconds_left(former)
         self._tell.uses(former.pool, None if seconds == math.inf else seconds, former.usd_per_hour)
         self._tell.saves(self._buckets, "" if seconds == math.inf else "its time")
+        self._tell.data(self._data)
         self._is_checked = True
         return too_large
 
@@ -309,6 +330,19 @@ class WholeRun:
             raise UsageError(
                 f"{script} is not sent, because {why}; rename it, or pass {self._tell.option('include', here)}"
             )
+
+    def _check_data_is_not_sent(self, survey: Survey) -> None:
+        """Raise UsageError if files of the project are in a folder of data."""
+        for each in self._data:
+            if each.path.startswith(("/", "~")):
+                continue
+            below = _below_root(self._target, each.path)
+            sent = next((path for path in survey.paths if is_inside(path, below)), None)
+            if sent is not None:
+                raise UsageError(
+                    f"{sent} of the project is in {each.path}, which {self._tell.option('data')} fills; name it in "
+                    ".skypoolignore, or use another folder"
+                )
 
     def _tell_of_what_is_replaced(self, survey: Survey) -> None:
         """Tell if the folder that is fetched is here and is not sent: a program that goes on from it would not."""
@@ -359,6 +393,13 @@ class WholeRun:
         if node is not None and node >= nodes * max(each.hosts for each in found.offers):
             asked = self._tell.option("nodes", nodes)
             raise UsageError(f"there is no node {node} with {asked}; nodes are counted from 0")
+
+    def _check_data(self, found: Plan) -> None:
+        """Check that machines have room for data and may have its keys, and tell what may cost traffic."""
+        disk = gibibytes("disk", self._asked.rent.get("disk"))
+        check_offers(self._data, found.offers, disk, lambda each: each.trust != "full", self._tell.option)
+        for text in far_apart(self._data, found.offers):
+            self._tell.note(text)
 
     def _check_strangers(self, found: Plan) -> None:
         """Raise UsageError if machines of strangers would have keys of buckets, or run several processes."""
@@ -436,6 +477,7 @@ class WholeRun:
             made = ProgramRun(
                 pool, target, asked.nodes, tell.wrote, tell.error, on_program_end, asked.packages, env,
                 self._include, asked.procs, self._save, self._buckets, asked.complete, tell.note, asked.node,
+                self._data,
             )  # fmt: skip
             tell.is_stranger = made.is_stranger
             entries = None
@@ -458,6 +500,9 @@ class WholeRun:
                     self._spares.close()
                 tell.stage("the environment, which is made")
                 programs = made.prepare()
+                if self._data:
+                    tell.stage("data, which the nodes fetch")
+                    made.fill()
                 tell.stage("")
                 tell.starts(pool.name, seconds, time.monotonic() - ready, self.spent)
                 saver = Saver(made, self._save, self._saved_to, tell)

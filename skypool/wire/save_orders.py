@@ -1,4 +1,4 @@
-"""The orders of a client to save folders of a node, and the states of folders that the node tells."""
+"""The orders of a client to save folders of a node or to fill them, and the states of folders that the node tells."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ SOCKET = "mover.sock"
 """The socket in a node's folder at which its programs reach the mover."""
 SOCKET_VARIABLE = "SKYPOOL_MOVER"
 """The environment variable with the path of this socket."""
-PHASES = ("restoring", "saving", "ending", "ended")
+PHASES = ("restoring", "saving", "ending", "ended", "fetching", "there")
+_OF_DATA = ("fetching", "there")
 DRAIN = 120.0
 """The usual `Order.drain`."""
 MOST_DRAIN = 86400.0
@@ -38,7 +39,7 @@ def seconds_needed(drain: float, phase: str, unsaved_bytes: int, rate: float) ->
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The order to save a folder of a node.
+    """The order to save a folder of a node, or to fill it with data.
 
     Attributes:
         id: the name of the folder as the user wrote it.
@@ -54,8 +55,9 @@ class Order:
         parts: the folder of the node with the libraries of the mover.
         serial: tells orders for one folder apart.
         session: names the client and its pool, the same on all nodes.
-        restores: False if the folder is not brought back before it is saved.
+        restores: False if the folder is not brought back before it is saved; for data, if it is there already.
         joins: True if a node has saved to the same place alone before.
+        is_data: True if the folder is only filled with what the place has, and not saved.
     """
 
     id: str
@@ -76,10 +78,11 @@ class Order:
     session: str = ""
     restores: bool = True
     joins: bool = False
+    is_data: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return the order as the mover reads it. The keys are part of it."""
-        return {"do": "save", **asdict(self)}
+        return {"do": "fill" if self.is_data else "save", **asdict(self)}
 
     def new_values(self, values: Sequence[str], credentials: int) -> dict[str, Any]:
         """Return the order to use other values from now on. `credentials` is their number."""
@@ -88,7 +91,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class FolderState:
-    """The state of a folder that is saved.
+    """The state of a folder that is saved, or filled with data.
 
     Attributes:
         id, url, serial, drain: as in the order.
@@ -96,7 +99,7 @@ class FolderState:
         nodes: for how many nodes the folder gives its files owners; 1 if the node saves alone.
         credentials: the number of the values that the node uses.
         phase: "restoring" until it is as the bucket has it, "saving", "ending" while what is left is saved, and
-            "ended".
+            "ended". With data, "fetching" and "there"; "ended" if the node cannot have it, as `trouble` says.
         whole: True if all was saved when it ended.
         trouble: why the last attempt to save or to restore it has failed; "" if it has not.
         files: the number of files that were saved, and `bytes` their bytes.
@@ -106,9 +109,11 @@ class FolderState:
         names: some of the files that are not saved.
         refused: why a file cannot be saved, by its path. Only some are named.
         kept: the number of files in the bucket that were deleted here.
-        restored: the number of files that were brought back, and `restored_bytes` their bytes.
+        restored: the number of files that were brought back or fetched, and `restored_bytes` their bytes.
         received: the bytes that came from the bucket so far, also of files that have not come to their end.
         not_restored: why an object of the bucket cannot be a file, by its name. Only some are named.
+        wanted: the number of files to be fetched as data, and `wanted_bytes` their bytes.
+        checked: the number of files whose content was compared with a checksum of the store.
         aside: the folder of the node to which files were moved that the bucket does not have; "" for none.
         moved: the number of these files.
         unfinished: checkpoints that are not whole in the bucket, and were left there.
@@ -131,6 +136,9 @@ class FolderState:
     restored_bytes: int = 0
     received: int = 0
     not_restored: tuple[tuple[str, str], ...] = ()
+    wanted: int = 0
+    wanted_bytes: int = 0
+    checked: int = 0
     aside: str = ""
     moved: int = 0
     unfinished: tuple[str, ...] = ()
@@ -140,6 +148,16 @@ class FolderState:
     place: int = 0
     nodes: int = 1
     credentials: int = 0
+
+    @property
+    def is_data(self) -> bool:
+        """True if the folder is filled with data, unless that has failed."""
+        return self.phase in _OF_DATA
+
+    @property
+    def is_back(self) -> bool:
+        """True if the folder is as the bucket has it, or is given up."""
+        return self.phase not in ("restoring", "fetching")
 
     @property
     def is_open(self) -> bool:

@@ -1,7 +1,7 @@
 """The mover beside s5cmd, to and from SeaweedFS on this machine: files that are saved, and brought back.
 
 `sha256sum` of all files follows s5cmd, as in a script that wants to be sure of them. The mover checks that a file has
-not changed while it was sent, and the sizes of what it fetches.
+not changed while it was sent, and the sizes of what it fetches; of data, also the MD5 sums that the store has.
 """
 
 from __future__ import annotations
@@ -59,16 +59,18 @@ def _tree(root: Path, count: int, size: int) -> Path:
 
 
 def _compared(what: str, tree: Path, root: Path, store: stores.Store, s5cmd: str) -> Iterator[Row]:
-    ours: dict[str, list[_Taken]] = {"save": [], "bring back": []}
+    ours: dict[str, list[_Taken]] = {"save": [], "bring back": [], "fetch as data": []}
     theirs: dict[str, list[_Taken]] = {"save": [], "bring back": []}
     for number in range(_TIMES):
         place = f"s3://models/{tree.name}-{abs(hash(what))}-{number}"
         ours["save"].append(_measured(partial(_save, tree, f"{place}-ours", root, store)))
         theirs["save"].append(_measured(partial(_s5cmd_up, s5cmd, tree, f"{place}-theirs", store)))
-        for folder in ("ours", "theirs"):
+        for folder in ("ours", "data", "theirs"):
             shutil.rmtree(root / folder, ignore_errors=True)
         ours["bring back"].append(_measured(partial(_bring_back, root / "ours", f"{place}-ours", root, store)))
+        ours["fetch as data"].append(_measured(partial(_fetch_data, root / "data", f"{place}-ours", root, store)))
         theirs["bring back"].append(_measured(partial(_s5cmd_down, s5cmd, root / "theirs", f"{place}-theirs", store)))
+    theirs["fetch as data"] = theirs["bring back"]
     for way, taken in ours.items():
         mine, other = (_Taken(*map(statistics.median, zip(*each, strict=True))) for each in (taken, theirs[way]))
         memory = max(each.mib for each in taken)
@@ -102,7 +104,7 @@ def _mover(tree: Path, place: str, root: Path, store: stores.Store, until: str) 
     shutil.rmtree(cache, ignore_errors=True)
     order = Order(
         "out", str(tree), place, store.endpoint, values=("owner", secret_of("owner")), journal="journal",
-        restores=until == "saving",
+        restores=until != "ended", is_data=until == "there",
     )  # fmt: skip
     code = "from skypool.data.mover import main; main()"
     env = {**os.environ, "XDG_CACHE_HOME": str(cache)}
@@ -123,9 +125,9 @@ def _mover(tree: Path, place: str, root: Path, store: stores.Store, until: str) 
         for line in mover.stdout:
             folders = json.loads(line)["folders"]
             if folders and folders[0]["phase"] == until:
-                assert folders[0]["whole"] or folders[0]["back"]["files"], folders
+                assert folders[0].get("whole") or folders[0]["back"]["files"], folders
                 break
-        if until == "saving":
+        if until != "ended":
             mover.kill()
         else:
             mover.stdin.close()
@@ -137,6 +139,10 @@ def _save(tree: Path, place: str, root: Path, store: stores.Store) -> None:
 
 def _bring_back(folder: Path, place: str, root: Path, store: stores.Store) -> None:
     _mover(folder, place, root, store, "saving")
+
+
+def _fetch_data(folder: Path, place: str, root: Path, store: stores.Store) -> None:
+    _mover(folder, place, root, store, "there")
 
 
 def _s5cmd(s5cmd: str, store: stores.Store, *words: str) -> None:

@@ -21,8 +21,10 @@ IDENTITIES = {
     "owner": ["Admin", "Read", "Write", "List", "Tagging"],
     "run": ["Read:models/runs/*", "Write:models/runs/*", "List:models/runs/*"],
     "writer": ["Write:models/runs/*"],
+    "reader": ["Read:models/runs/*", "List:models/runs/*"],
+    "anonymous": ["Read:models/public/*", "List:models/public/*"],
 }
-"""Who may do what in SeaweedFS. The access key is the name, and the secret `secret_of` it."""
+"""Who may do what in SeaweedFS. The access key is the name, and the secret `secret_of` it; "anonymous" needs none."""
 ROLE = "arn:aws:iam::123456789012:role/runs"
 _READY = 90.0
 """Seconds within which a store must serve, on a busy machine too."""

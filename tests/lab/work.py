@@ -257,6 +257,14 @@ def write_saved(name: str, size: int) -> list[str]:
 
 
 @sky.compute
+def files_and_modes(folder: str) -> dict[str, tuple[int, int]]:
+    """Return the size and the permissions of each file below a folder, by its path there."""
+    root = Path(folder).expanduser()
+    found = {str(each.relative_to(root)): each.stat() for each in root.rglob("*") if each.is_file()}
+    return {path: (each.st_size, each.st_mode & 0o7777) for path, each in found.items()}
+
+
+@sky.compute
 def saved_content(name: str) -> bytes:
     return Path("out", name).read_bytes()
 

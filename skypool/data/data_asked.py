@@ -1,0 +1,205 @@
+"""Checks what a user asks to be fetched: folders of nodes that are filled from buckets before anything runs there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import NamedTuple
+
+from skypool.buckets import store
+from skypool.buckets.bucket import Bucket
+from skypool.data.data_listing import wanted
+from skypool.data.local_files import OURS
+from skypool.data.save_asked import SaveFolder, is_inside, overlap
+from skypool.errors import UsageError
+from skypool.model import Offer
+
+_GIB = 2**30
+_BESIDE = 20.0
+"""GiB of a machine's disk that the system, skypool and the packages of a program need beside data.
+
+Data of this size needs a disk that was asked for, where the disk of a rented machine is not known.
+"""
+
+
+class DataFolder(NamedTuple):
+    """A folder of nodes, and the place that it is filled from.
+
+    Attributes:
+        path: the folder, as the user wrote it, but without "./" and "/" at the end.
+        bucket: the place. Without keys, a bucket must be public.
+        values: the access key, its secret, and a session token if there is one; () for a folder or a public bucket.
+        files: the number of files there, and `bytes` their bytes, as `examined` found them; None if that is not known.
+    """
+
+    path: str
+    bucket: Bucket
+    values: tuple[str, ...] = ()
+    files: int | None = None
+    bytes: int | None = None
+
+    def __repr__(self) -> str:
+        return f"DataFolder({self.path!r}, {self.bucket!r})"
+
+
+def data_asked(
+    data: Mapping[str, str | Bucket],
+    saved: Sequence[SaveFolder] = (),
+    variables: Mapping[str, str] = os.environ,
+    name: str = "data",
+) -> list[DataFolder]:
+    """Return the folders that a user asks to be filled, with their places.
+
+    Args:
+        data: the places by the paths of folders.
+        saved: the folders that the same nodes save.
+        variables: where the values of `Bucket.keys` are.
+        name: the name of the argument, for messages.
+
+    Raises:
+        UsageError: a path, a place or its login is not valid, folders or places are inside each other, or a key has no
+            value.
+    """
+    if not isinstance(data, Mapping):
+        raise UsageError(
+            f"{name} takes folders and their places, such as {{'/data': 's3://NAME/PREFIX'}}, not {data!r}"
+        )
+    found = []
+    for path, place in data.items():
+        bucket = place if isinstance(place, Bucket) else Bucket(place)
+        if bucket.identity or bucket.role:
+            raise UsageError(
+                f"{name}: {bucket} is read with keys, and not with identity= or role=, which are for saving; name keys "
+                "that only read it, or none if it is public"
+            )
+        found.append(DataFolder(_path(path, name), bucket, tuple(store.values(bucket, variables))))
+    for one, other in combinations(found, 2):
+        if is_inside(one.path, other.path) or is_inside(other.path, one.path):
+            raise UsageError(
+                f"{name}: {one.path} and {other.path} are inside each other; use folders beside each other"
+            )
+    for each in found:
+        for kept in saved:
+            if is_inside(each.path, kept.path) or is_inside(kept.path, each.path):
+                raise UsageError(
+                    f"{name}: {each.path} and {kept.path}, which is saved, are inside each other; data is only read, "
+                    "so use another folder"
+                )
+            if overlap(each.bucket, kept.bucket):
+                raise UsageError(
+                    f"{name}: {each.bucket} and {kept.bucket}, to which {kept.path} is saved, are inside each other, "
+                    "so that data would change; use another place"
+                )
+    return found
+
+
+def _path(path: object, name: str) -> str:
+    """Return the path of a folder as it is used. Raises UsageError if it is none."""
+    if not isinstance(path, str) or not path.strip() or not path.isprintable():
+        raise UsageError(f"{name} takes the paths of folders, not {path!r}")
+    found = os.path.normpath(path)
+    found = f"/{found.lstrip('/')}" if found.startswith("/") else found
+    parts = found.split("/")
+    if found in (".", "/", "~") or parts[0] == ".." or (parts[0].startswith("~") and parts[0] != "~"):
+        raise UsageError(f"{name} takes a folder such as '/data', 'data' or '~/data', not {path!r}")
+    if parts[0] == "~" and ".." in parts:
+        raise UsageError(f"{name} takes no '..' after '~', as in {path!r}; write the whole path")
+    if any(each.startswith(OURS) for each in parts):
+        raise UsageError(f"{path}: names that begin with {OURS} are skypool's own; use another one")
+    return found
+
+
+def on_node(base: str, path: str) -> str:
+    """Return the path on a node of a folder of data. A relative one begins in the folder `base`."""
+    return path if path.startswith("~") else os.path.normpath(os.path.join(base, path))
+
+
+def examined(folders: Sequence[DataFolder]) -> list[DataFolder]:
+    """Look at each place from this computer: list it, and begin to read an object. Nothing is written.
+
+    Return the folders with the regions of their buckets, and with the number and bytes of their files. The place of a
+    folder is on the machines, and not looked at here.
+
+    Raises:
+        UsageError: a place cannot be used. The message says why, and what to do.
+    """
+    return [each if each.bucket.scheme == "file" else _examined(each) for each in folders]
+
+
+def _examined(folder: DataFolder) -> DataFolder:
+    bucket = folder.bucket
+    variables = dict(zip(bucket.keys, folder.values, strict=True))
+    if not bucket.region and not bucket.endpoint:
+        bucket = replace(bucket, region=store.region_of(bucket, variables, unsigned=True))
+    opened = store.opened(bucket, variables, unsigned=True)
+    import obstore
+    from obstore.exceptions import BaseError
+
+    try:
+        found = wanted(opened)
+        first = next((each for each in found.values() if each.size), None)
+        if first is not None:
+            obstore.get(opened, first.name)
+    except UsageError as e:
+        raise UsageError(f"{bucket} cannot be data for {folder.path}: {e}") from e
+    except (BaseError, OSError, ValueError) as e:
+        trouble = store.trouble(e)
+        words = trouble.words
+        if trouble.text == store.DENIED and not bucket.keys:
+            words = (
+                "it is not public, and no keys are named; this computer's login is never sent to a machine, so make "
+                f"keys that only read {bucket.prefix or bucket.name}, and name the variables that have them as its keys"
+            )
+        raise UsageError(f"{bucket} cannot be read for {folder.path}: {words}") from e
+    return folder._replace(bucket=bucket, files=len(found), bytes=sum(each.size for each in found.values()))
+
+
+def check_offers(
+    folders: Sequence[DataFolder],
+    offers: Sequence[Offer],
+    disk_gib: float,
+    is_stranger: Callable[[Offer], bool],
+    option: Callable[[str, object], str] = lambda name, value: f"{name}={value!r}",
+) -> None:
+    """Raise UsageError if machines have no room for data, or would have keys and belong to strangers.
+
+    Args:
+        folders: the folders, as `examined` returns them.
+        offers: what would be rented.
+        disk_gib: the size of the disk that was asked for, in GiB; 0 for none.
+        is_stranger: returns True if the machine of an offer belongs to a stranger.
+        option: returns an option as the user writes it.
+    """
+    total = sum(each.bytes or 0 for each in folders) / _GIB
+    for offer in offers if folders else ():
+        machine = f"{offer.provider} {offer.instance_type}"
+        keyed = next((each for each in folders if each.values), None)
+        if keyed is not None and is_stranger(offer):
+            raise UsageError(
+                f"{machine} is a machine of a stranger, who could read the keys of {keyed.bucket} and what is there; "
+                "choose another provider, or data that is public"
+            )
+        disk = offer.disk_gib or disk_gib
+        is_unknown = not disk and offer.usd_per_hour > 0 and total > _BESIDE
+        if is_unknown or (disk and total > disk):
+            has = f"{disk:g} GiB" if disk else "the usual size of its provider"
+            raise UsageError(
+                f"the data has {total:.1f} GiB, and the disk of {machine} has {has}; ask for a larger one with "
+                f"{option('disk', f'{total + _BESIDE:.0f}GiB')}"
+            )
+
+
+def far_apart(folders: Iterable[DataFolder], offers: Iterable[Offer]) -> list[str]:
+    """Return a sentence for each place that is in another region than a machine that may be rented."""
+    regions = sorted({each.region for each in offers if each.region})
+    found = []
+    for each in folders:
+        others = [region for region in regions if each.bucket.region not in ("", "auto", region)]
+        if others:
+            found.append(
+                f"{each.bucket} is in {each.bucket.region}, and machines may be in {', '.join(others[:3])}"
+                f"{', …' * (len(others) > 3)}: the store may charge for the traffic"
+            )
+    return found

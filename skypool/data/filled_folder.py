@@ -1,0 +1,370 @@
+"""`FilledFolder`: fills a folder of the node from a bucket, so that it has what the bucket has, or is given up."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import stat
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from skypool.buckets import store
+from skypool.buckets.bucket import with_values
+from skypool.data.checksums import Checksums
+from skypool.data.data_listing import wanted
+from skypool.data.fetching import Fetcher, above
+from skypool.data.folder_saver import Object, journal_lines
+from skypool.data.local_files import OURS, State, aside_of, listed
+from skypool.data.objects import exists
+from skypool.data.restoring import in_the_way, move_aside
+from skypool.errors import UsageError
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+_FETCHES = 16
+"""The number of small files, or parts of large ones, that come at the same time."""
+_PATIENCE = 60.0
+"""Seconds after which a request has failed. A part of a large file must come in this time."""
+_PAUSES = 1.0, 15.0
+"""The first and the longest pause in seconds after a request that has failed."""
+_LOOK = 0.5
+"""Seconds between two attempts to have a folder that another mover fills."""
+_SPARE = 64 << 20
+"""The bytes that stay free on a disk."""
+_BLOCK = 4096
+"""A file takes whole blocks of so many bytes."""
+_OF_DISKS = "lost+found"
+"""The folder that a disk has on which nothing was written yet."""
+_PART_NAME = re.compile(rf"{re.escape(OURS)}[0-9a-f]{{12}}")
+"""Matches the names of files that have not come to their end."""
+_FILES, _FOLDERS, _OPEN = 0o444, 0o555, 0o755
+"""The permissions of files, of folders that are filled, and of folders while they are."""
+
+
+class Stopped(Exception):
+    """The folder is not wanted any more."""
+
+
+class Former(Protocol):
+    """A folder with the same name from an earlier order, which ends before this one begins."""
+
+    def end(self, seconds: float) -> object: ...
+    def join(self) -> object: ...
+
+
+@dataclass
+class Fetched:
+    """An account of what was fetched.
+
+    Attributes:
+        files: the number of files that were fetched, and `bytes` the bytes that came.
+        wanted: the number of files to fetch, and `wanted_bytes` their bytes.
+        checked: the number of files whose content was compared with a checksum of the store.
+        aside: the folder to which files were moved that the bucket does not have; "" if there were none.
+    """
+
+    files: int = 0
+    bytes: int = 0
+    wanted: int = 0
+    wanted_bytes: int = 0
+    checked: int = 0
+    aside: str = ""
+
+
+class FilledFolder:
+    """A folder of the node that is filled from a bucket. It has a thread of its own.
+
+    A file is there when it is noted in a journal with the version of its object, so that a mover that begins again, or
+    a later order, fetches only what is missing or has changed.
+
+    Args:
+        said: the command, with the members of `Order` in `skypool.wire.save_orders`.
+        journals: the folder with the journals.
+        former: the same folder of an earlier order.
+
+    Attributes:
+        phase: "fetching", then "there"; or "ended" if this node cannot have it, for which `trouble` has the reason.
+    """
+
+    whole = False
+
+    def __init__(self, said: Mapping[str, Any], journals: Path, former: Former | None = None) -> None:
+        self.id: str = said["id"]
+        self.serial: str = said["serial"]
+        self.phase = "fetching"
+        self.trouble = ""
+        self.done = Fetched()
+        self._said, self._journals, self._former = said, journals, former
+        self._stop = threading.Event()
+        self._lock = threading.Lock()  # for the threads that fetch
+        self._thread = threading.Thread(target=self._work, name=f"data {self.id}", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_ending(self) -> bool:
+        """True if it is not filled any more."""
+        return self._stop.is_set()
+
+    def end(self, seconds: float, calm: bool = False, is_quiet: threading.Event | None = None) -> None:
+        """Fetch no more. Data has nothing to save, so that it needs no time for that."""
+        self._stop.set()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def told(self) -> dict[str, Any]:
+        """Return the state of the folder for the client."""
+        said = {name: self._said[name] for name in ("id", "url", "serial", "drain")}
+        return {**said, "phase": self.phase, "trouble": self.trouble, "back": asdict(self.done)}
+
+    def _work(self) -> None:
+        if self._former is not None:
+            self._former.end(0.0)
+            self._former.join()
+            self._former = None
+        if not self._said["restores"]:
+            self.phase = "there"
+            return
+        pause, longest = _PAUSES
+        while True:
+            try:
+                self._fill()
+                self.trouble, self.phase = "", "there"
+                return
+            except Stopped:
+                self.phase = "ended"
+                return
+            except UsageError as e:
+                self.trouble, self.phase = str(e), "ended"
+                return
+            except Exception as e:  # noqa: BLE001 - whatever a store answers is told, and the next attempt follows
+                self.trouble = store.trouble(e).words
+            if self._stop.wait(pause):
+                self.phase = "ended"
+                return
+            pause = min(longest, 2 * pause)
+
+    # --- one attempt -----------------------------------------------------------------------------------------
+
+    def _fill(self) -> None:
+        """Make the folder as the bucket has it. Raises UsageError if this node cannot have it."""
+        said = self._said
+        bucket, values = with_values(said["url"], said["endpoint"], said["region"], said["values"])
+        opened = store.opened(bucket, values, _PATIENCE, unsigned=True)
+        folder = self._made(os.path.abspath(os.path.expanduser(said["folder"])))
+        if bucket.scheme == "file" and _overlap(os.path.realpath(bucket.name), folder):
+            raise UsageError(f"{bucket} and {folder} are inside each other; use another folder")
+        name = hashlib.sha256(repr((os.uname().nodename, folder)).encode()).hexdigest()[:16]
+        with self._alone(self._journals / f"{name}.lock"):
+            objects = self._attempt(lambda: wanted(opened))
+            for path in [path for path, each in objects.items() if not each.size]:
+                if not self._attempt(partial(exists, opened, path)):  # a mark for an empty folder
+                    del objects[path]
+            journal = _Journal(self._journals / name, f"{bucket.url} {bucket.endpoint}")
+            self._fetch(opened, folder, objects, journal)
+
+    def _made(self, folder: str) -> str:
+        """Make a folder, and return its real path. Raises UsageError if that is not possible."""
+        advice = "use a path that this user can write to, such as 'data' or '~/data'"
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except OSError as e:
+            raise UsageError(f"{folder} cannot be made by {_user()} there: {e.strerror}; {advice}") from e
+        about = os.stat(folder)
+        if not os.access(folder, os.W_OK | os.X_OK) and about.st_uid != os.geteuid():
+            raise UsageError(f"{_user()} may not write to {folder} there; {advice}")
+        return os.path.realpath(folder)
+
+    @contextmanager
+    def _alone(self, lock: Path) -> Iterator[None]:
+        """Wait until no other mover of this machine fills the folder."""
+        with lock.open("w") as file:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if self._stop.wait(_LOOK):
+                        raise Stopped from None
+            yield
+
+    def _fetch(self, opened: ObjectStore, folder: str, objects: Mapping[str, Object], journal: _Journal) -> None:
+        found = listed(folder)
+        if journal.is_new and (some := next(iter({**found.files, **found.refused}.keys() - {_OF_DISKS}), None)):
+            raise UsageError(
+                f"{folder} there has files that skypool has not fetched, such as {some}; remove them, or use "
+                "another folder"
+            )
+        journal.begin()
+        missing = {path: each for path, each in objects.items() if not journal.has(path, each, found.files.get(path))}
+        self._check_room(folder, missing)
+        _permit(folder, {*objects, *journal.files}, _OPEN)
+        _clean(folder)
+        here = (found.files.keys() | found.refused.keys()) - {"", _OF_DISKS}
+        self._remove_others(folder, objects, here, journal)
+        checksums = Checksums()
+        self.done.wanted, self.done.wanted_bytes = len(missing), sum(each.size for each in missing.values())
+        self.done.files = self.done.bytes = 0
+
+        def came(count: int) -> None:
+            with self._lock:
+                self.done.bytes += count
+
+        def arrived(each: Object) -> None:
+            self.done.files += 1
+            self.done.checked = checksums.checked
+
+        with ThreadPoolExecutor(_FETCHES) as executor:
+            fetcher = Fetcher(opened, folder, executor, journal.note, self._attempt, came, checksums, _FILES)
+            fetcher.fetch(missing, arrived)
+        self.done.checked = checksums.checked
+        self._check(folder, objects, journal)
+        _permit(folder, objects, _FOLDERS)
+
+    def _attempt(self, request: Callable[[], Any]) -> Any:
+        """Make a request again and again, until it has an answer. Raises for an object that has changed."""
+        from obstore.exceptions import PreconditionError
+
+        pause, longest = _PAUSES
+        while not self._stop.is_set():
+            try:
+                found = request()
+            except (UsageError, FileNotFoundError, PreconditionError):
+                raise
+            except Exception as e:  # noqa: BLE001 - whatever a store answers is told, and the next attempt follows
+                self.trouble = store.trouble(e).words
+                self._stop.wait(pause)
+                pause = min(longest, 2 * pause)
+            else:
+                self.trouble = ""
+                return found
+        raise Stopped
+
+    def _check_room(self, folder: str, missing: Mapping[str, Object]) -> None:
+        """Raise UsageError if the disk has no room for what is missing."""
+        about = os.statvfs(folder)
+        free = about.f_bavail * about.f_frsize
+        needed = sum(-(-each.size // _BLOCK) * _BLOCK for each in missing.values())
+        if missing and needed + _SPARE > free:
+            raise UsageError(
+                f"{folder} there has no room: {needed / 1e9:.2f} GB are to be fetched, and {free / 1e9:.2f} GB of its "
+                "disk are free; ask for a larger one with disk=, or use a folder on another disk"
+            )
+
+    def _remove_others(self, folder: str, objects: Mapping[str, Object], here: set[str], journal: _Journal) -> None:
+        """Remove what was fetched before and is not wanted any more. Move what others have written aside."""
+        gone = [path for path in journal.files if path not in objects]
+        for path in gone:
+            with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                os.unlink(os.path.join(folder, path))
+            journal.forget(path)
+        for path in sorted(above(gone) - above(objects), reverse=True):
+            with suppress(OSError):  # it has files of others
+                os.rmdir(os.path.join(folder, path))
+        others = here - objects.keys() - {*gone}
+        if paths := others | in_the_way(folder, objects):
+            self.done.aside = aside_of(folder)
+            move_aside(folder, paths, self.done.aside)
+
+    def _check(self, folder: str, objects: Mapping[str, Object], journal: _Journal) -> None:
+        """Raise OSError unless all files are there as they came."""
+        here = listed(folder).files
+        for path in objects:
+            if path not in here or journal.files.get(path, (None,))[0] != here[path]:
+                raise OSError(f"{path} in {folder} is not as it was fetched")
+
+
+class _Journal:
+    """The file in which it is noted which files were fetched. A new one begins with the place.
+
+    Attributes:
+        is_new: True if there was none.
+        files: the state of each file, and the version of its object; None if it is not from this place.
+    """
+
+    def __init__(self, path: Path, place: str) -> None:
+        self._path, self._place = path, place
+        self._lock = threading.Lock()
+        self.is_new = not path.exists()
+        self.files: dict[str, tuple[State, str | None]] = {}
+        is_ours = False
+        for line in journal_lines(str(path)):
+            match line:
+                case [str(name)]:
+                    is_ours = name == place
+                    self.files = {path: (state, None) for path, (state, _) in self.files.items()}
+                case [str(name), [int(inode), int(size), int(changed)], str() | None as version]:
+                    self.files[name] = State(inode, size, changed), version if is_ours else None
+                case [str(name), None]:
+                    self.files.pop(name, None)
+        if not is_ours:
+            self.files = {path: (state, None) for path, (state, _) in self.files.items()}
+
+    def begin(self) -> None:
+        """Write what is known in a new file, so that it does not grow without end."""
+        new = self._path.with_suffix(".new")
+        with new.open("w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(f"{json.dumps([self._place])}\n")
+            file.writelines(f"{json.dumps([path, *each])}\n" for path, each in self.files.items())
+        new.replace(self._path)
+
+    def has(self, path: str, wanted: Object, state: State | None) -> bool:
+        """Return True if a file is here as it is in the bucket."""
+        return wanted.version is not None and self.files.get(path) == (state, wanted.version)
+
+    def note(self, path: str, state: State, fetched: Object) -> None:
+        """Note that a file has come. Any thread may call this."""
+        with self._lock:
+            self.files[path] = state, fetched.version
+            self._append([path, state, fetched.version])
+
+    def forget(self, path: str) -> None:
+        with self._lock:
+            self.files.pop(path, None)
+            self._append([path, None])
+
+    def _append(self, line: object) -> None:
+        with self._path.open("a", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(f"{json.dumps(line)}\n")
+
+
+def _overlap(one: str, other: str) -> bool:
+    return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
+
+
+def _user() -> str:
+    import pwd
+
+    try:
+        return f"the user {pwd.getpwuid(os.geteuid()).pw_name}"
+    except KeyError:
+        return f"the user {os.geteuid()}"
+
+
+def _permit(folder: str, paths: Collection[str], mode: int) -> None:
+    """Give a folder, and those below it that have these paths, other permissions, if they belong to this user."""
+    for path in ("", *above(paths)):
+        there = os.path.join(folder, path)
+        with suppress(FileNotFoundError):
+            about = os.lstat(there)
+            if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid():
+                os.chmod(there, mode)
+
+
+def _clean(folder: str) -> None:
+    """Remove files that have not come to their end, as their mover was killed."""
+    for path, _, names in os.walk(folder):
+        for each in names:
+            there = os.path.join(path, each)
+            if _PART_NAME.fullmatch(each) and stat.S_ISREG(os.lstat(there).st_mode):
+                os.unlink(there)
