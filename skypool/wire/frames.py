@@ -94,9 +94,7 @@ class Kind(IntEnum):
     NOTICE = 25  # c: a machine is taken back on which other processes of the gangs of these calls run
     SAVE = 26  # c: an order to save a folder to a bucket, or to save what is left of it
     SAVED = 27  # a: the state of all folders that are saved
-    AGREE = (
-        28  # c: asks how far the ranks of a gang are, and proposes or decides the step at which they hear of a notice
-    )
+    AGREE = 28  # c: asks how far ranks of a gang are, and proposes or decides the step at which they hear of a notice
     STEPS = 29  # a: how far these ranks are, and the answer to a proposal
 
 
