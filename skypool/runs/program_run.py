@@ -77,6 +77,7 @@ class ProgramRun:
         buckets: the folders that are kept in buckets. Paths begin where the program starts.
         complete: what is written last into a checkpoint, as `ComputePool` takes it.
         note: called with what is good to know.
+        on_notice: the signal for the program when its machine ends soon, as `node_program.run` takes it.
         only: the place, counted from 0, of the only node that gets the project and the program; None for all.
 
     Attributes:
@@ -101,6 +102,7 @@ class ProgramRun:
     complete: Sequence[str] = ()
     note: Callable[[str], object] = lambda text: None
     only: int | None = None
+    on_notice: str = ""
     is_interrupted: bool = field(default=False, init=False)
     is_hurried: bool = field(default=False, init=False)
     returncode: int | None = field(default=None, init=False)
@@ -325,7 +327,7 @@ class ProgramRun:
             words[0] = "python3"
         places = {end.node: (end.folder, programs[end.node]) for end in self._ends}
         call = compute(node_program.run, output="silent")(
-            words, places, self.target.folder, dict(self.env), self._output, self.is_gang
+            words, places, self.target.folder, dict(self.env), self._output, self.is_gang, self.on_notice
         )
         try:
             status = self._followed(call)
