@@ -156,15 +156,16 @@ class World:
     loss: float
     knows_rate: bool = True
     nodes: dict[int, Node] = field(default_factory=dict)
-    mail: list[tuple[float, int, object]] = field(default_factory=list)
+    mail: list[tuple[float, int, int, Offer | Answer | None]] = field(default_factory=list)
     decided: set[int] = field(default_factory=set)
 
     TICK = 0.05
 
-    def post(self, now: float, to: int, said: object) -> None:
+    def post(self, now: float, to: int, about: int, said: Offer | Answer | None) -> None:
+        """Post what the owner says in a round, or to the owner, -1, what a node answers."""
         for _ in range(self.chance.choice((1, 1, 1, 2))):
             if self.chance.random() >= self.loss:
-                self.mail.append((now + self.chance.uniform(0, self.late), to, said))
+                self.mail.append((now + self.chance.uniform(0, self.late), to, about, said))
 
     def live(self, notice: float, until: float) -> None:
         self.nodes = {each.node: Node() for each in self.ranks}
@@ -173,7 +174,7 @@ class World:
 
         def tell() -> None:
             for node in owner.nodes:
-                self.post(now, node, (owner.round, owner.offer))
+                self.post(now, node, owner.round, owner.offer)
             if owner.offer is not None and owner.offer.decided:
                 self.decided.add(owner.offer.step)
 
@@ -184,16 +185,14 @@ class World:
                 tell()
             due = [each for each in self.mail if each[0] <= now]
             self.mail = [each for each in self.mail if each[0] > now]
-            for _, to, said in due:
+            for _, to, about, said in due:
                 before = owner
-                if to < 0:
-                    node, answer = said  # type: ignore[misc]
-                    owner = agreement.heard(owner, node, answer, now)
+                if isinstance(said, Answer):
+                    owner = agreement.heard(owner, about, said, now)
                 else:
-                    round_, offer = said  # type: ignore[misc]
                     there = self.nodes[to]
-                    if agreement.accepted(there.round, there.offer, round_, offer):
-                        there.round, there.offer = max(there.round, round_), offer
+                    if agreement.accepted(there.round, there.offer, about, said):
+                        there.round, there.offer = max(there.round, about), said
                         there.due = now + self.TICK
                 if (owner.round, owner.offer) != (before.round, before.offer):
                     tell()
@@ -204,7 +203,7 @@ class World:
                     there.due = None
                     told = [each.told for each in self.ranks if each.node == number and now < each.ends]
                     rate = 1 / min(each.pace for each in self.ranks) if self.knows_rate else 0.0
-                    self.post(now, -1, (number, agreement.answer(there.round, there.offer, told, rate)))
+                    self.post(now, -1, number, agreement.answer(there.round, there.offer, told, rate))
             if began:
                 for node in owner.nodes:
                     if all(now >= each.ends for each in self.ranks if each.node == node):

@@ -261,6 +261,18 @@ def saved_content(name: str) -> bytes:
     return Path("out", name).read_bytes()
 
 
+def tell_end(interruption: sky.Interruption) -> None:
+    Path("out/told").write_text(f"{interruption.reason} {interruption.left:.1f}")
+
+
+@sky.compute(on_interruption=tell_end)
+def wait_for_end() -> None:
+    """Write into the folder "out" what is told of the end of the machine."""
+    Path("out").mkdir(exist_ok=True)
+    Path("out/begun").touch()
+    time.sleep(600)
+
+
 @sky.compute(procs=2, output="silent")
 def keep_checkpoints(log: str, pause: float, ahead: int) -> int:
     """Write checkpoints into the folder "ckpt" until the file "stop" is in a folder, and note there what is found.
