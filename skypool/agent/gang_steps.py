@@ -15,6 +15,7 @@ from skypool.agent.messages import Agree
 from skypool.agent.worker_processes import GANG, Slot, Slots
 from skypool.gangs import agreement
 from skypool.gangs.agreement import Agreement, Answer, Offer
+from skypool.runtime import LEASE
 
 _SETTLE = 0.05
 """Seconds between an offer and the look at the steps of the ranks."""
@@ -92,7 +93,8 @@ class GangSteps:
                 continue
             if self._is_whole(slots):
                 self._own(gang, slots)
-            elif gang.offer is None and gang.due is None and now - gang.told >= _AGAIN:
+            # without a lease there is no client, and one that returns renews it
+            elif gang.offer is None and gang.due is None and now - gang.told >= _AGAIN and not self._is_lease(slots):
                 self._answer(gang, slots)
 
     def _present(self) -> dict[tuple[str, int], list[Slot]]:
@@ -102,6 +104,9 @@ class GangSteps:
             if slot.kind == GANG and slot.member is not None and slot.member.size > 1 and slot.pid:
                 found.setdefault((slot.member.gang, slot.member.attempt), []).append(slot)
         return found
+
+    def _is_lease(self, slots: list[Slot]) -> bool:
+        return any(self._page.reason(slot.number) == LEASE for slot in slots if self._page.announced(slot.number))
 
     @staticmethod
     def _is_whole(slots: list[Slot]) -> bool:

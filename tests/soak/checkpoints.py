@@ -3,6 +3,9 @@
     python -m tests.soak.checkpoints --times 300 --seed 1
     python -m tests.soak.checkpoints --times 20 --kinds late,client
 
+The kinds `notice120`, `notice30` and `notice10` are spot notices so many seconds before a machine is gone: all
+processes save the checkpoint of one agreed step, and go on from it. When they have, the rest of a long notice is skipped.
+
 Four processes on two machines write checkpoints into a bucket of SeaweedFS. At a random moment something fails, the
 program is started again, by skypool or by another client, and when it has saved checkpoints, the next fault comes.
 `tests.lab.work.keep_checkpoints` is the program. A fault must never depend on how fast this computer is, so each step
@@ -50,6 +53,10 @@ PATIENCE = 150.0
 LEASE = 15.0
 LIVENESS = 8.0
 KEYS = ("SAVE_ID", "SAVE_SECRET")
+NOTICES = {"notice120": 120.0, "notice30": 30.0, "notice10": 10.0}
+"""The seconds of notice of each kind."""
+LONG = 10.0
+"""A longer notice is not awaited, once all processes have saved."""
 
 
 # --- the client ------------------------------------------------------------------------------------------------
@@ -113,6 +120,7 @@ class World:
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     faults: int = field(default=0, init=False)
     errors: int = field(default=0, init=False)
+    _noticed: int | None = field(default=None, init=False)
     _stopped: list[int] = field(default_factory=list[int], init=False)
 
     def __post_init__(self) -> None:
@@ -250,6 +258,7 @@ class World:
         self.faults += 1
         self.ways()[kind]()
         self.go_on(before)
+        self._check_notice(before)
         self._wake()
 
     def ways(self) -> dict[str, Callable[[], None]]:
@@ -261,6 +270,7 @@ class World:
             "agent": self._agent,
             "client": self._client,
             "late": self._late,
+            **{each: lambda each=each: self._notice(NOTICES[each]) for each in NOTICES},  # type: ignore[misc]
             **{each: lambda each=each: self._store(each) for each in FAULTS},  # type: ignore[misc]
         }
 
@@ -288,6 +298,35 @@ class World:
         if not is_during:
             self.lapse(2)
             self.kill("rank")
+
+    def _notice(self, seconds: float) -> None:
+        """A machine is taken back. All processes save the checkpoint of one step before it is gone."""
+        cloud = FakeCloud(self.folder / "cloud")
+        victim = self.chance.choice(cloud.instances())
+        start = max((each for each in self.lines() if each["what"] == "safe"), key=lambda each: float(each["t1"]))[
+            "start"
+        ]
+        cloud.control.interrupt(victim, seconds)
+        told: dict[int, int] = {}
+
+        def have_saved() -> bool:
+            noticed = [each for each in self.lines() if each["what"] == "noticed" and each["start"] == start]
+            told.update((each["rank"], each["step"]) for each in noticed)
+            return len(told) == WORLD
+
+        until(have_saved, f"a checkpoint of all within the notice of {seconds:g} s", seconds)
+        if len({*told.values()}) != 1:
+            raise Trouble(f"the processes have saved different steps at the notice: {told}")
+        self._noticed = told[0]
+        if seconds > LONG:
+            cloud.control.advance(seconds)
+
+    def _check_notice(self, before: frozenset[str]) -> None:
+        """Raise Trouble if the program goes on from another step than the one that was saved at a notice."""
+        noticed, self._noticed = self._noticed, None
+        found = {each["step"] for each in self.lines() if each["what"] == "latest" and each["start"] not in before}
+        if noticed is not None and found != {noticed}:
+            raise Trouble(f"step {noticed} was saved at the notice, and the program goes on from {found}")
 
     def _late(self) -> None:
         """A machine seems to be dead, but its mover only sleeps. It wakes up when the next attempt has begun."""
@@ -479,7 +518,7 @@ class LabWorld(World):
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-FAKE = ("rank", "ranks", "mover", "agent", "client", *FAULTS)
+FAKE = ("rank", "ranks", "mover", "agent", "client", *NOTICES, *FAULTS)
 LOCAL = ("late",)
 LAB = ("power", "link", "frozen", "disk")
 KINDS = (*FAKE, *LOCAL, *LAB)
