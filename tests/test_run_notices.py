@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +121,8 @@ def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCloud
     eventually(lambda: not processes_of(str(tmp_path)), 30, "the end of all processes of the cloud")
 
 
-def run(cloud: FakeCloud, status: int, capsys: pytest.CaptureFixture[str], **options: Any) -> sky.Run[None]:
-    """Run a program that ends with a status when it is told, and tell it when it has begun."""
+def run(words: Sequence[str], cloud: FakeCloud, capsys: pytest.CaptureFixture[str], **options: Any) -> sky.Run[None]:
+    """Run a program, and announce that its machines are taken back when it has begun."""
     said: list[str] = []
 
     def take_back() -> None:
@@ -135,16 +137,44 @@ def run(cloud: FakeCloud, status: int, capsys: pytest.CaptureFixture[str], **opt
     provider = threading.Thread(target=take_back)
     provider.start()
     try:
-        script = CATCHES.format(status=status, signal="TERM")
-        return sky.run(["sh", "-c", script], cloud, market="spot", max_lifetime="10m", **options)
+        return sky.run(words, cloud, market="spot", max_lifetime="10m", **options)
     finally:
         provider.join()
+
+
+def catching(status: int) -> list[str]:
+    """A program that ends with a status when it is told."""
+    return ["sh", "-c", CATCHES.format(status=status, signal="TERM")]
+
+
+COUNTS = """
+import time
+import skypool
+print("begun", flush=True)
+step = 0
+while skypool.interruption(step) is None:
+    time.sleep(0.005)
+    step += 1
+print("saves", step)
+"""
+
+
+@pytest.mark.slow
+def test_all_processes_of_a_program_hear_of_the_notice_at_one_step(
+    cloud: FakeCloud, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("train.py").write_text(COUNTS)
+    env = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = run([sys.executable, "train.py"], cloud, capsys, procs=3, env=env)
+    saves = [line.partition("saves ")[2] for line in done.output.splitlines() if "saves" in line]
+    assert len(saves) == 3
+    assert len({*saves}) == 1
 
 
 def test_a_program_that_ends_with_0_when_it_is_told_has_succeeded(
     cloud: FakeCloud, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = run(cloud, 0, capsys)
+    done = run(catching(0), cloud, capsys)
     assert (done.returncode, done.output.split()) == (0, ["begun", "told"])
 
 
@@ -153,7 +183,7 @@ def test_a_program_that_ends_by_the_signal_was_interrupted(
     cloud: FakeCloud, capsys: pytest.CaptureFixture[str], procs: int | None
 ) -> None:
     with pytest.raises(NodeInterrupted, match=r"ended by SIGTERM when it was told; run it again to go on"):
-        run(cloud, 143, capsys, procs=procs)
+        run(catching(143), cloud, capsys, procs=procs)
 
 
 def test_a_signal_that_is_not_known_is_refused(cloud: FakeCloud) -> None:

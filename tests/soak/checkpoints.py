@@ -4,7 +4,7 @@
     python -m tests.soak.checkpoints --times 20 --kinds late,client
 
 The kinds `notice120`, `notice30` and `notice10` are spot notices so many seconds before a machine is gone: all
-processes save the checkpoint of one agreed step, and go on from it. When they have, the rest of a long notice is skipped.
+processes save the checkpoint of one agreed step, and go on from it. The rest of a long notice is then skipped.
 
 Four processes on two machines write checkpoints into a bucket of SeaweedFS. At a random moment something fails, the
 program is started again, by skypool or by another client, and when it has saved checkpoints, the next fault comes.
