@@ -27,7 +27,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from skypool.testing import FakeCloud, Stock
 from tests.lab import stores
 from tests.lab.machines import Lab, Machine, unavailable
 from tests.lab.work import keep_checkpoints
-from tests.soak import _bucket_check
+from tests.soak import _bucket_check, _clocks
 from tests.soak._faulty_way import FAULTS, FaultyWay
 
 ROOT = Path(__file__).parents[2]
@@ -55,6 +55,8 @@ LIVENESS = 8.0
 KEYS = ("SAVE_ID", "SAVE_SECRET")
 NOTICES = {"notice120": 120.0, "notice30": 30.0, "notice10": 10.0}
 """The seconds of notice of each kind."""
+JUMPS = (-600, -60, -5, 5, 60, 600)
+"""Seconds by which clocks are wrong. Stores refuse requests of a clock that is wrong by more than 15 minutes."""
 LONG = 10.0
 """A longer notice is not awaited, once all processes have saved."""
 
@@ -66,7 +68,11 @@ def client(said: Mapping[str, Any]) -> int:
     """Be the client of a gang that writes checkpoints. Return 0 if it ends, and 3 if nodes are lost."""
     made: dict[str, Any] = {"provider": "local"}
     if "cloud" in said:
-        made = {"provider": FakeCloud(said["cloud"])}
+        cloud = FakeCloud(said["cloud"])
+        if "python" in said:
+            access = cloud.access
+            object.__setattr__(cloud, "access", lambda one: replace(access(one), python=said["python"]))
+        made = {"provider": cloud}
     elif "hosts" in said:
         hosts = [sky.Host(address, host_key=key) for address, key in said["hosts"]]
         made = {"provider": sky.SSH(hosts=hosts, user="root", identity=said["identity"])}
@@ -394,6 +400,30 @@ class World:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+@dataclass
+class ClockWorld(World):
+    """The clock of its machines can be moved. Each fault moves it, while the program runs or before it goes on."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._clock = _clocks.MovedClock(self.folder / "python")
+
+    def where(self) -> dict[str, Any]:
+        return {**super().where(), "python": str(self._clock.python)}
+
+    def ways(self) -> dict[str, Callable[[], None]]:
+        return {"clock": self._jump}
+
+    def _jump(self) -> None:
+        self._clock.jump(self.chance.choice(JUMPS))
+        self.lapse(4)
+        self.kill("rank")
+
+    def close(self) -> None:
+        super().close()
+        self._clock.clean()
+
+
 class LocalWorld(World):
     """Its one node has four processes, and is a folder that stays when the node ends."""
 
@@ -520,8 +550,9 @@ class LabWorld(World):
 
 FAKE = ("rank", "ranks", "mover", "agent", "client", *NOTICES, *FAULTS)
 LOCAL = ("late",)
+CLOCK = ("clock",)
 LAB = ("power", "link", "frozen", "disk")
-KINDS = (*FAKE, *LOCAL, *LAB)
+KINDS = (*FAKE, *LOCAL, *CLOCK, *LAB)
 
 
 # --- many of them ----------------------------------------------------------------------------------------------
@@ -623,6 +654,8 @@ class Places:
             if kind in LAB:
                 place = "/run/soak" if kind == "disk" else "/root/soak"
                 made = LabWorld(folder, way, store, chance, lab=self._lab, place=place)
+            elif kind in CLOCK:
+                made = ClockWorld(folder, way, store, chance)
             elif kind in LOCAL:
                 made = LocalWorld(folder, way, store, chance, nodes=1)
             else:
@@ -653,6 +686,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if why := unavailable():
         print(f"the lab cannot be used: {why}")
         kinds = [each for each in kinds if each not in LAB]
+    if why := _clocks.missing():
+        print(f"no clock is moved: {why}")
+        kinds = [each for each in kinds if each not in CLOCK]
     done = soak(asked.times, asked.seed, kinds, asked.kept)
     for kind, count in done.worlds.items():
         print(f"{kind:8} {count} worlds, {done.faults[kind]} faults")
