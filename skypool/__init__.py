@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from skypool import accelerators, devices
+    from skypool.agent.own_notices import interruption
     from skypool.buckets.bucket import Bucket
     from skypool.calls.arguments import Ref
     from skypool.calls.call import Call, ComputeFunction, compute, gather
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
     from skypool.rental.budget import Budget
     from skypool.rental.receipt import Receipt
     from skypool.runs.run import Run, run
-    from skypool.runtime import InstanceInfo, Interruption, instance_info, interruption, is_head, shard
+    from skypool.runtime import InstanceInfo, Interruption, instance_info, is_head, shard
     from skypool.wire.codec import Captured
     from skypool_aws import AWS as AWS
     from skypool_container import Container as Container
@@ -137,7 +138,7 @@ _HOME = {
     "InstanceInfo": "skypool.runtime",
     "Interruption": "skypool.runtime",
     "instance_info": "skypool.runtime",
-    "interruption": "skypool.runtime",
+    "interruption": "skypool.agent.own_notices",
     "is_head": "skypool.runtime",
     "shard": "skypool.runtime",
 }

@@ -1,4 +1,4 @@
-"""Functions that user code calls on a node (a rented machine): `instance_info`, `shard`, `is_head`, `interruption`.
+"""Functions that user code calls on a node (a rented machine): `instance_info`, `shard`, `is_head`.
 
 Outside of a pool, they work as in a pool of one node.
 """
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Final, Literal, TypeVar, overload
 
 from skypool import devices
 from skypool.devices import Device
@@ -291,49 +291,42 @@ def _take(data: Any, order: list[int]) -> Any:
     return "".join(picked) if isinstance(data, str) else picked
 
 
+Reason = Literal["provider", "limit", "lease"]
+"""Why a machine ends: its provider takes it back, budget or lifetime are over, or its client is not heard any more."""
+PROVIDER: Final = "provider"
+LIMIT: Final = "limit"
+LEASE: Final = "lease"
+
+
 @dataclass(frozen=True, slots=True)
 class Interruption:
-    """A notice that the provider takes this machine back.
+    """A notice that this machine ends soon.
 
     Attributes:
-        at: when the provider takes the machine, in seconds since 1970.
+        at: when the provider takes the machine, or when the call is stopped, in seconds since 1970.
+        reason: "provider" if the provider takes the machine back, "limit" if the budget or lifetime is over, "lease" if
+            the machine has not heard of its client for long. The last two come only where a folder is saved.
     """
 
     at: float
+    reason: Reason = PROVIDER
 
     @property
     def left(self) -> float:
-        """The seconds until the machine is taken back, by the machine's clock; 0.0 if that time has passed."""
+        """The seconds until `at`, by the machine's clock; 0.0 if that time has passed."""
         return max(0.0, self.at - time.time())
 
 
 @dataclass(frozen=True, slots=True)
 class Attended:
-    """The function of a call, with a second function for the case that the provider takes the machine back.
+    """The function of a call, with a second function for the case that its machine ends.
 
-    Both are sent to the node. When the provider announces that it takes the machine back, `on_interruption` is called
-    there, with the provider's notice as its argument.
+    Both are sent to the node. When it is known that the machine ends soon, `on_interruption` is called there, with the
+    notice as its argument.
     """
 
     function: Callable[..., Any]
     on_interruption: Callable[[Interruption], Any]
-
-
-def interruption() -> Interruption | None:
-    """Return the notice that the provider takes this machine back; None while there is none, and outside of a pool.
-
-    It is fast: a loop may call it in every iteration.
-    """
-    at = 0.0 if taken is None else taken()
-    return Interruption(at) if at else None
-
-
-taken: Callable[[], float] | None = None
-"""A function that the worker process sets; None outside of a worker.
-
-The function returns the time at which the provider takes the machine back, in seconds since 1970, or 0.0 if there is no
-notice.
-"""
 
 
 class Upstream(Iterator[Any]):

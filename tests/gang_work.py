@@ -91,3 +91,18 @@ def await_file(folder: str, name: str) -> int:
 @sky.compute
 def own_rank() -> int:
     return sky.instance_info().rank
+
+
+@sky.compute
+def count(first: int, pause: float) -> tuple[int, str, float]:
+    """Count steps until the notice comes at one; that step, the reason, and the longest wait."""
+    step, longest = first, 0.0
+    while True:
+        began = time.monotonic()
+        found = sky.interruption(step)
+        longest = max(longest, time.monotonic() - began)
+        if found is not None:
+            assert sky.interruption(step + 1) == found
+            return step, found.reason, longest
+        time.sleep(pause * (1 + sky.instance_info().rank / 4))
+        step += 1

@@ -57,6 +57,8 @@ In the agent's process:
   leave.
 - `processes`: the processes of a node: their names and CPUs, descendants of a process, and orphans.
 - `lease`: computes the node's deadline from its lease and other limits.
+- `gang_steps`: lets the ranks of a gang agree at which step they hear of a notice.
+- `stop_notice`: tells calls that the node stops them soon, to save what is left.
 - `notice`: waits for the notice, and tells the running call.
 - `call_output`: limits the output of calls and sends it to the client.
 - `store`: keeps functions and `pool.put()` objects; `value_storage`: large values, in memory or in files.
@@ -71,6 +73,7 @@ In a worker's process:
 
 - `worker`: takes calls, unpickles and runs them, and sends their outcomes.
 - `worker_channel`, `packets`: send and receive packets between worker and agent.
+- `own_notices`: `interruption`, by which a call or a program that it has started asks for a notice.
 - `capture`: captures everything that a call prints, if the call's options ask for that.
 - `shield`: lets the stop of a call wait while the worker's own code holds a lock.
 - `left_processes`: ends the processes that a call has left, so that a new process replaces the worker.
@@ -95,6 +98,7 @@ __all__ = [
     "client_session",
     "connection",
     "failed_calls",
+    "gang_steps",
     "holder",
     "import_clock",
     "items",
@@ -110,6 +114,7 @@ __all__ = [
     "notice",
     "output_stream",
     "own_name",
+    "own_notices",
     "packages",
     "packets",
     "processes",
@@ -119,6 +124,7 @@ __all__ = [
     "slot_plan",
     "stacks",
     "status",
+    "stop_notice",
     "stops",
     "store",
     "streams",

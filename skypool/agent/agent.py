@@ -26,6 +26,7 @@ from skypool.agent.call_queue import CallQueue
 from skypool.agent.capture import captured
 from skypool.agent.client_session import Client
 from skypool.agent.failed_calls import Answers
+from skypool.agent.gang_steps import GangSteps
 from skypool.agent.items import Items
 from skypool.agent.lease import Lease
 from skypool.agent.messages import call_in, is_large
@@ -36,6 +37,7 @@ from skypool.agent.packets import PACKET
 from skypool.agent.shared_page import SharedPage
 from skypool.agent.slot_plan import GANG_PROCESSES, NodePlan
 from skypool.agent.status import Status
+from skypool.agent.stop_notice import StopNotice
 from skypool.agent.stops import Stops
 from skypool.agent.store import Arrivals, Store
 from skypool.agent.value_storage import SpareMemory
@@ -107,6 +109,7 @@ class Agent:
         self._status = Status(plan, self._slots, self._queue, self._client, self._watch)
         self._lookout = Lookout(config.watch, self._watch, self._status.interrupt)
         self._mover = MoverWatch(self._watch, lambda folders: self._client.send(Kind.SAVED, {"folders": folders}))
+        self._gang_steps = GangSteps(self._slots, lambda said: self._client.send(Kind.STEPS, said))
         self._call_output = CallOutput(self._slots, self._queue, self._client)
         self._answers = Answers(config, self._queue, self._call_output, self._unacknowledged)
         self._items = Items(self._slots, self._queue, self._client, self._arrivals, self._answers)
@@ -119,6 +122,7 @@ class Agent:
         self._ending = False
         self._keeper = os.getppid()
         self._lease = Lease(config.lease, config.lifetime, config.guard)
+        self._stop_notice = StopNotice(page, config.lease)
 
     # --- the loop --------------------------------------------------------------------------------------------
 
@@ -221,6 +225,7 @@ class Agent:
         self._status.measure(now)
         self._mover.tick(now, is_idle=not self._calls)
         self.page.mover, self.page.drain = self._mover.pid, self._mover.drain
+        self._gang_steps.tick(now)
         self._packages.tick()
         self._kept.let_go(time.monotonic())  # `now` stands still while the agent is paused
         if time.monotonic() > self.page.deadline or os.getppid() != self._keeper:
@@ -246,6 +251,7 @@ class Agent:
         reserve = self._mover.reserve(self.config.lease)
         self.page.end = self._lease.renew(self._client.heard + self._clock.paused, reserve)
         self.page.deadline = self.page.end - reserve
+        self._stop_notice.look(self.page.deadline, reserve, self._lease.why)
 
     def _bye(self) -> None:
         self._ending = True
@@ -276,6 +282,7 @@ class Agent:
             Kind.MODULE: self._packages.on_module,
             Kind.RECALL: lambda f: self._on_recall(*messages.recall_in(f)),
             Kind.NOTICE: lambda f: self._slots.notify(*messages.notice_in(f)),
+            Kind.AGREE: lambda f: self._gang_steps.agree(messages.agree_in(f)),
             Kind.SAVE: lambda f: self._mover.order(messages.order_in(f), self._stops.cancel_all),
             Kind.BYE: self._on_bye,
         }

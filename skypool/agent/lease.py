@@ -12,6 +12,8 @@ import math
 import sys
 import time
 
+from skypool.runtime import LEASE, LIMIT, Reason
+
 _EVERY = 5.0
 """The least time in seconds between two writes to the guard's file; a twentieth of the lease if that is less."""
 _GUARD_LOOKS = 5.0
@@ -31,6 +33,9 @@ class Lease:
         lease: seconds that the node lives without a frame from its client.
         lifetime: seconds from now after which the node ends in any case; None for no limit.
         guard: the path of the guard's file; "" for none.
+
+    Attributes:
+        why: why the node ends at the deadline that `renew` has returned last; None if it has no work, or no client.
     """
 
     def __init__(self, lease: float, lifetime: float | None, guard: str) -> None:
@@ -44,6 +49,7 @@ class Lease:
         self._told = self._heard = self._until = -math.inf
         self._granted = math.inf  # until when the guard lets the machine live, so far as it is known
         self._trouble = ""
+        self.why: Reason | None = None
 
     def allow(self, seconds: float) -> None:
         """Allow the node to live for at most `seconds` from now, for example because the budget is nearly spent.
@@ -113,8 +119,10 @@ class Lease:
         - The node works on without its client, so that the linger time ends more than a second later.
         - The node stays without a client. The guard grants at most one lease each time, so it must be asked again.
         """
-        end = min(heard + self._lease, self._idle_end + reserve) if self._stays is None else self._stays + reserve
+        leased = heard + self._lease if self._stays is None else math.inf
+        end = min(leased, self._idle_end + reserve) if self._stays is None else self._stays + reserve
         deadline = min(end, self._end, self._allowed)
+        self.why = LIMIT if deadline < end else LEASE if leased == end < math.inf else None
         now = time.monotonic()
         is_later = self.lingers and deadline > self._until + 1  # the node works on without its client
         is_news = heard > self._heard or is_later or (self._stays is not None and now < self._stays)

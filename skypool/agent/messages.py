@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 
 from skypool.agent.call import NodeCall
 from skypool.agent.worker_processes import SERVICE
+from skypool.gangs.agreement import MOST_STEP, Offer
 from skypool.gangs.environment import Member
+from skypool.runtime import LEASE, LIMIT, PROVIDER, Reason
 from skypool.wire.frames import Frame
 
 
@@ -86,6 +88,23 @@ class Notice(NamedTuple):
 
     calls: set[int]
     at: float
+
+
+class Agree(NamedTuple):
+    """The client's message about the step at which the ranks of a gang hear of a notice.
+
+    Attributes:
+        calls: the ids of the ranks on this node.
+        round: the number of its question, from 1.
+        offer: the step that it proposes or has decided; None if it asks how far the ranks are.
+        at: when a machine of the gang ends, in seconds since 1970, and `reason` why.
+    """
+
+    calls: set[int]
+    round: int
+    offer: Offer | None
+    at: float
+    reason: Reason
 
 
 class Output(NamedTuple):
@@ -246,6 +265,13 @@ def recall_in(f: Frame) -> Recall:
 
 def notice_in(f: Frame) -> Notice:
     return Notice({*f.header["calls"]}, float(f.header["at"]))
+
+
+def agree_in(f: Frame) -> Agree:
+    h = f.header
+    offer = None if h["step"] is None else Offer(min(int(h["step"]), MOST_STEP), bool(h["decided"]))
+    reason: Reason = LIMIT if h["reason"] == LIMIT else LEASE if h["reason"] == LEASE else PROVIDER
+    return Agree({*h["calls"]}, int(h["round"]), offer, float(h["at"]), reason)
 
 
 def order_in(f: Frame) -> dict[str, Any]:

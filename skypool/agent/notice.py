@@ -1,4 +1,4 @@
-"""Waits for the provider's spot notice, and tells the running calls when it arrives.
+"""Waits for the provider's spot notice, and tells the running calls when it arrives, or when the node stops them soon.
 
 The agent runs a program of the provider's driver that waits for the notice.
 """
@@ -26,6 +26,8 @@ _PAUSE = 1.0
 """Seconds between the first two starts of a program that ends without a notice. Each later pause is twice as long."""
 _LONGEST_PAUSE = 60.0
 """The greatest number of seconds between two starts of the program."""
+_LOOK = 0.5
+"""Seconds between two looks whether the node stops its calls soon."""
 _MOST = 4096
 """The number of bytes after which the program's output is no longer read."""
 
@@ -181,17 +183,26 @@ class Herald:
                     self._changed.wait()
 
     def _run(self) -> None:
-        """Wait for the interruption, then call `on_interruption` of the running and of each later call, in a thread."""
-        os.read(self._fd, 1)
-        while at := self._page.announced(self._slot):  # 0 if the file descriptor ended because the agent has died
+        """Call `on_interruption` of the running and of each later call while there is a notice, in a thread."""
+        ended = select.poll()
+        ended.register(self._fd, select.POLLIN)
+        while True:
+            # the end of the file says that there is news; a notice that the node itself stops its calls says nothing
+            has_ended = bool(ended.poll(1000 * _LOOK)) and not os.read(self._fd, 1)
+            is_final = has_ended and bool(self._page.announced(self._slot))
+            if has_ended and not is_final:
+                return  # the agent has died
             with self._changed:
-                while self._untold is None:
+                while is_final and self._untold is None:
                     self._changed.wait()
                 attended = self._untold
+                at = self._page.announced(self._slot)
+                if attended is None or not at:
+                    continue
                 self._untold = None
                 self._telling = True
             try:
-                _tell(attended, Interruption(at))
+                _tell(attended, Interruption(at, self._page.reason(self._slot)))
             finally:
                 with self._changed:
                     self._telling = False

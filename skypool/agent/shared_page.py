@@ -11,6 +11,9 @@ id of the earlier call with the later time. So a call may look younger than it i
 from __future__ import annotations
 
 import mmap
+import os
+
+from skypool.runtime import LEASE, LIMIT, PROVIDER, Reason
 
 # Positions of the node's numbers in the first line,
 _DEADLINE = 0
@@ -19,32 +22,54 @@ _INTERRUPTION = 2
 _MOVER = 3
 _END = 4
 _DRAIN = 5
+_STOP = 6
+_STOP_REASON = 7
 # and of a slot's numbers in the slot's own line.
 _TIME = 0
 _CALL = 1
 _GIVEN_UP = 2
 _NOTICE = 3
 _STALLED = 4
+_TOLD = 5
+_OFFER = 6
+_NOTICE_REASON = 7
 _WIDTH = 8
 """The number of eight-byte numbers for each slot: one line of the CPU's cache."""
+_REASONS: tuple[Reason, ...] = (PROVIDER, LIMIT, LEASE)
+"""The reasons of a notice, by the numbers that stand for them."""
 
 
 class SharedPage:
     """Page of numbers in memory that forked processes share. All numbers are 0 at first.
 
-    For each slot, also those for processes of gangs, there are five numbers:
+    For each slot, also those for processes of gangs, there are eight numbers:
 
     - the id of the call that the slot's worker took last,
     - the time from which the duration of that call counts,
     - the id of the call that the worker must stop; 0 for none,
-    - the time at which another machine of the call's gang is taken back; 0 for none,
-    - the id of the generator call that waits until its client takes items; 0 for none.
+    - the time at which another machine of the call's gang is taken back; 0 for none; and the reason,
+    - the id of the generator call that waits until its client takes items; 0 for none,
+    - the step that a process of a gang has told, plus 1; 0 for none,
+    - the step that it is offered, as `skypool.gangs.agreement.Offer.word`; 0 for none.
 
     The time of a notice is in seconds since 1970. Other times are in seconds of `time.monotonic()`.
+
+    Args:
+        slots: the number of slots.
+        file: the file descriptor of the memory of another process; None for new memory.
+
+    Attributes:
+        file: the file descriptor of the memory.
+        slots: the number of slots.
     """
 
-    def __init__(self, slots: int) -> None:
-        memory = memoryview(mmap.mmap(-1, 8 * _WIDTH * (slots + 1)))
+    def __init__(self, slots: int, file: int | None = None) -> None:
+        size = 8 * _WIDTH * (slots + 1)
+        self.slots = slots
+        self.file = os.memfd_create("skypool-page", os.MFD_CLOEXEC) if file is None else file
+        if file is None:
+            os.ftruncate(self.file, size)
+        memory = memoryview(mmap.mmap(self.file, size))
         self._whole = memory.cast("Q")
         self._real = memory.cast("d")
 
@@ -108,6 +133,21 @@ class SharedPage:
     def drain(self, seconds: float) -> None:
         self._real[_DRAIN] = seconds
 
+    @property
+    def stop(self) -> float:
+        """The time at which the node stops its calls, in seconds since 1970; 0.0 if that is far or not known."""
+        return self._real[_STOP]
+
+    @property
+    def stop_reason(self) -> Reason:
+        """The reason of `stop`."""
+        return _REASONS[self._whole[_STOP_REASON] % len(_REASONS)]
+
+    def announce_stop(self, at: float, reason: Reason) -> None:
+        """Note when the node stops its calls, in seconds since 1970, and why; 0.0 if that is not near any more."""
+        self._whole[_STOP_REASON] = _REASONS.index(reason)
+        self._real[_STOP] = at
+
     def begin(self, slot: int, call: int, now: float) -> None:
         """Note that the worker of `slot` has taken `call`; 0 for a new worker, which has taken no call.
 
@@ -151,12 +191,29 @@ class SharedPage:
         call = self._whole[at + _CALL]
         return bool(call) and call == self._whole[at + _GIVEN_UP]
 
-    def notify(self, slot: int, at: float) -> None:
-        """Note the time at which another machine of the gang on `slot` is taken back; 0.0 for a new worker.
+    def notify(self, slot: int, at: float, reason: Reason = PROVIDER) -> None:
+        """Note when another machine of the gang on `slot` ends, and why; 0.0 for a new worker.
 
-        `at` is in seconds since 1970. This only writes the number, and does not wake the worker.
+        `at` is in seconds since 1970. This only writes the numbers, and does not wake the worker.
         """
+        self._whole[_WIDTH * (slot + 1) + _NOTICE_REASON] = _REASONS.index(reason)
         self._real[_WIDTH * (slot + 1) + _NOTICE] = at
+
+    def tell_step(self, slot: int, step: int) -> None:
+        """Note the step that the process on `slot` has begun, and goes on; -1 for none."""
+        self._whole[_WIDTH * (slot + 1) + _TOLD] = step + 1
+
+    def told_step(self, slot: int) -> int:
+        """Return the step that the process on `slot` has begun; -1 for none."""
+        return self._whole[_WIDTH * (slot + 1) + _TOLD] - 1
+
+    def offer(self, slot: int, word: int) -> None:
+        """Offer a step to the process on `slot`, as `skypool.gangs.agreement.Offer.word` writes it; 0 for none."""
+        self._whole[_WIDTH * (slot + 1) + _OFFER] = word
+
+    def offered(self, slot: int) -> int:
+        """Return what is offered to the process on `slot`; 0 for nothing."""
+        return self._whole[_WIDTH * (slot + 1) + _OFFER]
 
     def stall(self, slot: int, call: int) -> None:
         """Note which generator call of `slot` waits until its client takes items; 0 for none."""
@@ -167,10 +224,19 @@ class SharedPage:
         return self._whole[_WIDTH * (slot + 1) + _STALLED]
 
     def announced(self, slot: int) -> float:
-        """Return the earliest time at which a machine that the call on `slot` needs is taken back; 0.0 for none.
+        """Return the earliest time at which a machine ends that the call on `slot` needs; 0.0 if none is announced.
 
         Such a machine is this node itself or, for a process of a gang, the machine of another process. The time is in
-        seconds since 1970.
+        seconds since 1970. It is that of the provider if there is one.
         """
         times = self._real[_INTERRUPTION], self._real[_WIDTH * (slot + 1) + _NOTICE]
-        return min(times) or max(times)
+        return min(times) or max(times) or self._real[_STOP]
+
+    def reason(self, slot: int) -> Reason:
+        """Return why the machine ends of which `announced` tells."""
+        own, other = self._real[_INTERRUPTION], self._real[_WIDTH * (slot + 1) + _NOTICE]
+        if not own and not other:
+            return self.stop_reason
+        if other and (not own or other < own):
+            return _REASONS[self._whole[_WIDTH * (slot + 1) + _NOTICE_REASON] % len(_REASONS)]
+        return PROVIDER

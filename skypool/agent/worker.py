@@ -219,7 +219,6 @@ class Worker:
         ImportClock(self._on_import, self._on_imported).install()
         stacks.register()
         runtime.pull = self._pull
-        runtime.taken = lambda: self._page.announced(self._slot)
         codec.resolve_object = self._object
         signal.signal(signal.SIGTERM, self._on_sigterm)
         signal.signal(signal.SIGURG, self._on_wake)

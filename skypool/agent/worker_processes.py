@@ -28,6 +28,7 @@ from skypool.agent import own_name
 from skypool.agent.batch import SharedBatch
 from skypool.agent.call import NodeCall
 from skypool.agent.notice import Herald
+from skypool.agent.own_notices import OwnNotices, set_own
 from skypool.agent.packets import CLOEXEC, PACKET, SPACE, descriptors, rights
 from skypool.agent.processes import (
     Orphans,
@@ -394,6 +395,8 @@ class Slots:
             notice, slot.notice = os.pipe2(os.O_CLOEXEC)
             opened.callback(_close, [notice, slot.notice])
             self.page.notify(slot.number, 0.0)
+            self.page.tell_step(slot.number, -1)
+            self.page.offer(slot.number, 0)
             # The worker has its call from the start, so that the call is never without a slot. The worker itself writes
             # only when the call's function begins.
             self.page.begin(slot.number, call.id, time.monotonic() + LOADING)
@@ -428,7 +431,17 @@ class Slots:
             os.setsid()
             for fd, write_end in outputs.items():
                 os.dup2(write_end, fd)
-            keep = {0, 1, 2, channel.fileno(), taken.fileno(), notice, slot.printed, *slot.batch.leave()}
+            keep = {
+                0,
+                1,
+                2,
+                channel.fileno(),
+                taken.fileno(),
+                notice,
+                slot.printed,
+                self.page.file,
+                *slot.batch.leave(),
+            }
             for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
                 if fd not in keep:
                     with contextlib.suppress(OSError):
@@ -448,6 +461,8 @@ class Slots:
             os.makedirs(self._plan.config.cwd, exist_ok=True)  # a call may have removed it
             os.chdir(self._plan.config.cwd)
             self._introduce(slot)
+            size = 1 if slot.member is None else slot.member.size
+            set_own(OwnNotices(self.page, slot.number, size))
             call_it("worker" if slot.member is None else f"rank-{slot.member.rank}")
             Worker(
                 slot.number,
@@ -518,15 +533,15 @@ class Slots:
         for slot in self.all:
             _end_notice(slot)
 
-    def notify(self, calls: Collection[int], at: float) -> None:
-        """Tell the processes of gangs that run these calls that another machine of their gang is taken back.
+    def notify(self, calls: Collection[int], at: float, reason: runtime.Reason = runtime.PROVIDER) -> None:
+        """Tell the processes of gangs that run these calls that another machine of their gang is taken back, or ends.
 
         `at` is the time, in seconds since 1970. It replaces the time of an earlier notice for the same call. Calls that
         have ended, or that belong to no gang, are ignored.
         """
         for slot in self.all:
             if slot.kind == GANG and self.page.running(slot.number)[0] in calls:
-                self.page.notify(slot.number, at)
+                self.page.notify(slot.number, at, reason)
                 _end_notice(slot)
 
     # --- packets ---------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ Modules:
 - `futures`: `CallFuture` and `Stream`, which the caller waits for; `map`: `pool.map`.
 - `callbacks`: threads that call functions that users add to futures. These functions may block.
 - `gangs`: starts, stops and reruns the processes of a gang together. `skypool.gangs` decides what happens.
+- `gang_steps`: has the ranks of a gang hear of a notice at one step.
 - `broadcast`: one call that runs on several nodes, and stops on all of them when it fails on one.
 - `groups`: several calls that run at the same time.
 """
@@ -50,6 +51,7 @@ __all__ = [
     "effects",
     "entered",
     "futures",
+    "gang_steps",
     "gangs",
     "groups",
     "idle_time",

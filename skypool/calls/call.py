@@ -113,7 +113,8 @@ class ComputeFunction(Generic[P, T]):
         window: for a generator, the bytes of items that may be sent before the consumer has taken them. At this limit,
             the generator waits. Default 1 MiB.
         on_interruption: a function that is called with an `Interruption` when the provider announces that it takes the
-            machine back. It is called once for each running call, on the node, in another thread. Default None.
+            machine back. It is called once for each running call, on the node, in another thread. In pools that save
+            folders, it is also called some seconds before the node stops its calls. Default None.
         fresh: True runs each call in a new process that ends after the call. Starting that process and importing
             modules there then takes time for each call. Default False: a worker process runs many calls one after the
             other, so modules keep their state between them.

@@ -22,6 +22,7 @@ from skypool.calls.call import ComputeFunction
 from skypool.calls.callbacks import Callbacks
 from skypool.calls.effects import Effects
 from skypool.calls.futures import CallFuture, JoinedFuture, Returned, results_of
+from skypool.calls.gang_steps import StepAgreements
 from skypool.calls.node_queue import NodeQueue
 from skypool.calls.options import Options
 from skypool.calls.pending_calls import NO_CALL, Code, Packed, PendingCall, UserCall
@@ -208,6 +209,9 @@ class GangRunner:
         wait: seconds for which a gang that runs again waits for nodes in place of lost ones.
         on_failed: called with each failure of a run, with the lock held.
         notice: called with a sentence for the user, with the lock held.
+
+    Attributes:
+        agreements: lets ranks hear of a notice at one step.
     """
 
     def __init__(
@@ -228,6 +232,7 @@ class GangRunner:
         self._state = Gangs()
         self._calls: dict[int, _Call] = {}
         self._ranks: dict[int, tuple[_Call, int]] = {}
+        self.agreements = StepAgreements(self._lock, self._ranks, lambda: sender.node_queues, self._after)
         self._hidden: dict[int, None] = {}  # ids of calls whose output is not shown, the latest last
         self._numbers = itertools.count(1)
         self._name = f"{pool}-{secrets.token_hex(3)}"  # another client of this pool counts from 1, too

@@ -24,7 +24,8 @@ _WRONG = cast("tuple[type[Exception], ...]", typer.BadParameter.__bases__)
 """The error of wrong options: click's UsageError. typer may have a click of its own."""
 _OWN = frozenset({
     "--gpu", "--accelerator", "--provider", "--local", "--region", "--spot", "--with", "--secret", "--include",
-    "--save", "--data", "--disk", "--budget", "--best-effort", "--max-price", "--max-lifetime", "--linger", "--dry-run",
+    "--save", "--data", "--disk", "--on-notice", "--budget", "--best-effort", "--max-price", "--max-lifetime",
+    "--linger", "--dry-run",
 })  # fmt: skip
 """Options of skypool that few programs have."""
 
@@ -136,6 +137,14 @@ def run(
         list[str] | None,
         typer.Option("--complete", help="What is written last into a checkpoint: 'step-*/done' (repeatable)."),
     ] = None,
+    on_notice: Annotated[
+        str,
+        typer.Option(
+            "--on-notice",
+            help="The signal for the program when its machine is taken back soon: TERM, USR1 or none. Default: TERM if "
+            "the program catches it.",
+        ),
+    ] = "",
     name: Annotated[str | None, typer.Option("--name", help="Name of the pool. Default: from the program's.")] = None,
     budget: Annotated[float | None, typer.Option("--budget", help="The most USD that this may cost.")] = None,
     best_effort: Annotated[
@@ -187,7 +196,7 @@ def run(
             rent, nodes, procs, packages or (), _variables(env or ()), secret or (), include or (),
             folders, name, budget, _duration("--max-lifetime", max_lifetime), yes,
             _duration("--linger", linger), new, node, best_effort, buckets, complete or (), place,
-            sources,
+            sources, on_notice,
         )  # fmt: skip
         whole = WholeRun(target, asked, tell)
         _tell_options(words, tell)

@@ -2,6 +2,7 @@
 
 - `lifecycle`: a pure state machine, which returns the next state and the actions that follow from an event.
 - `states`: the values of the state machine: events, actions and the state in between.
+- `agreement`: the rules by which all ranks hear a notice at one agreed step.
 - `probe`: the function that nodes run for the network check; `network_report`: its report and
   its error.
 - `all_reduce`: measures an all-reduce among all GPUs of a gang, for `check="nccl"`.

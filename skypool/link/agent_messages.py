@@ -18,6 +18,8 @@ from typing import Any, NamedTuple, NoReturn
 from skypool.devices.device import Device
 from skypool.devices.sample import NodeSample, node_sample
 from skypool.errors import ProtocolError, protocol_violation
+from skypool.gangs.agreement import MOST_STEP, Answer
+from skypool.runtime import LEASE, LIMIT, PROVIDER, Reason
 from skypool.text import one_line, printable
 from skypool.wire.agent_config import NodeHealth
 from skypool.wire.frames import CHUNK, INLINE, End, Frame, Kind, ends_in, header_of, total_length
@@ -305,6 +307,22 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
+class Steps:
+    """How far the ranks of a gang on one node are, with a notice for one of its machines.
+
+    Attributes:
+        calls: the ids of these ranks.
+        answer: what the node answers to the client's last proposal.
+        at: when a machine of the gang ends, in seconds since 1970; 0.0 if this node does not know. `reason` says why.
+    """
+
+    calls: tuple[int, ...]
+    answer: Answer
+    at: float
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
 class Bye:
     """The announcement of an agent that it is about to end."""
 
@@ -322,6 +340,7 @@ Said = (
     | ModuleAsked
     | Pong
     | Saved
+    | Steps
     | Bye
 )
 
@@ -636,6 +655,23 @@ def _folder(said: dict[str, Any]) -> FolderState:
     )
 
 
+def _steps(f: Frame) -> Steps:
+    h = f.header
+    what = "the steps of a gang"
+    most = MOST_STEP + 1
+    answer = Answer(
+        _number(what, h, "round"),
+        _number(what, h, "highest", -1, most),
+        _seconds(what, h, "rate"),
+        _flag(what, h, "ok"),
+        _number(what, h, "decided", -1, most),
+    )
+    reason = next((each for each in _REASONS if each == h.get("reason")), None)
+    if reason is None:
+        _refuse(what, "reason", h.get("reason"))
+    return Steps(tuple(_numbers(what, h, "calls")), answer, _seconds(what, h, "at", _LATEST), reason)
+
+
 def _bye(_: Frame) -> Bye:
     """Return the message in a BYE frame. It has no fields, and the frame is not checked."""
     return Bye()
@@ -723,6 +759,7 @@ _HOST_NAME = re.compile(
     r"(?!localhost|ip6-|\d+$|0x[0-9a-f]*$)[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?",
     re.ASCII | re.IGNORECASE,
 )
+_REASONS: tuple[Reason, ...] = (PROVIDER, LIMIT, LEASE)
 _EVERYBODY = ipaddress.ip_address("255.255.255.255")
 _PARSERS: dict[Kind, Callable[[Frame], Said]] = {
     Kind.WELCOME: _welcome,
@@ -737,6 +774,7 @@ _PARSERS: dict[Kind, Callable[[Frame], Said]] = {
     Kind.MODULE: _module,
     Kind.PONG: _pong,
     Kind.SAVED: _saved,
+    Kind.STEPS: _steps,
     Kind.BYE: _bye,
 }
 

@@ -11,7 +11,7 @@ from skypool import events
 from skypool.calls.dispatch import Dispatch
 from skypool.devices.sample import NodeSample
 from skypool.errors import ConnectionLost
-from skypool.link.agent_messages import ModuleAsked, Pong, Printed, Saved, Welcome
+from skypool.link.agent_messages import ModuleAsked, Pong, Printed, Saved, Steps, Welcome
 from skypool.link.inbox import Arrival
 from skypool.link.reports import NodeReports
 from skypool.pool.life import Life
@@ -84,6 +84,9 @@ class NodeListener:
                 self._on_pong(said)
             elif isinstance(said, Saved):
                 self._hearer.on_saved(self._node, said.folders)
+            elif isinstance(said, Steps):
+                if self._dispatch.gangs is not None:
+                    self._dispatch.gangs.agreements.heard(self._node, said)
             elif isinstance(said, ModuleAsked):
                 lender = self._life.connections.lenders[self._node]
                 if said.file:

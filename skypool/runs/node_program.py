@@ -8,17 +8,23 @@ import shlex
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from skypool import runtime
 from skypool.agent import child_imports
-from skypool.errors import CommandFailed
+from skypool.agent.own_notices import interruption
+from skypool.errors import CommandFailed, NodeInterrupted
 from skypool.runs import node_folders
 from skypool.runs.output_files import LONGEST, OutputFiles
 
 _PIPE = 2 << 20
 """The most bytes that both pipes may hold when a program ends."""
+_LOOK = 0.2
+"""Seconds between two looks whether there is a notice for the machine."""
+NOTICES = {"TERM": signal.SIGTERM, "USR1": signal.SIGUSR1, "none": None, "": signal.SIGTERM}
+"""The signals that a program may get at a notice, by the names of the option; "" for the default."""
 _PATIENCE = 200
 """Milliseconds between two checks whether the program has ended. Another process may keep its stdout open."""
 
@@ -30,10 +36,12 @@ def run(
     env: Mapping[str, str],
     output: str,
     in_gang: bool,
+    on_notice: str = "",
 ) -> int:
     """Run a program until its end, and return its exit status: the negative number of the signal that ended it.
 
     When this call is stopped, the program gets SIGINT. The agent kills it when the call's `grace` is over.
+    At a notice that its machine is taken back, or that the lease ends, it gets a signal if it catches that.
 
     Args:
         words: the program and its arguments.
@@ -43,9 +51,11 @@ def run(
         env: variables of its environment.
         output: the folder of its output files, below that of the node. Each process of a gang has a folder below it.
         in_gang: True for a process of a gang, which ends the others by an error if its status is not 0.
+        on_notice: the name of the signal at a notice, as in `NOTICES`.
 
     Raises:
         CommandFailed: the program cannot be started, or it has failed in a gang.
+        NodeInterrupted: the program was ended by the signal that it got at a notice.
     """
     copy, programs = places[runtime.node_number()]
     info = runtime.instance_info()
@@ -59,15 +69,25 @@ def run(
             raise
         # in a thread, as an exception that stops this call may come between reading and writing
         has_ended = threading.Event()  # `Thread.join` returns too early once an exception has interrupted it
-        work = partial(_keep, process, files, has_ended)
+        notes: deque[str] = deque()
+        work = partial(_keep, process, files, has_ended, notes)
         threading.Thread(target=work, name="skypool-output", daemon=True).start()
+        teller = _NoticeTeller(process, notes.append, on_notice)
         try:
-            has_ended.wait()
+            while not has_ended.wait(_LOOK):
+                teller.look()
         except BaseException:
             _interrupt(process)
             has_ended.wait()
             raise
         status = process.wait()
+    if teller.has_ended_it(status):
+        node = runtime.node_number()
+        raise NodeInterrupted(
+            f"the machine of node {node} ends soon, and {shlex.join(words)} ended by {teller.name} when it was told; "
+            "run it again to go on from what it has saved",
+            node,
+        )
     if status and in_gang:
         raise CommandFailed(shlex.join(words), status, node=runtime.node_number())
     return status
@@ -109,16 +129,16 @@ def _started(words: Sequence[str], folder: str, env: Mapping[str, str]) -> subpr
         raise CommandFailed(shlex.join(words), node=runtime.node_number(), why=why) from e
 
 
-def _keep(process: subprocess.Popen[bytes], files: OutputFiles, has_ended: threading.Event) -> None:
-    """Write what a process prints to its output files, and then its end."""
+def _keep(process: subprocess.Popen[bytes], files: OutputFiles, has_ended: threading.Event, notes: deque[str]) -> None:
+    """Write what a process prints, and notes, to its output files, and then its end."""
     try:
-        _write(process, files)
+        _write(process, files, notes)
         files.end(process.wait())
     finally:
         has_ended.set()
 
 
-def _write(process: subprocess.Popen[bytes], files: OutputFiles) -> None:
+def _write(process: subprocess.Popen[bytes], files: OutputFiles, notes: deque[str]) -> None:
     assert process.stdout is not None
     assert process.stderr is not None
     ends = {process.stdout.fileno(): 1, process.stderr.fileno(): 2}
@@ -128,6 +148,8 @@ def _write(process: subprocess.Popen[bytes], files: OutputFiles) -> None:
     left = _PIPE
     while ends and left > 0:
         has_ended = process.poll() is not None
+        while notes:
+            files.write(2, f"[skypool] {notes.popleft()}\n".encode())
         ready = poll.poll(0 if has_ended else _PATIENCE)
         for end, _ in ready:
             if data := os.read(end, LONGEST):
@@ -138,6 +160,53 @@ def _write(process: subprocess.Popen[bytes], files: OutputFiles) -> None:
                 del ends[end]
         if has_ended and not ready:
             return
+
+
+class _NoticeTeller:
+    """Sends a program a signal when its machine ends soon.
+
+    Args:
+        tell: called with a line if the signal is not sent, though its user has named it.
+        on_notice: the name of the signal, as in `NOTICES`.
+
+    Attributes:
+        name: the name of the signal; "" for none.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], tell: Callable[[str], object], on_notice: str) -> None:
+        self._process, self._tell = process, tell
+        self._signal = NOTICES[on_notice]
+        self.name = "" if self._signal is None else self._signal.name
+        self._is_asked = on_notice == "USR1"
+        self._is_sent = False
+
+    def look(self) -> None:
+        """Send the signal once, as soon as there is a notice and the program catches it."""
+        if self._signal is None or self._is_sent or self._process.poll() is not None:
+            return
+        found = interruption()
+        if found is None or found.reason == runtime.LIMIT:  # then the client interrupts it
+            return
+        if catches(self._process.pid, self._signal):
+            self._is_sent = True
+            self._process.send_signal(self._signal)
+        elif self._is_asked:
+            self._is_asked = False
+            self._tell(f"the machine ends soon; {self.name} is not sent, as the program does not catch it yet")
+
+    def has_ended_it(self, status: int) -> bool:
+        """Return True if the program with this exit status was ended by the signal."""
+        return self._is_sent and self._signal is not None and status in (-self._signal, 128 + self._signal)
+
+
+def catches(pid: int, number: int) -> bool:
+    """Return True if a process has a handler for a signal, so that the signal does not end it at once."""
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            caught = next(line.split()[1] for line in file if line.startswith("SigCgt:"))
+    except (OSError, StopIteration):  # it has just ended
+        return False
+    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 def _interrupt(process: subprocess.Popen[bytes]) -> None:

@@ -79,6 +79,7 @@ class ProgramRun:
         complete: what is written last into a checkpoint, as `ComputePool` takes it.
         note: called with what is good to know.
         data: the folders that are filled from buckets. Relative paths begin where the program starts.
+        on_notice: the signal for the program when its machine ends soon, as `node_program.run` takes it.
         only: the place, counted from 0, of the only node that gets the project and the program; None for all.
 
     Attributes:
@@ -104,6 +105,7 @@ class ProgramRun:
     note: Callable[[str], object] = lambda text: None
     only: int | None = None
     data: Sequence[DataFolder] = ()
+    on_notice: str = ""
     is_interrupted: bool = field(default=False, init=False)
     is_hurried: bool = field(default=False, init=False)
     returncode: int | None = field(default=None, init=False)
@@ -337,7 +339,7 @@ class ProgramRun:
             words[0] = "python3"
         places = {end.node: (end.folder, programs[end.node]) for end in self._ends}
         call = compute(node_program.run, output="silent")(
-            words, places, self.target.folder, dict(self.env), self._output, self.is_gang
+            words, places, self.target.folder, dict(self.env), self._output, self.is_gang, self.on_notice
         )
         try:
             status = self._followed(call)

@@ -143,6 +143,7 @@ def run(
     save: str | os.PathLike[str] | Mapping[str, str | Bucket] | None = None,
     data: Mapping[str, str | Bucket] | None = None,
     complete: Sequence[str] | None = None,
+    on_notice: Literal["TERM", "USR1", "none"] | None = None,
     budget: float | Budget | None = None,
     max_lifetime: Duration | None = None,
     name: str | None = None,
@@ -169,6 +170,7 @@ def run(
     save: str | os.PathLike[str] | Mapping[str, str | Bucket] | None = None,
     data: Mapping[str, str | Bucket] | None = None,
     complete: Sequence[str] | None = None,
+    on_notice: Literal["TERM", "USR1", "none"] | None = None,
     budget: float | Budget | None = None,
     max_lifetime: Duration | None = None,
     name: str | None = None,
@@ -206,6 +208,8 @@ def run(
             {"/data": "s3://models/shards"}: see docs/data.md. Default None: none.
         complete: what is written last into a checkpoint, as of `ComputePool`. Default None: what the usual libraries
             write last.
+        on_notice: the signal for the program when its machine is taken back soon: "TERM", "USR1" or "none". It is sent
+            only if the program catches it. Default None: SIGTERM.
         budget: the US dollars that the run may cost, or a `Budget`, whose `warn` counts for calls only. Machines that
             cost money need this, `max_lifetime`, or the environment variable `SKYPOOL_MAX_USD`.
         linger: how long the machines stay after the run. The next run of the project with `linger` and the same needs
@@ -242,7 +246,7 @@ def run(
         given: dict[str, object] = {
             "procs": procs, "node": node, "packages": packages, "env": env, "secrets": secrets, "include": include,
             "save": None if isinstance(save, Mapping) else save, "yes": yes or None, "linger": linger,
-            "new": new or None,
+            "new": new or None, "on_notice": on_notice,
         }  # fmt: skip
         for option, value in given.items():
             if value is not None:
@@ -283,6 +287,7 @@ def run(
         new=new,
         node=node,
         best_effort=budget is not None and budget.best_effort,
+        on_notice=on_notice or "",
     )
     return _run_program(Target.of(_words(target)), asked, check)
 

@@ -34,7 +34,7 @@ from skypool.rental.budget import Budget, ceiling, start_words, usd_to_start
 from skypool.rental.ledger import Ledger
 from skypool.rental.pool_terms import pool_name
 from skypool.rental.records import Record, newest
-from skypool.runs import lingering, secret_values
+from skypool.runs import lingering, node_program, secret_values
 from skypool.runs.program_run import ProgramRun, await_end, in_thread
 from skypool.runs.save_places import Place, common
 from skypool.runs.saver import Saver
@@ -73,6 +73,7 @@ class Asked:
         place: how the bucket for all runs is reached.
         data: the places of folders that are filled from buckets, by their paths. Relative ones begin in the current
             folder.
+        on_notice: the signal for the program when its machine ends soon: "TERM", "USR1", "none", or "" for the default.
         complete: what is written last into a checkpoint, as `ComputePool` takes it.
         name: the name of the pool; None for one from the program's name.
         budget: the most USD that the run may cost.
@@ -104,6 +105,7 @@ class Asked:
     complete: Sequence[str] = ()
     place: Place = field(default_factory=Place)
     data: Mapping[str, str | Bucket] = field(default_factory=dict[str, "str | Bucket"])
+    on_notice: str = ""
 
     @property
     def is_gang(self) -> bool:
@@ -133,6 +135,8 @@ class WholeRun:
         if asked.linger is not None and asked.name is not None:
             name = tell.option("name")
             raise UsageError(f"{tell.option('linger')} finds machines by names of its own; leave {name} out")
+        if asked.on_notice not in node_program.NOTICES:
+            raise UsageError(f"{tell.option('on_notice')} takes TERM, USR1 or none, not {asked.on_notice!r}")
         if asked.new and asked.linger is None:
             stay = tell.option("linger", "30m")
             raise UsageError(f"{tell.option('new')} is for runs whose machines stay; add {stay}")
@@ -477,7 +481,7 @@ class WholeRun:
             made = ProgramRun(
                 pool, target, asked.nodes, tell.wrote, tell.error, on_program_end, asked.packages, env,
                 self._include, asked.procs, self._save, self._buckets, asked.complete, tell.note, asked.node,
-                self._data,
+                self._data, asked.on_notice,
             )  # fmt: skip
             tell.is_stranger = made.is_stranger
             entries = None

@@ -27,6 +27,7 @@ from skypool.errors import ProtocolError, protocol_violation
 
 WIRE_VERSION = 7
 """The version of the protocol. Client and node must have the same version."""
+# 7 (2026-11): There are AGREE and STEPS.
 # 6 (2026-11): There are SAVE and SAVED.
 # 4 (2026-11): CALL may have `gang` or `service`. OUTPUT may have `rank` and `label`. WELCOME has `services`. There is
 # NOTICE.
@@ -93,6 +94,8 @@ class Kind(IntEnum):
     NOTICE = 25  # c: a machine is taken back on which other processes of the gangs of these calls run
     SAVE = 26  # c: an order to save a folder to a bucket, or to save what is left of it
     SAVED = 27  # a: the state of all folders that are saved
+    AGREE = 28  # c: asks how far ranks of a gang are, and proposes or decides the step at which they hear of a notice
+    STEPS = 29  # a: how far these ranks are, and the answer to a proposal
 
 
 KINDS: dict[int, Kind] = {int(kind): kind for kind in Kind}

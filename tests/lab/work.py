@@ -312,11 +312,24 @@ def keep_writing(log: str, name: str, sizes: Sequence[int], rate: float, burst: 
             time.sleep(max(0.0, written / rate - (time.monotonic() - began)))
 
 
+def tell_end(interruption: sky.Interruption) -> None:
+    Path("out/told").write_text(f"{interruption.reason} {interruption.left:.1f}")
+
+
+@sky.compute(on_interruption=tell_end)
+def wait_for_end() -> None:
+    """Write into the folder "out" what is told of the end of the machine."""
+    Path("out").mkdir(exist_ok=True)
+    Path("out/begun").touch()
+    time.sleep(600)
+
+
 @sky.compute(procs=2, output="silent")
 def keep_checkpoints(log: str, pause: float, ahead: int) -> int:
     """Write checkpoints into the folder "ckpt" until the file "stop" is in a folder, and note there what is found.
 
-    No rank is more steps ahead of what is safe than allowed. Returns the last step.
+    No rank is more steps ahead of what is safe than allowed. At a notice that a machine is taken back, all save a
+    checkpoint of one step, and do no more. Returns the last step.
     """
     import json
 
@@ -378,7 +391,15 @@ def keep_checkpoints(log: str, pause: float, ahead: int) -> int:
         time.sleep(pause)
         began, safe = asked("safe")
         said("safe", began, step=safe, first=first)
-        if step - max(first, safe or 0) < ahead and save(step + 1):
+        if step - max(first, safe or 0) >= ahead:
+            continue
+        notice = sky.interruption(step + 1)
+        if notice is not None and notice.reason == "provider":
+            while not save(step + 1, wait=True):
+                time.sleep(pause)
+            said("noticed", began, step=step + 1)
+            time.sleep(600)
+        if save(step + 1):
             step += 1
             if step % 10 == 3 + rank:  # the answer stays the same
                 latest()

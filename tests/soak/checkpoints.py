@@ -3,6 +3,9 @@
     python -m tests.soak.checkpoints --times 300 --seed 1
     python -m tests.soak.checkpoints --times 20 --kinds late,client
 
+The kinds `notice120`, `notice30` and `notice10` are spot notices so many seconds before a machine is gone: all
+processes save the checkpoint of one agreed step, and go on from it. The rest of a long notice is then skipped.
+
 Four processes on two machines write checkpoints into a bucket of SeaweedFS. At a random moment something fails, the
 program is started again, by skypool or by another client, and when it has saved checkpoints, the next fault comes.
 `tests.lab.work.keep_checkpoints` is the program. A fault must never depend on how fast this computer is, so each step
@@ -24,7 +27,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -34,7 +37,7 @@ from skypool.testing import FakeCloud, Stock
 from tests.lab import stores
 from tests.lab.machines import Lab, Machine, unavailable
 from tests.lab.work import keep_checkpoints
-from tests.soak import _bucket_check
+from tests.soak import _bucket_check, _clocks
 from tests.soak._faulty_way import FAULTS, FaultyWay
 
 ROOT = Path(__file__).parents[2]
@@ -50,6 +53,12 @@ PATIENCE = 150.0
 LEASE = 15.0
 LIVENESS = 8.0
 KEYS = ("SAVE_ID", "SAVE_SECRET")
+NOTICES = {"notice120": 120.0, "notice30": 30.0, "notice10": 10.0}
+"""The seconds of notice of each kind."""
+JUMPS = (-600, -60, -5, 5, 60, 600)
+"""Seconds by which clocks are wrong. Stores refuse requests of a clock that is wrong by more than 15 minutes."""
+LONG = 10.0
+"""A longer notice is not awaited, once all processes have saved."""
 
 
 # --- the client ------------------------------------------------------------------------------------------------
@@ -59,7 +68,11 @@ def client(said: Mapping[str, Any]) -> int:
     """Be the client of a gang that writes checkpoints. Return 0 if it ends, and 3 if nodes are lost."""
     made: dict[str, Any] = {"provider": "local"}
     if "cloud" in said:
-        made = {"provider": FakeCloud(said["cloud"])}
+        cloud = FakeCloud(said["cloud"])
+        if "python" in said:
+            access = cloud.access
+            object.__setattr__(cloud, "access", lambda one: replace(access(one), python=said["python"]))
+        made = {"provider": cloud}
     elif "hosts" in said:
         hosts = [sky.Host(address, host_key=key) for address, key in said["hosts"]]
         made = {"provider": sky.SSH(hosts=hosts, user="root", identity=said["identity"])}
@@ -113,6 +126,7 @@ class World:
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     faults: int = field(default=0, init=False)
     errors: int = field(default=0, init=False)
+    _noticed: int | None = field(default=None, init=False)
     _stopped: list[int] = field(default_factory=list[int], init=False)
 
     def __post_init__(self) -> None:
@@ -250,6 +264,7 @@ class World:
         self.faults += 1
         self.ways()[kind]()
         self.go_on(before)
+        self._check_notice(before)
         self._wake()
 
     def ways(self) -> dict[str, Callable[[], None]]:
@@ -261,6 +276,7 @@ class World:
             "agent": self._agent,
             "client": self._client,
             "late": self._late,
+            **{each: lambda each=each: self._notice(NOTICES[each]) for each in NOTICES},  # type: ignore[misc]
             **{each: lambda each=each: self._store(each) for each in FAULTS},  # type: ignore[misc]
         }
 
@@ -288,6 +304,35 @@ class World:
         if not is_during:
             self.lapse(2)
             self.kill("rank")
+
+    def _notice(self, seconds: float) -> None:
+        """A machine is taken back. All processes save the checkpoint of one step before it is gone."""
+        cloud = FakeCloud(self.folder / "cloud")
+        victim = self.chance.choice(cloud.instances())
+        start = max((each for each in self.lines() if each["what"] == "safe"), key=lambda each: float(each["t1"]))[
+            "start"
+        ]
+        cloud.control.interrupt(victim, seconds)
+        told: dict[int, int] = {}
+
+        def have_saved() -> bool:
+            noticed = [each for each in self.lines() if each["what"] == "noticed" and each["start"] == start]
+            told.update((each["rank"], each["step"]) for each in noticed)
+            return len(told) == WORLD
+
+        until(have_saved, f"a checkpoint of all within the notice of {seconds:g} s", seconds)
+        if len({*told.values()}) != 1:
+            raise Trouble(f"the processes have saved different steps at the notice: {told}")
+        self._noticed = told[0]
+        if seconds > LONG:
+            cloud.control.advance(seconds)
+
+    def _check_notice(self, before: frozenset[str]) -> None:
+        """Raise Trouble if the program goes on from another step than the one that was saved at a notice."""
+        noticed, self._noticed = self._noticed, None
+        found = {each["step"] for each in self.lines() if each["what"] == "latest" and each["start"] not in before}
+        if noticed is not None and found != {noticed}:
+            raise Trouble(f"step {noticed} was saved at the notice, and the program goes on from {found}")
 
     def _late(self) -> None:
         """A machine seems to be dead, but its mover only sleeps. It wakes up when the next attempt has begun."""
@@ -353,6 +398,30 @@ class World:
                 self.signal(pid, signal.SIGKILL)
             time.sleep(0.05)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@dataclass
+class ClockWorld(World):
+    """The clock of its machines can be moved. Each fault moves it, while the program runs or before it goes on."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._clock = _clocks.MovedClock(self.folder / "python")
+
+    def where(self) -> dict[str, Any]:
+        return {**super().where(), "python": str(self._clock.python)}
+
+    def ways(self) -> dict[str, Callable[[], None]]:
+        return {"clock": self._jump}
+
+    def _jump(self) -> None:
+        self._clock.jump(self.chance.choice(JUMPS))
+        self.lapse(4)
+        self.kill("rank")
+
+    def close(self) -> None:
+        super().close()
+        self._clock.clean()
 
 
 class LocalWorld(World):
@@ -479,10 +548,11 @@ class LabWorld(World):
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-FAKE = ("rank", "ranks", "mover", "agent", "client", *FAULTS)
+FAKE = ("rank", "ranks", "mover", "agent", "client", *NOTICES, *FAULTS)
 LOCAL = ("late",)
+CLOCK = ("clock",)
 LAB = ("power", "link", "frozen", "disk")
-KINDS = (*FAKE, *LOCAL, *LAB)
+KINDS = (*FAKE, *LOCAL, *CLOCK, *LAB)
 
 
 # --- many of them ----------------------------------------------------------------------------------------------
@@ -584,6 +654,8 @@ class Places:
             if kind in LAB:
                 place = "/run/soak" if kind == "disk" else "/root/soak"
                 made = LabWorld(folder, way, store, chance, lab=self._lab, place=place)
+            elif kind in CLOCK:
+                made = ClockWorld(folder, way, store, chance)
             elif kind in LOCAL:
                 made = LocalWorld(folder, way, store, chance, nodes=1)
             else:
@@ -614,6 +686,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if why := unavailable():
         print(f"the lab cannot be used: {why}")
         kinds = [each for each in kinds if each not in LAB]
+    if why := _clocks.missing():
+        print(f"no clock is moved: {why}")
+        kinds = [each for each in kinds if each not in CLOCK]
     done = soak(asked.times, asked.seed, kinds, asked.kept)
     for kind, count in done.worlds.items():
         print(f"{kind:8} {count} worlds, {done.faults[kind]} faults")

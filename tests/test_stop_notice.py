@@ -1,0 +1,142 @@
+"""Calls hear some time ahead that their node stops them: at the end of a budget or lifetime, and without a client."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from skypool.agent.lease import Lease
+from skypool.agent.notice import Herald
+from skypool.agent.shared_page import SharedPage
+from skypool.agent.stop_notice import StopNotice
+from skypool.errors import LifetimeExceeded
+from skypool.runtime import Attended, Interruption
+from tests.conftest import eventually, nodes
+from tests.lab.work import wait_for_end
+from tests.test_linger import Moment
+from tests.test_save import pool
+
+RESERVE = 30.0
+
+
+@pytest.fixture
+def moment(monkeypatch: pytest.MonkeyPatch) -> Moment:
+    monkeypatch.setattr(time, "time", lambda: 1e9)
+    return Moment(monkeypatch)
+
+
+def test_the_end_of_a_lease_is_told_half_a_minute_ahead_and_taken_back_when_the_client_returns(moment: Moment) -> None:
+    page, lease = SharedPage(1), Lease(600.0, None, "")
+    notice = StopNotice(page, 600.0)
+
+    def look(heard: float, after: float) -> float:
+        moment.now = heard + after
+        notice.look(lease.renew(heard, RESERVE) - RESERVE, RESERVE, lease.why)
+        return page.announced(0)
+
+    assert look(1000.0, 539.0) == 0.0
+    assert look(1000.0, 541.0) == 1e9 + 29
+    assert page.reason(0) == "lease"
+    assert look(1500.0, 41.0) == 0.0
+
+
+def test_a_limit_is_told_as_the_client_keeps_it_and_follows_its_changes(moment: Moment) -> None:
+    page, lease = SharedPage(1), Lease(600.0, None, "")
+    notice = StopNotice(page, 600.0)
+
+    def look(left: float) -> float:
+        lease.allow(left + 5.0)  # as `Limits` does
+        notice.look(lease.renew(moment.now, RESERVE) - RESERVE, RESERVE, lease.why)
+        return page.announced(0)
+
+    assert look(90.0) == 0.0
+    assert look(55.0) == 1e9 + 25
+    assert page.reason(0) == "limit"
+    assert look(54.5) == 1e9 + 25, "no news"
+    assert look(40.0) == 1e9 + 10
+    assert look(63.0) == 1e9 + 33
+    assert look(66.0) == 0.0
+
+
+def test_nothing_is_told_where_nothing_is_saved_and_of_a_node_without_work(moment: Moment) -> None:
+    page, lease = SharedPage(1), Lease(600.0, None, "")
+    notice = StopNotice(page, 600.0)
+    lease.allow(1.0)
+    notice.look(lease.renew(1000.0), 0.0, lease.why)
+    assert page.announced(0) == 0.0
+    lease.allow(1e6)
+    lease.linger(1.0, 1.0)
+    for _ in range(2):
+        notice.look(lease.renew(1000.0, RESERVE) - RESERVE, RESERVE, lease.why)
+        assert page.announced(0) == 0.0
+        lease.stay(1.0)
+
+
+def test_a_call_is_told_once_of_all_ends_of_its_machine() -> None:
+    page = SharedPage(1)
+    read_end, write_end = os.pipe()
+    herald = Herald(read_end, page)
+    told: list[Interruption] = []
+    herald.attend(Attended(len, told.append))
+    page.announce_stop(5e9, "lease")
+    eventually(lambda: told, what="the notice")
+    page.interruption = 4e9
+    os.close(write_end)
+    time.sleep(0.2)
+    assert told == [Interruption(5e9, "lease")]
+    herald.leave()
+    herald.attend(Attended(len, told.append))
+    eventually(lambda: len(told) == 2, what="the notice for the next call")
+    assert told[1] == Interruption(4e9)
+
+
+# --- whole pools -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "kept"
+
+
+@pytest.mark.slow
+def test_a_call_is_told_before_the_lifetime_is_over_and_what_it_saves_then_is_kept(place: Path) -> None:
+    made = pool(place, max_lifetime=20, drain=4, lease=20)
+    with pytest.raises(LifetimeExceeded), made:
+        wait_for_end() >> made
+    reason, left = (place / "told").read_text().split()
+    assert reason == "limit"
+    assert 0 < float(left) < 5.5
+
+
+CLIENT = """
+import sys, time
+from tests.lab.work import wait_for_end
+from tests.test_save import pool
+made = pool(sys.argv[1], lease=16, name="told-orphan").start()
+going = made.submit(wait_for_end)
+print("at work", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_a_call_whose_client_is_killed_is_told_before_the_lease_is_over(place: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", CLIENT, str(place)], stdout=subprocess.PIPE, env=env) as client:
+        assert client.stdout is not None
+        client.stdout.readline()
+        eventually(lambda: Path("out/begun").exists(), 60, "the call")
+        client.send_signal(signal.SIGKILL)
+    eventually(lambda: not nodes("told-orphan"), 60, "the end of the node")
+    reason, left = (place / "told").read_text().split()
+    assert reason == "lease"
+    assert 0 < float(left) < 4.5
