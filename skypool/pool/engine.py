@@ -191,7 +191,7 @@ class PoolEngine:
             await asyncio.to_thread(self._node_startup.pack)
             await asyncio.to_thread(self._node_startup.check_places)
             plan = await self.supply.look_out(self.life.pause)
-            check_plan(self.terms, plan)
+            check_plan(self.terms, plan, self.supply.drivers)
             await asyncio.to_thread(self.supply.begin, self.state.minimum)
             self.watches.begin(self.facts)
             if self.state.phase is Phase.ENDED:  # it was stopped before the ledger was open
