@@ -82,7 +82,7 @@ def test_a_login_for_a_prefix_reaches_nothing_else_with_the_requests_of_the_move
         all_of_it = ("owner", secret_of("owner"))
         limited: tuple[str, ...] = ("run", secret_of("run"))
         if login == "temporary":  # SeaweedFS judges the policy that was passed
-            log_in(monkeypatch, dict(zip(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), all_of_it, strict=True)))
+            log_in(monkeypatch, {"AWS_ACCESS_KEY_ID": all_of_it[0], "AWS_SECRET_ACCESS_KEY": all_of_it[1]})
             limited = Issuer(Bucket("s3://models/runs", server.endpoint, role=stores.ROLE)).current().values
 
         def opened(url: str, values: tuple[str, ...] = limited) -> Any:

@@ -15,8 +15,12 @@ import skypool as sky
 from skypool.buckets import store
 from skypool.buckets.bucket import Bucket
 from skypool.data.mover import Folder
+from skypool.data.save_asked import SaveFolder
 from skypool.errors import UsageError
+from skypool.model import Need
+from skypool.pool.saving import check_identity
 from skypool.runs.save_places import Place, common
+from skypool.testing import FakeCloud
 from skypool.wire.save_orders import Order
 from skypool_aws._bucket_identity import name_of
 from tests.conftest import eventually
@@ -24,6 +28,7 @@ from tests.lab import sts
 from tests.lab.iam_evaluator import decide
 from tests.lab.sts import log_in
 from tests.test_bucket_policies import inside, outside
+from tests.test_save import pool
 from tests.test_temporary_credentials import USER
 
 PLACE = Bucket("s3://models/runs/x")
@@ -158,6 +163,22 @@ def test_the_mover_saves_with_the_identity_of_its_machine(
 def test_an_instance_profile_has_a_name_and_no_path() -> None:
     with pytest.raises(UsageError, match="instance_profile"):
         sky.AWS(instance_profile="arn:aws:iam::123456789012:instance-profile/runs")
+
+
+def test_machines_without_the_identity_that_a_bucket_needs_are_refused_before_they_are_rented(
+    tmp_path: Path,
+) -> None:
+    cloud = FakeCloud()
+    with pytest.raises(UsageError, match=r"reached by an identity of the machine, and fake is asked for .* keys="):
+        pool(tmp_path, provider=cloud, save={"out": Bucket(PLACE.url, region="us-east-1", identity=True)}).start()
+    assert not cloud.instances()
+    offers = FakeCloud().offers(Need())
+    assert {each.usd_per_hour > 0 for each in offers} == {True}
+    needing = [SaveFolder("out", Bucket(PLACE.url, identity=True))]
+    check_identity(needing, {"aws"}, [sky.AWS(instance_profile="runs")])
+    check_identity(needing, set(), [sky.AWS(), sky.Local()])
+    with pytest.raises(UsageError, match="aws is asked for machines without one"):
+        check_identity(needing, {"aws"}, [sky.AWS()])
 
 
 def test_a_project_says_how_machines_log_in_to_its_bucket(tmp_path: Path) -> None:

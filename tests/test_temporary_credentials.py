@@ -27,8 +27,8 @@ from tests.lab.sts import log_in
 from tests.test_save import heard, pool, processes_in, write
 
 IDS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
-USER = dict(zip(IDS, ("AKIAUSER", "the secret of a user"), strict=False))
-SESSION = dict(zip(IDS, ("ASIASESSION", "the secret of a session", "its token"), strict=True))
+USER: dict[str, str] = dict(zip(IDS, ("AKIAUSER", "the secret of a user"), strict=False))
+SESSION: dict[str, str] = dict(zip(IDS, ("ASIASESSION", "the secret of a session", "its token"), strict=True))
 
 
 @pytest.fixture

@@ -555,6 +555,11 @@ class AWS(Regional):
         """Return the permissions that this driver needs, as an IAM policy in JSON. No request is sent."""
         return (files("skypool_aws") / "policy.json").read_text("utf-8")
 
+    @property
+    def gives_identity(self) -> bool:
+        """True if machines get an instance profile."""
+        return self.instance_profile is not None
+
     def bucket_identity(self, bucket: Bucket) -> BucketIdentity:
         """Return a role and an instance profile for the prefix of a bucket. Requests that only read are sent.
 

@@ -21,6 +21,7 @@ MISSING = "{} is not installed on this computer, and buckets need it: pip instal
 UNREACHED = "the store cannot be reached"
 DENIED = "the credentials do not allow it"
 EXPIRED = "the credentials have expired"
+NO_LOGIN = "this computer has no login for the store"
 PATIENCE = 10.0
 """Seconds after which a request that has no answer has failed."""
 USUAL_REGION = "us-east-1"
@@ -230,7 +231,7 @@ def trouble(error: Exception) -> Trouble:
     if "External" in text and "credential provider" in text:
         return Trouble("the login of this computer has failed or expired", "log in again")
     if _LOGINS in text:  # the last place where a login is looked for
-        return Trouble("this computer has no login for the store", "log in, or name keys")
+        return Trouble(NO_LOGIN, "log in, or name keys")
     code = (found[1] or found[2]) if found else "AccessDenied" if "403 Forbidden" in text else ""
     if code in _MEANINGS:
         meaning, advice = _MEANINGS[code]

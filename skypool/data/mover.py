@@ -178,8 +178,10 @@ class Folder:
         return {**account, **said, "trouble": trouble, "back": restored}
 
     def _advised(self, trouble: str) -> str:
-        """Return trouble with what helps against credentials that have expired."""
+        """Return trouble with what helps on a machine, where a login is missing or has expired."""
         login = self._said["login"]
+        if trouble.startswith(store.NO_LOGIN):
+            return "this machine has no identity for the store; name one in the settings of its provider"
         return f"{store.EXPIRED}; {_RENEWALS[login]}" if trouble.startswith(store.EXPIRED) else trouble
 
     def answer(self, said: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,6 +30,11 @@ class BucketIdentity:
 class Identifies(Protocol):
     """An optional protocol of a driver: machines of the provider can have an identity that reaches a bucket."""
 
+    @property
+    def gives_identity(self) -> bool:
+        """True if the settings of the driver name an identity for the machines that it rents."""
+        ...
+
     def bucket_identity(self, bucket: Bucket) -> BucketIdentity:
         """Return the identity for the prefix of a bucket. Nothing is made.
 

@@ -195,7 +195,7 @@ class PoolEngine:
             await asyncio.to_thread(self._node_startup.pack)
             await asyncio.to_thread(self._node_startup.check_places)
             plan = await self.supply.look_out(self.life.pause)
-            check_plan(self.terms, plan, self._node_startup.data)
+            check_plan(self.terms, plan, self.supply.drivers, self._node_startup.data)
             self._node_startup.tell_of_data(plan.offers)
             await asyncio.to_thread(self.supply.begin, self.state.minimum)
             self.watches.begin(self.facts)

@@ -18,6 +18,8 @@ from skypool.buckets.bucket import with_values
 from skypool.data import left_uploads
 from skypool.data.data_asked import DataFolder, check_offers
 from skypool.data.save_asked import SaveFolder
+from skypool.drivers.bucket_identity import Identifies
+from skypool.drivers.contract import Driver
 from skypool.errors import ConnectionLost, SkypoolError, TransferError, UsageError
 from skypool.files import transfer
 from skypool.link.link import Link
@@ -479,11 +481,12 @@ class Saving:
         return node not in self._connections.links or known is None or isinstance(known.error, ConnectionLost)
 
 
-def check_plan(terms: Terms, plan: Plan, data: Sequence[DataFolder] = ()) -> None:
+def check_plan(terms: Terms, plan: Plan, drivers: Sequence[Driver], data: Sequence[DataFolder] = ()) -> None:
     """Raise UsageError if folders cannot be saved on what would be rented, or cannot have data.
 
-    That is so for machines of strangers, for keys that expire before the pool must end, for disks that are too small,
-    or if the time for what is left at the end is over a fifth of what budget or lifetime allow.
+    That is so for machines of strangers, for machines that are rented without the identity that a bucket needs, for
+    keys that expire before the pool must end, for disks that are too small, or if the time for what is left at the end
+    is over a fifth of what budget or lifetime allow.
 
     Args:
         data: the folders of data, as `examined` has found them.
@@ -494,6 +497,7 @@ def check_plan(terms: Terms, plan: Plan, data: Sequence[DataFolder] = ()) -> Non
     for each in plan.offers:
         if (terms.trust or each.trust) != "full":
             raise UsageError(refused_to_stranger(f"{each.provider} {each.instance_type}", terms.save))
+    check_identity(terms.save, {each.provider for each in plan.offers if each.usd_per_hour}, drivers)
     usd = None if terms.budget is None else terms.budget.max_usd
     check_expiry(terms.save, longest(plan, terms.minimum, terms.lifetime, usd))
     limits = [] if terms.lifetime is None else [terms.lifetime]
@@ -526,6 +530,20 @@ def check_expiry(folders: Sequence[SaveFolder], seconds: float) -> None:
             raise UsageError(
                 f"the session token of {each.bucket} expires in {max(0.0, left) / 3600:.1f} hours, and the machines "
                 f"may run {runs}: shorten max_lifetime, {temporary.REMEDIES}"
+            )
+
+
+def check_identity(folders: Sequence[SaveFolder], providers: Collection[str], drivers: Sequence[Driver]) -> None:
+    """Raise UsageError if machines of one of these providers have no identity, and a bucket needs one.
+
+    What machines of the user's own have is not known here.
+    """
+    needing = next((each.bucket for each in folders if each.bucket.identity), None)
+    for driver in drivers if needing is not None else ():
+        if driver.name in providers and not (isinstance(driver, Identifies) and driver.gives_identity):
+            raise UsageError(
+                f"{needing} is reached by an identity of the machine, and {driver.name} is asked for machines without "
+                "one; name it in the driver's settings, or save with keys= or role= instead"
             )
 
 

@@ -43,6 +43,7 @@ class Supply:
 
     Attributes:
         rental: the account of the pool.
+        drivers: the drivers of the providers.
         attempts: offers that were refused, each with its error.
         orders: the orders of the pool.
         terminate: `Endings.terminate`: terminates instances, proves that they ended, and returns the errors of others.
@@ -52,7 +53,7 @@ class Supply:
     def __init__(
         self, drivers: Sequence[Driver], terms: Terms, rental: Rental, stopping: threading.Event | None = None
     ) -> None:
-        self._drivers = drivers
+        self.drivers = drivers
         self._terms = terms
         self.rental = rental
         self.stopping = stopping or threading.Event()
@@ -77,7 +78,7 @@ class Supply:
 
     def driver_of(self, instance: Instance) -> Driver:
         """Return the driver of the provider that an instance is rented from. Raises StopIteration if there is none."""
-        return driver_of(self._drivers, instance.provider)
+        return driver_of(self.drivers, instance.provider)
 
     # --- before anything is rented ---------------------------------------------------------------------------
 
@@ -127,7 +128,7 @@ class Supply:
         """
         costs = self.plan is None or any(each.usd_per_hour for each in self.plan.offers)
         check = partial(self.check_budget, self._terms.minimum if minimum is None else minimum)
-        self.rental.begin(self._drivers, costs, check)
+        self.rental.begin(self.drivers, costs, check)
 
     def check_budget(self, more: int) -> None:
         """Raise BudgetExceeded if there is a budget, and starting `more` machines costs more than is left."""
@@ -146,17 +147,17 @@ class Supply:
             LedgerError: the ledger cannot be written.
         """
         name, rental = self._terms.name, self.rental
-        found = [i for d in self._drivers for i in d.instances(pool=name)]
+        found = [i for d in self.drivers for i in d.instances(pool=name)]
         if not found:
             raise SkypoolError(
                 f"no machines of a pool called {name!r} run at "
-                f"{', '.join(d.name for d in self._drivers)}; `skypool ps` lists the running pools"
+                f"{', '.join(d.name for d in self.drivers)}; `skypool ps` lists the running pools"
             )
         self.orders.tried |= {each.provider for each in found}
         self._priced = -math.inf
         rental.adopt(found)
         if rental.ledger is not None:
-            waits = {d.name for d in self._drivers if abilities(d).billed_from == "running"}
+            waits = {d.name for d in self.drivers if abilities(d).billed_from == "running"}
             rental.ledger.found(rental.session, found, waits)
         return found
 
@@ -168,7 +169,7 @@ class Supply:
         """
         record = self.rental.give_back()
         if record is not None and record.is_staying:
-            reaper_process.terminate_in_background(self._drivers, record.pool, record.session, staying=True)
+            reaper_process.terminate_in_background(self.drivers, record.pool, record.session, staying=True)
         return record
 
     # --- renting ---------------------------------------------------------------------------------------------
@@ -231,7 +232,7 @@ class Supply:
 
         Only the first call for an instance has an effect.
         """
-        if waits_of(self._drivers, [instance]):
+        if waits_of(self.drivers, [instance]):
             self.rental.billed([instance])
 
     def rejected(self, instance: Instance, why: Exception) -> None:
@@ -263,7 +264,7 @@ class Supply:
 
     def _renewed(self, seconds: float) -> Iterator[tuple[str, Exception]]:
         """Renew the tags: the machines are needed for `seconds` more. Yield (provider, error) for each that failed."""
-        for driver in self._drivers:
+        for driver in self.drivers:
             if driver.name in self.orders.tried and isinstance(driver, Renews):
                 try:
                     driver.renew(self._terms.name, _from_now(seconds + _BOOT))
@@ -281,7 +282,7 @@ class Supply:
         self._priced = time.monotonic()
         lines = [each for each in self.rental.receipt.lines if each.market == "spot" and not each.ended]
         prices: dict[tuple[str, str], float] = {}
-        for driver in self._drivers:
+        for driver in self.drivers:
             spot = [each for each in lines if each.provider == driver.name]
             if not spot:
                 continue
@@ -305,7 +306,7 @@ class Supply:
     def ends_itself(self, instance: Instance) -> bool:
         """Return True if an instance ends itself, and is no longer billed, when its lease is over."""
         if instance.offer is not None:
-            return ends_itself(self._drivers, instance.offer)
+            return ends_itself(self.drivers, instance.offer)
         return abilities(self.driver_of(instance)).ends_itself
 
     def is_gone(self, instance: Instance) -> bool:
@@ -333,7 +334,7 @@ class Supply:
         unclear, tried = self.orders.unclear, self.orders.tried
         asked = [
             driver
-            for driver in self._drivers
+            for driver in self.drivers
             if driver.name in unclear or (driver.name in tried and isinstance(driver, Tidies))
         ]
         if asked:
@@ -348,7 +349,7 @@ class Supply:
         started.
         """
         name = self._terms.name
-        pid = reaper_process.terminate_in_background(self._drivers, name, self.rental.session)
+        pid = reaper_process.terminate_in_background(self.drivers, name, self.rental.session)
         return f"process {pid} goes on ending the machines of pool {name!r}; `skypool ps` shows when it has finished"
 
     def leave(self, seconds: float) -> tuple[float, str]:
@@ -373,7 +374,7 @@ class Supply:
             rental.tell(f"the tags of the machines of {provider} could not be renewed: {error}")
         until = time.time() + seconds
         rental.ledger.leave(rental.session, until)
-        reaper_process.terminate_in_background(self._drivers, name, rental.session, staying=True)
+        reaper_process.terminate_in_background(self.drivers, name, rental.session, staying=True)
         clock_time = time.strftime("%H:%M:%S", time.localtime(until))
         rate = f", at {receipt.usd_per_hour:.4f} USD/h" if receipt.usd_per_hour else ""
         machines = "1 machine stays" if len(lines) == 1 else f"{len(lines)} machines stay"
