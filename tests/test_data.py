@@ -660,6 +660,47 @@ def test_an_object_that_cannot_be_a_file_is_refused(tmp_path: Path, faulty: Faul
         assert why in made.trouble
 
 
+def test_what_comes_damaged_is_fetched_again(
+    tmp_path: Path, faulty: FaultyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faulty.etag = lambda data: hashlib.md5(data).hexdigest()
+    faulty.objects |= {str(number): str(number).encode() for number in range(20)}
+    damaged: list[str] = []
+
+    def respond(method: str, name: str, data: bytes) -> tuple[int, bytes]:
+        status, body = FaultyStore.respond(faulty, method, name, data)
+        if name and name not in damaged:
+            damaged.append(name)
+            body = b"x" * len(body)
+        return status, body
+
+    monkeypatch.setattr(faulty, "respond", respond)
+    made = filled(tmp_path / "data", "s3://models", tmp_path, endpoint=faulty.endpoint, values=("a", "b"))
+    assert (made.phase, made.trouble, len(damaged)) == ("there", "", 20)
+    assert files_of(tmp_path / "data") == faulty.objects
+    assert (made.done.checked, made.done.files, made.done.bytes) == (20, 20, made.done.wanted_bytes)
+
+
+def test_a_store_whose_etags_are_no_md5_is_believed_after_a_few_files(tmp_path: Path, faulty: FaultyStore) -> None:
+    faulty.etag = lambda data: hashlib.sha256(data).hexdigest()[:32]
+    faulty.objects |= {str(number): str(number).encode() for number in range(100)}
+    made = filled(tmp_path / "data", "s3://models", tmp_path, endpoint=faulty.endpoint, values=("a", "b"))
+    assert (made.phase, made.trouble, made.done.checked) == ("there", "", 0)
+    assert files_of(tmp_path / "data") == faulty.objects
+    assert len(faulty.asked) < 150
+
+
+def test_a_folder_that_others_have_made_anew_is_left_alone(place: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    filled(folder, f"file://{place}", tmp_path)
+    shutil.rmtree(folder)
+    folder.mkdir()
+    (folder / "a").write_bytes(b"mine")
+    made = filled(folder, f"file://{place}", tmp_path)
+    assert made.phase == "ended"
+    assert files_of(folder) == {"a": b"mine"}
+
+
 def test_threads_of_a_folder_end_when_it_is_not_wanted_any_more(tmp_path: Path, faulty: FaultyStore) -> None:
     faulty.objects["a"] = b"1"
     faulty.answer = lambda method, name: 503

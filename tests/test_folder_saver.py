@@ -990,6 +990,7 @@ class FaultyStore:
         answer: returns the status of the answer to a method and a name; 0 if all is well, and -1 for no answer at all.
         asked: the methods and names of all requests.
         most: the most bytes of an answer that are sent before the connection ends.
+        etag: returns the ETag of an object.
     """
 
     objects: dict[str, bytes] = field(default_factory=dict[str, bytes])
@@ -997,6 +998,7 @@ class FaultyStore:
     asked: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     endpoint: str = ""
     most: int = 1 << 40
+    etag: Callable[[bytes], str] = lambda data: str(zlib.crc32(data))
 
     def respond(self, method: str, name: str, data: bytes) -> tuple[int, bytes]:
         self.asked.append((method, name))
@@ -1007,7 +1009,7 @@ class FaultyStore:
             return status, b"<Error><Code>Faulty</Code><Message>It has a bad day.</Message></Error>"
         if method == "GET" and not name:
             keys = "".join(
-                f"<Contents><Key>{escape(each)}</Key><Size>{len(data)}</Size><ETag>&quot;{zlib.crc32(data)}&quot;</ETag>"
+                f"<Contents><Key>{escape(each)}</Key><Size>{len(data)}</Size><ETag>&quot;{self.etag(data)}&quot;</ETag>"
                 "<LastModified>2024-01-01T00:00:00.000Z</LastModified></Contents>"
                 for each, data in self.objects.items()
             )
@@ -1040,7 +1042,7 @@ def faulty() -> Iterator[FaultyStore]:
             if status == 206:
                 self.send_header("content-range", f"bytes {first}-{last}/{size}")
             self.send_header("content-length", str(len(body)))
-            self.send_header("etag", f'"{zlib.crc32(store.objects.get(name, b""))}"')
+            self.send_header("etag", f'"{store.etag(store.objects.get(name, b""))}"')
             self.send_header("last-modified", "Mon, 01 Jan 2024 00:00:00 GMT")
             self.end_headers()
             with suppress(OSError):  # the client has lost its patience

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from skypool.data.checksums import Checksums
+from skypool.data.checksums import Checksums, Damaged, Sum
 from skypool.data.folder_saver import PART, Object, attributes_of, takes_attributes
 from skypool.data.local_files import OURS, State, state_of
 
@@ -83,7 +83,7 @@ class Fetcher:
         wanted: Mapping[str, Object],
         arrived: Callable[[Object], object],
     ) -> list[BaseException]:
-        fetched = {executor.submit(fetch, path, each): each for path, each in wanted.items()}
+        fetched = {executor.submit(_twice, fetch, path, each): each for path, each in wanted.items()}
         errors: list[BaseException] = []
         for future in as_completed(fetched):
             if error := future.exception():
@@ -95,18 +95,23 @@ class Fetcher:
     def _small(self, path: str, wanted: Object) -> None:
         import obstore
 
-        def request() -> tuple[GetResult, bytes]:
-            got = obstore.get(self.store, wanted.name)
-            data = b"".join(self._chunks(got))
-            if len(data) != got.meta["size"]:
-                raise OSError(f"{wanted.name} has {len(data)} of {got.meta['size']} bytes")
+        def request() -> tuple[GetResult, bytearray]:
+            got, data = obstore.get(self.store, wanted.name), bytearray()
+            try:
+                for each in self._chunks(got):
+                    data += each
+                if len(data) != got.meta["size"]:
+                    raise OSError(f"{wanted.name} has {len(data)} of {got.meta['size']} bytes")
+            except Exception:
+                self.came(-len(data))
+                raise
             return got, data
 
         got, data = self.attempt(request)
         version = got.meta["e_tag"]
         if self.checksums is not None and (sum_ := self.checksums.begin(version, len(data), None)) is not None:
-            sum_.add(0, data)
-            self.checksums.compare(wanted.name, sum_)
+            sum_.add(0, memoryview(data))
+            self._compare(wanted, sum_, len(data))
         part = self._part_of(path)
         try:
             with open(part, "wb") as file:
@@ -162,12 +167,12 @@ class Fetcher:
             try:
                 fetched = [self.executor.submit(fetch, at) for at in range(0, size, PART)]
                 errors = [each.exception() for each in fetched]
-                if not any(errors) and self.checksums is not None and sum_ is not None:
-                    self.checksums.compare(wanted.name, sum_)
+                if error := next(filter(None, errors), None):
+                    raise error
+                if self.checksums is not None and sum_ is not None:
+                    self._compare(wanted, sum_, size)
             finally:
                 os.close(file)  # when no thread writes to it any more, as its number will be that of another file
-            if error := next(filter(None, errors), None):
-                raise error
             self._finish(path, part, wanted._replace(version=version), attributes)
         finally:
             with suppress(FileNotFoundError):
@@ -178,6 +183,14 @@ class Fetcher:
         for data in got.stream(min_chunk_size=_CHUNK):
             self.came(len(data))
             yield memoryview(data)
+
+    def _compare(self, wanted: Object, sum_: Sum, size: int) -> None:
+        assert self.checksums is not None
+        try:
+            self.checksums.compare(wanted.name, sum_)
+        except Damaged:
+            self.came(-size)
+            raise
 
     def _attributes_of(self, got: GetResult, name: str) -> dict[str, str]:
         """Return the attributes of an object; for a file of a folder, those that tell the same."""
@@ -203,6 +216,14 @@ class Fetcher:
         os.rename(part, os.path.join(self.folder, path))
         with open(os.path.join(self.folder, path), "rb") as file:
             self.note(path, state_of(file.fileno()), fetched)
+
+
+def _twice(fetch: Callable[[str, Object], object], path: str, wanted: Object) -> None:
+    """Fetch an object, and once more if it did not come as the checksum says."""
+    try:
+        fetch(path, wanted)
+    except Damaged:
+        fetch(path, wanted)
 
 
 def is_plain(path: str) -> bool:

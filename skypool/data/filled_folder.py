@@ -104,6 +104,8 @@ class FilledFolder:
         self.phase = "fetching"
         self.trouble = ""
         self.done = Fetched()
+        self._checksums = Checksums()
+        self._come = 0  # bytes of whole files
         self._said, self._journals, self._former = said, journals, former
         self._stop = threading.Event()
         self._lock = threading.Lock()  # for the threads that fetch
@@ -167,9 +169,6 @@ class FilledFolder:
         name = hashlib.sha256(repr((os.uname().nodename, folder)).encode()).hexdigest()[:16]
         with self._alone(self._journals / f"{name}.lock"):
             objects = self._attempt(lambda: wanted(opened))
-            for path in [path for path, each in objects.items() if not each.size]:
-                if not self._attempt(partial(exists, opened, path)):  # a mark for an empty folder
-                    del objects[path]
             journal = _Journal(self._journals / name, f"{bucket.url} {bucket.endpoint}")
             self._fetch(opened, folder, objects, journal)
 
@@ -198,9 +197,11 @@ class FilledFolder:
                         raise Stopped from None
             yield
 
-    def _fetch(self, opened: ObjectStore, folder: str, objects: Mapping[str, Object], journal: _Journal) -> None:
+    def _fetch(self, opened: ObjectStore, folder: str, objects: dict[str, Object], journal: _Journal) -> None:
         found = listed(folder)
-        if journal.is_new and (some := next(iter({**found.files, **found.refused}.keys() - {_OF_DISKS}), None)):
+        here = (found.files.keys() | found.refused.keys()) - {"", _OF_DISKS}
+        some = next(iter(here), None)
+        if some is not None and not journal.knows(found.files):
             raise UsageError(
                 f"{folder} there has files that skypool has not fetched, such as {some}; remove them, or use "
                 "another folder"
@@ -210,25 +211,29 @@ class FilledFolder:
         self._check_room(folder, missing)
         _permit(folder, {*objects, *journal.files}, _OPEN)
         _clean(folder)
-        here = (found.files.keys() | found.refused.keys()) - {"", _OF_DISKS}
-        self._remove_others(folder, objects, here, journal)
-        checksums = Checksums()
-        self.done.wanted, self.done.wanted_bytes = len(missing), sum(each.size for each in missing.values())
-        self.done.files = self.done.bytes = 0
+        done = self.done
 
         def came(count: int) -> None:
             with self._lock:
-                self.done.bytes += count
+                done.bytes += count
 
         def arrived(each: Object) -> None:
-            self.done.files += 1
-            self.done.checked = checksums.checked
+            self._come += each.size
+            done.files, done.checked = done.files + 1, self._checksums.checked
 
         with ThreadPoolExecutor(_FETCHES) as executor:
-            fetcher = Fetcher(opened, folder, executor, journal.note, self._attempt, came, checksums, _FILES)
+            empty = [path for path, each in missing.items() if not each.size]
+            there = executor.map(lambda path: self._attempt(partial(exists, opened, path)), empty)
+            for path in [path for path, is_there in zip(empty, there, strict=True) if not is_there]:
+                del objects[path], missing[path]  # a mark for an empty folder
+            self._remove_others(folder, objects, here, found.files, journal)
+            done.bytes = self._come
+            done.wanted = done.files + len(missing)
+            done.wanted_bytes = done.bytes + sum(each.size for each in missing.values())
+            fetcher = Fetcher(opened, folder, executor, journal.note, self._attempt, came, self._checksums, _FILES)
             fetcher.fetch(missing, arrived)
-        self.done.checked = checksums.checked
         self._check(folder, objects, journal)
+        journal.end()
         _permit(folder, objects, _FOLDERS)
 
     def _attempt(self, request: Callable[[], Any]) -> Any:
@@ -261,13 +266,23 @@ class FilledFolder:
                 "disk are free; ask for a larger one with disk=, or use a folder on another disk"
             )
 
-    def _remove_others(self, folder: str, objects: Mapping[str, Object], here: set[str], journal: _Journal) -> None:
-        """Remove what was fetched before and is not wanted any more. Move what others have written aside."""
+    def _remove_others(
+        self,
+        folder: str,
+        objects: Mapping[str, Object],
+        here: set[str],
+        files: Mapping[str, State],
+        journal: _Journal,
+    ) -> None:
+        """Remove what was fetched before and is not wanted any more. Move what others have written aside.
+
+        Args:
+            here: the paths of all that is in the folder, and `files` the states of its files.
+        """
         gone = [path for path in journal.files if path not in objects]
+        gone = [path for path in gone if journal.forget(path) == files.get(path)]  # else it is of others, or not there
         for path in gone:
-            with suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
-                os.unlink(os.path.join(folder, path))
-            journal.forget(path)
+            os.unlink(os.path.join(folder, path))
         for path in sorted(above(gone) - above(objects), reverse=True):
             with suppress(OSError):  # it has files of others
                 os.rmdir(os.path.join(folder, path))
@@ -285,17 +300,16 @@ class FilledFolder:
 
 
 class _Journal:
-    """The file in which it is noted which files were fetched. A new one begins with the place.
+    """The file in which it is noted which files were fetched. It begins with the place, and ends with 1 if all were.
 
     Attributes:
-        is_new: True if there was none.
         files: the state of each file, and the version of its object; None if it is not from this place.
     """
 
     def __init__(self, path: Path, place: str) -> None:
         self._path, self._place = path, place
         self._lock = threading.Lock()
-        self.is_new = not path.exists()
+        self._is_new, self._is_done = not path.exists(), False
         self.files: dict[str, tuple[State, str | None]] = {}
         is_ours = False
         for line in journal_lines(str(path)):
@@ -307,6 +321,8 @@ class _Journal:
                     self.files[name] = State(inode, size, changed), version if is_ours else None
                 case [str(name), None]:
                     self.files.pop(name, None)
+                case [1]:
+                    self._is_done = True
         if not is_ours:
             self.files = {path: (state, None) for path, (state, _) in self.files.items()}
 
@@ -318,6 +334,16 @@ class _Journal:
             file.writelines(f"{json.dumps([path, *each])}\n" for path, each in self.files.items())
         new.replace(self._path)
 
+    def knows(self, files: Mapping[str, State]) -> bool:
+        """Return True if a folder with these files was filled by skypool, and not by others since."""
+        if self._is_new or not self._is_done:  # of a mover that was killed, the last file may not be noted
+            return not self._is_new
+        return any(files.get(path) == state for path, (state, _) in self.files.items())
+
+    def end(self) -> None:
+        """Note that the folder has all files."""
+        self._append([1])
+
     def has(self, path: str, wanted: Object, state: State | None) -> bool:
         """Return True if a file is here as it is in the bucket."""
         return wanted.version is not None and self.files.get(path) == (state, wanted.version)
@@ -328,10 +354,12 @@ class _Journal:
             self.files[path] = state, fetched.version
             self._append([path, state, fetched.version])
 
-    def forget(self, path: str) -> None:
+    def forget(self, path: str) -> State:
+        """Note that a file is not wanted any more. Return the state in which it was fetched."""
         with self._lock:
-            self.files.pop(path, None)
+            state, _ = self.files.pop(path)
             self._append([path, None])
+            return state
 
     def _append(self, line: object) -> None:
         with self._path.open("a", encoding="utf-8", errors="surrogateescape") as file:
