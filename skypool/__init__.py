@@ -10,7 +10,7 @@ package: `skypool.AWS` is the class `AWS` of `skypool_aws`. The modules beside t
 - `events`: events that a pool emits, and the stream that carries them to the console and other listeners.
 - `model`: data types that drivers and the core share: Need, Offer, Order, Instance and others.
 - `processes`: identity of processes and of this machine, as the ledger stores it.
-- `runtime`: functions that user code calls on a node: `instance_info`, `shard`, `interruption`.
+- `runtime`: functions that user code calls on a node: `instance_info`, `shard`.
 - `supported`: checks of the operating system.
 - `text`: removes control characters from texts of nodes, servers and programs, and makes texts encodable.
 - `tracebacks`: shortened tracebacks for errors that skypool raises.

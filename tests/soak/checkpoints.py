@@ -46,6 +46,8 @@ PAUSE = 0.1
 """Seconds between two checkpoints of a rank."""
 AHEAD = (3, 3, 6, 25)
 """Steps that a rank may be ahead of what is safe."""
+FEW_AHEAD = (3, 6)
+"""The same before a notice, which must leave the time to send what is not safe yet."""
 RARE = 15.0
 """Seconds within which a mover sends something, if all is well."""
 PATIENCE = 150.0
@@ -115,6 +117,7 @@ class World:
         way: leads to the store.
         store: the store itself.
         chance: decides what happens when.
+        aheads: the steps that a rank may be ahead of what is safe, of which each client takes one.
     """
 
     folder: Path
@@ -122,6 +125,7 @@ class World:
     store: stores.Store
     chance: random.Random
     nodes: int = 2
+    aheads: Sequence[int] = AHEAD
     clients: int = field(default=0, init=False)
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     faults: int = field(default=0, init=False)
@@ -151,7 +155,7 @@ class World:
         cwd.mkdir()
         (self.folder / "run").mkdir(exist_ok=True)
         said = {"endpoint": self.way.endpoint, "prefix": self.prefix, "nodes": self.nodes, **self.where()}
-        said["ahead"] = self.chance.choice(AHEAD)
+        said["ahead"] = self.chance.choice(self.aheads)
         places = {
             f"XDG_{name}": str(self.folder / path) for name, path in (("STATE_HOME", "state"), ("RUNTIME_DIR", "run"))
         }
@@ -659,7 +663,8 @@ class Places:
             elif kind in LOCAL:
                 made = LocalWorld(folder, way, store, chance, nodes=1)
             else:
-                made = World(folder, way, store, chance)
+                aheads = FEW_AHEAD if kind in NOTICES else AHEAD
+                made = World(folder, way, store, chance, aheads=aheads)
             try:
                 yield made
             finally:
@@ -686,7 +691,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if why := unavailable():
         print(f"the lab cannot be used: {why}")
         kinds = [each for each in kinds if each not in LAB]
-    if why := _clocks.missing():
+    if {*kinds} & {*CLOCK} and (why := _clocks.missing()):
         print(f"no clock is moved: {why}")
         kinds = [each for each in kinds if each not in CLOCK]
     done = soak(asked.times, asked.seed, kinds, asked.kept)
