@@ -96,8 +96,6 @@ class FilledFolder:
         phase: "fetching", then "there"; or "ended" if this node cannot have it, for which `trouble` has the reason.
     """
 
-    whole = False
-
     def __init__(self, said: Mapping[str, Any], journals: Path, former: Former | None = None) -> None:
         self.id: str = said["id"]
         self.serial: str = said["serial"]

@@ -39,7 +39,7 @@ _PARTS = "~/.cache/skypool/parts"
 _AGAIN = 2.0
 """Seconds after which an order is sent again that the node has not confirmed."""
 _TO_RESTORE = 60.0
-"""Seconds in which nothing but failures come from a bucket, after which a folder is not brought back."""
+"""Seconds in which nothing but failures come from a bucket, after which a folder is not brought back or filled."""
 _SHIPPINGS = 5
 """How often the libraries of the mover are sent, until all are there."""
 _MOST_FOLDERS = 64
