@@ -803,6 +803,19 @@ def test_a_folder_that_will_be_renamed_is_not_saved_before(place: Place, folder:
     assert place.saved() == {"step_5/model.pt": b"data"}
 
 
+def test_a_checkpoint_of_orbax_is_saved_at_once_when_it_has_its_name(place: Place) -> None:
+    saver = place.saver()
+    names = ["default/commit_success.txt", *ORBAX, "commit_success.txt"]
+    for name in names:
+        place.write(f"10.orbax-checkpoint-tmp/{name}")
+        saver.turn()
+    assert place.saved() == {}
+    (place.out / "10.orbax-checkpoint-tmp").rename(place.out / "10")
+    assert saver.turn()
+    assert place.saved().keys() == {f"10/{name}" for name in names}
+    assert place.unfinished() == []
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("kill_at", range(1, 27))
 def test_a_mover_that_is_killed_at_any_request_leaves_no_torn_checkpoint(

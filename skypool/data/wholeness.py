@@ -20,8 +20,10 @@ _SHARD = ".distcp"
 """The end of the names of files of torch.distributed.checkpoint."""
 _SHARDS_LAST = ".metadata"
 """The file that it writes last."""
-_ORBAX_LAST = "_CHECKPOINT_METADATA"
-
+_ORBAX = "_CHECKPOINT_METADATA"
+"""A file that only orbax writes: last, before its version 0.12."""
+_ORBAX_LAST = "commit_success.txt"
+"""The file that it writes last from then on."""
 
 _LOG = re.compile(r"(\.log|\.out|\.err|\.jsonl)$|(^|\.)tfevents\.")
 """Matches the names of files to which programs write for as long as they run."""
@@ -95,7 +97,7 @@ def _folder_of(path: str) -> str:
         if _NUMBERED.fullmatch(each.rpartition("/")[2]):
             return each
     folder, _, name = path.rpartition("/")
-    return folder if name == _ORBAX_LAST or name.endswith(_SHARD) else ""
+    return folder if name == _ORBAX or name.endswith(_SHARD) else ""
 
 
 def _last(folder: str, inside: Sequence[str], patterns: Sequence[str]) -> str:
@@ -107,8 +109,8 @@ def _last(folder: str, inside: Sequence[str], patterns: Sequence[str]) -> str:
     names = {path.rpartition("/")[2] for path in inside if path.rpartition("/")[0] == folder}
     if names & {_TRAINER, _TRAINER_LAST}:
         return f"{folder}/{_TRAINER_LAST}"
-    if _ORBAX_LAST in names:
-        return f"{folder}/{_ORBAX_LAST}"
+    if _ORBAX in names:
+        return f"{folder}/{_ORBAX_LAST if _ORBAX_LAST in names else _ORBAX}"
     if any(name.endswith(_SHARD) for name in names):
         return f"{folder}/{_SHARDS_LAST}"
     return ""
