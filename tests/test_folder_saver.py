@@ -354,6 +354,31 @@ def test_a_folder_that_is_named_as_a_node_is_refused_where_there_are_nodes(place
 # --- files that stay open -------------------------------------------------------------------------------------------
 
 
+def test_a_file_that_is_never_quiet_is_saved_each_minute(place: Place) -> None:
+    saver, saved = place.saver(), list[bytes]()
+    for seconds in range(0, 200, 4):
+        place.write("last.ckpt", str(seconds))
+        saver.turn()
+        saved += place.saved().values()
+        place.now += 4
+    assert [*dict.fromkeys(saved)] == [b"60", b"124", b"188"]
+
+
+def test_a_file_that_was_open_for_long_must_be_quiet_when_it_is_closed(place: Place) -> None:
+    saver = place.saver()
+    with open(place.out / "model.pt", "wb") as file:
+        for _ in range(3):
+            file.write(b"part ")
+            file.flush()
+            saver.turn()
+            place.now += LONG - 1
+        file.write(b"end")
+    saver.turn()
+    assert place.saved().keys() <= {"model.pt.snapshot"}
+    place.settle(saver)
+    assert place.saved() == {"model.pt": b"part part part end"}
+
+
 def test_a_file_that_stays_open_is_saved_each_minute_as_a_snapshot(place: Place) -> None:
     saver = place.saver()
     place.write("log.snapshot", "another file")

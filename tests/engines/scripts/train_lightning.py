@@ -15,7 +15,7 @@ parser.add_argument("--pause", type=float, default=0.0, help="seconds for each s
 asked = parser.parse_args()
 
 
-class Net(lightning.LightningModule):  # type: ignore[misc, unused-ignore]
+class Net(lightning.LightningModule):
     """A network of two layers that learns to add."""
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Net(lightning.LightningModule):  # type: ignore[misc, unused-ignore]
         return torch.optim.Adam(self.parameters(), lr=1e-3)
 
 
-class Shown(Callback):  # type: ignore[misc, unused-ignore]
+class Shown(Callback):
     """Prints each step."""
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:

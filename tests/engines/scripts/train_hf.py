@@ -1,4 +1,4 @@
-"""Train a small language model with Hugging Face's Trainer. Goes on from the last checkpoint in `out`, if there is one."""
+"""Train a small language model with Hugging Face's Trainer. Goes on from the last checkpoint in `out`."""
 
 import argparse
 import os
@@ -16,7 +16,7 @@ parser.add_argument("--pause", type=float, default=0.0, help="seconds for each s
 asked = parser.parse_args()
 
 
-class Shown(TrainerCallback):  # type: ignore[misc, unused-ignore]
+class Shown(TrainerCallback):
     """Prints each step."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **more: Any) -> None:
