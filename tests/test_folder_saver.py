@@ -266,18 +266,24 @@ def test_a_copied_checkpoint_is_whole_when_its_last_file_has_come_last(place: Pl
     assert place.restored()[1] == {}
 
 
-def test_a_checkpoint_of_two_nodes_is_whole_when_both_have_saved_their_part(place: Place) -> None:
+@pytest.mark.parametrize(("folder", "last"), [("step_3", []), ("checkpoint-3/model_fsdp_0", ["trainer_state.json"])])
+def test_a_checkpoint_of_two_nodes_is_whole_when_both_have_saved_their_part(
+    place: Place, folder: str, last: list[str]
+) -> None:
     first, second = (place.saver(node, 2, out=f"out-{node}") for node in (0, 1))
-    place.write("step_3/__0_0.distcp", out="out-0")
-    place.write("step_3/__1_0.distcp", out="out-1")
-    place.write("step_3/.metadata", b"x\x00__0_0.distcp\x8c\x0c__1_0.distcp", out="out-0")
+    place.write(f"{folder}/__0_0.distcp", out="out-0")
+    place.write(f"{folder}/__1_0.distcp", out="out-1")
+    place.write(f"{folder}/.metadata", b"x\x00__0_0.distcp\x8c\x0c__1_0.distcp", out="out-0")
+    for name in last:
+        place.write(f"checkpoint-3/{name}", out="out-0")
     place.settle(first)
     place.settle(first)
     assert place.restored("before", 0, 2)[1] == {}
     place.settle(second)
     place.settle(first)
     assert place.restored("after", 0, 2)[1].keys() == {
-        f"step_3/{each}" for each in ("__0_0.distcp", "__1_0.distcp", ".metadata")
+        *(f"{folder}/{each}" for each in ("__0_0.distcp", "__1_0.distcp", ".metadata")),
+        *(f"checkpoint-3/{each}" for each in last),
     }
 
 
@@ -826,6 +832,17 @@ def test_a_folder_that_will_be_renamed_is_not_saved_before(place: Place, folder:
     (place.out / folder).rename(place.out / "step_5")
     place.settle(saver)
     assert place.saved() == {"step_5/model.pt": b"data"}
+
+
+def test_a_checkpoint_of_lightning_in_shards_is_not_whole_before_its_last_file(place: Place) -> None:
+    saver = place.saver()
+    for name in SHARDS:
+        place.write(f"epoch=1-step=20.ckpt/{name}")
+        saver.turn()
+        assert place.saved() == {}
+    place.write("epoch=1-step=20.ckpt/meta.pt")
+    assert saver.turn()
+    assert place.saved().keys() == {f"epoch=1-step=20.ckpt/{name}" for name in [*SHARDS, "meta.pt"]}
 
 
 def test_a_checkpoint_of_orbax_is_saved_at_once_when_it_has_its_name(place: Place) -> None:

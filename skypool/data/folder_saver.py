@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from skypool.buckets.store import UNREACHED, trouble
 from skypool.data import objects
 from skypool.data.local_files import OWN, State, Writers, listed, state_of
-from skypool.data.wholeness import Checkpoint, checkpoints, is_temporary, shards
+from skypool.data.wholeness import SHARDS_LAST, Checkpoint, checkpoints, is_temporary, shards
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -373,11 +373,12 @@ class FolderSaver:
         """Return True if the files are in the bucket that other nodes write into a checkpoint, if these are known."""
         import obstore
 
-        try:
-            data = Path(self.folder, group.last).read_bytes()
-        except OSError:  # there is none, or not on this node
-            return True
-        named = shards(group.last, data) - {*group.paths}
+        named = set[str]()
+        for path in group.paths:
+            if path.rpartition("/")[2] == SHARDS_LAST:
+                with suppress(FileNotFoundError):
+                    named |= shards(path, Path(self.folder, path).read_bytes())
+        named -= {*group.paths}
         return not named or named <= {each["path"] for page in obstore.list(self.store, folder) for each in page}
 
     # --- files -----------------------------------------------------------------------------------------------
