@@ -74,18 +74,14 @@ class Attempt:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self.lines.append((time.monotonic(), line.rstrip("\n")))
+            if line.endswith("\n"):  # else it was killed in its middle
+                self.lines.append((time.monotonic(), line[:-1]))
 
     def losses(self) -> dict[int, float]:
         return _trainer_check.said([line for _, line in self.lines])[0]
 
     def final(self) -> float | None:
         return _trainer_check.said([line for _, line in self.lines])[1]
-
-    def finished_before(self, at: float) -> int:
-        """Return the newest step with a checkpoint that was on the disk at this time; 0 for none."""
-        there = [int(line.split()[1]) - 1 for when, line in self.lines if line.startswith("step ") and when <= at]
-        return max((each for each in there if each % EVERY == 0), default=0)
 
     def kill(self) -> None:
         self.process.kill()
@@ -119,6 +115,7 @@ class Training:
     chance: random.Random
     lost: list[int] = field(default_factory=list[int], init=False)
     lags: list[float] = field(default_factory=list[float], init=False)
+    _losses: list[dict[int, float]] = field(default_factory=list[dict[int, float]], init=False)
     _numbers: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -206,6 +203,7 @@ class Training:
             safe, reached, at = max(seen, default=0), max(attempt.losses()), time.monotonic()
         finally:
             self.lose_machine(attempt)
+        self._losses.append(attempt.losses())
         if first != before:
             raise Trouble(f"it went on from {first}, and the bucket had {before}")
         there = max(self.whole(), default=0)
@@ -246,8 +244,9 @@ class Training:
         first = min(attempt.losses(), default=STEPS + 1) - 1
         if first != max(before, default=0):
             raise Trouble(f"it went on from {first}, and the bucket had {before}")
-        if wrong := _trainer_check.differences(attempt.losses(), alone.losses()):
-            raise Trouble(f"losses differ: {wrong[:3]}")
+        for losses in (*self._losses, attempt.losses()):
+            if wrong := _trainer_check.differences(losses, alone.losses()):
+                raise Trouble(f"losses differ: {wrong[:3]}")
         mine, theirs = attempt.final(), alone.final()
         if mine is None or theirs is None or abs(mine - theirs) > 1e-6 * max(1.0, abs(theirs)):
             raise Trouble(f"the final loss is {mine}, and {theirs} without an interruption")
