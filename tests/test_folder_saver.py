@@ -269,18 +269,24 @@ def test_a_copied_checkpoint_is_whole_when_its_last_file_has_come_last(place: Pl
     assert place.restored()[1] == {}
 
 
-def test_a_checkpoint_of_two_nodes_is_whole_when_both_have_saved_their_part(place: Place) -> None:
+@pytest.mark.parametrize(("folder", "last"), [("step_3", []), ("checkpoint-3/model_fsdp_0", ["trainer_state.json"])])
+def test_a_checkpoint_of_two_nodes_is_whole_when_both_have_saved_their_part(
+    place: Place, folder: str, last: list[str]
+) -> None:
     first, second = (place.saver(node, 2, out=f"out-{node}") for node in (0, 1))
-    place.write("step_3/__0_0.distcp", out="out-0")
-    place.write("step_3/__1_0.distcp", out="out-1")
-    place.write("step_3/.metadata", b"x\x00__0_0.distcp\x8c\x0c__1_0.distcp", out="out-0")
+    place.write(f"{folder}/__0_0.distcp", out="out-0")
+    place.write(f"{folder}/__1_0.distcp", out="out-1")
+    place.write(f"{folder}/.metadata", b"x\x00__0_0.distcp\x8c\x0c__1_0.distcp", out="out-0")
+    for name in last:
+        place.write(f"checkpoint-3/{name}", out="out-0")
     place.settle(first)
     place.settle(first)
     assert place.restored("before", 0, 2)[1] == {}
     place.settle(second)
     place.settle(first)
     assert place.restored("after", 0, 2)[1].keys() == {
-        f"step_3/{each}" for each in ("__0_0.distcp", "__1_0.distcp", ".metadata")
+        *(f"{folder}/{each}" for each in ("__0_0.distcp", "__1_0.distcp", ".metadata")),
+        *(f"checkpoint-3/{each}" for each in last),
     }
 
 
@@ -355,6 +361,31 @@ def test_a_folder_that_is_named_as_a_node_is_refused_where_there_are_nodes(place
 
 
 # --- files that stay open -------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_never_quiet_is_saved_each_minute(place: Place) -> None:
+    saver, saved = place.saver(), list[bytes]()
+    for seconds in range(0, 200, 4):
+        place.write("last.ckpt", str(seconds))
+        saver.turn()
+        saved += place.saved().values()
+        place.now += 4
+    assert [*dict.fromkeys(saved)] == [b"60", b"124", b"188"]
+
+
+def test_a_file_that_was_open_for_long_must_be_quiet_when_it_is_closed(place: Place) -> None:
+    saver = place.saver()
+    with open(place.out / "model.pt", "wb") as file:
+        for _ in range(3):
+            file.write(b"part ")
+            file.flush()
+            saver.turn()
+            place.now += LONG - 1
+        file.write(b"end")
+    saver.turn()
+    assert place.saved().keys() <= {"model.pt.snapshot"}
+    place.settle(saver)
+    assert place.saved() == {"model.pt": b"part part part end"}
 
 
 def test_a_file_that_stays_open_is_saved_each_minute_as_a_snapshot(place: Place) -> None:
@@ -921,6 +952,30 @@ def test_a_folder_that_will_be_renamed_is_not_saved_before(place: Place, folder:
     (place.out / folder).rename(place.out / "step_5")
     place.settle(saver)
     assert place.saved() == {"step_5/model.pt": b"data"}
+
+
+def test_a_checkpoint_of_lightning_in_shards_is_not_whole_before_its_last_file(place: Place) -> None:
+    saver = place.saver()
+    for name in SHARDS:
+        place.write(f"epoch=1-step=20.ckpt/{name}")
+        saver.turn()
+        assert place.saved() == {}
+    place.write("epoch=1-step=20.ckpt/meta.pt")
+    assert saver.turn()
+    assert place.saved().keys() == {f"epoch=1-step=20.ckpt/{name}" for name in [*SHARDS, "meta.pt"]}
+
+
+def test_a_checkpoint_of_orbax_is_saved_at_once_when_it_has_its_name(place: Place) -> None:
+    saver = place.saver()
+    names = ["default/commit_success.txt", *ORBAX, "commit_success.txt"]
+    for name in names:
+        place.write(f"10.orbax-checkpoint-tmp/{name}")
+        saver.turn()
+    assert place.saved() == {}
+    (place.out / "10.orbax-checkpoint-tmp").rename(place.out / "10")
+    assert saver.turn()
+    assert place.saved().keys() == {f"10/{name}" for name in names}
+    assert place.unfinished() == []
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

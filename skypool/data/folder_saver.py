@@ -20,7 +20,7 @@ from skypool.buckets.store import UNREACHED, trouble
 from skypool.data import objects
 from skypool.data.local_files import OWN, State, Writers, listed, state_of
 from skypool.data.progress import Rate, Waiting
-from skypool.data.wholeness import Checkpoint, checkpoints, is_temporary, shards
+from skypool.data.wholeness import SHARDS_LAST, Checkpoint, checkpoints, is_temporary, shards
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -34,7 +34,7 @@ _ALONE = b"0"
 QUIET = 5.0
 """Seconds for which a file must not change before it counts as finished, if nothing else tells that it is."""
 LONG = 60.0
-"""Seconds after which a file that stays open is saved as a snapshot, and again and again."""
+"""Seconds after which a file that stays open is saved as a snapshot, and one that is never quiet as it is."""
 PART = 8 << 20
 """The size in bytes of the parts of large files. Smaller files are sent at once."""
 _PARTS = 4
@@ -134,6 +134,7 @@ class FolderSaver:
     _saved: dict[str, Saved] = field(default_factory=dict[str, Saved], init=False)
     _seen: dict[str, tuple[State, float]] = field(default_factory=dict[str, "tuple[State, float]"], init=False)
     _open_since: dict[str, float] = field(default_factory=dict[str, float], init=False)
+    _closed: dict[str, float] = field(default_factory=dict[str, float], init=False)  # since when no writer was found
     _snapshots: dict[str, tuple[str, State, float]] = field(
         default_factory=dict[str, "tuple[str, State, float]"], init=False
     )
@@ -224,8 +225,14 @@ class FolderSaver:
             if name.removeprefix(f"node-{self.node}/") in files:  # a program has taken the name for a file of its own
                 self._drop_snapshot(path)
         single = [path for path in changed if path not in in_group and path not in is_open]
+        self._closed = {path: self._closed.get(path, now) for path in single}
+
+        def waits_long(path: str) -> bool:
+            """Return True for a file that is written again and again, so that it is never quiet."""
+            return now - max(self._closed[path], self._waiting[path]) >= LONG
+
         steps: list[Callable[[], object]] = [
-            lambda: self._save(path for path in single if last or self._is_quiet(path, now)),
+            lambda: self._save(each for each in single if last or self._is_quiet(each, now) or waits_long(each)),
             *(partial(self._save_checkpoint, *each, files, is_open, now, last) for each in groups.items()),
             lambda: self._snapshot([each for each in is_open if each in files], now, last),
             lambda: self._delete(files, groups, now),
@@ -388,11 +395,12 @@ class FolderSaver:
         """Return True if the files are in the bucket that other nodes write into a checkpoint, if these are known."""
         import obstore
 
-        try:
-            data = Path(self.folder, group.last).read_bytes()
-        except OSError:  # there is none, or not on this node
-            return True
-        named = shards(group.last, data) - {*group.paths}
+        named = set[str]()
+        for path in group.paths:
+            if path.rpartition("/")[2] == SHARDS_LAST:
+                with suppress(FileNotFoundError):
+                    named |= shards(path, Path(self.folder, path).read_bytes())
+        named -= {*group.paths}
         return not named or named <= {each["path"] for page in obstore.list(self.store, folder) for each in page}
 
     # --- files -----------------------------------------------------------------------------------------------

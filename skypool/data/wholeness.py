@@ -18,10 +18,14 @@ _TRAINER_LAST = "trainer_state.json"
 """The last file of its checkpoints."""
 _SHARD = ".distcp"
 """The end of the names of files of torch.distributed.checkpoint."""
-_SHARDS_LAST = ".metadata"
-"""The file that it writes last."""
-_ORBAX_LAST = "_CHECKPOINT_METADATA"
-
+SHARDS_LAST = ".metadata"
+"""The file that it writes last. It names the others."""
+_LIGHTNING, _LIGHTNING_LAST = ".ckpt", "meta.pt"
+"""The end of the name of a folder of shards that Lightning writes, and the file that it adds at the end."""
+_ORBAX = "_CHECKPOINT_METADATA"
+"""A file that only orbax writes: last, before its version 0.12."""
+_ORBAX_LAST = "commit_success.txt"
+"""The file that it writes last from then on."""
 
 _LOG = re.compile(r"(\.log|\.out|\.err|\.jsonl)$|(^|\.)tfevents\.")
 """Matches the names of files to which programs write for as long as they run."""
@@ -45,15 +49,15 @@ def is_log(path: str) -> bool:
     return _LOG.search(path.rpartition("/")[2]) is not None
 
 
-def shards(last: str, data: bytes) -> set[str]:
-    """Return the files that a checkpoint has according to its last file: those of torch.distributed.checkpoint.
+def shards(path: str, data: bytes) -> set[str]:
+    """Return the files that torch.distributed.checkpoint has written according to its last file.
 
     Args:
-        last: the path of this file, and `data` what it contains.
+        path: of this file, whose name is `SHARDS_LAST`.
+        data: what it contains.
     """
-    folder, _, name = last.rpartition("/")
-    found = _SHARD_NAMES.findall(data) if name == _SHARDS_LAST else ()
-    return {f"{folder}/{each.decode()}".lstrip("/") for each in found}
+    folder = path.rpartition("/")[0]
+    return {f"{folder}/{each.decode()}".lstrip("/") for each in _SHARD_NAMES.findall(data)}
 
 
 def is_temporary(path: str) -> bool:
@@ -95,7 +99,7 @@ def _folder_of(path: str) -> str:
         if _NUMBERED.fullmatch(each.rpartition("/")[2]):
             return each
     folder, _, name = path.rpartition("/")
-    return folder if name == _ORBAX_LAST or name.endswith(_SHARD) else ""
+    return folder if name == _ORBAX or name.endswith(_SHARD) else ""
 
 
 def _last(folder: str, inside: Sequence[str], patterns: Sequence[str]) -> str:
@@ -107,8 +111,12 @@ def _last(folder: str, inside: Sequence[str], patterns: Sequence[str]) -> str:
     names = {path.rpartition("/")[2] for path in inside if path.rpartition("/")[0] == folder}
     if names & {_TRAINER, _TRAINER_LAST}:
         return f"{folder}/{_TRAINER_LAST}"
-    if _ORBAX_LAST in names:
-        return f"{folder}/{_ORBAX_LAST}"
+    if _ORBAX in names:
+        return f"{folder}/{_ORBAX_LAST if _ORBAX_LAST in names else _ORBAX}"
+    if _LIGHTNING_LAST in names and SHARDS_LAST in names:
+        return f"{folder}/{_LIGHTNING_LAST}"
+    if SHARDS_LAST in names and folder.endswith(_LIGHTNING):
+        return ""  # the last one may still come
     if any(name.endswith(_SHARD) for name in names):
-        return f"{folder}/{_SHARDS_LAST}"
+        return f"{folder}/{SHARDS_LAST}"
     return ""
