@@ -1,7 +1,8 @@
 """The evaluator of IAM policies: examples of AWS's documentation with the outcomes that it gives, and moto's decisions.
 
 The pages are named by the last part of their address below https://docs.aws.amazon.com/IAM/latest/UserGuide/; those
-that are called operators, principal and the like begin with reference_policies_elements_. They were read on 2026-11-30.
+that are called operators, principal and the like begin with reference_policies_elements_. tests/lab/iam_evaluator.py
+says when they were read.
 """
 
 from __future__ import annotations
@@ -260,6 +261,7 @@ def test_an_arn_operator_compares_the_parts_of_an_arn_and_a_string_operator_does
     assert meets({"StringLike": {"key": wanted}}, {"key": value})
     assert not meets({"ArnLike": {"key": wanted}}, {"key": value})
     assert meets({"ArnLike": {"key": "arn:aws:someservice:*:*:store/*"}}, {"key": value})
+    assert not meets({"ArnLike": {"key": "arn:aws:someservice:us-east-2:*:finance/*"}}, {"key": value})
 
 
 # ---- actions and resources
@@ -317,7 +319,9 @@ BUCKET = "arn:aws:s3:::amzn-s3-demo-bucket"
         # "If the * wildcard is the last character of a resource ARN segment, it can expand" beyond colons
         ("arn:aws:ec2:*", "arn:aws:ec2:us-east-1:123456789012:volume/vol-1", True),
         ("arn:aws:ec2:us-*-1:123456789012:volume/a", "arn:aws:ec2:us-east-1:123456789012:volume/a", True),
+        ("arn:aws:ec2:*:volume/vol-1", "arn:aws:ec2:us-east-1:123456789012:volume/vol-1", True),
         ("arn:aws:logs:us-east-1::a*b", "arn:aws:logs:us-east-1::a:b", False),
+        ("arn:aws:logs:us-east-1::a?", "arn:aws:logs:us-east-1::a:", False),
         # notaction: an action that asks for "*" is not covered by the ARNs of a service
         ("arn:aws:s3:::*", "*", False),
         ("*", "*", True),
@@ -406,7 +410,7 @@ def test_carlos_may_write_to_his_bucket_and_not_to_that_of_his_logs() -> None:
         statement(Action="s3:*", Resource=own),
         statement("Deny", Action="s3:*", Resource="arn:aws:s3:::*log*"),
     )
-    bucket = policy(statement(Principal={"AWS": carlos}, Action="s3:*", Resource=own))
+    bucket = {"Id": "carlos", **policy(statement(Principal={"AWS": carlos}, Action="s3:*", Resource=own))}
 
     def put(resource: str, policies: Sequence[Policy]) -> Decision:
         return decide(Request("s3:PutObject", resource, {}, carlos), identity=policies, resource=[bucket])
@@ -478,7 +482,7 @@ def test_a_policy_of_a_resource_grants_by_the_principal_that_it_names(
     asking: str, named: str, alone: Decision, within: Decision
 ) -> None:
     request = Request("s3:GetObject", OBJECT, {}, asking)
-    bucket = [policy(statement(Principal={"AWS": ["arn:aws:iam::777788889999:root", named]}))]
+    bucket = [policy(statement(Principal={"AWS": [f"{ACCOUNT}:root", named]}))]
     sessions = {"session": [NOTHING]} if asking == SESSION else {}
     assert decide(request, identity=[NOTHING], resource=bucket, boundary=[NOTHING], **sessions) == alone
     allowed = {"session": [ALL]} if asking == SESSION else {}
