@@ -2,10 +2,10 @@
 
     decide(Request("s3:GetObject", "arn:aws:s3:::b/x", {}), identity=[policy])  # "allow"
 
-The pages are of https://docs.aws.amazon.com/IAM/latest/UserGuide/, read on 2026-11-30 in public copies of 2025 and 2026:
-reference_policies_evaluation-logic_policy-eval-denyallow, reference_policies_variables, and those that begin with
-reference_policies_elements_: resource, notprincipal and condition_operators. Copies of June 2023 were read of
-reference_policies_grammar, reference_policies_multi-value-conditions, access_policies_boundaries, and of the elements
+The pages are of https://docs.aws.amazon.com/IAM/latest/UserGuide/, read on 2026-11-30 in public copies. Of March 2026:
+reference_policies_variables and reference_policies_elements_ resource and notprincipal. Undated, but after 2024:
+reference_policies_evaluation-logic_policy-eval-denyallow and reference_policies_elements_condition_operators. Of June
+2023: reference_policies_grammar, reference_policies_multi-value-conditions, access_policies_boundaries, and elements
 action, notaction, notresource, principal, condition and version.
 
 An explicit deny in any policy wins. Then an SCP must allow, if there are SCPs. Then a resource-based policy of the same
