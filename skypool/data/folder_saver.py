@@ -229,7 +229,7 @@ class FolderSaver:
 
         def waits_long(path: str) -> bool:
             """Return True for a file that is written again and again, so that it is never quiet."""
-            return now - max(self._closed[path], self._waiting[path]) >= LONG
+            return now - max(self._closed[path], self.waiting.since(path)) >= LONG
 
         steps: list[Callable[[], object]] = [
             lambda: self._save(each for each in single if last or self._is_quiet(each, now) or waits_long(each)),

@@ -63,6 +63,10 @@ class Waiting:
         """Note that a file was saved under another name just now."""
         self._since[name] = self._clock()
 
+    def since(self, name: str) -> float:
+        """Return the time of the clock since which a file waits."""
+        return self._since[name]
+
     @property
     def oldest(self) -> float:
         """For how many seconds the first of the files has been waiting; 0 if none waits."""
