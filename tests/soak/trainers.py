@@ -342,6 +342,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         (top / "store").mkdir()
         store = stack.enter_context(stores.seaweedfs(top / "store", 100))
         threads = stack.enter_context(ThreadPoolExecutor(asked.together))
+        stack.callback(threads.shutdown, cancel_futures=True)  # of a soak that is stopped
 
         def one(number: int) -> None:
             kind, began = kinds[number % len(kinds)], time.monotonic()
