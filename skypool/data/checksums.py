@@ -40,6 +40,7 @@ class Sum(Protocol):
 
     def found(self) -> str:
         """Return the checksum, when all parts are there."""
+        ...
 
 
 @dataclass

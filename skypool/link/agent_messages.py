@@ -666,7 +666,7 @@ def _steps(f: Frame) -> Steps:
         _flag(what, h, "ok"),
         _number(what, h, "decided", -1, most),
     )
-    reason = next((each for each in _REASONS if each == h.get("reason")), None)
+    reason: Reason | None = next((each for each in _REASONS if each == h.get("reason")), None)
     if reason is None:
         _refuse(what, "reason", h.get("reason"))
     return Steps(tuple(_numbers(what, h, "calls")), answer, _seconds(what, h, "at", _LATEST), reason)

@@ -101,7 +101,8 @@ def _reach(statement: Policy, principal: str, resource_based: bool, bounded: boo
     fits = {_fit(each, principal) for each in values(block["AWS"])} if "AWS" in block else set()
     if elements == ["Principal"]:
         reaches: tuple[Reach, ...] = ("self", "role", "account")
-        return next((each for each in reaches if each in fits), "")
+        found: list[Reach] = [each for each in reaches if each in fits]
+        return found[0] if found else ""
     require(statement["Effect"] == "Deny", f"{statement}: NotPrincipal must be used with Deny")
     if bounded:  # such a statement denies every principal that has a permissions boundary
         return "self"
@@ -132,7 +133,7 @@ def _applying(kind: str, policies: Sequence[Policy], request: Request, bounded: 
         for statement in statements if isinstance(statements, list) else [statements]:
             known = isinstance(statement, Mapping) and statement.keys() <= _ELEMENTS
             require(known, f"{statement} is not a statement, or has an unknown element")
-            effect, conditions = statement.get("Effect"), statement.get("Condition", {})
+            effect, conditions = str(statement.get("Effect")), statement.get("Condition", {})
             require(effect in ("Allow", "Deny"), f"{statement} neither allows nor denies")
             reach = _reach(statement, request.principal, kind == "resource", bounded)
             unclear = (effect, reach) == ("Allow", "account") and "aws:principalarn" in str(conditions).lower()
