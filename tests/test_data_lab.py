@@ -83,14 +83,21 @@ def test_a_mover_that_is_killed_goes_on_and_a_folder_of_others_is_left_alone(
 
 
 def test_a_user_without_rights_is_told_which_path_works(lab: Lab, store: stores.Store) -> None:
-    machine = lab.machine(user="ubuntu", keys=[lab.public_key])
+    machine = lab.machine(user="plain", keys=[lab.public_key])
     with pytest.raises(
-        UsageError, match=r"/srv/data cannot be made by the user ubuntu there: .*, such as 'data' or '~/data'"
+        UsageError, match=r"/srv/data cannot be made by the user plain there: .*, such as 'data' or '~/data'"
     ):
-        pool(lab, [machine], store, "/srv/data", "ubuntu").start()
-    with pool(lab, [machine], store, "~/data", "ubuntu") as made:
+        pool(lab, [machine], store, "/srv/data", "plain").start()
+    with pool(lab, [machine], store, "~/data", "plain") as made:
         assert len(files_and_modes("~/data") >> made) == len(FILES)
-    assert machine.run("touch ~/data/1/new", user="ubuntu", check=False).returncode == 1
+    assert machine.run("touch ~/data/1/new", user="plain", check=False).returncode == 1
     machine.run("mkdir -m 755 /srv/data")
-    with pytest.raises(UsageError, match="the user ubuntu may not write to /srv/data there"):
-        pool(lab, [machine], store, "/srv/data", "ubuntu").start()
+    with pytest.raises(UsageError, match="the user plain may not write to /srv/data there"):
+        pool(lab, [machine], store, "/srv/data", "plain").start()
+
+
+def test_a_user_who_may_become_root_has_data_where_only_root_can_make_a_folder(lab: Lab, store: stores.Store) -> None:
+    machine = lab.machine(user="ubuntu", keys=[lab.public_key])
+    with pool(lab, [machine], store, "/srv/deep/data", "ubuntu") as made:
+        assert len(files_and_modes("/srv/deep/data") >> made) == len(FILES)
+    assert machine.run("stat -c %U /srv/deep/data").stdout.strip() == "ubuntu"

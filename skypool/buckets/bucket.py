@@ -38,11 +38,12 @@ class Bucket:
         endpoint: the URL of a store with this protocol. Default "": AWS, or what the login of this computer names.
         region: the region of the bucket. Default "": it is looked up; with an endpoint, what such stores expect.
         keys: the names of the variables with the access key, with its secret, and with a session token if there is one.
-            Default (): the login of this computer. A machine then gets temporary credentials for the prefix instead.
+            Default (): to save, a machine gets temporary credentials for the prefix, which the login of this computer
+            makes. Data without keys must be public.
         role: the ARN of a role that the login of this computer assumes to make temporary credentials. With an endpoint,
-            the store itself must make them, by the request AssumeRole. Default "": none.
+            the store itself must make them, by the request AssumeRole. Not for data. Default "": none.
         identity: True if the machine has an identity of its own that reaches the prefix, such as an instance profile.
-            It then gets no credentials.
+            It then gets no credentials. Not for data.
 
     Raises:
         UsageError: an argument is not valid.

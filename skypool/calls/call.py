@@ -112,9 +112,9 @@ class ComputeFunction(Generic[P, T]):
             a duration. Default None: 5 s for a cancelled call, and the `grace` of the pool after a `timeout`.
         window: for a generator, the bytes of items that may be sent before the consumer has taken them. At this limit,
             the generator waits. Default 1 MiB.
-        on_interruption: a function that is called with an `Interruption` when the provider announces that it takes the
-            machine back. It is called once for each running call, on the node, in another thread. In pools that save
-            folders, it is also called some seconds before the node stops its calls. Default None.
+        on_interruption: a function that is called with an `Interruption` when the machine is about to end: when the
+            provider announces that it takes it back, and in pools that save folders also before another end that is
+            known ahead. It is called once for each running call, on the node, in another thread. Default None.
         fresh: True runs each call in a new process that ends after the call. Starting that process and importing
             modules there then takes time for each call. Default False: a worker process runs many calls one after the
             other, so modules keep their state between them.
@@ -463,8 +463,8 @@ def compute(
         grace: the time between SIGTERM and SIGKILL when a call is cancelled or exceeds its `timeout`, in seconds or as
             a duration. Default None: 5 s for a cancelled call, and the `grace` of the pool after a `timeout`.
         window: for a generator, the bytes of items that may be sent before the consumer has taken them. Default 1 MiB.
-        on_interruption: a function that the node calls, with an `Interruption`, when the provider announces that it
-            takes the machine back. Default None.
+        on_interruption: a function that the node calls, with an `Interruption`, when its machine is about to end.
+            Default None.
         fresh: True runs each call in a new process. Default False.
         devices: 0 for a call that needs no accelerator. Default None: the accelerators of the slot that runs the call.
         independent: True lets a call for several nodes go on when it has failed on one of them. Default False.

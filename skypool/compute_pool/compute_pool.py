@@ -160,9 +160,9 @@ class ComputePool(ShownPool, CallSurface, Executor):
             run. See docs/save.md. Default None: none.
         data: folders of the nodes that are filled from buckets before the node gets calls, such as
             {"/data": "s3://models/shards"}, and are only read. See docs/data.md. Default None: none.
-        complete: the files that are written last into the folder of a checkpoint, as paths below that of `save` with
-            `*`, such as "step-*/done". Default (): what the usual libraries write last.
-        drain: the most time that nodes have at their end for what is not saved yet. Default "2m".
+        complete: patterns of the file that is written last into the folder of a checkpoint, as paths below the folder
+            of `save`, such as "step-*/done". Default (): what the usual libraries write last.
+        drain: the most time to save what is left when nodes end. Default "2m".
         node: further requirements for each node, as keywords:
             `market`: "on-demand" (the default), "spot" (machines that the provider may take back), "spot-if-available"
                 (spot offers are tried first) or "cheapest" (both kinds, by price).

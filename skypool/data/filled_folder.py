@@ -8,6 +8,7 @@ import json
 import os
 import re
 import stat
+import subprocess
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +40,8 @@ _PAUSES = 1.0, 15.0
 """The first and the longest pause in seconds after a request that has failed."""
 _LOOK = 0.5
 """Seconds between two attempts to have a folder that another mover fills."""
+_TO_MAKE = 20.0
+"""Seconds in which sudo makes a folder, or has failed."""
 _SPARE = 64 << 20
 """The bytes that stay free on a disk."""
 _BLOCK = 4096
@@ -176,7 +179,8 @@ class FilledFolder:
         try:
             os.makedirs(folder, exist_ok=True)
         except OSError as e:
-            raise UsageError(f"{folder} cannot be made by {_user()} there: {e.strerror}; {advice}") from e
+            if not (isinstance(e, PermissionError) and _made_by_root(folder)):
+                raise UsageError(f"{folder} cannot be made by {_user()} there: {e.strerror}; {advice}") from e
         about = os.stat(folder)
         if not os.access(folder, os.W_OK | os.X_OK) and about.st_uid != os.geteuid():
             raise UsageError(f"{_user()} may not write to {folder} there; {advice}")
@@ -366,6 +370,17 @@ class _Journal:
 
 def _overlap(one: str, other: str) -> bool:
     return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
+
+
+def _made_by_root(folder: str) -> bool:
+    """Make a folder for this user with sudo. Return False if this user may not do so without a password."""
+    owner = ["-o", str(os.geteuid()), "-g", str(os.getegid())]
+    argv = ["sudo", "-n", "install", "-d", *owner, "--", folder]
+    try:
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TO_MAKE, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
 
 
 def _user() -> str:
