@@ -22,7 +22,7 @@ import pytest
 
 import skypool as sky
 from skypool import events
-from skypool.data import filled_folder
+from skypool.data import fetching, filled_folder
 from skypool.data.checksums import Checksums, Damaged
 from skypool.data.data_asked import check_offers, data_asked, examined, far_apart, on_node
 from skypool.data.filled_folder import FilledFolder
@@ -286,7 +286,7 @@ def test_what_a_node_cannot_have_is_given_up_at_once(
 def test_a_disk_without_room_is_told_with_both_numbers(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(filled_folder, "_SPARE", 1 << 60)
+    monkeypatch.setattr(fetching, "_SPARE", 1 << 60)
     made = filled(tmp_path / "data", f"file://{place}", tmp_path)
     assert made.phase == "ended"
     assert "has no room: 0.00 GB are to be fetched, and" in made.trouble
@@ -693,6 +693,8 @@ def test_a_store_whose_etags_are_no_md5_is_believed_after_a_few_files(tmp_path: 
 def test_a_folder_that_others_have_made_anew_is_left_alone(place: Path, tmp_path: Path) -> None:
     folder = tmp_path / "data"
     filled(folder, f"file://{place}", tmp_path)
+    for each in (folder, *folder.rglob("*")):
+        each.chmod(0o755)
     shutil.rmtree(folder)
     folder.mkdir()
     (folder / "a").write_bytes(b"mine")

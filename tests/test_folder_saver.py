@@ -31,11 +31,12 @@ from obstore.store import LocalStore, ObjectStore
 from skypool.agent import mover_watch
 from skypool.buckets.bucket import Bucket
 from skypool.buckets.store import opened
-from skypool.data import folder_saver, local_files, objects
+from skypool.data import fetching, folder_saver, local_files, objects
 from skypool.data.folder_saver import LONG, PART, QUIET, UNFINISHED, FolderSaver
 from skypool.data.local_files import written
 from skypool.data.progress import Rate
 from skypool.data.restoring import Restored, restore
+from skypool.errors import UsageError
 from skypool.wire.save_orders import Order
 from tests.conftest import eventually
 from tests.lab import stores
@@ -371,6 +372,18 @@ def test_a_file_that_is_never_quiet_is_saved_each_minute(place: Place) -> None:
         saved += place.saved().values()
         place.now += 4
     assert [*dict.fromkeys(saved)] == [b"60", b"124", b"188"]
+
+
+def test_a_large_file_that_is_never_quiet_is_saved_each_minute_as_a_snapshot(place: Place) -> None:
+    saver, saved = place.saver(), list[tuple[str, bytes]]()
+    for seconds in range(0, 200, 4):
+        place.write("last.ckpt", bytes([seconds]) * (PART + 1))
+        saver.turn()
+        saved += [(name, data[:1]) for name, data in place.saved().items()]
+        place.now += 4
+    assert [*dict.fromkeys(saved)] == [("last.ckpt.snapshot", bytes([each])) for each in (60, 120, 180)]
+    place.settle(saver)
+    assert place.saved() == {"last.ckpt": bytes([196]) * (PART + 1)}
 
 
 def test_a_file_that_was_open_for_long_must_be_quiet_when_it_is_closed(place: Place) -> None:
@@ -1213,6 +1226,25 @@ def test_a_restore_that_the_store_ends_goes_on_with_what_is_missing(place: Place
     done = restore(faulty_saver(place, faulty))
     assert (done.files, done.aside) == (1, "")
     assert files_of(place.out) == faulty.objects
+
+
+def test_a_restore_needs_room_on_the_disk_before_it_fetches(
+    place: Place, faulty: FaultyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "_SPARE", 1 << 60)
+    faulty.objects = {"a": b"1"}
+    with pytest.raises(UsageError, match=r"out there has no room: 0.00 GB are to be fetched, and .* are free"):
+        restore(faulty_saver(place, faulty))
+    assert ("GET", "a") not in faulty.asked
+
+
+def test_what_comes_of_a_file_that_breaks_off_is_taken_back(place: Place, faulty: FaultyStore) -> None:
+    faulty.objects = {"large": bytes(3 * PART), "small": b"12"}
+    faulty.answer = lambda method, name: 403 if name == "large" and faulty.asked.count(("GET", "large")) == 3 else 0
+    done = Restored()
+    with pytest.raises(BaseError):
+        restore(faulty_saver(place, faulty), done)
+    assert done.received == done.bytes == 2
 
 
 def test_a_large_file_comes_back_though_each_answer_ends_early(place: Place, faulty: FaultyStore) -> None:

@@ -28,6 +28,7 @@ from skypool.errors import LifetimeExceeded, UsageError
 from skypool.model import Need, Offer
 from skypool.pool import saving
 from skypool.testing import FakeCloud
+from skypool.wire.save_orders import FolderState
 from tests.conftest import eventually, nodes, processes_of
 from tests.lab import stores
 from tests.lab.stores import secret_of
@@ -392,6 +393,44 @@ def test_a_process_that_takes_a_pool_over_has_the_rest_saved(place: Path) -> Non
         write({"b": "3"}) >> second
         second.stop()
     assert kept(place) == {"a": "1", "late": "2", "b": "3"}
+
+
+@pytest.mark.slow
+def test_a_process_that_takes_a_pool_over_has_new_nodes_save_beside_the_old_ones(place: Path) -> None:
+    save = {"out": f"file://{place}"}
+    with FakeCloud() as cloud:
+        with pool(place, provider=cloud, name="grown", nodes=1, linger="2m") as first:
+            write({"a": "of 0"}) >> first
+        more: dict[str, Any] = {"image": sky.Image(), "provider": cloud, "console": "off", "save": save}
+        with sky.ComputePool.attach("grown", **more) as second:
+            second.resize(2)
+            second.wait_ready(2, timeout=60)
+            second.send(write({"a": "of 1", "b": "of 1"}), node=1).result(60)
+            second.send(write({"c": "of 0"}), node=0).result(60)
+            second.stop()
+    assert kept(place) == {"a": "of 0", "node-1/a": "of 1", "b": "of 1", "c": "of 0"}
+
+
+def judged(*told: tuple[int, int, str]) -> list[str]:
+    """Return what is said of a folder after each state: bytes that came, whole files, and trouble."""
+    arrivals = saving._Arrivals()
+    return [
+        arrivals.trouble(FolderState("out", "restoring", received=came, restored=files, trouble=trouble))
+        for came, files, trouble in told
+    ]
+
+
+def test_a_folder_whose_files_break_off_again_and_again_is_given_up() -> None:
+    again = [(1000, 0, ""), (0, 0, "the disk is full")] * 10
+    assert judged(*again) == [*[""] * 19, "the disk is full"]
+    whole = [each for number in range(30) for each in ((1000 + number, number, ""), (number, number, "slow"))]
+    assert set(judged(*whole)) == {""}
+
+
+def test_a_folder_of_which_nothing_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saving, "_TO_RESTORE", 0.0)
+    assert judged((0, 0, ""), (1, 0, "503"), (1, 0, ""), (1, 0, "")) == ["", "503", "503", "503"]
+    assert judged((1, 0, "503"), (2, 0, "")) == ["503", ""]
 
 
 # --- checkpoints ---------------------------------------------------------------------------------------------

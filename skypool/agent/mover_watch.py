@@ -203,8 +203,11 @@ class MoverWatch:
         os.set_blocking(self._child.stdout.fileno(), False)
         self._watch(self._child.stdout.fileno(), select.EPOLLIN, self._read)
         for id_, order in self._orders.items():
-            came = self._told.get(id_, {}).get("phase", "restoring")
-            self._send({**order, "restores": order["restores"] and came in ("restoring", "fetching")})
+            came = self._told.get(id_, {}).get("phase")
+            if came == "ended":
+                continue
+            is_back = came in ("saving", "ending", "there")
+            self._send({**order, "restores": order["restores"] and not is_back})
             if id_ in self._ends and id_ not in self._held and id_ not in self._looking:
                 self._send(self._ends[id_])
 
@@ -282,7 +285,8 @@ class MoverWatch:
 def _untold(order: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is known of a folder of which the mover has told nothing yet."""
     same = {name: order[name] for name in ("id", "url", "serial", "drain", "credentials")}
-    return {**same, "phase": "restoring", "nodes": 1}
+    is_data = order["do"] == "fill"
+    return {**same, "is_data": is_data, "phase": "fetching" if is_data else "restoring", "nodes": 1}
 
 
 def _mib_of(pid: int) -> float:

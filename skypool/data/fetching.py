@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from skypool.data.checksums import Checksums, Damaged, Sum
 from skypool.data.folder_saver import PART, Object, attributes_of, takes_attributes
 from skypool.data.local_files import OURS, State, state_of
+from skypool.errors import UsageError
 
 if TYPE_CHECKING:
     from obstore import GetOptions, GetResult
@@ -23,6 +24,10 @@ _LONGEST = 255
 """The most bytes of the name of a file."""
 _LARGE = 3
 """The number of large files of which parts come at the same time."""
+_SPARE = 64 << 20
+"""The bytes that stay free on a disk."""
+_BLOCK = 4096
+"""A file takes whole blocks of so many bytes."""
 _CHUNK = 1 << 20
 """The bytes after which what comes of a file is counted."""
 
@@ -134,6 +139,8 @@ class Fetcher:
         file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         sum_ = None if self.checksums is None else self.checksums.begin(version, size, file)
 
+        come: list[int] = []  # the bytes of each part, which are counted
+
         def read(at: int, end: int, data: bytearray) -> None:
             """Append what is missing of a part. If that breaks off, the next attempt goes on where it was."""
             while len(data) < end - at:
@@ -150,12 +157,16 @@ class Fetcher:
                         raise
                 if not began < len(data) <= end - at:
                     count = len(data) - began
+                    self.came(-count)
                     del data[began:]
                     raise OSError(f"{wanted.name} has {count} bytes from {at + began} on, not {end - at - began}")
 
         def fetch(at: int) -> None:
             data = bytearray()
-            self.attempt(lambda: read(at, min(at + PART, size), data))
+            try:
+                self.attempt(lambda: read(at, min(at + PART, size), data))
+            finally:
+                come.append(len(data))
             rest, place = memoryview(data), at
             while rest:
                 count = os.pwrite(file, rest, place)
@@ -174,6 +185,11 @@ class Fetcher:
             finally:
                 os.close(file)  # when no thread writes to it any more, as its number will be that of another file
             self._finish(path, part, wanted._replace(version=version), attributes)
+        except Damaged:
+            raise
+        except BaseException:
+            self.came(-sum(come))
+            raise
         finally:
             with suppress(FileNotFoundError):
                 os.unlink(part)
@@ -224,6 +240,18 @@ def _twice(fetch: Callable[[str, Object], object], path: str, wanted: Object) ->
         fetch(path, wanted)
     except Damaged:
         fetch(path, wanted)
+
+
+def check_room(folder: str, missing: Collection[Object]) -> None:
+    """Raise UsageError if the disk of a folder has no room for what is missing."""
+    about = os.statvfs(folder)
+    free = about.f_bavail * about.f_frsize
+    needed = sum(-(-each.size // _BLOCK) * _BLOCK for each in missing)
+    if missing and needed + _SPARE > free:
+        raise UsageError(
+            f"{folder} there has no room: {needed / 1e9:.2f} GB are to be fetched, and {free / 1e9:.2f} GB of its "
+            "disk are free; ask for a larger one with disk=, or use a folder on another disk"
+        )
 
 
 def is_plain(path: str) -> bool:

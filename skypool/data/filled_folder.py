@@ -22,7 +22,7 @@ from skypool.buckets import store
 from skypool.buckets.bucket import with_values
 from skypool.data.checksums import Checksums
 from skypool.data.data_listing import wanted
-from skypool.data.fetching import Fetcher, above
+from skypool.data.fetching import Fetcher, above, check_room
 from skypool.data.folder_saver import Object, journal_lines
 from skypool.data.local_files import OURS, State, aside_of, listed
 from skypool.data.objects import exists
@@ -42,10 +42,6 @@ _LOOK = 0.5
 """Seconds between two attempts to have a folder that another mover fills."""
 _TO_MAKE = 20.0
 """Seconds in which sudo makes a folder, or has failed."""
-_SPARE = 64 << 20
-"""The bytes that stay free on a disk."""
-_BLOCK = 4096
-"""A file takes whole blocks of so many bytes."""
 _OF_DISKS = "lost+found"
 """The folder that a disk has on which nothing was written yet."""
 _PART_NAME = re.compile(rf"{re.escape(OURS)}[0-9a-f]{{12}}")
@@ -128,7 +124,7 @@ class FilledFolder:
     def told(self) -> dict[str, Any]:
         """Return the state of the folder for the client."""
         said = {name: self._said[name] for name in ("id", "url", "serial", "drain")}
-        return {**said, "phase": self.phase, "trouble": self.trouble, "back": asdict(self.done)}
+        return {**said, "is_data": True, "phase": self.phase, "trouble": self.trouble, "back": asdict(self.done)}
 
     def _work(self) -> None:
         if self._former is not None:
@@ -210,7 +206,7 @@ class FilledFolder:
             )
         journal.begin()
         missing = {path: each for path, each in objects.items() if not journal.has(path, each, found.files.get(path))}
-        self._check_room(folder, missing)
+        check_room(folder, missing.values())
         _permit(folder, {*objects, *journal.files}, _OPEN)
         _clean(folder)
         done = self.done
@@ -256,17 +252,6 @@ class FilledFolder:
                 self.trouble = ""
                 return found
         raise Stopped
-
-    def _check_room(self, folder: str, missing: Mapping[str, Object]) -> None:
-        """Raise UsageError if the disk has no room for what is missing."""
-        about = os.statvfs(folder)
-        free = about.f_bavail * about.f_frsize
-        needed = sum(-(-each.size // _BLOCK) * _BLOCK for each in missing.values())
-        if missing and needed + _SPARE > free:
-            raise UsageError(
-                f"{folder} there has no room: {needed / 1e9:.2f} GB are to be fetched, and {free / 1e9:.2f} GB of its "
-                "disk are free; ask for a larger one with disk=, or use a folder on another disk"
-            )
 
     def _remove_others(
         self,

@@ -231,8 +231,10 @@ class FolderSaver:
             """Return True for a file that is written again and again, so that it is never quiet."""
             return now - max(self._closed[path], self.waiting.since(path)) >= LONG
 
+        long = {each for each in single if not (last or self._is_quiet(each, now)) and waits_long(each)}
+        is_open |= {each for each in long if self._seen[each][0].size > PART}  # it would change while it is sent
         steps: list[Callable[[], object]] = [
-            lambda: self._save(each for each in single if last or self._is_quiet(each, now) or waits_long(each)),
+            lambda: self._save(each for each in single if last or self._is_quiet(each, now) or each in long - is_open),
             *(partial(self._save_checkpoint, *each, files, is_open, now, last) for each in groups.items()),
             lambda: self._snapshot([each for each in is_open if each in files], now, last),
             lambda: self._delete(files, groups, now),
@@ -339,6 +341,7 @@ class FolderSaver:
             if self._name_of(path) == self._saved[path].name:  # else it came from another node
                 objects.remove(self.store, self._saved[path].name)
             del self._saved[path]
+            self._names.pop(path, None)  # another node may have it next
             self._write(path)
 
     def _remove_strays(self, folder: str, names: Collection[str]) -> None:
@@ -510,7 +513,7 @@ class FolderSaver:
             made = self._snapshots.get(path)
             if made is not None and made[1] == self._seen[path][0]:
                 continue
-            if not last and now - (self._open_since[path] if made is None else made[2]) < LONG:
+            if not last and now - (self._open_since.get(path, -math.inf) if made is None else made[2]) < LONG:
                 continue
             name = self._snapshot_name(path) if made is None else made[0]
             if made is None:

@@ -30,7 +30,7 @@ from skypool.data.filled_folder import FilledFolder
 from skypool.data.folder_saver import FolderSaver
 from skypool.data.local_files import listed, written
 from skypool.data.restoring import Restored, restore
-from skypool.errors import SkypoolError
+from skypool.errors import SkypoolError, UsageError
 from skypool.safety import peers, private
 from skypool.wire.save_orders import SOCKET, seconds_needed
 
@@ -87,7 +87,7 @@ class Folder:
     def __init__(self, said: Mapping[str, Any], journal: str, former: Folder | FilledFolder | None = None) -> None:
         self.id: str = said["id"]
         self.serial: str = said["serial"]
-        self.phase = "restoring"
+        self.phase = "restoring" if said["restores"] else "saving"
         self.whole = False
         self.trouble = ""
         self.restored = Restored()
@@ -277,12 +277,14 @@ class Folder:
         while self._until is None or (not self._said["restores"] and time.monotonic() < self._until):
             try:
                 if self._said["restores"]:
-                    aside = self._checkpoints.clear()
+                    self.restored.aside = self._checkpoints.clear() or self.restored.aside
                     restore(self._saver, self.restored)
-                    self.restored.aside = self.restored.aside or aside
                 self._saver.begin()
                 self.trouble = ""
                 return True
+            except UsageError as e:
+                self.trouble = str(e)
+                return False
             except Exception as e:  # noqa: BLE001 - whatever a store answers is told, and the next attempt follows
                 self.trouble = store.trouble(e).words
             if self._until is None:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from skypool.data.checkpoint_saver import OBJECTS
-from skypool.data.fetching import Fetcher, above, is_plain
+from skypool.data.fetching import Fetcher, above, check_room, is_plain
 from skypool.data.folder_saver import OF_A_NODE, UNFINISHED, FolderSaver, Object
 from skypool.data.local_files import OURS, OWN, aside_of, listed
 
@@ -47,6 +47,7 @@ def restore(saver: FolderSaver, done: Restored | None = None) -> Restored:
     files come, and returned.
 
     Raises:
+        UsageError: the disk has no room for it.
         obstore.exceptions.BaseError, OSError: a file could not be fetched or written.
     """
     done = Restored() if done is None else done
@@ -66,8 +67,10 @@ def restore(saver: FolderSaver, done: Restored | None = None) -> Restored:
     def arrived(each: Object) -> None:
         done.files, done.bytes = done.files + 1, done.bytes + each.size
 
+    missing = {path: each for path, each in wanted.items() if path not in same}
+    check_room(saver.folder, missing.values())
     fetcher = Fetcher(saver.store, saver.folder, saver.executor, saver.restored, came=came)
-    fetcher.fetch({path: each for path, each in wanted.items() if path not in same}, arrived)
+    fetcher.fetch(missing, arrived)
     return done
 
 

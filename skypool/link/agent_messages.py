@@ -630,6 +630,7 @@ def _folder(said: dict[str, Any]) -> FolderState:
         place=number("place"),
         nodes=number("nodes"),
         credentials=number("credentials"),
+        is_data=h.get("is_data") is True,
         phase=phase,
         whole=h.get("whole") is True,
         trouble=told(_text(what, {"trouble": "", **h}, "trouble")),

@@ -184,7 +184,7 @@ class PoolEngine:
             await asyncio.to_thread(self.watches.begin_needed, self.facts)
         if self.terms.attach:
             if self._node_startup is not None:  # for nodes that replace others
-                await asyncio.to_thread(self._node_startup.look_at_data)
+                await asyncio.to_thread(self._node_startup.check_places)
             await self.takeover.take(self._handover)
             self.trust_levels.announce()
             self.watches.begin(self.facts)

@@ -82,10 +82,6 @@ class NodeStartup:
         """
         self._places = checked(self._terms.save, self._life.notice)
         check_lease(self._places, self._terms.lease)
-        self.look_at_data()
-
-    def look_at_data(self) -> None:
-        """Look at the places of data, as `check_places` does."""
         self.data = examined(self._terms.data)
 
     def tell_of_data(self, offers: Sequence[Offer]) -> None:

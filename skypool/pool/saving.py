@@ -40,6 +40,8 @@ _AGAIN = 2.0
 """Seconds after which an order is sent again that the node has not confirmed."""
 _TO_RESTORE = 60.0
 """Seconds in which nothing but failures come from a bucket, after which a folder is not brought back or filled."""
+_FAILURES = 10
+"""How often files may break off with no whole one in between."""
 _SHIPPINGS = 5
 """How often the libraries of the mover are sent, until all are there."""
 _MOST_FOLDERS = 64
@@ -97,19 +99,23 @@ class Saving:
             return dict(self._states)
 
     def heard(self, node: int, folders: Sequence[FolderState]) -> None:
-        """Take what a node tells of its folders. What a stranger tells is ignored."""
+        """Take what a node tells of its folders, if it fits the order. No stranger saves any."""
         for each in folders:
             key = (node, each.id)
             with self._news:
                 order = self._ordered.get(key)
-                if order is None and self._may_adopt(node) and not each.is_data:  # which nobody needs to end
+                if order is None and not each.is_data and self._may_adopt(node):  # nobody needs to end data
                     order = Order(
                         each.id, "", each.url, node=each.place, nodes=each.nodes, drain=each.drain, serial=each.serial
                     )  # fmt: skip
                     self._ordered[key] = order
+                    self._places[node] = each.place
                     if each.credentials:
-                        self._life.notice(f"the temporary credentials of {each.url} are not renewed by this process")
-                if order is None or order.serial != each.serial:
+                        self._life.notice(
+                            f"the temporary credentials of {each.url} are not renewed by this process; end the pool "
+                            "before they expire, or its machines save nothing more"
+                        )
+                if order is None or order.serial != each.serial or order.is_data != each.is_data:
                     continue
                 self._states[key] = each
                 self._news.notify_all()
@@ -125,6 +131,7 @@ class Saving:
         at, before = self._told.get(key, (-math.inf, None))
         since = time.monotonic() - at
         is_news = before is None or before.serial != now.serial or before.phase != now.phase
+        is_news |= before is not None and bool(now.trouble) and not before.trouble  # which is told at once
         if before is not None and not is_news:
             every = _TELL_TROUBLE_EVERY if before.trouble != now.trouble else _TELL_EVERY
             if since < every or _counted(before) == _counted(now):
@@ -310,9 +317,7 @@ class Saving:
                 self._ordered[node, each.id] = each
                 self._states.pop((node, each.id), None)
         told = -math.inf
-        began = time.monotonic()
-        moved: dict[str, tuple[int, float]] = {each.id: (0, began) for each in orders}  # bytes, and when they came
-        troubles: dict[str, str] = {}  # since then
+        arrivals = {each.id: _Arrivals() for each in orders}
         waiting = {each.id: each for each in orders}
         while waiting:
             link = self._link(node)
@@ -329,15 +334,9 @@ class Saving:
                     if state.phase == "ended":
                         raise SkypoolError(f"{id_} cannot be saved on node {node}: {state.trouble or 'it was ended'}")
                     continue
-                received = state.received + state.restored_bytes
-                if received != moved[id_][0]:
-                    moved[id_] = received, time.monotonic()
-                    troubles.pop(id_, None)
-                if state.trouble:
-                    troubles[id_] = state.trouble
-                if id_ in troubles and time.monotonic() - moved[id_][1] >= _TO_RESTORE:
+                if trouble := arrivals[id_].trouble(state):
                     what = "filled" if order.is_data else "brought back"
-                    raise SkypoolError(f"{id_} could not be {what} from {order.url} on node {node}: {troubles[id_]}")
+                    raise SkypoolError(f"{id_} could not be {what} from {order.url} on node {node}: {trouble}")
             if time.monotonic() - told >= _AGAIN:
                 told = time.monotonic()
                 for id_, order in waiting.items():
@@ -436,10 +435,11 @@ class Saving:
     def _remove_unfinished(self) -> None:
         """Remove what movers that were killed have left of uploads, if no mover works any more. It costs money."""
         with self._news:
-            open_ = {key[0] for key in self._ordered if (state := self._states.get(key)) and state.is_open}
-            if any(not self._is_lost(node) for node in open_):
+            saved = {key: each for key, each in self._ordered.items() if not each.is_data}
+            left = {key[0] for key in saved if (state := self._states.get(key)) is None or state.phase != "ended"}
+            if any(not self._is_lost(node) for node in left):
                 return
-            stored = [each for each in self._ordered.values() if not each.is_data and not each.url.startswith("file:")]
+            stored = [each for each in saved.values() if not each.url.startswith("file:")]
             known = [each for each in stored if each.values or each.login != "keys"]
             places = {
                 (each.url, each.endpoint, each.region, each.values if each.login == "keys" else ()) for each in known
@@ -447,7 +447,8 @@ class Saving:
         began = self._began
 
         def remove() -> None:
-            is_clean = len(known) == len(stored)  # what another process has ordered is not known
+            # a mover of a lost node may go on, and what another process has ordered is not known
+            is_clean = not left and len(known) == len(stored)
             for url, endpoint, region, values in places:
                 bucket, variables = with_values(url, endpoint, region, values)
                 try:  # the login of this computer, where a machine has none that may list them
@@ -479,6 +480,33 @@ class Saving:
         """Return True if nothing more is heard of a node. If its mover lives, it sends again what is removed."""
         known = self._life.state.nodes.get(node)
         return node not in self._connections.links or known is None or isinstance(known.error, ConnectionLost)
+
+
+class _Arrivals:
+    """Judges whether a folder will ever be filled or brought back by a node."""
+
+    def __init__(self) -> None:
+        self._came = self._files = self._failures = 0
+        self._at = time.monotonic()
+        self._trouble = ""
+
+    def trouble(self, state: FolderState) -> str:
+        """Take the state of the folder. Return why it is given up; "" if it is not."""
+        came = state.received + state.restored_bytes
+        if came < self._came:  # a file did not come to its end, and begins again
+            self._failures += 1
+        if came > self._came:
+            self._at, self._trouble = time.monotonic(), ""
+        if state.restored > self._files:
+            self._failures = 0
+        self._came, self._files = came, state.restored
+        self._trouble = state.trouble or self._trouble
+        is_late = time.monotonic() - self._at >= _TO_RESTORE
+        return (
+            (self._trouble or "files break off again and again")
+            if self._failures >= _FAILURES
+            else (self._trouble if is_late else "")
+        )
 
 
 def check_plan(terms: Terms, plan: Plan, drivers: Sequence[Driver], data: Sequence[DataFolder] = ()) -> None:

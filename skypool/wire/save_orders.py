@@ -11,7 +11,6 @@ SOCKET = "mover.sock"
 SOCKET_VARIABLE = "SKYPOOL_MOVER"
 """The environment variable with the path of this socket."""
 PHASES = ("restoring", "saving", "ending", "ended", "fetching", "there")
-_OF_DATA = ("fetching", "there")
 DRAIN = 120.0
 """The usual `Order.drain`."""
 MOST_DRAIN = 86400.0
@@ -98,6 +97,7 @@ class FolderState:
         place: the number of the node among those that save to one place; a replacement has that of the node before.
         nodes: for how many nodes the folder gives its files owners; 1 if the node saves alone.
         credentials: the number of the values that the node uses.
+        is_data: True if the folder is only filled with what the place has.
         phase: "restoring" until it is as the bucket has it, "saving", "ending" while what is left is saved, and
             "ended". With data, "fetching" and "there"; "ended" if the node cannot have it, as `trouble` says.
         whole: True if all was saved when it ended.
@@ -148,11 +148,7 @@ class FolderState:
     place: int = 0
     nodes: int = 1
     credentials: int = 0
-
-    @property
-    def is_data(self) -> bool:
-        """True if the folder is filled with data, unless that has failed."""
-        return self.phase in _OF_DATA
+    is_data: bool = False
 
     @property
     def is_back(self) -> bool:

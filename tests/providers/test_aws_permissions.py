@@ -414,6 +414,7 @@ def refused(world: World) -> list[Call]:
     return [each for each in world.journal if "Unauthorized" in each.error or "AccessDenied" in each.error]
 
 
+@pytest.mark.needs("openssh")
 def test_a_machine_has_an_identity_if_who_rents_it_may_pass_that_on(aws_api: World, tester: User) -> None:
     iam = aws_api.client("iam")
     iam.create_role(RoleName="runs", AssumeRolePolicyDocument="{}")
