@@ -25,7 +25,7 @@ from skypool import events
 from skypool.data import fetching, filled_folder
 from skypool.data.checksums import Checksums, Damaged
 from skypool.data.data_asked import check_offers, data_asked, examined, far_apart, on_node
-from skypool.data.filled_folder import FilledFolder
+from skypool.data.filled_folder import FETCHES, FilledFolder
 from skypool.data.folder_saver import PART
 from skypool.data.save_asked import save_asked
 from skypool.errors import SkypoolError, UsageError
@@ -64,7 +64,7 @@ def order(folder: Path, url: str, **more: Any) -> dict[str, Any]:
 def filled(folder: Path, url: str, tmp_path: Path, **more: Any) -> FilledFolder:
     """A folder after its first attempt is over, or all attempts."""
     (tmp_path / "journals").mkdir(exist_ok=True)
-    made = FilledFolder(order(folder, url, **more), tmp_path / "journals")
+    made = FilledFolder(order(folder, url, **more), tmp_path / "journals", threading.Semaphore(FETCHES))
     try:
         eventually(lambda: made.phase != "fetching" or made.trouble, 30, "the end of an attempt")
     finally:
@@ -297,7 +297,8 @@ def test_two_movers_that_fill_one_folder_wait_for_each_other(place: Path, tmp_pa
     for number in range(200):
         (place / str(number)).write_bytes(str(number).encode())
     (tmp_path / "journals").mkdir()
-    made = [FilledFolder(order(tmp_path / "data", f"file://{place}"), tmp_path / "journals") for _ in range(3)]
+    said, turns = order(tmp_path / "data", f"file://{place}"), threading.Semaphore(FETCHES)
+    made = [FilledFolder(said, tmp_path / "journals", turns) for _ in range(3)]
     try:
         eventually(lambda: all(each.phase == "there" for each in made), 60, "both")
     finally:
@@ -633,7 +634,7 @@ def test_a_store_that_does_not_answer_is_told_and_what_comes_later_is_whole(
     faulty.objects |= {"a": b"1", "b": b"2"}
     faulty.answer = lambda method, name: -1 if name == "b" else 0
     (tmp_path / "journals").mkdir()
-    made = FilledFolder(of_faulty(faulty, tmp_path / "data"), tmp_path / "journals")
+    made = FilledFolder(of_faulty(faulty, tmp_path / "data"), tmp_path / "journals", threading.Semaphore(FETCHES))
     try:
         eventually(lambda: made.trouble, 60, "the trouble")
         assert (made.phase, made.done.files) == ("fetching", 1)
@@ -703,11 +704,29 @@ def test_a_folder_that_others_have_made_anew_is_left_alone(place: Path, tmp_path
     assert files_of(folder) == {"a": b"mine"}
 
 
+def test_a_folder_that_another_pool_uses_is_not_changed(place: Path, tmp_path: Path) -> None:
+    folder, turns = tmp_path / "data", threading.Semaphore(FETCHES)
+    (tmp_path / "journals").mkdir()
+    user = FilledFolder(order(folder, f"file://{place}"), tmp_path / "journals", turns)
+    eventually(lambda: user.phase == "there", 30, "the data")
+    before = files_of(folder)
+    assert filled(folder, f"file://{place}", tmp_path).phase == "there"  # which needs no change
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/new").write_text("1")
+    refused = filled(folder, f"file://{tmp_path}/other", tmp_path)
+    assert (refused.phase, files_of(folder)) == ("ended", before)
+    assert "other data, which another pool of this machine uses; use another folder" in refused.trouble
+    user.end(0.0)
+    user.join()
+    assert filled(folder, f"file://{tmp_path}/other", tmp_path).phase == "there"
+    assert files_of(folder) == {"new": b"1"}
+
+
 def test_threads_of_a_folder_end_when_it_is_not_wanted_any_more(tmp_path: Path, faulty: FaultyStore) -> None:
     faulty.objects["a"] = b"1"
     faulty.answer = lambda method, name: 503
     (tmp_path / "journals").mkdir()
-    made = FilledFolder(of_faulty(faulty, tmp_path / "data"), tmp_path / "journals")
+    made = FilledFolder(of_faulty(faulty, tmp_path / "data"), tmp_path / "journals", threading.Semaphore(FETCHES))
     eventually(lambda: made.trouble, 60, "the trouble")
     made.end(0.0)
     made.join()

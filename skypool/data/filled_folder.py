@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from skypool.buckets import store
 from skypool.buckets.bucket import with_values
@@ -32,7 +32,7 @@ from skypool.errors import UsageError
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-_FETCHES = 16
+FETCHES = 16
 """The number of small files, or parts of large ones, that come at the same time."""
 _PATIENCE = 60.0
 """Seconds after which a request has failed. A part of a large file must come in this time."""
@@ -89,13 +89,16 @@ class FilledFolder:
     Args:
         said: the command, with the members of `Order` in `skypool.wire.save_orders`.
         journals: the folder with the journals.
+        turns: has as many requests at the same time as the mover may make.
         former: the same folder of an earlier order.
 
     Attributes:
         phase: "fetching", then "there"; or "ended" if this node cannot have it, for which `trouble` has the reason.
     """
 
-    def __init__(self, said: Mapping[str, Any], journals: Path, former: Former | None = None) -> None:
+    def __init__(
+        self, said: Mapping[str, Any], journals: Path, turns: threading.Semaphore, former: Former | None = None
+    ) -> None:
         self.id: str = said["id"]
         self.serial: str = said["serial"]
         self.phase = "fetching"
@@ -103,9 +106,10 @@ class FilledFolder:
         self.done = Fetched()
         self._checksums = Checksums()
         self._come = 0  # bytes of whole files
-        self._said, self._journals, self._former = said, journals, former
+        self._said, self._journals, self._turns, self._former = said, journals, turns, former
         self._stop = threading.Event()
         self._lock = threading.Lock()  # for the threads that fetch
+        self._use: IO[str] | None = None  # is locked while nobody else may change the folder
         self._thread = threading.Thread(target=self._work, name=f"data {self.id}", daemon=True)
         self._thread.start()
 
@@ -119,7 +123,10 @@ class FilledFolder:
         self._stop.set()
 
     def join(self) -> None:
+        """Wait for the end. Others may change the folder then."""
         self._thread.join()
+        if self._use is not None:
+            self._use.close()
 
     def told(self) -> dict[str, Any]:
         """Return the state of the folder for the client."""
@@ -131,9 +138,6 @@ class FilledFolder:
             self._former.end(0.0)
             self._former.join()
             self._former = None
-        if not self._said["restores"]:
-            self.phase = "there"
-            return
         pause, longest = _PAUSES
         while True:
             try:
@@ -165,9 +169,26 @@ class FilledFolder:
             raise UsageError(f"{bucket} and {folder} are inside each other; use another folder")
         name = hashlib.sha256(repr((os.uname().nodename, folder)).encode()).hexdigest()[:16]
         with self._alone(self._journals / f"{name}.lock"):
+            if self._use is None:
+                self._use = (self._journals / f"{name}.use").open("w")
+            if not said["restores"]:
+                self._take(folder, fcntl.LOCK_SH)
+                return
             objects = self._attempt(lambda: wanted(opened))
             journal = _Journal(self._journals / name, f"{bucket.url} {bucket.endpoint}")
             self._fetch(opened, folder, objects, journal)
+            self._take(folder, fcntl.LOCK_SH)
+
+    def _take(self, folder: str, lock: int) -> None:
+        """Lock the folder, to change it or to use it as it is. Raises UsageError if another pool uses it."""
+        assert self._use is not None
+        try:
+            fcntl.flock(self._use, lock | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"{folder} there has other data, which another pool of this machine uses; use another folder, or end "
+                "that pool"
+            ) from None
 
     def _made(self, folder: str) -> str:
         """Make a folder, and return its real path. Raises UsageError if that is not possible."""
@@ -204,8 +225,10 @@ class FilledFolder:
                 f"{folder} there has files that skypool has not fetched, such as {some}; remove them, or use "
                 "another folder"
             )
-        journal.begin()
         missing = {path: each for path, each in objects.items() if not journal.has(path, each, found.files.get(path))}
+        if missing or here - objects.keys():
+            self._take(folder, fcntl.LOCK_EX)
+        journal.begin()
         check_room(folder, missing.values())
         _permit(folder, {*objects, *journal.files}, _OPEN)
         _clean(folder)
@@ -219,7 +242,7 @@ class FilledFolder:
             self._come += each.size
             done.files, done.checked = done.files + 1, self._checksums.checked
 
-        with ThreadPoolExecutor(_FETCHES) as executor:
+        with ThreadPoolExecutor(FETCHES) as executor:
             empty = [path for path, each in missing.items() if not each.size]
             there = executor.map(lambda path: self._attempt(partial(exists, opened, path)), empty)
             for path in [path for path, is_there in zip(empty, there, strict=True) if not is_there]:
@@ -241,7 +264,8 @@ class FilledFolder:
         pause, longest = _PAUSES
         while not self._stop.is_set():
             try:
-                found = request()
+                with self._turns:
+                    found = request()
             except (UsageError, FileNotFoundError, PreconditionError):
                 raise
             except Exception as e:  # noqa: BLE001 - whatever a store answers is told, and the next attempt follows
@@ -276,7 +300,13 @@ class FilledFolder:
         others = here - objects.keys() - {*gone}
         if paths := others | in_the_way(folder, objects):
             self.done.aside = aside_of(folder)
-            move_aside(folder, paths, self.done.aside)
+            try:
+                move_aside(folder, paths, self.done.aside)
+            except PermissionError as e:
+                raise UsageError(
+                    f"{folder} there has files that skypool has not fetched, such as {min(paths)}, and they cannot be "
+                    f"moved to {self.done.aside}; remove them, or use another folder"
+                ) from e
 
     def _check(self, folder: str, objects: Mapping[str, Object], journal: _Journal) -> None:
         """Raise OSError unless all files are there as they came."""

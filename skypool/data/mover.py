@@ -26,7 +26,7 @@ from typing import Any
 from skypool.buckets import store
 from skypool.buckets.bucket import Bucket, with_values
 from skypool.data.checkpoint_saver import CheckpointSaver
-from skypool.data.filled_folder import FilledFolder
+from skypool.data.filled_folder import FETCHES, FilledFolder
 from skypool.data.folder_saver import FolderSaver
 from skypool.data.local_files import listed, written
 from skypool.data.restoring import Restored, restore
@@ -339,6 +339,7 @@ class Mover:
         self._out = out
         self._folders: dict[str, Folder | FilledFolder] = {}
         self._drains: dict[str, float] = {}
+        self._turns = threading.Semaphore(FETCHES)
         self._killed = threading.Event()  # by the keeper: all others that write
         signal.signal(signal.SIGTERM, lambda *_: self._killed.set())
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # the agent has blocked it until now
@@ -376,7 +377,9 @@ class Mover:
             cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "skypool"
             self._drains[id_] = said["drain"]
             if said["do"] == "fill":
-                self._folders[id_] = FilledFolder(said, private.folder(cache / "data", private.CACHE), former)
+                self._folders[id_] = FilledFolder(
+                    said, private.folder(cache / "data", private.CACHE), self._turns, former
+                )
             else:
                 journals = private.folder(cache / "saved", private.CACHE)
                 self._folders[id_] = Folder(said, str(journals / said["journal"]), former)
